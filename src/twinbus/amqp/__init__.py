@@ -1,0 +1,1 @@
+"""AMQP 1.0 without I/O: types, performatives, connection, sections kept as raw bytes."""

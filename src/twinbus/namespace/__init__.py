@@ -1,0 +1,1 @@
+"""The embedded Service Bus: engine (decides, pure), store (SQLite), front (AMQP, HTTP, TLS), faults."""

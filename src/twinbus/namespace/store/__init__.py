@@ -1,0 +1,1 @@
+"""Where a namespace keeps its messages: SQLite on disk, or memory, under one contract."""

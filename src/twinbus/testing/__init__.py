@@ -1,0 +1,1 @@
+"""Fixtures and fakes that users may import."""
