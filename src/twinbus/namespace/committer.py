@@ -1,0 +1,172 @@
+"""Group commit off the event loop: writes gather in one group while the group before it goes to disk.
+
+Groups are numbered and finish in order. `when(group, call)` runs a call once that group is on disk: this is where
+"persist, then speak" is kept. What is written, and what is said afterwards, is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from twinbus.namespace.engine.rows import Need, PutBody, PutRow, Write
+from twinbus.namespace.store.contract import Store
+
+_log = logging.getLogger(__name__)
+
+# Bytes of messages that may wait for the disk before connections are asked to hold back.
+CONGESTED_BYTES = 32 * 1024 * 1024
+
+
+class Committer:
+    """The writer thread and the reader thread of one store, as seen from the event loop."""
+
+    def __init__(self, store: Store, *, failed: Callable[[Exception], None], committed: Callable[[float], None]) -> None:
+        self._store = store
+        self._failed = failed
+        self._observe = committed
+        self._loop = asyncio.get_running_loop()
+        self._open: list[Write] = []
+        self._open_bytes = 0
+        self._disk_bytes = 0
+        self._group = 1
+        self._on_disk = 0
+        self._writing = False
+        self._started_at = 0.0
+        self._waiting: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
+        self._relieved: list[Callable[[], None]] = []
+        self._broken: Exception | None = None
+        self._threads: list[threading.Thread] = []
+        self._writes: queue.SimpleQueue[list[Write] | None] = queue.SimpleQueue()
+        self._needs: queue.SimpleQueue[tuple[Need, Callable[[Any], None]] | None] = queue.SimpleQueue()
+        if not store.inline:
+            for name, target in (("writer", self._write_forever), ("reader", self._read_forever)):
+                thread = threading.Thread(target=target, name=f"twinbus-store-{name}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    def add(self, writes: list[Write]) -> int:
+        """Put writes into the open group and return its number."""
+        self._open += writes
+        for write in writes:
+            if isinstance(write, PutRow):
+                self._open_bytes += len(write.row.raw)
+            elif isinstance(write, PutBody):
+                self._open_bytes += len(write.raw)
+        if not self._writing:
+            self._writing = True
+            # At the end of this turn of the loop, so that all of one read goes into one group.
+            self._loop.call_soon(self._start)
+        return self._group
+
+    def is_on_disk(self, group: int) -> bool:
+        return group <= self._on_disk
+
+    def when(self, group: int, call: Callable[[], None]) -> None:
+        """Run `call` once the group is on disk: now, if it is."""
+        if group <= self._on_disk:
+            call()
+        else:
+            self._waiting[group].append(call)
+
+    def load(self, need: Need, answered: Callable[[Any], None]) -> None:
+        """Read rows and hand the answer, or the exception that reading ended in, to `answered` on the loop."""
+        if self._store.inline:
+            self._loop.call_soon(answered, self._attempt(need))  # never deeper into the caller's stack
+        else:
+            self._needs.put((need, answered))
+
+    @property
+    def is_congested(self) -> bool:
+        return self._open_bytes + self._disk_bytes > CONGESTED_BYTES
+
+    def when_relieved(self, call: Callable[[], None]) -> None:
+        """Run `call` when the congestion is over."""
+        self._relieved.append(call)
+
+    async def close(self) -> None:
+        """Bring all groups to disk and end the threads."""
+        while self._writing and self._broken is None:
+            done = self._loop.create_future()
+            self.when(self._group if self._open else self._group - 1, lambda done=done: done.done() or done.set_result(None))  # type: ignore[misc]  # default argument binds the future
+            await done
+        self._writes.put(None)
+        self._needs.put(None)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+
+    def _start(self) -> None:
+        writes, self._open = self._open, []
+        self._disk_bytes, self._open_bytes = self._open_bytes, 0
+        self._group += 1
+        self._started_at = time.perf_counter()
+        if self._store.inline:
+            try:
+                self._store.commit(writes)
+            except Exception as error:
+                self._fail(error)
+            else:
+                self._finish()
+        else:
+            self._writes.put(writes)
+
+    def _finish(self) -> None:
+        if self._broken is not None:
+            return
+        self._observe(time.perf_counter() - self._started_at)
+        self._on_disk += 1
+        self._disk_bytes = 0
+        if self._open:
+            self._start_soon()
+        else:
+            self._writing = False
+        for call in self._waiting.pop(self._on_disk, ()):
+            call()
+        if self._relieved and not self.is_congested:
+            relieved, self._relieved = self._relieved, []
+            for call in relieved:
+                call()
+
+    def _start_soon(self) -> None:
+        if self._store.inline:
+            self._loop.call_soon(self._start)
+        else:
+            self._start()
+
+    def _fail(self, error: Exception) -> None:
+        # What is in memory is now ahead of the disk: nothing more may be said. The server ends the namespace.
+        self._broken = error
+        self._waiting.clear()
+        self._failed(error)
+
+    def _attempt(self, need: Need) -> Any:
+        try:
+            return self._store.load(need)
+        except Exception as error:  # handed to the decision that asked, on the loop
+            return error
+
+    def _write_forever(self) -> None:
+        while (writes := self._writes.get()) is not None:
+            try:
+                self._store.commit(writes)
+            except Exception as error:
+                self._call(self._fail, error)
+                return
+            self._call(self._finish)
+
+    def _read_forever(self) -> None:
+        while (request := self._needs.get()) is not None:
+            need, answered = request
+            self._call(answered, self._attempt(need))
+
+    def _call(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:  # the loop is closed: nobody is left to be told
+            _log.debug("store answered after the loop had closed")

@@ -1,0 +1,252 @@
+"""Carries out what the engine decides: feeds it events one by one per family, loads the rows it needs, commits its
+writes, and lets its effects leave only once those are on disk. Decides nothing about messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, assert_never
+
+from twinbus.amqp.conditions import Condition
+from twinbus.clock import Clock
+from twinbus.namespace.committer import Committer
+from twinbus.namespace.engine.descriptions import Description, EntityInfo
+from twinbus.namespace.engine.effects import (
+    AcceptSession,
+    Answer,
+    Decision,
+    Deliver,
+    DetachReceiver,
+    Drain,
+    Effect,
+    Meter,
+    Refusal,
+    Step,
+)
+from twinbus.namespace.engine.events import Event, TimerFired
+from twinbus.namespace.engine.namespace import Entity, Family, Namespace
+from twinbus.namespace.meter import OperationMeter
+from twinbus.namespace.store.contract import Store
+
+_log = logging.getLogger(__name__)
+
+# Event loops do not take timers of a thousand years; one that rings too early looks again.
+_LONGEST_TIMER = 86_400.0
+
+
+class Mailbox:
+    """The events of one family in their order, and how far its writes have come."""
+
+    __slots__ = ("busy", "family", "group", "timer", "timer_at", "waiting")
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.waiting: deque[tuple[Callable[[int], Decision], Any]] = deque()
+        self.busy = False
+        self.group = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self.timer_at = 0
+
+
+class Driver:
+    """One namespace at work on the running event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        meter: OperationMeter,
+        *,
+        new_token: Callable[[], bytes],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._clock = clock
+        self._meter = meter
+        self._loop = asyncio.get_running_loop()
+        self._store = store
+        self.namespace = Namespace(store.open(), new_token=new_token)
+        self.committer = Committer(store, failed=failed, committed=meter.commit_seconds.observe)
+        self._boxes: dict[Family, Mailbox] = {}
+        for family in self.namespace.families():
+            self._arm(self._box(family))
+
+    async def close(self) -> None:
+        """Finish what is under way, then give the store back."""
+        for box in self._boxes.values():
+            if box.timer is not None:
+                box.timer.cancel()
+        await self.committer.close()
+        self._store.close()
+
+    def submit(self, entity: Entity, event: Event) -> None:
+        """Let the entity decide about the event, after all before it of the same family."""
+        box = self._box(entity.family)
+        if box.busy:
+            box.waiting.append((lambda now: entity.advance(event, now), getattr(event, "reply", None)))
+        else:
+            self._run(box, entity.advance(event, self._clock.now()), getattr(event, "reply", None))
+
+    def now(self) -> int:
+        """The namespace's time, in milliseconds since the epoch."""
+        return self._clock.now()
+
+    # --- administration ----------------------------------------------------------------------------------------
+
+    async def create(self, description: Description) -> EntityInfo | Refusal:
+        """Create an entity; on return it is on disk."""
+        step = self.namespace.create(description, self._clock.now())
+        if isinstance(step, Refusal):
+            return step
+        entity = self.namespace.find(description.path)
+        assert entity is not None, "just created"
+        box = self._box(entity.family)
+        self._carry_out(box, step)
+        self._arm(box)
+        await self._on_disk(box)
+        return self.namespace.info(description.path) or _gone(description.path)
+
+    async def update(self, description: Description) -> EntityInfo | Refusal:
+        """Replace an entity's description; on return it is on disk."""
+        return await self._administer(description.path, lambda now: self.namespace.update(description, now))
+
+    async def delete(self, path: str) -> EntityInfo | Refusal:
+        """Remove an entity and all it holds; answers what it was."""
+        return await self._administer(path, lambda now: self.namespace.delete(path, now))
+
+    async def _administer(self, path: str, decide: Callable[[int], Decision | Refusal]) -> EntityInfo | Refusal:
+        entity = self.namespace.find(path)
+        before = self.namespace.info(path)
+        if entity is None or before is None:
+            return _gone(path)
+        box = self._box(entity.family)
+        done: asyncio.Future[Refusal | None] = self._loop.create_future()
+
+        def begin(now: int) -> Decision:
+            decision = decide(now)
+            if isinstance(decision, Refusal):
+                step = Step(effects=[Answer(done.set_result, decision)])
+            else:
+                step = yield from decision
+                step.effects.append(Answer(done.set_result, None))
+            return step
+            yield  # a decision is a generator even when it needs no rows
+
+        if box.busy:
+            box.waiting.append((begin, done.set_result))
+        else:
+            self._run(box, begin(self._clock.now()), done.set_result)
+        refusal = await done
+        return refusal or self.namespace.info(path) or before
+
+    async def _on_disk(self, box: Mailbox) -> None:
+        done = self._loop.create_future()
+        self.committer.when(box.group, lambda: done.set_result(None))
+        await done
+
+    # --- one decision after the other --------------------------------------------------------------------------
+
+    def _box(self, family: Family) -> Mailbox:
+        box = self._boxes.get(family)
+        if box is None:
+            box = self._boxes[family] = Mailbox(family)
+        return box
+
+    def _run(self, box: Mailbox, decision: Decision, reply: Any) -> None:
+        while True:
+            if not self._proceed(box, decision, None, reply):
+                return
+            if not box.waiting:
+                self._arm(box)
+                return
+            begin, reply = box.waiting.popleft()
+            decision = begin(self._clock.now())
+
+    def _proceed(self, box: Mailbox, decision: Decision, answer: Any, reply: Any) -> bool:
+        """Take a decision as far as it goes without rows; True once it is carried out."""
+        try:
+            need = decision.throw(answer) if isinstance(answer, Exception) else decision.send(answer)
+        except StopIteration as decided:
+            box.busy = False
+            self._carry_out(box, decided.value)
+            return True
+        except Exception:
+            box.busy = False
+            _log.exception("decision failed", extra={"entity": box.family.path})
+            if reply is not None:
+                reply(Refusal(Condition.INTERNAL_ERROR, "The namespace met an internal error; its log tells more."))
+            return True
+        box.busy = True
+
+        def answered(rows: Any) -> None:
+            if self._proceed(box, decision, rows, reply):
+                self._next(box)
+
+        # After the family's own writes are on disk, so that the rows show them.
+        self.committer.when(box.group, lambda: self.committer.load(need, answered))
+        return False
+
+    def _next(self, box: Mailbox) -> None:
+        if box.waiting:
+            begin, reply = box.waiting.popleft()
+            self._run(box, begin(self._clock.now()), reply)
+        else:
+            self._arm(box)
+
+    def _carry_out(self, box: Mailbox, step: Step) -> None:
+        if step.writes:
+            box.group = self.committer.add(step.writes)
+        effects = step.effects
+        if not effects:
+            return
+        if self.committer.is_on_disk(box.group):
+            self._release(effects)
+        else:
+            self.committer.when(box.group, lambda: self._release(effects))
+
+    def _release(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Answer(reply, result):
+                    reply(result)
+                case Deliver():
+                    effect.receiver.deliver(effect)
+                case Meter():
+                    self._meter.count(effect)
+                case Drain(receiver):
+                    receiver.drain()
+                case AcceptSession(receiver, session, locked_until):
+                    receiver.accept_session(session, locked_until)
+                case DetachReceiver(receiver, refusal):
+                    receiver.detach(refusal)
+                case _:
+                    assert_never(effect)
+
+    # --- timers ------------------------------------------------------------------------------------------------
+
+    def _arm(self, box: Mailbox) -> None:
+        at = box.family.next_timer
+        if at is None or (box.timer is not None and box.timer_at <= at):
+            return  # a timer that comes too early looks again
+        if box.timer is not None:
+            box.timer.cancel()
+        box.timer_at = at
+        seconds = (at - self._clock.now()) / 1000
+        box.timer = self._loop.call_later(min(max(0.0, seconds), _LONGEST_TIMER), self._ring, box)
+
+    def _ring(self, box: Mailbox) -> None:
+        box.timer = None
+        at = box.family.next_timer
+        if at is None:
+            if self.namespace.find(box.family.path) is None and not box.busy:
+                self._boxes.pop(box.family, None)
+        elif at > self._clock.now():
+            self._arm(box)
+        elif not box.busy:
+            self._run(box, box.family.advance(TimerFired(), self._clock.now()), None)
+        # A busy family looks at its timer when it is done.
+
+
+def _gone(path: str) -> Refusal:
+    return Refusal(Condition.NOT_FOUND, f"The messaging entity '{path}' could not be found.")

@@ -1,0 +1,114 @@
+"""What the engine decides: writes for the store and effects for the front, in one Step.
+
+Effects leave only after the writes of the same step, and all before it, are on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from twinbus.amqp.conditions import Condition
+from twinbus.namespace.engine.rows import Need, Row, Write
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request was not carried out, in the words of the wire."""
+
+    condition: Condition
+    description: str
+
+
+class Operation(StrEnum):
+    """What the meter counts (N5)."""
+
+    SEND = "send"
+    PING = "ping"
+    SCHEDULE = "schedule"
+    CANCEL_SCHEDULED = "cancel_scheduled"
+    RECEIVE = "receive"
+    RECEIVE_EMPTY = "receive_empty"
+    COMPLETE = "complete"
+    ABANDON = "abandon"
+    DEFER = "defer"
+    DEAD_LETTER = "dead_letter"
+    RELEASE = "release"
+    RENEW_LOCK = "renew_lock"
+    RECEIVE_DEFERRED = "receive_deferred"
+    PEEK = "peek"
+    DELETE_BATCH = "delete_batch"
+    ACCEPT_SESSION = "accept_session"
+    RENEW_SESSION_LOCK = "renew_session_lock"
+    GET_SESSION_STATE = "get_session_state"
+    SET_SESSION_STATE = "set_session_state"
+    LIST_SESSIONS = "list_sessions"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer the request that carried this reply. `result` is documented at the event."""
+
+    reply: Any
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Send one message to a receiver. In receive-and-delete (`token` None) it was dropped by this step's writes."""
+
+    receiver: Any
+    row: Row
+    token: bytes | None
+    locked_until: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Tell the receiver that its credit is used up: nothing is there."""
+
+    receiver: Any
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptSession:
+    """The receiver holds this session until `locked_until`."""
+
+    receiver: Any
+    session: str
+    locked_until: int
+
+
+@dataclass(frozen=True, slots=True)
+class DetachReceiver:
+    """The receiver's link ends: session lock lost, no session in time, entity disabled or deleted."""
+
+    receiver: Any
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Count operations of an entity; `bytes` is what they carried."""
+
+    entity: str
+    operation: Operation
+    count: int
+    bytes: int = 0
+
+
+Effect = Answer | Deliver | Drain | AcceptSession | DetachReceiver | Meter
+
+
+@dataclass(slots=True)
+class Step:
+    """The outcome of one event."""
+
+    writes: list[Write] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+
+
+Decision = Generator[Need, Any, Step]
+"""A decision under way: yields the rows it needs, is sent the answers, returns its Step."""
