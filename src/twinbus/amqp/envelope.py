@@ -1,0 +1,196 @@
+"""What a broker needs to know of one incoming message, read in a single pass over its bytes.
+
+Every length of the message is checked on the way, so that what was read once may be spliced later without checks.
+"""
+
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as struct_error
+from typing import Any
+from uuid import UUID
+
+from twinbus.amqp.conditions import DecodeError
+from twinbus.amqp.decoding import decode, skip
+from twinbus.amqp.layout import (
+    APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    PROPERTY_TYPES,
+    check_order,
+    list_fields,
+    map_items,
+    section_at,
+)
+
+_I64 = Struct(">q").unpack_from
+
+_SCHEDULED = b"x-opt-scheduled-enqueue-time"
+_PARTITION = b"x-opt-partition-key"
+_VIA = b"x-opt-via-partition-key"
+_SYSTEM_PREFIX = b"x-opt-"
+
+_MESSAGE_ID, _TO, _CONTENT_TYPE, _EXPIRY, _CREATION, _GROUP = 0, 2, 6, 8, 9, 10
+_WANTED = frozenset((_MESSAGE_ID, _TO, _CONTENT_TYPE, _EXPIRY, _CREATION, _GROUP))
+
+
+@dataclass(slots=True)
+class Envelope:
+    raw: bytes
+    message_id: str | UUID | bytes | int | None = None
+    group_id: str | None = None
+    content_type: str | None = None
+    to: str | None = None
+    ttl: int | None = None  # ms
+    absolute_expiry_time: int | None = None  # ms since the epoch, as the next two
+    creation_time: int | None = None
+    scheduled_enqueue_time: int | None = None
+    partition_key: str | None = None
+    via_partition_key: str | None = None
+    largest_property: int = 0  # encoded size of the largest application property value
+    properties_size: int = 0  # of application properties and annotations together
+
+
+def read_envelope(raw: bytes) -> Envelope:
+    envelope = Envelope(raw)
+    pos, last, total = 0, 0, len(raw)
+    try:
+        while pos < total:
+            if raw[pos] == 0 and raw[pos + 1] == 0x53 and raw[pos + 2] == 0x75 and raw[pos + 3] == 0xA0:
+                code, start, end = 0x75, pos + 3, pos + 5 + raw[pos + 4]
+                if end > total:
+                    raise DecodeError("the message ends inside its data")
+            else:
+                code, start, end = section_at(raw, pos)
+            if code <= last or last > APPLICATION_PROPERTIES:
+                check_order(code, last)
+            if code <= APPLICATION_PROPERTIES:
+                _read_section(envelope, code, start, end)
+            pos, last = end, code
+    except (IndexError, struct_error):
+        raise DecodeError("the message ends inside a section") from None
+    return envelope
+
+
+def _read_section(envelope: Envelope, code: int, start: int, end: int) -> None:
+    if code == PROPERTIES:
+        _read_properties(envelope, start, end)
+    elif code == APPLICATION_PROPERTIES:
+        envelope.properties_size += end - start
+        _measure_properties(envelope, start, end)
+    elif code == MESSAGE_ANNOTATIONS:
+        envelope.properties_size += end - start
+        _read_annotations(envelope, start, end)
+    elif code == HEADER:
+        _read_header(envelope, start, end)
+    elif code == DELIVERY_ANNOTATIONS:
+        envelope.properties_size += end - start
+        _walk_map(envelope.raw, start, end)
+
+
+def _read_header(envelope: Envelope, start: int, end: int) -> None:
+    raw = envelope.raw
+    count, pos = list_fields(raw, start)
+    if count > 5:
+        raise DecodeError("the header has too many fields")
+    for index in range(count):
+        if index == 2 and raw[pos] != 0x40:
+            if raw[pos] not in {0x43, 0x52, 0x70}:
+                raise DecodeError("the ttl of the message is no uint")
+            envelope.ttl, pos = decode(raw, pos)
+        else:
+            pos = skip(raw, pos)
+    if pos != end:
+        raise DecodeError("the header does not end where it says")
+
+
+def _read_properties(envelope: Envelope, start: int, end: int) -> None:
+    raw = envelope.raw
+    count, pos = list_fields(raw, start)
+    if count > len(PROPERTY_TYPES):
+        raise DecodeError("the properties have too many fields")
+    for index in range(count):
+        form = raw[pos]
+        if form == 0x40:
+            pos += 1
+        elif index in _WANTED:
+            value, pos = decode(raw, pos)
+            if not isinstance(value, PROPERTY_TYPES[index]):
+                raise DecodeError(f"field {index} of the properties has a wrong type")
+            _set_property(envelope, index, value)
+        else:
+            pos = skip(raw, pos)
+    if pos != end:
+        raise DecodeError("the properties do not end where they say")
+
+
+def _set_property(envelope: Envelope, index: int, value: Any) -> None:
+    if index == _MESSAGE_ID:
+        envelope.message_id = value
+    elif index == _GROUP:
+        envelope.group_id = value
+    elif index == _CONTENT_TYPE:
+        envelope.content_type = value
+    elif index == _TO:
+        envelope.to = value
+    elif index == _EXPIRY:
+        envelope.absolute_expiry_time = value
+    else:
+        envelope.creation_time = value
+
+
+def _measure_properties(envelope: Envelope, start: int, end: int) -> None:
+    raw = envelope.raw
+    count, pos = map_items(raw, start)
+    largest = 0
+    for _ in range(count >> 1):
+        form = raw[pos]
+        if form == 0xA1:
+            pos += 2 + raw[pos + 1]
+        elif form == 0xB1:
+            pos = skip(raw, pos)
+        else:
+            raise DecodeError("the key of an application property is no string")
+        after = skip(raw, pos)
+        largest = max(largest, after - pos)
+        pos = after
+    if pos != end:
+        raise DecodeError("the application properties do not end where they say")
+    envelope.largest_property = largest
+
+
+def _read_annotations(envelope: Envelope, start: int, end: int) -> None:
+    raw = envelope.raw
+    count, pos = map_items(raw, start)
+    for _ in range(count >> 1):
+        after = skip(raw, pos)
+        value_end = skip(raw, after)
+        key = raw[pos + 2 : after] if raw[pos] in {0xA3, 0xA1} else b""
+        if key.startswith(_SYSTEM_PREFIX) and raw[after] != 0x40:
+            if key == _SCHEDULED:
+                if raw[after] != 0x83:
+                    raise DecodeError("x-opt-scheduled-enqueue-time is no timestamp")
+                envelope.scheduled_enqueue_time = _I64(raw, after + 1)[0]
+            elif key == _PARTITION:
+                envelope.partition_key = _text(raw, after)
+            elif key == _VIA:
+                envelope.via_partition_key = _text(raw, after)
+        pos = value_end
+    if pos != end:
+        raise DecodeError("the message annotations do not end where they say")
+
+
+def _text(raw: bytes, pos: int) -> str:
+    value, _ = decode(raw, pos)
+    if not isinstance(value, str):
+        raise DecodeError("a partition key is no string")
+    return value
+
+
+def _walk_map(raw: bytes, start: int, end: int) -> None:
+    count, pos = map_items(raw, start)
+    for _ in range(count):
+        pos = skip(raw, pos)
+    if pos != end:
+        raise DecodeError("the delivery annotations do not end where they say")

@@ -1,0 +1,224 @@
+"""Bytes spliced into an encoded message: an id on arrival; header, annotations and overlaid properties on delivery.
+
+The messages were validated when they arrived (`read_envelope`). Properties, body and footer pass as they came.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from struct import Struct
+from uuid import UUID
+
+from twinbus.amqp.decoding import skip
+from twinbus.amqp.encoding import (
+    encode,
+    encode_list_of,
+    encode_map_of,
+    encode_str,
+    encode_symbol,
+    encode_uint,
+)
+from twinbus.amqp.layout import (
+    APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    list_fields,
+    map_items,
+    section_at,
+)
+from twinbus.amqp.values import ULong
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Encoded keys and values of a map; `count` counts both, as AMQP does."""
+
+    count: int
+    raw: bytes
+
+
+NO_ITEMS = Items(0, b"")
+
+
+def items(values: Mapping[str, object]) -> Items:
+    """Annotations: the keys are symbols."""
+    return Items(2 * len(values), b"".join(encode_symbol(key) + encode(value) for key, value in values.items()))
+
+
+def lock_token(token: UUID) -> Items:
+    """The delivery annotation that tells the lock token."""
+    return Items(2, _LOCK_TOKEN + token.bytes)
+
+
+_LOCK_TOKEN = encode_symbol("x-opt-lock-token") + b"\x98"
+_SEQUENCE_KEY = encode_symbol("x-opt-sequence-number") + b"\x81"
+_ENQUEUED_KEY = encode_symbol("x-opt-enqueued-time") + b"\x83"
+_LOCKED_UNTIL_KEY = encode_symbol("x-opt-locked-until") + b"\x83"
+_ENQUEUED_SEQUENCE_KEY = encode_symbol("x-opt-enqueue-sequence-number") + b"\x81"
+_PARTITION_KEY = encode_symbol("x-opt-partition-key")
+_SCHEDULED_KEY = encode_symbol("x-opt-scheduled-enqueue-time") + b"\x83"
+_STATE_KEY = encode_symbol("x-opt-message-state") + b"\x71"
+_DEADLETTER_SOURCE_KEY = encode_symbol("x-opt-deadletter-source")
+_FIRST_TWO = Struct(f">{len(_SEQUENCE_KEY)}sq{len(_ENQUEUED_KEY)}sq").pack
+_LOCKED = Struct(f">{len(_LOCKED_UNTIL_KEY)}sq").pack
+_I64 = Struct(">q").pack
+_I32 = Struct(">i").pack
+
+
+def broker_annotations(
+    seq: int,
+    enqueued_ms: int,
+    locked_until_ms: int | None = None,
+    enqueued_seq: int | None = None,
+    partition_key: str | None = None,
+    scheduled_ms: int | None = None,
+    state: int | None = None,
+    deadletter_source: str | None = None,
+) -> Items:
+    raw = _FIRST_TWO(_SEQUENCE_KEY, seq, _ENQUEUED_KEY, enqueued_ms)
+    count = 4
+    if locked_until_ms is not None:
+        raw += _LOCKED(_LOCKED_UNTIL_KEY, locked_until_ms)
+        count += 2
+    if enqueued_seq is not None:
+        raw += _ENQUEUED_SEQUENCE_KEY + _I64(enqueued_seq)
+        count += 2
+    if partition_key is not None:
+        raw += _PARTITION_KEY + encode_str(partition_key)
+        count += 2
+    if scheduled_ms is not None:
+        raw += _SCHEDULED_KEY + _I64(scheduled_ms)
+        count += 2
+    if state is not None:
+        raw += _STATE_KEY + _I32(state)
+        count += 2
+    if deadletter_source is not None:
+        raw += _DEADLETTER_SOURCE_KEY + encode_str(deadletter_source)
+        count += 2
+    return Items(count, raw)
+
+
+_HEADER = b"\x00\x53\x70"
+_NULL = b"\x40"
+# The header of a message whose sender gave none, by delivery count.
+_PLAIN_HEADERS = tuple(_HEADER + encode_list_of([_NULL] * 4 + [encode_uint(count)]) for count in range(256))
+
+
+def delivered(
+    raw: bytes,
+    *,
+    delivery_count: int,
+    ttl: int | None = None,
+    delivery_annotations: Items | None = None,
+    message_annotations: Items = NO_ITEMS,
+    overlay: Mapping[str, object] | None = None,
+) -> list[bytes]:
+    """The bytes for a receiver. `ttl` None leaves the sender's; `delivery_annotations` None adds no such section."""
+    pos = 0
+    header = user_delivery = user_message = None
+    code, start, end = _section(raw, 0)
+    if code == HEADER:
+        header = start
+        pos = end
+        code, start, end = _section(raw, pos)
+    if code == DELIVERY_ANNOTATIONS:
+        user_delivery = start
+        pos = end
+        code, start, end = _section(raw, pos)
+    if code == MESSAGE_ANNOTATIONS:
+        user_message = start
+        pos = end
+    if header is None and ttl is None and delivery_count < 256:
+        head = _PLAIN_HEADERS[delivery_count]
+    else:
+        head = _header(raw, header, delivery_count, ttl)
+    if delivery_annotations is not None or user_delivery is not None:
+        ours = delivery_annotations or NO_ITEMS
+        if user_delivery is not None:
+            ours = _merged(raw, user_delivery, ours)
+        head += b"\x00\x53\x71" + encode_map_of(ours.count, ours.raw)
+    if user_message is not None:
+        message_annotations = _merged(raw, user_message, message_annotations)
+    if message_annotations.count:
+        head += b"\x00\x53\x72" + encode_map_of(message_annotations.count, message_annotations.raw)
+    if overlay:
+        return _overlaid(raw, pos, head, overlay)
+    return [head, raw[pos:]] if pos else [head, raw]
+
+
+def with_message_id(raw: bytes, message_id: str | UUID | bytes | int) -> bytes:
+    """The same message under this id; its other properties stay."""
+    field = encode(ULong(message_id) if type(message_id) is int else message_id)
+    pos = 0
+    while True:
+        code, start, end = _section(raw, pos)
+        if code == PROPERTIES:
+            fields = _list_slices(raw, start)
+            return raw[:pos] + b"\x00\x53\x73" + encode_list_of([field, *fields[1:]]) + raw[end:]
+        if code > PROPERTIES or code == 0:
+            return raw[:pos] + b"\x00\x53\x73" + encode_list_of([field]) + raw[pos:]
+        pos = end
+
+
+def _section(raw: bytes, pos: int) -> tuple[int, int, int]:
+    if pos >= len(raw):
+        return 0, pos, pos
+    if raw[pos + 2] > APPLICATION_PROPERTIES and raw[pos + 1] == 0x53:
+        return raw[pos + 2], pos, pos  # body and footer: nothing is spliced there
+    return section_at(raw, pos)
+
+
+def _list_slices(raw: bytes, start: int) -> list[bytes]:
+    count, pos = list_fields(raw, start)
+    fields = []
+    for _ in range(count):
+        after = skip(raw, pos)
+        fields.append(raw[pos:after])
+        pos = after
+    return fields
+
+
+def _header(raw: bytes, start: int | None, delivery_count: int, ttl: int | None) -> bytes:
+    fields = _list_slices(raw, start)[:4] if start is not None else []
+    fields += [_NULL] * (4 - len(fields))
+    if ttl is not None:
+        fields[2] = encode_uint(ttl)
+    return _HEADER + encode_list_of([*fields, encode_uint(delivery_count)])
+
+
+def _pairs(raw: bytes, count: int, pos: int) -> list[tuple[bytes, bytes]]:
+    found = []
+    for _ in range(count >> 1):
+        middle = skip(raw, pos)
+        end = skip(raw, middle)
+        found.append((raw[pos:middle], raw[middle:end]))
+        pos = end
+    return found
+
+
+def _name(key: bytes) -> bytes:
+    """The text of a key, however wide its length was written."""
+    return key[2:] if key[0] in {0xA1, 0xA3} else key[5:] if key[0] in {0xB1, 0xB3} else key
+
+
+def _merged(raw: bytes, start: int, ours: Items) -> Items:
+    """The sender's map and ours; ours wins where both have a key."""
+    count, pos = map_items(raw, start)
+    set_by_us = {_name(key) for key, _ in _pairs(ours.raw, ours.count, 0)}
+    kept = [key + value for key, value in _pairs(raw, count, pos) if _name(key) not in set_by_us]
+    return Items(2 * len(kept) + ours.count, b"".join(kept) + ours.raw)
+
+
+def _overlaid(raw: bytes, pos: int, head: bytes, overlay: Mapping[str, object]) -> list[bytes]:
+    added = Items(2 * len(overlay), b"".join(encode_str(key) + encode(value) for key, value in overlay.items()))
+    code, start, end = _section(raw, pos)
+    before = pos
+    if code == PROPERTIES:
+        before = end
+        code, start, end = _section(raw, end)
+    after = before
+    if code == APPLICATION_PROPERTIES:
+        added = _merged(raw, start, added)
+        after = end
+    return [head, raw[pos:before], b"\x00\x53\x74" + encode_map_of(added.count, added.raw), raw[after:]]
