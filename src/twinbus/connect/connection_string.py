@@ -1,0 +1,105 @@
+"""Connection strings, read and written: where a namespace is and with which key. Nothing here opens a connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+TLS_PORT: Final = 5671
+PLAIN_PORT: Final = 5672
+
+_SCHEMES: Final = ("sb", "amqp", "amqps", "https", "http")
+
+
+class ConnectionStringError(ValueError):
+    """What is wrong with a connection string. The text never holds a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionString:
+    """One endpoint with its key. `emulator` means plain TCP, as in the official clients."""
+
+    host: str
+    port: int
+    key_name: str
+    key: str = field(repr=False)
+    entity_path: str | None = None
+    emulator: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        settings = _settings(text)
+        if "sharedaccesssignature" in settings:
+            raise ConnectionStringError(
+                "SharedAccessSignature is not supported: give SharedAccessKeyName and SharedAccessKey"
+            )
+        # The official clients take exactly this spelling and treat any other as absent.
+        emulator = settings.get("usedevelopmentemulator") == "true"
+        host, port = _endpoint(settings, PLAIN_PORT if emulator else TLS_PORT)
+        for name in ("SharedAccessKeyName", "SharedAccessKey"):
+            if not settings.get(name.lower()):
+                raise ConnectionStringError(f"{name} is missing from the connection string")
+        return cls(
+            host=host,
+            port=port,
+            key_name=settings["sharedaccesskeyname"],
+            key=settings["sharedaccesskey"],
+            entity_path=settings.get("entitypath", "").strip("/") or None,
+            emulator=emulator,
+        )
+
+    @property
+    def tls(self) -> bool:
+        return not self.emulator
+
+    @property
+    def authority(self) -> str:
+        """`host:port`, as it stands in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def resource(self, entity: str = "") -> str:
+        """The URI a token for this namespace, or for one entity of it, is made out to."""
+        return f"sb://{self.authority}/{entity}"
+
+    def render(self) -> str:
+        """The text the official clients take. It holds the key."""
+        parts = [
+            f"Endpoint=sb://{self.authority}",
+            f"SharedAccessKeyName={self.key_name}",
+            f"SharedAccessKey={self.key}",
+        ]
+        if self.entity_path:
+            parts.append(f"EntityPath={self.entity_path}")
+        if self.emulator:
+            parts.append("UseDevelopmentEmulator=true")
+        return ";".join(parts) + ";"
+
+
+def _settings(text: str) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for number, part in enumerate(text.strip().split(";"), start=1):
+        if not part.strip():
+            continue
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip():
+            # Only its position is told: the part itself may be the tail of a key.
+            raise ConnectionStringError(f"part {number} of the connection string is not of the form name=value")
+        settings[name.strip().lower()] = value.strip()
+    if not settings:
+        raise ConnectionStringError("the connection string is empty")
+    return settings
+
+
+def _endpoint(settings: dict[str, str], default_port: int) -> tuple[str, int]:
+    endpoint = settings.get("endpoint")
+    if not endpoint:
+        raise ConnectionStringError("Endpoint is missing from the connection string")
+    try:
+        parts = urlsplit(endpoint)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConnectionStringError(f"Endpoint {endpoint!r} is not a URL: {error}") from None
+    if parts.scheme not in _SCHEMES or not host:
+        raise ConnectionStringError(f"Endpoint {endpoint!r} is not of the form sb://host or sb://host:port")
+    return host, default_port if port is None else port

@@ -1,0 +1,185 @@
+"""Whether a SharedAccessSignature token is believed, and what it allows on one resource.
+
+`sr` is verified exactly as sent: decoding and re-encoding it would break what other clients signed.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+from urllib.parse import unquote, unquote_plus, urlsplit
+
+from twinbus.connect.sas import SCHEME, signature
+from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
+
+DEFAULT_KEY_NAME: Final = "RootManageSharedAccessKey"
+DEFAULT_KEY: Final = "SAS_KEY_VALUE"
+LOOPBACK_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+_FIELDS: Final = ("sr", "sig", "se", "skn")
+_LONGEST_TOKEN: Final = 8 * 1024
+_LONGEST_INSTANT: Final = 15
+
+
+class TokenFault(StrEnum):
+    """Why a token is not believed."""
+
+    MALFORMED = "malformed"
+    UNKNOWN_KEY_NAME = "unknown key name"
+    BAD_SIGNATURE = "bad signature"
+    EXPIRED = "expired"
+    NOT_COVERED = "resource not covered"
+    DEFAULT_KEY_ABROAD = "default key away from loopback"
+
+
+class TokenRefusedError(Exception):
+    """The token opens nothing. The text is fit for the client: it names no key and no signature."""
+
+    def __init__(self, fault: TokenFault, text: str) -> None:
+        super().__init__(text)
+        self.fault = fault
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    resource: str
+    signature: str
+    expires_at: str
+    key_names: frozenset[str]
+
+
+def default_rule(key: str = DEFAULT_KEY) -> AuthorizationRule:
+    """The rule every namespace is born with."""
+    return AuthorizationRule(DEFAULT_KEY_NAME, key, key, frozenset({Claim.MANAGE}))
+
+
+def allowed(claims: Iterable[Claim]) -> frozenset[Claim]:
+    """Manage implies Send and Listen."""
+    claims = frozenset(claims)
+    return frozenset(Claim) if Claim.MANAGE in claims else claims
+
+
+def token_expiry(token: str) -> int | None:
+    """`se` in epoch seconds, of a token that may not be valid."""
+    try:
+        return int(_parse(token).expires_at)
+    except TokenRefusedError:
+        return None
+
+
+def resource_path(resource: str) -> str:
+    """The entity path in `sb://host:port/entity`, in any other scheme, or as it is when it is a path already."""
+    _, scheme, rest = resource.rpartition("://")
+    return (rest.partition("/")[2] if scheme else rest).strip("/")
+
+
+class SasVerifier:
+    """Checks tokens against the namespace's rules and those of the entity asked for.
+
+    `hosts` are the names this namespace answers to, without port; empty means any. `port` likewise, None for any.
+    The spellings of loopback count as one.
+    """
+
+    def __init__(
+        self,
+        namespace_rules: Sequence[AuthorizationRule],
+        hosts: Collection[str] = (),
+        port: int | None = None,
+    ) -> None:
+        self._rules = tuple(namespace_rules)
+        self._hosts = frozenset(_one_spelling(host) for host in hosts)
+        self._port = port
+
+    def verify(
+        self,
+        token: str,
+        resource: str,
+        entity_rules: Sequence[AuthorizationRule],
+        now: float,
+        *,
+        peer_is_loopback: bool,
+    ) -> frozenset[Claim]:
+        """What the token allows on `resource` (a path or a URI); raises TokenRefusedError.
+
+        `entity_rules` are those of the entity that owns `resource`; `now` is in epoch seconds. A key that still has
+        its well-known value opens nothing to a peer that is not on this machine.
+        """
+        parsed = _parse(token)
+        claims, key = self._signed_by(parsed, entity_rules)
+        if int(parsed.expires_at) <= now:
+            raise TokenRefusedError(TokenFault.EXPIRED, f"the token expired at {parsed.expires_at}")
+        if not self._covers(parsed.resource, resource_path(resource)):
+            raise TokenRefusedError(
+                TokenFault.NOT_COVERED, f"the token is for {unquote_plus(parsed.resource)!r}, not for {resource!r}"
+            )
+        if key == DEFAULT_KEY and not peer_is_loopback:
+            raise TokenRefusedError(
+                TokenFault.DEFAULT_KEY_ABROAD,
+                f"the default key of {DEFAULT_KEY_NAME} is for loopback only: set another",
+            )
+        return claims
+
+    def _signed_by(self, token: _Token, entity_rules: Sequence[AuthorizationRule]) -> tuple[frozenset[Claim], str]:
+        named = [rule for rule in (*entity_rules, *self._rules) if rule.name in token.key_names]
+        if not named:
+            raise TokenRefusedError(
+                TokenFault.UNKNOWN_KEY_NAME, f"there is no key named {min(token.key_names, key=len)!r}"
+            )
+        given = token.signature.encode()
+        for rule in named:
+            for key in (rule.primary_key, rule.secondary_key):
+                right = signature(key, token.resource, token.expires_at).encode()
+                if key and hmac.compare_digest(right, given):
+                    return allowed(rule.claims), key
+        raise TokenRefusedError(TokenFault.BAD_SIGNATURE, "the signature does not match the key")
+
+    def _covers(self, encoded: str, path: str) -> bool:
+        try:
+            parts = urlsplit(unquote_plus(encoded))
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            return False
+        if not host or (self._hosts and _one_spelling(host) not in self._hosts):
+            return False
+        if port is not None and self._port is not None and port != self._port:
+            return False
+        wanted = _segments(path)
+        # A URL that was signed whole carries its names escaped; an AMQP address carries them plain.
+        return any(wanted[: len(given)] == given for given in (_segments(parts.path), _segments(unquote(parts.path))))
+
+
+def _parse(token: str) -> _Token:
+    scheme, _, rest = token.strip().partition(" ")
+    if scheme.lower() != SCHEME.lower():
+        raise TokenRefusedError(TokenFault.MALFORMED, f"a token of the form '{SCHEME} sr=…' is required")
+    if len(token) > _LONGEST_TOKEN:
+        raise TokenRefusedError(TokenFault.MALFORMED, f"the token is longer than {_LONGEST_TOKEN} characters")
+    fields: dict[str, str] = {}
+    for part in rest.strip().split("&"):
+        name, _, value = part.partition("=")
+        if name in fields:
+            raise TokenRefusedError(TokenFault.MALFORMED, f"the token holds {name!r} twice")
+        fields[name] = value
+    for name in _FIELDS:
+        if not fields.get(name):
+            raise TokenRefusedError(TokenFault.MALFORMED, f"the token lacks {name!r}")
+    if not (fields["se"].isascii() and fields["se"].isdigit() and len(fields["se"]) <= _LONGEST_INSTANT):
+        raise TokenRefusedError(TokenFault.MALFORMED, "'se' of the token is not a number of seconds")
+    # The Python client encodes the key name twice.
+    once = unquote_plus(fields["skn"])
+    # Base64 has no space: one that decoding made was a plus sign left bare.
+    signed = unquote_plus(fields["sig"]).replace(" ", "+")
+    return _Token(fields["sr"], signed, fields["se"], frozenset({once, unquote_plus(once)}))
+
+
+def _segments(path: str) -> list[str]:
+    return [segment for segment in path.lower().split("/") if segment]
+
+
+def _one_spelling(host: str) -> str:
+    host = host.strip("[]").lower()
+    return "localhost" if host in LOOPBACK_HOSTS else host

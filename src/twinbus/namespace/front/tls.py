@@ -1,0 +1,210 @@
+"""The local certificate authority and the server certificate it signs, made on first start and kept in a directory.
+
+Both satisfy strict verifiers (RFC 5280 profile: basic constraints, key usage, key identifiers). Keys are 0600.
+Two processes that start at once end with one authority: a lock file is held while anything is made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+CA_FILE: Final = "ca.pem"
+CA_KEY_FILE: Final = "ca.key"
+SERVER_FILE: Final = "server.pem"
+SERVER_KEY_FILE: Final = "server.key"
+LOCK_FILE: Final = "tls.lock"
+
+_CA_LIFE: Final = timedelta(days=3650)
+# Apple and others refuse server certificates that live longer than 825 days.
+_SERVER_LIFE: Final = timedelta(days=397)
+_RENEW_BEFORE: Final = timedelta(days=30)
+_BACKDATE: Final = timedelta(hours=1)
+_LONGEST_COMMON_NAME: Final = 64
+_WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, never bound
+
+
+def ca_path(directory: Path) -> Path:
+    """Where the authority's certificate is: what clients are told to trust."""
+    return directory / CA_FILE
+
+
+def server_context(directory: Path, host: str = "localhost", *, now: datetime | None = None) -> ssl.SSLContext:
+    """A context for the server's side of TLS, with certificates made or renewed as needed. Blocks on the disk."""
+    now = now or datetime.now(UTC)
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory / LOCK_FILE):
+        authority, authority_key = _authority(directory, now)
+        _server(directory, names(host), authority, authority_key, now)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(directory / SERVER_FILE, directory / SERVER_KEY_FILE)
+    return context
+
+
+def names(host: str) -> list[x509.GeneralName]:
+    """All names a client on this machine, or one that was told `host`, may use."""
+    wanted = ["localhost", "127.0.0.1", "::1", socket.gethostname(), host.strip("[]")]
+    found: dict[str, x509.GeneralName] = {}
+    for name in wanted:
+        if name in _WILDCARD_HOSTS:
+            continue
+        try:
+            found[name.lower()] = x509.IPAddress(ipaddress.ip_address(name))
+        except ValueError:
+            ascii_name = name.encode("idna").decode() if not name.isascii() else name
+            found[name.lower()] = x509.DNSName(ascii_name.lower())
+    return list(found.values())
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _authority(directory: Path, now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    kept = _load(directory / CA_FILE, directory / CA_KEY_FILE)
+    if kept is not None and kept[0].not_valid_after_utc - now > _SERVER_LIFE:
+        return kept
+    key = ec.generate_private_key(ec.SECP256R1())
+    # The key's identifier in the name keeps authorities apart that a client trusts side by side.
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    name = _name(f"Twinbus local CA {identifier.digest.hex()[:8]}")
+    certificate = (
+        _builder(name, name, key.public_key(), now, _CA_LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _save(directory / CA_FILE, directory / CA_KEY_FILE, certificate, key)
+    return certificate, key
+
+
+def _server(
+    directory: Path,
+    wanted: list[x509.GeneralName],
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+) -> None:
+    kept = _load(directory / SERVER_FILE, directory / SERVER_KEY_FILE)
+    if kept is not None and _still_good(kept[0], wanted, authority, now):
+        return
+    if kept is not None:
+        # Another server on this directory may have been given another host: its name stays good.
+        wanted = list(dict.fromkeys([*wanted, *_alternative_names(kept[0])]))
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    certificate = (
+        _builder(_name("Twinbus namespace"), authority.subject, key.public_key(), now, _SERVER_LIFE)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(wanted), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    _save(directory / SERVER_FILE, directory / SERVER_KEY_FILE, certificate, key)
+
+
+def _still_good(
+    certificate: x509.Certificate, wanted: list[x509.GeneralName], authority: x509.Certificate, now: datetime
+) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return certificate.not_valid_after_utc - now > _RENEW_BEFORE and set(wanted) <= set(_alternative_names(certificate))
+
+
+def _alternative_names(certificate: x509.Certificate) -> list[x509.GeneralName]:
+    try:
+        return list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except x509.ExtensionNotFound:
+        return []
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, life: timedelta
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATE)
+        .not_valid_after(now + life)
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:_LONGEST_COMMON_NAME])])
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _load(certificate_path: Path, key_path: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None:
+    """The pair on disk, or None when it is absent, damaged or does not belong together: then it is made anew."""
+    try:
+        certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
+        key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
+    except (FileNotFoundError, ValueError):
+        return None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate.public_key() != key.public_key():
+        return None
+    return certificate, key
+
+
+def _save(
+    certificate_path: Path, key_path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> None:
+    # The key first: a crash between the two leaves a pair that does not match, and that is made anew.
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    _replace(key_path, pem, 0o600)
+    _replace(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.unlink(missing_ok=True)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
