@@ -1,0 +1,291 @@
+"""Configuration files: what both dialects mean, and where exactly a mistake is."""
+
+import json
+from typing import Any
+
+import pytest
+
+from twinbus.namespace.config import ConfigError, NamespaceConfig, parse_config
+from twinbus.namespace.config_properties import milliseconds
+from twinbus.namespace.engine.descriptions import (
+    AuthorizationRule,
+    Claim,
+    EntityStatus,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+
+OWN = """
+[[namespaces]]
+name = "primary"
+port = 6001
+
+[[namespaces.authorization_rules]]
+name = "app"
+claims = ["Send", "Listen"]
+primary_key = { environment = "APP_KEY" }
+secondary_key = "written-down"
+
+[[namespaces.queues]]
+name = "orders"
+lock_duration = "PT30S"
+requires_session = true
+max_delivery_count = 3
+default_message_time_to_live = 3600
+status = "SendDisabled"
+
+[[namespaces.topics]]
+name = "events"
+requires_duplicate_detection = true
+duplicate_detection_history_time_window = "PT20S"
+
+[[namespaces.topics.subscriptions]]
+name = "audit"
+dead_lettering_on_message_expiration = true
+
+[[namespaces]]
+name = "secondary"
+"""
+
+# The shape of the file that the emulator is delivered with.
+EMULATOR: dict[str, Any] = {
+    "UserConfig": {
+        "Namespaces": [
+            {
+                "Name": "sbemulatorns",
+                "Queues": [
+                    {
+                        "Name": "queue.1",
+                        "Properties": {
+                            "DeadLetteringOnMessageExpiration": False,
+                            "DefaultMessageTimeToLive": "PT1H",
+                            "DuplicateDetectionHistoryTimeWindow": "PT20S",
+                            "ForwardDeadLetteredMessagesTo": "",
+                            "ForwardTo": "",
+                            "LockDuration": "PT1M",
+                            "MaxDeliveryCount": 3,
+                            "RequiresDuplicateDetection": False,
+                            "RequiresSession": False,
+                        },
+                    }
+                ],
+                "Topics": [
+                    {
+                        "Name": "topic.1",
+                        "Properties": {
+                            "DefaultMessageTimeToLive": "PT1H",
+                            "DuplicateDetectionHistoryTimeWindow": "PT20S",
+                            "RequiresDuplicateDetection": False,
+                        },
+                        "Subscriptions": [
+                            {
+                                "Name": "subscription.1",
+                                "Properties": {"LockDuration": "PT1M", "MaxDeliveryCount": 3, "ForwardTo": ""},
+                                "Rules": [
+                                    {
+                                        "Name": "everything",
+                                        "Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "1 = 1"}},
+                                    }
+                                ],
+                            }
+                        ],
+                    }
+                ],
+            }
+        ],
+        "Logging": {"Type": "File"},
+    }
+}
+
+
+def emulator(**replaced: Any) -> dict[str, Any]:
+    """The emulator's file with members replaced by their path, as in `Queues__0__Name`; None takes one out."""
+    file: dict[str, Any] = json.loads(json.dumps(EMULATOR))
+    for path, value in replaced.items():
+        target: Any = file["UserConfig"]["Namespaces"][0]
+        *way, last = path.split("__")
+        for step in way:
+            target = target[int(step) if step.isdigit() else step]
+        target[last] = value
+    return file
+
+
+def parse(value: Any) -> tuple[NamespaceConfig, ...]:
+    return parse_config(json.dumps(value), toml=False, environment={})
+
+
+def problems(value: Any) -> list[str]:
+    with pytest.raises(ConfigError) as refused:
+        parse(value)
+    return list(refused.value.problems)
+
+
+def test_our_own_file_gives_namespaces_with_ports_rules_and_entities() -> None:
+    primary, secondary = parse_config(OWN, toml=True, environment={"APP_KEY": "from-outside"})
+    assert (primary.name, primary.port) == ("primary", 6001)
+    assert primary.rules == (
+        AuthorizationRule("app", "from-outside", "written-down", frozenset({Claim.SEND, Claim.LISTEN})),
+    )
+    assert primary.entities == (
+        QueueDescription(
+            path="orders",
+            lock_duration=30_000,
+            requires_session=True,
+            max_delivery_count=3,
+            default_time_to_live=3_600_000,
+            status=EntityStatus.SEND_DISABLED,
+        ),
+        TopicDescription(path="events", requires_duplicate_detection=True, duplicate_window=20_000),
+        SubscriptionDescription(topic="events", name="audit", dead_lettering_on_expiration=True),
+    )
+    assert secondary == NamespaceConfig(name="secondary")
+
+
+def test_json_says_the_same_as_toml() -> None:
+    value = {"namespaces": [{"name": "primary", "queues": [{"name": "orders", "lock_duration": 5}]}]}
+    (primary,) = parse(value)
+    assert primary.entities == (QueueDescription(path="orders", lock_duration=5000),)
+
+
+def test_the_emulators_file_is_taken_as_it_is() -> None:
+    (namespace,) = parse(EMULATOR)
+    assert (namespace.name, namespace.port, namespace.rules) == ("sbemulatorns", None, ())
+    assert namespace.entities == (
+        QueueDescription(path="queue.1", default_time_to_live=3_600_000, duplicate_window=20_000, max_delivery_count=3),
+        TopicDescription(path="topic.1", default_time_to_live=3_600_000, duplicate_window=20_000),
+        SubscriptionDescription(topic="topic.1", name="subscription.1", max_delivery_count=3),
+    )
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"FilterType": "Correlation", "CorrelationFilter": {"Label": "x"}},
+        {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "color = 'red'"}},
+        {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "1=1"}, "Action": {"SqlExpression": "SET a = 1"}},
+        {},
+    ],
+)
+def test_a_rule_that_is_not_the_true_filter_is_refused_by_name(properties: dict[str, Any]) -> None:
+    file = emulator(Topics__0__Subscriptions__0__Rules=[{"Name": "red-only", "Properties": properties}])
+    (problem,) = problems(file)
+    assert problem.startswith("UserConfig.Namespaces[0].Topics[0].Subscriptions[0].Rules[0]: ")
+    assert "sbemulatorns/topic.1/subscription.1/red-only" in problem
+
+
+@pytest.mark.parametrize(
+    ("replaced", "said"),
+    [
+        ({"Queues__0__Properties__LockDuration": "PT6M"}, "Queues[0].Properties.LockDuration: 'PT6M' is out of range"),
+        (
+            {"Queues__0__Properties__LockDuration": "soon"},
+            "Queues[0].Properties.LockDuration: 'soon' is not a duration",
+        ),
+        ({"Queues__0__Properties__MaxDeliveryCount": 0}, "Queues[0].Properties.MaxDeliveryCount: 0 is not a whole"),
+        ({"Queues__0__Properties__RequiresSession": "no"}, "Queues[0].Properties.RequiresSession: 'no' is neither"),
+        ({"Queues__0__Properties__ForwardTo": "x"}, "Queues[0].Properties.ForwardTo: forwarding is not there yet"),
+        ({"Queues__0__Properties__Colour": "red"}, "Queues[0].Properties.Colour: is not known here; known are"),
+        ({"Queues__0__Name": ""}, "Queues[0].Name: a name is needed"),
+        ({"Queues__0__Properties": []}, "Queues[0].Properties: is not an object"),
+        ({"Queues": {"Name": "x"}}, "Queues: is not a list"),
+        ({"Queues": ["x"]}, "Queues[0]: is not an object"),
+        ({"Properties": {"MaxAllowedConnections": 5}}, "Properties: is not known here"),
+        ({"Name": "../etc"}, "Name: '../etc' is not a name of a namespace"),
+    ],
+)
+def test_a_mistake_is_told_with_its_exact_place(replaced: dict[str, Any], said: str) -> None:
+    (problem,) = problems(emulator(**replaced))
+    assert problem.startswith(f"UserConfig.Namespaces[0].{said}")
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    file = emulator(Queues__0__Properties__LockDuration="x", Topics__0__Properties__DefaultMessageTimeToLive=False)
+    assert [problem.split(": ")[0] for problem in problems(file)] == [
+        "UserConfig.Namespaces[0].Queues[0].Properties.LockDuration",
+        "UserConfig.Namespaces[0].Topics[0].Properties.DefaultMessageTimeToLive",
+    ]
+
+
+def test_names_that_differ_only_in_case_are_the_same_name() -> None:
+    entities = {"queues": [{"name": "Orders"}], "topics": [{"name": "orders"}]}
+    (problem,) = problems({"namespaces": [{"name": "a", **entities}]})
+    assert problem.startswith("a/orders: is there twice")
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"name": "r", "claims": ["Send"]}, "primary_key: a key is needed"),
+        ({"name": "r", "claims": ["Write"], "primary_key": "k"}, "claims: give a list of Send, Listen, Manage"),
+        ({"name": "r", "claims": [["Send"]], "primary_key": "k"}, "claims: give a list of Send, Listen, Manage"),
+        (
+            {"name": "r", "claims": ["Send"], "primary_key": {"environment": "NOT_SET"}},
+            "primary_key: the environment variable NOT_SET is not set",
+        ),
+        ({"name": "r", "claims": ["Send"], "primary_key": 5}, "primary_key: neither a text nor"),
+    ],
+)
+def test_a_rule_without_a_usable_key_or_claim_is_refused(rule: dict[str, Any], said: str) -> None:
+    (problem,) = problems({"namespaces": [{"name": "a", "authorization_rules": [rule]}]})
+    assert problem.startswith(f"namespaces[0].authorization_rules[0].{said}")
+
+
+def test_no_message_shows_a_key() -> None:
+    rule = {
+        "name": "r",
+        "claims": [],
+        "primary_key": "top-secret",
+        "colour": "top-secret",
+        "secondary_key": ["top-secret"],
+    }
+    told = problems({"namespaces": [{"name": "a", "authorization_rules": [rule]}]})
+    assert len(told) == 3
+    assert "top-secret" not in "\n".join(told)
+
+
+@pytest.mark.parametrize(
+    ("text", "toml", "said"),
+    [
+        ("{", False, "not JSON: "),
+        ("[", True, "not TOML: "),
+        ("{}", False, "namespaces: there is none"),
+        ("[]", False, "is not an object"),
+        ('{"UserConfig": {}}', False, "UserConfig.Namespaces: there is none"),
+        ('{"UserConfig": 5}', False, "UserConfig: is not an object"),
+        ('{"namespace": []}', False, "namespace: is not known here; known are namespaces"),
+        ('{"namespaces": [{"name": "a", "port": 70000}]}', False, "namespaces[0].port: 70000 is not a port"),
+    ],
+)
+def test_a_file_of_another_shape_is_refused(text: str, toml: bool, said: str) -> None:
+    with pytest.raises(ConfigError, match=r".") as refused:
+        parse_config(text, toml=toml, environment={})
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        ("PT1M", 60_000),
+        ("P1D", 86_400_000),
+        ("P1DT2H3M4.5S", 93_784_500),
+        (30, 30_000),
+        (0.5, 500),
+        ("P", None),
+        ("PT", None),
+        ("P1Y", None),
+        ("1:00", None),
+        (True, None),
+        (-1, None),
+        (float("nan"), None),
+        (None, None),
+    ],
+)
+def test_a_duration_is_iso_8601_or_seconds(value: Any, meant: int | None) -> None:
+    assert milliseconds(value) == meant
+
+
+def test_the_longest_span_of_the_service_means_never() -> None:
+    queue = {"name": "q", "default_message_time_to_live": "P10675199DT2H48M5.4775807S"}
+    (namespace,) = parse({"namespaces": [{"name": "a", "queues": [queue]}]})
+    assert namespace.entities == (QueueDescription(path="q", default_time_to_live=None),)
