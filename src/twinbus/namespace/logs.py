@@ -1,0 +1,113 @@
+"""Structured logs on stderr: one line a record, for a person or as JSON.
+
+Neither secrets nor bodies: no record of ours carries one, and what looks like a key or a signature is taken out here,
+whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final, TextIO
+
+REDACTED: Final = "[redacted]"
+
+# `=` also escaped, once or twice: tokens travel inside URLs.
+_SECRET: Final = re.compile(
+    r"((?:SharedAccessKey|SharedAccessSignature|sig)(?:=|%(?:25)?3D))[^;&\s\"'\\<>,)]+", re.IGNORECASE
+)
+_SHORTEST_KEY: Final = 8
+_OWN_FIELDS: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
+
+
+class LogFormat(StrEnum):
+    """How a line looks."""
+
+    HUMAN = "human"
+    JSON = "json"
+
+
+class Redaction(logging.Filter):
+    """Takes keys and signatures out of a record before any handler sees it."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        super().__init__()
+        known = sorted({key for key in keys if len(key) >= _SHORTEST_KEY}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+
+    def clean(self, text: str) -> str:
+        text = _SECRET.sub(rf"\1{REDACTED}", text)
+        return self._known.sub(REDACTED, text) if self._known else text
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError):
+            # Arguments that do not fit their text are not shown: they might hold what must not be.
+            message = str(record.msg)
+        record.msg, record.args = self.clean(message), None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = self.clean(record.exc_text)
+        for name, value in extras(record).items():
+            setattr(record, name, self._cleaned(value))
+        return True
+
+    def _cleaned(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        return self.clean(value if isinstance(value, str) else str(value))
+
+
+def extras(record: logging.LogRecord) -> dict[str, Any]:
+    """What was said beside the text: `extra=` of the call."""
+    return {name: value for name, value in record.__dict__.items() if name not in _OWN_FIELDS}
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _instant(record).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **extras(record),
+        }
+        if record.exc_text:
+            line["exception"] = record.exc_text
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class HumanLines(logging.Formatter):
+    """Time, level, text, and what was said beside it as name=value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        beside = "".join(f" {name}={value}" for name, value in extras(record).items())
+        text = " ".join(record.getMessage().splitlines())
+        line = f"{_instant(record):%H:%M:%S.%f}"[:-3] + f" {record.levelname.lower():<8}{text}{beside}"
+        return f"{line}\n{record.exc_text}" if record.exc_text else line
+
+
+def configure(
+    level: str, form: LogFormat = LogFormat.HUMAN, *, keys: Iterable[str] = (), stream: TextIO | None = None
+) -> None:
+    """Send the records of Twinbus, and warnings of anything else, to `stream` (stderr), without `keys`."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if form is LogFormat.JSON else HumanLines())
+    handler.addFilter(Redaction(keys))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("twinbus").setLevel(level.upper())
+
+
+def _instant(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)
