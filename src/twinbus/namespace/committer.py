@@ -27,7 +27,9 @@ CONGESTED_BYTES = 32 * 1024 * 1024
 class Committer:
     """The writer thread and the reader thread of one store, as seen from the event loop."""
 
-    def __init__(self, store: Store, *, failed: Callable[[Exception], None], committed: Callable[[float], None]) -> None:
+    def __init__(
+        self, store: Store, *, failed: Callable[[Exception], None], committed: Callable[[float], None]
+    ) -> None:
         self._store = store
         self._failed = failed
         self._observe = committed
@@ -37,7 +39,8 @@ class Committer:
         self._disk_bytes = 0
         self._group = 1
         self._on_disk = 0
-        self._writing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._started_at = 0.0
         self._waiting: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
         self._relieved: list[Callable[[], None]] = []
@@ -59,8 +62,8 @@ class Committer:
                 self._open_bytes += len(write.row.raw)
             elif isinstance(write, PutBody):
                 self._open_bytes += len(write.raw)
-        if not self._writing:
-            self._writing = True
+        if self._idle.is_set():
+            self._idle.clear()
             # At the end of this turn of the loop, so that all of one read goes into one group.
             self._loop.call_soon(self._start)
         return self._group
@@ -92,10 +95,7 @@ class Committer:
 
     async def close(self) -> None:
         """Bring all groups to disk and end the threads."""
-        while self._writing and self._broken is None:
-            done = self._loop.create_future()
-            self.when(self._group if self._open else self._group - 1, lambda done=done: done.done() or done.set_result(None))  # type: ignore[misc]  # default argument binds the future
-            await done
+        await self._idle.wait()
         self._writes.put(None)
         self._needs.put(None)
         for thread in self._threads:
@@ -125,7 +125,7 @@ class Committer:
         if self._open:
             self._start_soon()
         else:
-            self._writing = False
+            self._idle.set()
         for call in self._waiting.pop(self._on_disk, ()):
             call()
         if self._relieved and not self.is_congested:
@@ -143,6 +143,7 @@ class Committer:
         # What is in memory is now ahead of the disk: nothing more may be said. The server ends the namespace.
         self._broken = error
         self._waiting.clear()
+        self._idle.set()
         self._failed(error)
 
     def _attempt(self, need: Need) -> Any:

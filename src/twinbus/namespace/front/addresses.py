@@ -1,0 +1,48 @@
+"""What a link address means: which entity, which sub-queue, or which of the namespace's own nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import unquote
+
+_DEAD_LETTER = "/$deadletterqueue"
+_TRANSFER_DEAD_LETTER = "/$transfer/$deadletterqueue"
+_MANAGEMENT = "/$management"
+
+
+class Node(Enum):
+    """The kinds of things a link can be attached to."""
+
+    CBS = "$cbs"
+    ENTITY = "entity"
+    MANAGEMENT = "$management"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed address. `entity` is '' for `$cbs` and for the namespace's own `$management`."""
+
+    node: Node
+    entity: str = ""
+    dead_letter: bool = False
+    transfer: bool = False
+
+
+def parse_address(text: str) -> Address:
+    """Understand `entity`, `entity/$DeadLetterQueue`, `…/$management`, `$cbs`, with or without `amqps://host:port/`."""
+    _, scheme, rest = text.partition("://")
+    path = unquote(rest.partition("/")[2] if scheme else text).strip("/")
+    lower = path.lower()
+    if lower == "$cbs":
+        return Address(Node.CBS)
+    node = Node.ENTITY
+    if lower == _MANAGEMENT[1:]:
+        return Address(Node.MANAGEMENT)
+    if lower.endswith(_MANAGEMENT):
+        node, lower = Node.MANAGEMENT, lower.removesuffix(_MANAGEMENT)
+    transfer = lower.endswith(_TRANSFER_DEAD_LETTER)
+    lower = lower.removesuffix(_TRANSFER_DEAD_LETTER)
+    dead_letter = lower.endswith(_DEAD_LETTER)
+    lower = lower.removesuffix(_DEAD_LETTER)
+    return Address(node, path[: len(lower)], dead_letter, transfer)

@@ -1,0 +1,146 @@
+"""Persist, then speak: groups of writes, and what may run once they are on disk."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from twinbus.namespace.committer import CONGESTED_BYTES, Committer
+from twinbus.namespace.engine.rows import DropRow, Need, Opened, PutRow, Row, SessionState, Write
+
+
+class SlowDisk:
+    """A store whose disk finishes a commit only when told to."""
+
+    inline = False
+
+    def __init__(self) -> None:
+        self.commits: list[Sequence[Write]] = []
+        self.go = threading.Semaphore(0)
+        self.error: Exception | None = None
+
+    def open(self) -> Opened:
+        return Opened([], 1, 1)
+
+    def load(self, need: Need) -> Any:
+        if self.error is not None:
+            raise self.error
+        return len(self.commits)
+
+    def commit(self, writes: Sequence[Write]) -> None:
+        assert self.go.acquire(timeout=10)
+        if self.error is not None:
+            raise self.error
+        self.commits.append(writes)
+
+    def close(self) -> None:
+        pass
+
+
+def committer_on(disk: SlowDisk, failures: list[Exception] | None = None) -> Committer:
+    return Committer(disk, failed=(failures if failures is not None else []).append, committed=lambda _: None)
+
+
+def drop(seq: int) -> Write:
+    return DropRow(1, 0, seq)
+
+
+async def on_disk(committer: Committer, group: int) -> None:
+    done = asyncio.get_running_loop().create_future()
+    committer.when(group, lambda: done.set_result(None))
+    await asyncio.wait_for(done, 10)
+
+
+async def test_a_call_waits_until_its_group_is_on_disk() -> None:
+    disk = SlowDisk()
+    committer = committer_on(disk)
+    said: list[str] = []
+    group = committer.add([drop(1)])
+    committer.when(group, lambda: said.append("accepted"))
+    await asyncio.sleep(0)
+    assert said == []
+    disk.go.release()
+    await on_disk(committer, group)
+    assert said == ["accepted"]
+    assert [list(writes) for writes in disk.commits] == [[drop(1)]]
+    await committer.close()
+
+
+async def test_writes_gather_in_one_group_while_the_disk_is_busy() -> None:
+    disk = SlowDisk()
+    committer = committer_on(disk)
+    first = committer.add([drop(1)])
+    await asyncio.sleep(0)  # the first group has left
+    groups = {committer.add([drop(seq)]) for seq in range(2, 50)}
+    assert len(groups) == 1
+    assert groups != {first}
+    disk.go.release(2)
+    await on_disk(committer, groups.pop())
+    assert [len(writes) for writes in disk.commits] == [1, 48]
+    await committer.close()
+
+
+async def test_a_call_for_what_is_on_disk_runs_at_once() -> None:
+    disk = SlowDisk()
+    disk.go.release()
+    committer = committer_on(disk)
+    group = committer.add([drop(1)])
+    await on_disk(committer, group)
+    said: list[int] = []
+    committer.when(group, lambda: said.append(1))
+    assert said == [1]
+    await committer.close()
+
+
+async def test_after_a_failed_commit_nothing_more_is_said() -> None:
+    disk = SlowDisk()
+    failures: list[Exception] = []
+    committer = committer_on(disk, failures)
+    disk.error = OSError("disk full")
+    said: list[int] = []
+    group = committer.add([drop(1)])
+    committer.when(group, lambda: said.append(1))
+    disk.go.release(5)
+    await asyncio.wait_for(committer.close(), 10)
+    assert failures == [disk.error]
+    assert said == []
+
+
+async def test_a_failed_read_is_handed_to_the_one_who_asked() -> None:
+    disk = SlowDisk()
+    disk.error = OSError("unreadable")
+    committer = committer_on(disk)
+    answer = asyncio.get_running_loop().create_future()
+    committer.load(SessionState(1, "s"), answer.set_result)
+    assert await asyncio.wait_for(answer, 10) is disk.error
+    await committer.close()
+
+
+async def test_much_that_waits_for_the_disk_is_congestion_until_it_is_written() -> None:
+    disk = SlowDisk()
+    committer = committer_on(disk)
+    big = Row(1, 0, 1, 1, 0, None, None, None, 0, CONGESTED_BYTES, None, None, bytes(CONGESTED_BYTES + 1))
+    group = committer.add([PutRow(big)])
+    assert committer.is_congested
+    relieved = asyncio.Event()
+    committer.when_relieved(relieved.set)
+    disk.go.release()
+    await on_disk(committer, group)
+    await asyncio.wait_for(relieved.wait(), 10)
+    assert not committer.is_congested
+    await committer.close()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_close_brings_everything_to_disk(busy: bool) -> None:
+    disk = SlowDisk()
+    committer = committer_on(disk)
+    committer.add([drop(1)])
+    if busy:
+        await asyncio.sleep(0)
+    committer.add([drop(2)])
+    disk.go.release(2)
+    await asyncio.wait_for(committer.close(), 10)
+    assert [write for writes in disk.commits for write in writes] == [drop(1), drop(2)]
