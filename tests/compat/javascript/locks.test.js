@@ -1,0 +1,124 @@
+// Message locks: renewing, renewing by itself, and losing. The shortest lock is 5 s: these tests wait side by side.
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+import { CHAPTER, openClient, openQueue } from "./namespace.js";
+import { assertEmpty, peekAll, receiveOne, signal, until } from "./waiting.js";
+
+const SHORTEST_LOCK = { lockDuration: "PT5S" };
+
+async function openLockedMessage(t) {
+  const opened = await openQueue(t, SHORTEST_LOCK);
+  await opened.sender.sendMessages({ body: "locked" });
+  return { ...opened, message: await receiveOne(opened.receiver) };
+}
+
+/** Waits on another connection until the lock has run out and the message is delivered again. */
+async function redelivered(t, queue) {
+  const receiver = openClient(t).createReceiver(queue);
+  return { receiver, message: await receiveOne(receiver) };
+}
+
+describe("message locks", CHAPTER, () => {
+  test("a lock lasts as long as the queue says", async (t) => {
+    const before = Date.now();
+    const { message } = await openLockedMessage(t);
+    const lasts = message.lockedUntilUtc.getTime() - before;
+    assert.ok(lasts > 4000 && lasts <= 5000 + (Date.now() - before), `locked for ${lasts} ms`);
+  });
+
+  test("renewing moves the end of the lock", async (t) => {
+    const { receiver, message } = await openLockedMessage(t);
+    const before = message.lockedUntilUtc;
+    const renewed = await receiver.renewMessageLock(message);
+    assert.ok(renewed > before);
+    assert.deepEqual(message.lockedUntilUtc, renewed);
+    await receiver.completeMessage(message);
+    await assertEmpty(receiver);
+  });
+
+  test("a renewed message is not handed out at the end of its first lock", async (t) => {
+    const { queue, sender, receiver, message } = await openLockedMessage(t);
+    await sender.sendMessages({ body: "lost", messageId: "lost" });
+    await receiveOne(receiver);
+    await until(async () => Date.now() > message.lockedUntilUtc.getTime() - 2000, "the first lock is nearly over");
+    await receiver.renewMessageLock(message);
+    const again = await redelivered(t, queue);
+    assert.equal(again.message.body, "lost");
+    await receiver.completeMessage(message);
+  });
+
+  test("an expired lock gives the message to another receiver, and the first one has lost it", async (t) => {
+    const { queue, receiver, message } = await openLockedMessage(t);
+    const again = await redelivered(t, queue);
+    assert.deepEqual([again.message.body, again.message.deliveryCount], ["locked", 1]);
+    await assert.rejects(receiver.completeMessage(message), { code: "MessageLockLost" });
+    await again.receiver.completeMessage(again.message);
+    await assertEmpty(receiver);
+  });
+
+  test("every way to settle fails once the lock is lost", async (t) => {
+    const { queue, sender, receiver, message: first } = await openLockedMessage(t);
+    await sender.sendMessages([{ body: 2 }, { body: 3 }]);
+    const second = await receiveOne(receiver);
+    const third = await receiveOne(receiver);
+    await redelivered(t, queue);
+    await until(async () => Date.now() > third.lockedUntilUtc.getTime(), "the last lock is over");
+    await assert.rejects(receiver.abandonMessage(first), { code: "MessageLockLost" });
+    await assert.rejects(receiver.deferMessage(second), { code: "MessageLockLost" });
+    await assert.rejects(receiver.deadLetterMessage(third), { code: "MessageLockLost" });
+  });
+
+  test("an expired lock cannot be renewed", async (t) => {
+    const { queue, receiver, message } = await openLockedMessage(t);
+    await redelivered(t, queue);
+    await assert.rejects(receiver.renewMessageLock(message), { code: "MessageLockLost" });
+  });
+
+  test("lock expiries count as deliveries", async (t) => {
+    const { queue, client, receiver, sender } = await openQueue(t, { ...SHORTEST_LOCK, maxDeliveryCount: 1 });
+    await sender.sendMessages({ body: "once" });
+    await receiveOne(receiver);
+    const dead = await receiveOne(client.createReceiver(queue, { subQueueType: "deadLetter" }));
+    assert.equal(dead.deadLetterReason, "MaxDeliveryCountExceeded");
+  });
+
+  test("a subscriber's lock is renewed while its handler works", async (t) => {
+    const { sender, receiver } = await openQueue(t, SHORTEST_LOCK);
+    await sender.sendMessages({ body: "slow" });
+    const done = signal();
+    const subscription = receiver.subscribe({
+      async processMessage(message) {
+        const first = message.lockedUntilUtc;
+        await until(() => message.lockedUntilUtc > first, "the SDK renewed the lock");
+        done.give(message);
+      },
+      async processError({ error }) {
+        done.fail(error);
+      },
+    });
+    assert.equal((await done.given).body, "slow");
+    await until(async () => (await peekAll(receiver)).length === 0, "the message is completed");
+    await subscription.close();
+  });
+
+  test("without renewal a slow subscriber loses its lock", async (t) => {
+    const { queue, client, sender } = await openQueue(t, SHORTEST_LOCK);
+    await sender.sendMessages({ body: "slow" });
+    const slowReceiver = client.createReceiver(queue, { maxAutoLockRenewalDurationInMs: 0 });
+    const taken = signal();
+    const lost = signal();
+    slowReceiver.subscribe({
+      async processMessage() {
+        taken.give();
+        const { message } = await redelivered(t, queue);
+        assert.equal(message.deliveryCount, 1);
+      },
+      async processError(args) {
+        lost.give(args);
+      },
+    });
+    await taken.given;
+    const { error, errorSource } = await lost.given;
+    assert.deepEqual([error.code, errorSource], ["MessageLockLost", "complete"]);
+  });
+});

