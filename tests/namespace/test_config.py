@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from twinbus.namespace.config import ConfigError, NamespaceConfig, parse_config
-from twinbus.namespace.config_properties import milliseconds
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
@@ -180,7 +179,7 @@ def test_a_rule_that_is_not_the_true_filter_is_refused_by_name(properties: dict[
         ({"Queues__0__Properties__LockDuration": "PT6M"}, "Queues[0].Properties.LockDuration: 'PT6M' is out of range"),
         (
             {"Queues__0__Properties__LockDuration": "soon"},
-            "Queues[0].Properties.LockDuration: 'soon' is not a duration",
+            "Queues[0].Properties.LockDuration: 'soon' is not an ISO 8601 duration",
         ),
         ({"Queues__0__Properties__MaxDeliveryCount": 0}, "Queues[0].Properties.MaxDeliveryCount: 0 is not a whole"),
         ({"Queues__0__Properties__RequiresSession": "no"}, "Queues[0].Properties.RequiresSession: 'no' is neither"),
@@ -264,25 +263,19 @@ def test_a_file_of_another_shape_is_refused(text: str, toml: bool, said: str) ->
 
 
 @pytest.mark.parametrize(
-    ("value", "meant"),
-    [
-        ("PT1M", 60_000),
-        ("P1D", 86_400_000),
-        ("P1DT2H3M4.5S", 93_784_500),
-        (30, 30_000),
-        (0.5, 500),
-        ("P", None),
-        ("PT", None),
-        ("P1Y", None),
-        ("1:00", None),
-        (True, None),
-        (-1, None),
-        (float("nan"), None),
-        (None, None),
-    ],
+    ("value", "meant"), [("PT1M", 60_000), ("P1D", 86_400_000), ("P1DT2H3M4.5S", 93_784_500), (30, 30_000), (1.5, 1500)]
 )
-def test_a_duration_is_iso_8601_or_seconds(value: Any, meant: int | None) -> None:
-    assert milliseconds(value) == meant
+def test_a_duration_is_iso_8601_or_seconds(value: Any, meant: int) -> None:
+    queue = {"name": "q", "default_message_time_to_live": value}
+    (namespace,) = parse({"namespaces": [{"name": "a", "queues": [queue]}]})
+    assert namespace.entities == (QueueDescription(path="q", default_time_to_live=meant),)
+
+
+@pytest.mark.parametrize("value", ["P", "PT", "1:00", True, -1, float("nan"), 0.5, [], "-PT1M"])
+def test_what_is_no_duration_or_too_short_a_one_is_refused(value: Any) -> None:
+    queue = {"name": "q", "default_message_time_to_live": value}
+    (problem,) = problems({"namespaces": [{"name": "a", "queues": [queue]}]})
+    assert problem.startswith("namespaces[0].queues[0].default_message_time_to_live: ")
 
 
 def test_the_longest_span_of_the_service_means_never() -> None:

@@ -5,19 +5,15 @@ One table serves both dialects: our own names are the SDK's, the emulator's are 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus
+from twinbus.namespace.front.durations import parse_duration, render_duration
 
-# .NET's longest span, which stands for "never"; whatever is longer or as long is read the same.
-_NEVER: Final = 10_675_199 * limits.DAY
-_DURATION: Final = re.compile(
-    r"P(?:(?P<days>\d+)D)?(?:T(?=\d)(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?"
-)
+_LONGEST_SECONDS: Final = 10_675_199 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,32 +101,29 @@ def read_properties(node: Node, properties: Properties, spell: Callable[[str], s
 _WRONG: Final = object()
 
 
-def milliseconds(value: Any) -> int | None:
-    """An ISO 8601 duration, or a number of seconds; None if it is neither. Years and months have no fixed length."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return round(value * 1000) if 0 <= value <= _NEVER else None
-    match = _DURATION.fullmatch(value) if isinstance(value, str) and len(value) > 1 and len(value) <= 64 else None
-    if match is None:
-        return None
-    days, hours, minutes = (int(match[name] or 0) for name in ("days", "hours", "minutes"))
-    return round((((days * 24 + hours) * 60 + minutes) * 60 + float(match["seconds"] or 0)) * 1000)
+def _span(value: Any) -> int | None:
+    """Milliseconds of an ISO 8601 duration or of a number of seconds; None for never. Raises ValueError."""
+    if isinstance(value, str):
+        return parse_duration(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LONGEST_SECONDS:
+        raise ValueError(f"{value!r} is neither a duration such as 'PT1M' nor a number of seconds")
+    return round(value * 1000)
 
 
 def _duration(least: int, most: int | None = None) -> Read:
-    """With no upper bound, a span of .NET's longest or more means never."""
+    """With no upper bound, it may be never."""
 
     def read(node: Node) -> Any:
-        span = milliseconds(node.value)
-        if span is None:
-            node.bad(f"{node.value!r} is not a duration such as 'PT1M' or a number of seconds")
+        try:
+            span = _span(node.value)
+        except ValueError as error:
+            node.bad(str(error))
             return _WRONG
-        if span < least or (most is not None and span > most):
-            upper = "" if most is None else f" and at most {most // 1000} s"
-            node.bad(f"{node.value!r} is out of range: at least {least // 1000} s{upper}")
-            return _WRONG
-        return None if most is None and span >= _NEVER else span
+        if (span is None and most is None) or (span is not None and least <= span <= (most or span)):
+            return span
+        upper = "" if most is None else f" and at most {render_duration(most)}"
+        node.bad(f"{node.value!r} is out of range: at least {render_duration(least)}{upper}")
+        return _WRONG
 
     return read
 

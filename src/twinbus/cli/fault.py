@@ -1,0 +1,152 @@
+"""`twinbus fault`: set, clear and list the faults of a running namespace. What a fault does, the namespace decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twinbus.cli.telling import Debug, told
+
+if TYPE_CHECKING:
+    from twinbus.namespace.fault_client import FaultClient
+
+app = typer.Typer(help="Break a running namespace on purpose, repeatably.", no_args_is_help=True)
+
+Connection = Annotated[
+    str,
+    typer.Option(
+        "--connection-string",
+        "-c",
+        envvar="TWINBUS_CONNECTION_STRING",
+        show_envvar=True,
+        help="Of the namespace, with a key that has the Manage claim.",
+    ),
+]
+Authority = Annotated[
+    Path | None, typer.Option("--ca", envvar="TWINBUS_CA", help="CA to trust, where the connection is over TLS.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command(name="set")
+def set_fault(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="refuse, black-hole, delay, server-busy, detach, internal-error, drop-ack or crash.",
+            show_default=False,
+        ),
+    ],
+    connection_string: Connection,
+    entity: Annotated[str | None, typer.Option(help="Only this queue, topic or subscription.")] = None,
+    link: Annotated[str | None, typer.Option(help="Only links of this name; * and ? are wildcards.")] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where it strikes: connect, attach, send, receive, settle, request or http; may be repeated."
+        ),
+    ] = None,
+    probability: Annotated[float | None, typer.Option(help="Of a hit, above 0 and up to 1.")] = None,
+    count: Annotated[int | None, typer.Option(help="Over after so many hits.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Over after so many seconds.")] = None,
+    delay: Annotated[float | None, typer.Option(help="For kind delay: how many seconds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed and operations give the same hits.")] = None,
+    after: Annotated[bool, typer.Option("--after", help="For a crash: after storing, before acknowledging.")] = False,
+    ca: Authority = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Put a fault in force. Without --entity and --link it is for the whole namespace; a crash without --on is now."""
+    with told(debug=debug):
+        made = _client(connection_string, ca).set(
+            kind,
+            entity=entity,
+            link=link,
+            points=on or (),
+            probability=probability,
+            count=count,
+            duration=duration,
+            delay=delay,
+            seed=seed,
+            after=after,
+        )
+        if json:
+            _print_json(made)
+        elif not made:
+            typer.echo("the namespace was told to crash")
+        else:
+            typer.echo(f"fault {made['id']} is in force: {made['kind']} (seed {made['seed']})")
+
+
+@app.command(name="clear")
+def clear_faults(
+    connection_string: Connection,
+    id: Annotated[str | None, typer.Argument(help="The fault to lift; all of them if none is named.")] = None,
+    ca: Authority = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Lift one fault, or all."""
+    with told(debug=debug):
+        cleared = _client(connection_string, ca).clear(id)
+        if json:
+            _print_json({"cleared": cleared})
+        else:
+            typer.echo(f"{cleared} lifted")
+        if id is not None and not cleared:
+            raise typer.Exit(1)
+
+
+@app.command(name="list")
+def list_faults(connection_string: Connection, ca: Authority = None, json: Json = False, debug: Debug = False) -> None:
+    """Show what is in force."""
+    with told(debug=debug):
+        faults = _client(connection_string, ca).list()
+        if json:
+            _print_json({"faults": faults})
+        elif not faults:
+            typer.echo("no fault is in force")
+        else:
+            _print_table(faults)
+
+
+def _client(connection_string: str, ca: Path | None) -> FaultClient:
+    from twinbus.connect.connection_string import ConnectionStringError  # noqa: PLC0415 - `serve` starts without it
+    from twinbus.errors import OperatorError  # noqa: PLC0415
+    from twinbus.namespace.fault_client import FaultClient  # noqa: PLC0415
+
+    try:
+        return FaultClient(connection_string, ca=ca)
+    except ConnectionStringError as error:
+        raise OperatorError(str(error), "`twinbus serve` prints the connection string of each namespace.") from error
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    import json  # noqa: PLC0415 - `json` is the name of an option here
+
+    typer.echo(json.dumps(value))
+
+
+def _print_table(faults: list[dict[str, Any]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow, and wanted only here
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table("id", "kind", "entity", "link", "on", "hits", "probability", "ends in", "seed")
+    for fault in faults:
+        hits = str(fault["hits"]) if fault["count"] is None else f"{fault['hits']} of {fault['count']}"
+        kind = f"{fault['kind']} {fault['delay']:g} s" if fault["delay"] else fault["kind"]
+        ends = "" if fault["ends_in"] is None else f"{fault['ends_in']:.0f} s"
+        where = ("all" if fault["entity"] is None else fault["entity"], fault["link"] or "all")
+        table.add_row(
+            fault["id"],
+            kind,
+            *where,
+            ", ".join(fault["points"]),
+            hits,
+            f"{fault['probability']:g}",
+            ends,
+            str(fault["seed"]),
+        )
+    Console().print(table)

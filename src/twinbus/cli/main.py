@@ -1,0 +1,39 @@
+"""The command line as a whole: its verbs, and how a mistake is told. What a verb does is in its own file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from twinbus.cli import fault, serve
+
+app = typer.Typer(
+    name="twinbus",
+    help="Paired Service Bus namespaces, and a local namespace that the official SDKs use unchanged.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command(name="serve", help=serve.serve.__doc__)(serve.serve)
+app.add_typer(fault.app, name="fault")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow, and nearly never wanted
+
+        try:
+            typer.echo(f"twinbus {version('twinbus')}")
+        except PackageNotFoundError:
+            typer.echo("twinbus (not installed: run from its sources)")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Paired Service Bus namespaces, and a local namespace that the official SDKs use unchanged."""

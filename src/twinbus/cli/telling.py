@@ -1,0 +1,46 @@
+"""How the command line tells a person that something went wrong: what it is and what to do, never a trace."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from twinbus.errors import OperatorError
+
+FAILED = 1
+Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
+
+
+def tell(error: BaseException, *, debug: bool = False) -> None:
+    """One error, on stderr."""
+    from rich.console import Console  # noqa: PLC0415 - slow, and wanted only when something is wrong
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    text = error.text if isinstance(error, OperatorError) else f"{type(error).__name__}: {error}"
+    console.print("[bold red]error:[/] ", end="")
+    console.print(text, markup=False)
+    hint = getattr(error, "hint", "")
+    if not hint and not isinstance(error, OperatorError) and not debug:
+        hint = "This was not foreseen; --debug shows where it happened."
+    if hint:
+        console.print("[bold]hint:[/] ", end="")
+        console.print(hint, markup=False)
+
+
+@contextmanager
+def told(*, debug: bool) -> Iterator[None]:
+    """Any error inside ends the program with a message instead of a trace."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:
+        tell(error, debug=debug)
+        raise typer.Exit(FAILED) from None

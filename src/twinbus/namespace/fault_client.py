@@ -1,0 +1,141 @@
+"""Faults of a running namespace, set from outside: a small blocking client of `/$faults` on its port.
+
+It needs a key with the Manage claim. What a fault does is decided by the namespace.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from twinbus.clock import Clock, SystemClock
+from twinbus.connect.connection_string import ConnectionString
+from twinbus.connect.sas import make_token
+from twinbus.errors import OperatorError
+
+PATH: Final = "/$faults"
+_TOKEN_SECONDS: Final = 300
+_Shown = dict[str, Any]
+_ShownAll = list[dict[str, Any]]
+
+
+class FaultRequestError(OperatorError):
+    """The namespace did not answer, or refused; `status` is 0 where there was no answer."""
+
+    def __init__(self, text: str, hint: str = "", status: int = 0) -> None:
+        super().__init__(text, hint)
+        self.status = status
+
+
+class FaultClient:
+    """Sets, clears and lists the faults of one namespace."""
+
+    def __init__(
+        self, connection_string: str, *, ca: Path | None = None, timeout: float = 10.0, clock: Clock | None = None
+    ) -> None:
+        self._at = ConnectionString.parse(connection_string)
+        self._ca = ca
+        self._timeout = timeout
+        self._clock = clock or SystemClock()
+
+    def set(
+        self,
+        kind: str,
+        *,
+        entity: str | None = None,
+        link: str | None = None,
+        points: Iterable[str] = (),
+        probability: float | None = None,
+        count: int | None = None,
+        duration: float | None = None,
+        delay: float | None = None,
+        seed: int | None = None,
+        after: bool = False,
+    ) -> _Shown:
+        """Put a fault in force and return it as the namespace tells it: with its id and its seed.
+
+        Of a crash without points there is nothing to tell: the answer is empty.
+        """
+        spec = {
+            "kind": kind,
+            "entity": entity,
+            "link": link,
+            "points": list(points) or None,
+            "probability": probability,
+            "count": count,
+            "duration": duration,
+            "delay": delay,
+            "seed": seed,
+            "after": after or None,
+        }
+        body = {name: value for name, value in spec.items() if value is not None}
+        crashes = kind == "crash" and "points" not in body
+        answer: _Shown = self._ask("POST", PATH, body, may_vanish=crashes)
+        return answer
+
+    def clear(self, id: str | None = None) -> int:
+        """Lift one fault, or all; how many were lifted."""
+        answer = self._ask("DELETE", PATH if id is None else f"{PATH}/{quote(id, safe='')}")
+        return int(answer["cleared"])
+
+    def list(self) -> _ShownAll:
+        """What is in force."""
+        found: _ShownAll = self._ask("GET", PATH)["faults"]
+        return found
+
+    def _ask(self, method: str, path: str, body: _Shown | None = None, *, may_vanish: bool = False) -> Any:
+        connection = self._connection()
+        headers = {"Authorization": self._token(), "Accept": "application/json"}
+        content = None
+        if body is not None:
+            content = json.dumps(body).encode()
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.connect()
+            try:
+                connection.request(method, path, content, headers)
+                response = connection.getresponse()
+                status, answer = response.status, response.read()
+            except (ConnectionError, http.client.HTTPException):
+                if may_vanish:
+                    return {}
+                raise
+        except (OSError, http.client.HTTPException) as error:
+            raise FaultRequestError(
+                f"The namespace at {self._at.authority} did not answer: {str(error) or type(error).__name__}",
+                "Is it running, and is this its connection string?",
+            ) from error
+        finally:
+            connection.close()
+        return self._read(status, answer)
+
+    def _read(self, status: int, answer: bytes) -> Any:
+        try:
+            value = json.loads(answer)
+        except ValueError:
+            value = None
+        if status < 300 and isinstance(value, dict):
+            return value
+        told = value.get("error") if isinstance(value, dict) else answer[:500].decode(errors="replace").strip()
+        if status == 401:
+            raise FaultRequestError(
+                f"The namespace at {self._at.authority} refused the key {self._at.key_name!r}: {told}",
+                "Faults need a key with the Manage claim.",
+                status,
+            )
+        raise FaultRequestError(f"{told or http.client.responses.get(status, 'no explanation')}", status=status)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self._at.tls:
+            return http.client.HTTPConnection(self._at.host, self._at.port, timeout=self._timeout)
+        context = ssl.create_default_context(cafile=self._ca)
+        return http.client.HTTPSConnection(self._at.host, self._at.port, timeout=self._timeout, context=context)
+
+    def _token(self) -> str:
+        expires_at = self._clock.now() // 1000 + _TOKEN_SECONDS
+        return make_token(self._at.resource(), self._at.key_name, self._at.key, expires_at)
