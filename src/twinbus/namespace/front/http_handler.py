@@ -1,0 +1,116 @@
+"""What a namespace answers over HTTP: which part is asked, and whether the caller may ask. No bytes, no connection."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
+from twinbus.namespace.front.fault_routes import FaultControl, answer_faults
+from twinbus.namespace.front.http_messages import Request, Response, error, json_response, method_not_allowed
+from twinbus.namespace.front.management import Administration, Management
+from twinbus.namespace.front.routes import Kind, find_route
+from twinbus.namespace.front.sas import SasVerifier, TokenRefusedError
+
+_CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
+_PAGE: Final = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{name} · Twinbus</title>
+<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:4rem auto;padding:0 1rem}}</style>
+<h1>{name}</h1>
+<p>This is a Service Bus namespace served by Twinbus. Its port speaks AMQP 1.0 and HTTP, plain and in TLS.</p>
+<ul>
+<li><a href="/$health">/$health</a>: whether it is up</li>
+<li><a href="/metrics">/metrics</a>: its figures, for Prometheus</li>
+<li>/$Resources/queues, /$Resources/topics: the management API, for the official clients (needs a key)</li>
+</ul>
+</html>
+"""
+_TEXT: Final = """{name}: a Service Bus namespace served by Twinbus (AMQP 1.0 and HTTP on this port).
+/$health            whether it is up
+/metrics            its figures, for Prometheus
+/$Resources/queues  the management API, for the official clients (needs a key)
+"""
+
+
+class HttpHandler:
+    """The HTTP side of one namespace."""
+
+    def __init__(
+        self,
+        name: str,
+        administration: Administration,
+        verifier: SasVerifier,
+        faults: FaultControl,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name = name
+        self._management = Management(name, administration)
+        self._verifier = verifier
+        self._faults = faults
+        self._registry = registry
+        self._now = administration.now
+
+    async def handle(self, request: Request) -> Response:
+        first = request.segments[0].lower() if request.segments else ""
+        if first == "$health" and len(request.segments) == 1:
+            return self._reading(
+                request, lambda: json_response(HTTPStatus.OK, {"status": "ok", "namespace": self._name})
+            )
+        if first == "$faults":
+            return self._answer_faults(request)
+        # With an api-version it is the management API that is asked, for an entity of that name.
+        if "api-version" not in request.query:
+            if request.segments == ("metrics",):
+                return self._metrics(request)
+            if not request.segments and request.method == "GET":
+                return self._welcome(request)
+        return await self._manage(request)
+
+    async def _manage(self, request: Request) -> Response:
+        route = find_route(request.segments)
+        resource = "" if route.kind is Kind.ROOT else route.resource
+        refused = self._why_not(request, resource, self._management.rules(route))
+        if refused is not None:
+            return error(HTTPStatus.UNAUTHORIZED, refused, _CHALLENGE)
+        return await self._management.answer(request, route)
+
+    def _answer_faults(self, request: Request) -> Response:
+        refused = self._why_not(request, "$faults", ())
+        if refused is not None:
+            return json_response(HTTPStatus.UNAUTHORIZED, {"error": refused})
+        return answer_faults(request, self._faults)
+
+    def _metrics(self, request: Request) -> Response:
+        refused = None if request.peer_is_loopback else self._why_not(request, "metrics", ())
+        if refused is not None:
+            return error(HTTPStatus.UNAUTHORIZED, refused, _CHALLENGE)
+        return self._reading(
+            request, lambda: Response(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_LATEST)
+        )
+
+    def _welcome(self, request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            page = _PAGE.format(name=html.escape(self._name))
+            return Response(HTTPStatus.OK, page.encode(), "text/html; charset=utf-8")
+        return Response(HTTPStatus.OK, _TEXT.format(name=self._name).encode())
+
+    def _reading(self, request: Request, answer: Callable[[], Response]) -> Response:
+        return answer() if request.method == "GET" else method_not_allowed(request.method, "GET")
+
+    def _why_not(self, request: Request, resource: str, rules: tuple[AuthorizationRule, ...]) -> str | None:
+        """Why the caller may not manage the resource; None if it may."""
+        token = request.headers.get("authorization")
+        if not token:
+            return "the request has no Authorization header"
+        try:
+            claims = self._verifier.verify(
+                token, resource, rules, self._now() / 1000, peer_is_loopback=request.peer_is_loopback
+            )
+        except TokenRefusedError as refused:
+            return refused.text
+        return None if Claim.MANAGE in claims else f"the Manage claim is required for {resource or 'the namespace'!r}"

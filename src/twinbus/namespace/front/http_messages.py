@@ -1,0 +1,75 @@
+"""A request and its response, as the handlers of the HTTP front see them: no connection, no framing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from twinbus.namespace.front.atom_writing import render_error
+
+_AUTHORITY: Final = re.compile(r"[A-Za-z0-9._~\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+
+
+class BadTargetError(ValueError):
+    """The request's target is no URL of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`segments` are the parts of the path between its slashes, each decoded by itself; header names are lower-case."""
+
+    method: str
+    path: str
+    segments: tuple[str, ...]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    peer_is_loopback: bool
+
+    @property
+    def authority(self) -> str:
+        """The host the client asked for, fit to stand in a link."""
+        host = self.headers.get("host", "")
+        return host if _AUTHORITY.fullmatch(host) else "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: int
+    body: bytes = b""
+    content_type: str = "text/plain; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_target(target: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
+    """Path, decoded segments and query of a request's target, in origin or absolute form."""
+    try:
+        if target.startswith("/"):
+            target = f"http://host{target}"
+        elif not target.lower().startswith(("http://", "https://")):
+            raise BadTargetError
+        parts = urlsplit(target)
+        # Decoded after splitting: Python's client writes a slash inside a name as %2F.
+        segments = tuple(unquote(part, errors="strict") for part in parts.path.split("/") if part)
+        query = dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=100))
+    except ValueError:
+        raise BadTargetError("the target of the request is not a path that can be decoded") from None
+    return parts.path or "/", segments, query
+
+
+def error(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as the management API's clients read it."""
+    return Response(status, render_error(status, detail), "application/xml; charset=utf-8", headers or {})
+
+
+def json_response(status: int, value: Any) -> Response:
+    return Response(status, json.dumps(value).encode() + b"\n", "application/json")
+
+
+def method_not_allowed(method: str, allowed: str) -> Response:
+    return error(HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not allowed here: {allowed} is", {"Allow": allowed})

@@ -1,0 +1,270 @@
+"""The management API: what a request asks of an entity, and what is answered. Who may ask is decided before.
+
+An update replaces the whole description: what it leaves out returns to its default, as in the service, but for what
+no update can change, which stays.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+
+from twinbus.amqp.conditions import Condition
+from twinbus.namespace.engine.descriptions import (
+    AuthorizationRule,
+    Description,
+    EntityInfo,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.front.atom import DEFAULT_RULE, IMMUTABLE, STANDARD_MESSAGE_KILOBYTES, AtomError, Rule
+from twinbus.namespace.front.atom_reading import Entry, read_entry
+from twinbus.namespace.front.atom_writing import (
+    Page,
+    Place,
+    render_default_rule,
+    render_entities,
+    render_entity,
+    render_namespace,
+    render_rules,
+)
+from twinbus.namespace.front.http_messages import Request, Response, error, method_not_allowed
+from twinbus.namespace.front.routes import Kind, Route
+
+ENTRY_TYPE: Final = "application/atom+xml;type=entry;charset=utf-8"
+FEED_TYPE: Final = "application/atom+xml;type=feed;charset=utf-8"
+
+_API_VERSION: Final = "2021-05"
+_LARGEST_PAGE: Final = 100
+_LARGEST_SKIP_DIGITS: Final = 9
+_KEY_BYTES: Final = 32
+_ONE_BY_ONE: Final = (Kind.ENTITY, Kind.SUBSCRIPTION, Kind.RULE)
+_STATUS: Final = {
+    Condition.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Condition.ENTITY_ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    Condition.ARGUMENT_ERROR: HTTPStatus.BAD_REQUEST,
+    Condition.ARGUMENT_OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
+    Condition.NOT_ALLOWED: HTTPStatus.BAD_REQUEST,
+    Condition.NOT_IMPLEMENTED: HTTPStatus.BAD_REQUEST,
+    Condition.UNAUTHORIZED_ACCESS: HTTPStatus.UNAUTHORIZED,
+    Condition.RESOURCE_LIMIT_EXCEEDED: HTTPStatus.FORBIDDEN,
+    Condition.PRECONDITION_FAILED: HTTPStatus.PRECONDITION_FAILED,
+    Condition.SERVER_BUSY: HTTPStatus.SERVICE_UNAVAILABLE,
+    Condition.TIMEOUT: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+class Directory(Protocol):
+    """The entities of a namespace as they are."""
+
+    def info(self, path: str) -> EntityInfo | None: ...
+    def queues(self) -> Sequence[EntityInfo]: ...
+    def topics(self) -> Sequence[EntityInfo]: ...
+    def subscriptions(self, topic: str) -> Sequence[EntityInfo]: ...
+
+
+class Administration(Protocol):
+    """A namespace at work. What changes an entity answers once the change is on disk."""
+
+    @property
+    def namespace(self) -> Directory: ...
+    async def create(self, description: Description) -> EntityInfo | Refusal: ...
+    async def update(self, description: Description) -> EntityInfo | Refusal: ...
+    async def delete(self, path: str) -> EntityInfo | Refusal: ...
+    def now(self) -> int: ...
+
+
+class _RefusedError(Exception):
+    """The request ends here, with this answer."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.response = error(status, detail)
+
+
+class Management:
+    """The management API of one namespace."""
+
+    def __init__(self, name: str, administration: Administration) -> None:
+        self._name = name
+        self._administration = administration
+        self._created = administration.now()
+
+    @property
+    def _entities(self) -> Directory:
+        return self._administration.namespace
+
+    def rules(self, route: Route) -> tuple[AuthorizationRule, ...]:
+        """The authorization rules of the entity a route is about, beside the namespace's own."""
+        info = self._entities.info(route.entity) if route.entity else None
+        if info is None or isinstance(info.description, SubscriptionDescription):
+            return ()
+        return info.description.authorization_rules
+
+    async def answer(self, request: Request, route: Route) -> Response:
+        if route.kind is Kind.UNKNOWN:
+            return error(HTTPStatus.NOT_FOUND, f"there is no resource {route.resource!r}")
+        if route.kind is Kind.ROOT:
+            return error(HTTPStatus.BAD_REQUEST, "the name of the entity is empty")
+        if request.method == "GET":
+            handle = self._get
+        elif request.method == "PUT" and route.kind in _ONE_BY_ONE:
+            handle = self._put
+        elif request.method == "DELETE" and route.kind in _ONE_BY_ONE:
+            handle = self._delete
+        else:
+            return method_not_allowed(request.method, "GET, PUT, DELETE" if route.kind in _ONE_BY_ONE else "GET")
+        try:
+            _check_names(route)
+            return await handle(request, route)
+        except _RefusedError as refused:
+            return refused.response
+
+    async def _get(self, request: Request, route: Route) -> Response:
+        place = self._place(request)
+        match route.kind:
+            case Kind.NAMESPACE:
+                return Response(HTTPStatus.OK, render_namespace(self._name, self._created, place), ENTRY_TYPE)
+            case Kind.QUEUES:
+                return _list(self._entities.queues(), request, route, place)
+            case Kind.TOPICS:
+                return _list(self._entities.topics(), request, route, place)
+            case Kind.SUBSCRIPTIONS:
+                self._topic(route)
+                return _list(self._entities.subscriptions(route.entity), request, route, place)
+            case Kind.RULES:
+                return _list([self._found(route)], request, route, place)
+            case Kind.RULE:
+                return self._get_rule(route, place)
+            case _:
+                return Response(HTTPStatus.OK, render_entity(self._found(route), place), ENTRY_TYPE)
+
+    def _get_rule(self, route: Route, place: Place) -> Response:
+        info = self._found(route)
+        if route.rule.lower() != DEFAULT_RULE.lower():
+            raise _RefusedError(HTTPStatus.NOT_FOUND, f"the subscription {route.path!r} has no rule {route.rule!r}")
+        return Response(HTTPStatus.OK, render_default_rule(info, place), ENTRY_TYPE)
+
+    async def _put(self, request: Request, route: Route) -> Response:
+        if route.kind is Kind.RULE:
+            raise _rule_refused(route.rule)
+        entry = _entry(request, route)
+        condition = request.headers.get("if-match")
+        if condition is None:
+            done = await self._administration.create(_new(entry, route))
+        elif condition.strip() == "*":
+            done = await self._administration.update(_changed(entry, self._found(route).description))
+        else:
+            raise _RefusedError(HTTPStatus.PRECONDITION_FAILED, f"If-Match: {condition} is not understood: only * is")
+        status = HTTPStatus.CREATED if condition is None else HTTPStatus.OK
+        return Response(status, render_entity(_granted(done), self._place(request)), ENTRY_TYPE)
+
+    async def _delete(self, request: Request, route: Route) -> Response:
+        if route.kind is Kind.RULE:
+            raise _rule_refused(route.rule)
+        _granted(await self._administration.delete(route.path))
+        return Response(HTTPStatus.OK)
+
+    def _found(self, route: Route) -> EntityInfo:
+        info = self._entities.info(route.path)
+        if info is None:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, f"the messaging entity {route.path!r} could not be found")
+        return info
+
+    def _topic(self, route: Route) -> None:
+        if not isinstance(self._found(route).description, TopicDescription):
+            raise _RefusedError(HTTPStatus.NOT_FOUND, f"{route.entity!r} is not a topic")
+
+    def _place(self, request: Request) -> Place:
+        return Place(f"https://{request.authority}", request.query.get("api-version") or _API_VERSION, self._name)
+
+
+def _check_names(route: Route) -> None:
+    for name in (route.resource, route.entity, route.subscription, route.rule):
+        if any(not character.isprintable() for character in name):
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name!r} holds characters that a name cannot have")
+
+
+def _entry(request: Request, route: Route) -> Entry:
+    """What the body says, checked against the URL and against what a standard namespace can do."""
+    if not request.body:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, "the request has no body")
+    try:
+        entry = read_entry(request.body, new_key=_new_key)
+    except AtomError as wrong:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, str(wrong)) from None
+    is_subscription = route.kind is Kind.SUBSCRIPTION
+    if isinstance(entry, Rule) or (entry.kind is SubscriptionDescription) is not is_subscription:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the description in the body does not fit {route.resource!r}")
+    name = route.subscription if is_subscription else route.entity
+    if entry.title is not None and entry.title.lower() != name.lower():
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the entry is titled {entry.title!r}, but the URL says {name!r}")
+    if entry.max_message_kilobytes not in (None, STANDARD_MESSAGE_KILOBYTES):
+        raise _RefusedError(
+            HTTPStatus.BAD_REQUEST,
+            "MaxMessageSizeInKilobytes can be set in a premium namespace only; this is a standard one",
+        )
+    rule = entry.default_rule
+    if rule is not None and (rule.name.lower() != DEFAULT_RULE.lower() or not rule.is_true):
+        raise _rule_refused(rule.name)
+    return entry
+
+
+def _new(entry: Entry, route: Route) -> Description:
+    if entry.kind is SubscriptionDescription:
+        return SubscriptionDescription(topic=route.entity, name=route.subscription, **entry.fields)
+    return (
+        TopicDescription(path=route.entity, **entry.fields)
+        if entry.kind is TopicDescription
+        else QueueDescription(path=route.entity, **entry.fields)
+    )
+
+
+def _changed(entry: Entry, before: Description) -> Description:
+    if entry.kind is not type(before):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{before.path!r} is of another kind than the body describes")
+    kept = {name: getattr(before, name) for name in IMMUTABLE if hasattr(before, name)}
+    fields: dict[str, Any] = kept | entry.fields
+    if isinstance(before, SubscriptionDescription):
+        return SubscriptionDescription(topic=before.topic, name=before.name, **fields)
+    return replace(type(before)(path=before.path), **fields)
+
+
+def _list(infos: Sequence[EntityInfo], request: Request, route: Route, place: Place) -> Response:
+    skip = _whole(request, "$skip", 0)
+    top = _whole(request, "$top", _LARGEST_PAGE)
+    if top == 0:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, "$top is 0: a page has at least one entry")
+    shown = infos[skip : skip + min(top, _LARGEST_PAGE)]
+    page = Page(route.resource, route.kind.value.capitalize(), skip, top, skip + len(shown) < len(infos))
+    render = render_rules if route.kind is Kind.RULES else render_entities
+    return Response(HTTPStatus.OK, render(shown, page, place), FEED_TYPE)
+
+
+def _whole(request: Request, name: str, default: int) -> int:
+    text = request.query.get(name, "") or str(default)
+    if not (text.isascii() and text.isdigit() and len(text) <= _LARGEST_SKIP_DIGITS):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name}: {text[:50]!r} is not a whole number from 0")
+    return int(text)
+
+
+def _granted(done: EntityInfo | Refusal) -> EntityInfo:
+    if isinstance(done, Refusal):
+        raise _RefusedError(_STATUS.get(done.condition, HTTPStatus.INTERNAL_SERVER_ERROR), done.description)
+    return done
+
+
+def _rule_refused(name: str) -> _RefusedError:
+    return _RefusedError(
+        HTTPStatus.BAD_REQUEST, f"rule {name!r}: rules other than the true rule {DEFAULT_RULE} are not supported yet"
+    )
+
+
+def _new_key() -> str:
+    return base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
