@@ -10,7 +10,7 @@ assert.ok(connectionString, "TWINBUS_CONNECTION_STRING names the namespace to te
 export const admin = new ServiceBusAdministrationClient(connectionString);
 
 // One attempt only: the SDK's own retries (3, each 30 s apart) would hide an error and wrap it in an AggregateError.
-export const ONE_ATTEMPT = { maxRetries: 0, timeoutInMs: 10_000 };
+export const ONE_ATTEMPT = { maxRetries: 0, retryDelayInMs: 100, timeoutInMs: 10_000 };
 
 export const CHAPTER = { concurrency: 8, timeout: 30_000 };
 
