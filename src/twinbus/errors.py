@@ -7,6 +7,14 @@ class TwinbusError(Exception):
     """Everything Twinbus raises on purpose."""
 
 
+class CallerError(TwinbusError):
+    """The caller mends the call; repeated as it is, it fails again."""
+
+
+class RetryError(TwinbusError):
+    """Time mends it: the same call may succeed later."""
+
+
 class OperatorError(TwinbusError):
     """A person has to mend something first. The text says what is wrong, the hint what to do about it."""
 
@@ -14,3 +22,6 @@ class OperatorError(TwinbusError):
         super().__init__(text)
         self.text = text
         self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.text}. {self.hint}" if self.hint else self.text

@@ -29,6 +29,14 @@ class Store(Protocol):
         """Apply the writes in order, all or nothing; on return they survive power loss."""
         ...
 
+    def tidy(self) -> bool:
+        """A bounded piece of housekeeping by the writer thread; True while more is waiting.
+
+        Called after a commit's acknowledgements have left and when there is nothing to commit, it keeps such work out
+        of their way. It may be left out: a commit that can no longer wait does it first.
+        """
+        ...
+
     def close(self) -> None:
         """Give the store back. A second close does nothing."""
         ...

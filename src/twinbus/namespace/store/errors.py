@@ -1,0 +1,85 @@
+"""What a store may raise, and how an error of SQLite becomes one of them. All name the file and say what to do.
+
+Every one of them is the operator's: the calls a namespace makes are right, so what fails is the disk or the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+
+from twinbus.errors import OperatorError
+
+
+class StoreError(OperatorError):
+    """The store could not do what it was asked; nothing of that commit was kept."""
+
+    def __init__(self, what: str, path: Path | None = None, hint: str = "") -> None:
+        super().__init__(f"{what}: {path}" if path else what, hint)
+        self.path = path
+
+
+class StoreInUseError(StoreError):
+    """Another process, or another store of this one, holds the file."""
+
+
+class StoreDamagedError(StoreError):
+    """The file is not what the store wrote."""
+
+
+class StoreVersionError(StoreError):
+    """The file was written by a version whose layout this one cannot use."""
+
+
+class StoreFullError(StoreError):
+    """No room left to write to."""
+
+
+class StoreConflictError(StoreError):
+    """A row was written where there is one already: two writers, or an error of ours. Nothing was kept."""
+
+
+def damaged(path: Path, what: str) -> StoreDamagedError:
+    """The file cannot be trusted: say what was found, and how to save what can be saved."""
+    return StoreDamagedError(
+        f"The store is damaged ({what})",
+        path,
+        f"Keep a copy of {path.name}, {path.name}-wal and {path.name}-shm first. Then put a backup in their place,"
+        f' or save what can be read: sqlite3 {path.name} ".recover" | sqlite3 {path.stem}-recovered{path.suffix}',
+    )
+
+
+def translated(error: apsw.Error | OSError, path: Path, doing: str) -> StoreError:
+    """The store's word for an error of SQLite or of the file system met while `doing`."""
+    match error:
+        case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
+            return damaged(path, str(error).partition(": ")[2] or str(error))
+        case apsw.FullError():
+            return StoreFullError(f"The disk is full while {doing}", path, "Make room, then start again.")
+        case apsw.ConstraintError():
+            return StoreConflictError(f"A stored row would be overwritten while {doing} ({error})", path)
+        case apsw.ReadOnlyError() | apsw.PermissionsError() | apsw.AuthError():
+            return StoreError(
+                f"The store cannot be written while {doing} ({error})",
+                path,
+                "Mount the file system for writing, and give this user the right to the file and its folder.",
+            )
+        case apsw.CantOpenError():
+            return StoreError(
+                f"The store cannot be opened while {doing} ({error})",
+                path,
+                "Check that the folder exists and may be written.",
+            )
+        case apsw.BusyError() | apsw.LockedError():
+            return StoreInUseError(
+                f"Another program has the store locked while {doing}", path, "Close what has the file open."
+            )
+        case apsw.NoMemError():
+            return StoreError(f"Out of memory while {doing}", path, "Give the process more memory.")
+        case _:
+            return StoreError(
+                f"The store failed while {doing} ({error})",
+                path,
+                "Check the disk (dmesg, free space), then start again: what was acknowledged is on disk.",
+            )

@@ -1,0 +1,300 @@
+"""The store of `--memory`: the same answers as the durable one, kept in dicts and gone with the process.
+
+Applies writes one by one, in order, and takes them back if one cannot be applied.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, takewhile
+from typing import Any, assert_never
+
+from twinbus.namespace.engine.rows import (
+    BrowseRows,
+    DropEntity,
+    DropRow,
+    DueAnswer,
+    DueRows,
+    ExpiredRows,
+    ForgetSeenIds,
+    KnownIds,
+    Lane,
+    MoveRow,
+    Need,
+    NextRows,
+    Opened,
+    PutBody,
+    PutEntity,
+    PutQueue,
+    PutRow,
+    PutSeenId,
+    PutSessionState,
+    Row,
+    RowsBySeq,
+    SessionState,
+    StoredEntity,
+    StoredSessions,
+    WaitingSessions,
+    Write,
+)
+from twinbus.namespace.store.errors import StoreConflictError
+from twinbus.namespace.store.plan import moved
+from twinbus.namespace.store.reading import empty_answer
+from twinbus.namespace.store.sorted_keys import SortedKeys
+
+_EXPIRING = (Lane.ACTIVE, Lane.DEFERRED)
+_LISTED = (Lane.ACTIVE, Lane.DEFERRED, Lane.SCHEDULED)
+
+
+class _Queue:
+    """The rows of one queue and the ways to them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int], Row] = {}
+        self.lanes: dict[int, SortedKeys[int]] = {}
+        self.sessions: dict[int, SortedKeys[str]] = {}
+        self.of_session: dict[tuple[int, str], SortedKeys[int]] = {}
+        self.expiring: SortedKeys[tuple[int, int, int]] = SortedKeys()
+        self.due: SortedKeys[tuple[int, int, int]] = SortedKeys()
+        self.states: dict[str, tuple[bytes, int]] = {}
+        self.seen: dict[str, int] = {}
+
+    def insert(self, row: Row) -> None:
+        key = (row.lane, row.seq)
+        if key in self.rows:
+            raise StoreConflictError(f"A stored row would be overwritten: queue {row.queue}, lane and number {key}")
+        self.rows[key] = row
+        self.lanes.setdefault(row.lane, SortedKeys()).add(row.seq)
+        if row.session is not None:
+            numbers = self.of_session.setdefault((row.lane, row.session), SortedKeys())
+            if not numbers:
+                self.sessions.setdefault(row.lane, SortedKeys()).add(row.session)
+            numbers.add(row.seq)
+        if row.expires is not None and row.lane in _EXPIRING:
+            self.expiring.add((row.expires, row.seq, row.lane))
+        if row.due is not None:
+            self.due.add((row.due, row.seq, row.lane))
+
+    def remove(self, key: tuple[int, int]) -> Row:
+        row = self.rows.pop(key)
+        self.lanes[row.lane].remove(row.seq)
+        if row.session is not None:
+            numbers = self.of_session[row.lane, row.session]
+            numbers.remove(row.seq)
+            if not numbers:
+                del self.of_session[row.lane, row.session]
+                self.sessions[row.lane].remove(row.session)
+        if row.expires is not None and row.lane in _EXPIRING:
+            self.expiring.remove((row.expires, row.seq, row.lane))
+        if row.due is not None:
+            self.due.remove((row.due, row.seq, row.lane))
+        return row
+
+    def walk(self, lane: int, after: int, session: str | None) -> Iterator[Row]:
+        numbers = self.lanes.get(lane) if session is None else self.of_session.get((lane, session))
+        return (self.rows[lane, seq] for seq in numbers.after(after)) if numbers else iter(())
+
+
+_Change = tuple[_Queue, Row, bool]
+"""A row that was inserted (True) or removed."""
+
+
+class MemoryStore:
+    """A namespace's memory for as long as the process lives."""
+
+    inline = True
+
+    def __init__(self) -> None:
+        self._queues: dict[int, _Queue] = {}
+        self._entities: dict[int, PutEntity] = {}
+        self._counters: dict[int, PutQueue] = {}
+        self._bodies: dict[int, bytes] = {}
+        self._named: dict[int, int] = {}
+        """How many rows name a body."""
+        self._gone: set[int] = set()
+        self._highest = 0
+
+    def open(self) -> Opened:
+        entities = []
+        for queue, entity in sorted(self._entities.items()):
+            counters = self._counters.get(queue) or PutQueue(queue, 1, 0, 0, 0, 0, 0, 0, entity.created)
+            stored = self._queues.get(queue) or _Queue()
+            expiry, due = stored.expiring.first(), stored.due.first()
+            entities.append(StoredEntity(entity, counters, expiry and expiry[0], due and due[0]))
+        return Opened(entities, self._highest + 1, max(self._bodies, default=0) + 1)
+
+    def tidy(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing to give back; what was stored stays for a later `open` of this object."""
+
+    # --- writes ------------------------------------------------------------------------------------------------
+
+    def commit(self, writes: Sequence[Write]) -> None:
+        undo: list[_Change] = []
+        dropped: set[int] = set()
+        unnamed: set[int] = set()
+        kept: list[Write] = []
+        try:
+            for write in writes:
+                if isinstance(write, PutBody):
+                    kept.append(write)
+                    continue
+                number = write.row.queue if isinstance(write, PutRow) else write.queue
+                if number in self._gone or number in dropped:
+                    continue
+                kept.append(write)
+                if isinstance(write, DropEntity):
+                    dropped.add(number)
+                elif isinstance(write, PutRow | DropRow | MoveRow):
+                    self._change_row(self._queue(number), write, undo, unnamed)
+        except BaseException:
+            for queue, row, inserted in reversed(undo):
+                self._change(queue, row, not inserted)
+            raise
+        for write in kept:
+            if not isinstance(write, PutRow | DropRow | MoveRow):
+                self._apply(write, unnamed)
+        for body in unnamed:
+            if not self._named.get(body):
+                self._named.pop(body, None)
+                self._bodies.pop(body, None)
+
+    def _change_row(
+        self, queue: _Queue, write: PutRow | DropRow | MoveRow, undo: list[_Change], unnamed: set[int]
+    ) -> None:
+        match write:
+            case PutRow(new):
+                undo.append(self._change(queue, new if new.body is None else new._replace(raw=b""), True))
+            case DropRow(_, lane, seq) if row := queue.rows.get((lane, seq)):
+                undo.append(self._change(queue, row, False))
+                if row.body is not None:
+                    unnamed.add(row.body)
+            case MoveRow(_, lane, seq) if row := queue.rows.get((lane, seq)):
+                undo.append(self._change(queue, row, False))
+                undo.append(self._change(queue, moved(row, write), True))
+            case _:
+                pass  # the row is not there, and so it stays
+
+    def _change(self, queue: _Queue, row: Row, insert: bool) -> _Change:
+        if insert:
+            queue.insert(row)
+        else:
+            queue.remove((row.lane, row.seq))
+        if row.body is not None:
+            self._name(row.body, 1 if insert else -1)
+        return queue, row, insert
+
+    def _queue(self, number: int) -> _Queue:
+        if (queue := self._queues.get(number)) is None:
+            queue = self._queues[number] = _Queue()
+        return queue
+
+    def _name(self, body: int, change: int) -> None:
+        self._named[body] = self._named.get(body, 0) + change
+
+    def _apply(self, write: Write, unnamed: set[int]) -> None:
+        """Writes that cannot fail."""
+        match write:
+            case PutBody():
+                self._bodies[write.body] = write.raw
+            case PutQueue():
+                self._counters[write.queue] = write
+            case PutEntity():
+                self._entities[write.queue] = write
+                self._highest = max(self._highest, write.queue)
+            case DropEntity():
+                self._drop_entity(write.queue, unnamed)
+            case PutSessionState():
+                states = self._queue(write.queue).states
+                states.pop(write.session, None)
+                if write.state is not None:
+                    states[write.session] = (write.state, write.at)
+            case PutSeenId():
+                seen = self._queue(write.queue).seen
+                seen.pop(write.message_id, None)  # so that they stay in the order of their time
+                seen[write.message_id] = write.at
+            case ForgetSeenIds():
+                seen = self._queue(write.queue).seen
+                while seen and seen[first := next(iter(seen))] < write.before:
+                    del seen[first]
+            case PutRow() | DropRow() | MoveRow():
+                raise AssertionError("rows were changed before")
+            case _:
+                assert_never(write)
+
+    def _drop_entity(self, queue: int, unnamed: set[int]) -> None:
+        self._gone.add(queue)
+        self._entities.pop(queue, None)
+        self._counters.pop(queue, None)
+        if (stored := self._queues.pop(queue, None)) is not None:
+            for row in stored.rows.values():
+                if row.body is not None:
+                    self._name(row.body, -1)
+                    unnamed.add(row.body)
+
+    # --- needs -------------------------------------------------------------------------------------------------
+
+    def load(self, need: Need) -> Any:
+        queue = self._queues.get(need.queue)
+        if queue is None:
+            return empty_answer(need)
+        match need:
+            case NextRows():
+                return self._bounded(queue.walk(need.lane, need.after, need.session), need.limit, need.max_bytes)
+            case RowsBySeq():
+                found = (queue.rows.get((lane, seq)) for seq in need.seqs for lane in need.lanes)
+                return [self._whole(row) if need.with_raw else row._replace(raw=b"") for row in found if row]
+            case BrowseRows():
+                lanes = (queue.walk(lane, need.start - 1, need.session) for lane in need.lanes)
+                return self._bounded(heapq.merge(*lanes, key=_by_seq), need.limit, need.max_bytes)
+            case DueRows():
+                due = takewhile(lambda key: key[0] <= need.at, queue.due)
+                rows = self._bounded((queue.rows[lane, seq] for _, seq, lane in due), need.limit, need.max_bytes)
+                return DueAnswer(rows, _instant_after(queue.due, len(rows)))
+            case ExpiredRows():
+                expired = islice(takewhile(lambda key: key[0] <= need.at, queue.expiring), need.limit)
+                rows = [queue.rows[lane, seq]._replace(raw=b"") for _, seq, lane in expired]
+                return DueAnswer(rows, _instant_after(queue.expiring, len(rows)))
+            case WaitingSessions():
+                sessions = queue.sessions.get(Lane.ACTIVE)
+                return list(islice(sessions.after(need.after), need.limit)) if sessions else []
+            case StoredSessions():
+                return _stored_sessions(queue, need)
+            case SessionState():
+                return queue.states.get(need.session, (None, 0))[0]
+            case KnownIds():
+                return {name for name in need.ids if queue.seen.get(name, need.since - 1) >= need.since}
+            case _:
+                assert_never(need)
+
+    def _whole(self, row: Row) -> Row:
+        return row if row.body is None else row._replace(raw=self._bodies.get(row.body, b""))
+
+    def _bounded(self, rows: Iterable[Row], limit: int, max_bytes: int) -> list[Row]:
+        taken: list[Row] = []
+        total = 0
+        for row in islice(rows, limit):
+            total += row.size
+            if taken and total > max_bytes:
+                break
+            taken.append(self._whole(row))
+        return taken
+
+
+def _by_seq(row: Row) -> int:
+    return row.seq
+
+
+def _instant_after(keys: SortedKeys[tuple[int, int, int]], taken: int) -> int | None:
+    return next((key[0] for key in islice(keys, taken, None)), None)
+
+
+def _stored_sessions(queue: _Queue, need: StoredSessions) -> list[str]:
+    if need.state_since is not None:
+        names = {session for session, (_, at) in queue.states.items() if at > need.state_since}
+    else:
+        names = {session for lane in _LISTED for session in queue.sessions.get(lane, ())} | queue.states.keys()
+    return sorted(names)[need.skip : need.skip + need.limit]

@@ -1,0 +1,148 @@
+"""Making a store file and taking one into use: what is checked, and what each connection is told.
+
+A file comes into being whole or not at all, so any file that is there and not whole is damage. The checks are quick at
+any depth; they do not read all pages.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from twinbus.namespace.engine.rows import Opened, PutEntity, PutQueue, StoredEntity
+from twinbus.namespace.store import schema
+from twinbus.namespace.store.errors import StoreError, StoreVersionError, damaged
+from twinbus.namespace.store.lock import sync_folder
+
+_MAGIC = b"SQLite format 3\x00"
+_BUSY_MS = 5_000
+WRITER_CACHE_KIB = 16 * 1024
+READER_CACHE_KIB = 8 * 1024
+
+
+def create(path: Path, vfs: str | None) -> None:
+    """Make a new, empty store: under another name first, renamed once it is on disk."""
+    building = path.with_name(path.name + ".new")
+    _remove(building)
+    os.close(os.open(building, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    connection = connect(building, vfs, WRITER_CACHE_KIB)
+    try:
+        connection.pragma("page_size", schema.PAGE_SIZE)
+        connection.pragma("journal_mode", "wal")
+        schema.migrate(connection, 0)
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    finally:
+        connection.close()
+    building.rename(path)
+    sync_folder(path.parent)
+
+
+def inspect(path: Path) -> bool:
+    """Look at the files before SQLite does, which would start anew where it should not. True if there is a store.
+
+    Only before the first connection: closing a file drops the locks SQLite has on it in this process.
+    """
+    log = path.with_name(path.name + "-wal")
+    logged = log.exists() and log.stat().st_size > 0
+    if not path.exists():
+        if logged:
+            raise damaged(path, "the file is missing, but its log is there")
+        return False
+    with path.open("rb") as file:
+        head = file.read(len(_MAGIC))
+    if not head:
+        raise damaged(path, "the file is empty")
+    if head != _MAGIC:
+        raise damaged(path, "this is not an SQLite file")
+    return True
+
+
+def connect(path: Path, vfs: str | None, cache_kib: int) -> apsw.Connection:
+    """A connection that syncs each commit before it returns."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs, statementcachesize=128)
+    try:
+        connection.set_busy_timeout(_BUSY_MS)
+        connection.pragma("synchronous", "full")
+        connection.pragma("fullfsync", "on")  # macOS: fsync alone stops at the drive's cache
+        connection.pragma("checkpoint_fullfsync", "on")
+        connection.pragma("cache_size", -cache_kib)
+        connection.pragma("temp_store", "memory")
+        connection.pragma("trusted_schema", "off")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def prepare(connection: apsw.Connection, path: Path) -> None:
+    """Check that the file is a store of ours and whole, and bring it to this version."""
+    if connection.pragma("application_id") != schema.APPLICATION_ID:
+        raise StoreError(
+            "This SQLite file is not a Twinbus store", path, "Use another data folder, or move the file away."
+        )
+    version = connection.pragma("user_version")
+    if version > schema.VERSION:
+        raise StoreVersionError(
+            f"The store has version {version}; this Twinbus knows up to {schema.VERSION}", path, "Use a newer Twinbus."
+        )
+    if connection.pragma("journal_mode", "wal") != "wal":
+        raise StoreError("The store cannot keep a write-ahead log here", path, "Put the data folder on a local disk.")
+    schema.migrate(connection, version)
+    connection.wal_autocheckpoint(0)
+    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    _check_length(connection, path)
+    _check_tables(connection, path)
+
+
+def _check_length(connection: apsw.Connection, path: Path) -> None:
+    expected = int(connection.pragma("page_count")) * int(connection.pragma("page_size"))
+    if (found := path.stat().st_size) < expected:
+        raise damaged(path, f"it is cut short: {found} of {expected} bytes")
+
+
+def _check_tables(connection: apsw.Connection, path: Path) -> None:
+    found = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    if missing := [table for table in schema.TABLES if table not in found]:
+        raise damaged(path, f"it lacks the table {missing[0]}")
+    for table in ("message", "body"):  # both ends of the two that may be deep
+        connection.execute(f"SELECT * FROM {table} ORDER BY rowid LIMIT 1").get  # noqa: B018, S608  # reads, and may raise
+        connection.execute(f"SELECT * FROM {table} ORDER BY rowid DESC LIMIT 1").get  # noqa: B018, S608  # likewise
+
+
+_ENTITIES = """
+SELECT e.queue, e.kind, e.path, e.text, e.created, e.updated,
+  c.queue, c.next_seq, c.active, c.deferred, c.scheduled, c.dead, c.dead_deferred, c.size, c.accessed,
+  (SELECT expires FROM message INDEXED BY message_expiry
+   WHERE queue = e.queue AND expires IS NOT NULL AND lane <= 1 ORDER BY expires LIMIT 1),
+  (SELECT due FROM message INDEXED BY message_due WHERE queue = e.queue AND due IS NOT NULL ORDER BY due LIMIT 1)
+FROM entity AS e LEFT JOIN counter AS c ON c.queue = e.queue ORDER BY e.queue
+"""
+
+
+def read_opened(connection: apsw.Connection) -> Opened:
+    """What the namespace is told on opening; counters come from their table, rows are not counted."""
+    entities = []
+    for row in connection.execute(_ENTITIES):
+        counters = PutQueue(*row[6:15]) if row[6] is not None else PutQueue(row[0], 1, 0, 0, 0, 0, 0, 0, row[4])
+        entities.append(StoredEntity(PutEntity(*row[:6]), counters, row[15], row[16]))
+    highest = _one(connection, "SELECT queue FROM highest")
+    body = _one(connection, "SELECT max(id) FROM body")
+    return Opened(entities, next_queue=highest + 1, next_body=(body or 0) + 1)
+
+
+def read_dropped(connection: apsw.Connection) -> list[int]:
+    """Queues whose rows are still to be purged."""
+    return [queue for (queue,) in connection.execute("SELECT queue FROM dropped ORDER BY queue")]
+
+
+def _one(connection: apsw.Connection, sql: str) -> Any:
+    return connection.execute(sql).get
+
+
+def _remove(building: Path) -> None:
+    """Clear away what a creation that was cut off has left."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        building.with_name(building.name + suffix).unlink(missing_ok=True)

@@ -1,0 +1,397 @@
+"""What any store has to do: rows, needs, atomicity. One suite for every implementation."""
+
+import pytest
+
+from tests.namespace.store.building import (
+    ALL_LANES,
+    Home,
+    counters,
+    entity,
+    everything,
+    move,
+    next_seqs,
+    put,
+    row,
+)
+from twinbus.namespace.engine.rows import (
+    BrowseRows,
+    DropEntity,
+    DropRow,
+    DueAnswer,
+    DueRows,
+    ExpiredRows,
+    ForgetSeenIds,
+    KnownIds,
+    Lane,
+    NextRows,
+    PutBody,
+    PutQueue,
+    PutRow,
+    PutSeenId,
+    PutSessionState,
+    RowsBySeq,
+    SessionState,
+    StoredSessions,
+    WaitingSessions,
+)
+from twinbus.namespace.store.errors import StoreConflictError
+
+
+class TestRows:
+    def test_a_row_comes_back_as_it_was_put(self, home: Home) -> None:
+        whole = row(
+            7,
+            origin_seq=3,
+            expires=99,
+            session="a\x00β😀",
+            delivery_count=2,
+            overlay=b"\x00\xff",
+            raw=bytes(range(256)) + b"\x00" * 40_000,
+        )
+        home.commit(PutRow(whole))
+        assert everything(home.store) == [whole]
+        home.reopen()
+        assert everything(home.store) == [whole]
+
+    def test_an_empty_overlay_is_not_the_same_as_none(self, home: Home) -> None:
+        home.commit(PutRow(row(1, overlay=b"")), PutRow(row(2, overlay=None)))
+        assert [found.overlay for found in everything(home.store)] == [b"", None]
+
+    def test_numbers_of_64_bits_are_kept(self, home: Home) -> None:
+        last = (1 << 63) - 2
+        home.commit(put(last, last - 1, enqueued=last))
+        home.commit(DropRow(1, Lane.ACTIVE, last - 1))
+        assert next_seqs(home.store, after=last - 2) == [last]
+
+    def test_rows_of_any_number_in_one_commit_are_all_there(self, home: Home) -> None:
+        first = 1
+        for count in (1, 2, 3, 255, 256, 257, 511, 700):
+            home.commit(put(*range(first, first + count)))
+            first += count
+        assert next_seqs(home.store) == list(range(1, first))[:1_000]
+        assert len(everything(home.store)) == first - 1
+
+    def test_drops_of_runs_and_of_scattered_rows_take_exactly_those(self, home: Home) -> None:
+        home.commit(put(*range(1, 101)), put(*range(1, 101), queue=2))
+        gone = {*range(5, 20), 33, 47, *range(90, 101)}
+        home.commit([DropRow(1, Lane.ACTIVE, seq) for seq in sorted(gone, key=lambda seq: seq * 37 % 101)])
+        assert next_seqs(home.store) == [seq for seq in range(1, 101) if seq not in gone]
+        assert next_seqs(home.store, queue=2) == list(range(1, 101))
+
+    def test_a_drop_or_move_of_a_row_that_is_not_there_does_nothing(self, home: Home) -> None:
+        home.commit(put(1))
+        home.commit(DropRow(1, Lane.DEAD, 1), DropRow(1, Lane.ACTIVE, 2), move(row(9), Lane.DEAD))
+        assert everything(home.store) == [row(1)]
+
+    def test_a_move_changes_its_columns_and_leaves_the_rest(self, home: Home) -> None:
+        old = row(4, session="s", expires=50, raw=b"x" * 5_000)
+        home.commit(PutRow(old))
+        home.commit(move(old, Lane.DEAD, enqueued=5, expires=None, delivery_count=10, overlay=b"why"))
+        moved = old._replace(lane=Lane.DEAD, enqueued=5, expires=None, delivery_count=10, overlay=b"why")
+        assert everything(home.store) == [moved]
+        assert next_seqs(home.store) == []
+
+    def test_a_scheduled_row_that_becomes_active_is_no_longer_due(self, home: Home) -> None:
+        old = row(4, lane=Lane.SCHEDULED, due=50)
+        home.commit(PutRow(old))
+        home.commit(move(old, Lane.ACTIVE, 9))
+        assert everything(home.store) == [old._replace(lane=Lane.ACTIVE, seq=9, due=None)]
+        assert home.store.load(DueRows(1, 100, 10, 1_000)) == DueAnswer([], None)
+
+    def test_a_scheduled_row_that_stays_scheduled_stays_due(self, home: Home) -> None:
+        old = row(4, lane=Lane.SCHEDULED, due=50)
+        home.commit(PutRow(old), move(old, Lane.SCHEDULED, delivery_count=1))
+        home.commit(move(old, Lane.SCHEDULED, delivery_count=2))
+        assert home.store.load(DueRows(1, 100, 10, 1_000)).rows == [old._replace(delivery_count=2)]
+
+
+class TestOneCommit:
+    def test_its_writes_are_applied_in_their_order(self, home: Home) -> None:
+        home.commit(put(1, 2, 3))
+        home.commit(
+            move(row(1), Lane.DEFERRED),
+            move(row(1, lane=Lane.DEFERRED), Lane.DEAD, delivery_count=3),
+            put(4),
+            move(row(4), Lane.DEFERRED, delivery_count=1),
+            DropRow(1, Lane.ACTIVE, 2),
+            put(2, raw=b"again"),
+            move(row(3), Lane.DEAD),
+            DropRow(1, Lane.DEAD, 3),
+            put(5),
+            DropRow(1, Lane.ACTIVE, 5),
+        )
+        assert everything(home.store) == [
+            row(1, lane=Lane.DEAD, delivery_count=3),
+            row(2, raw=b"again"),
+            row(4, lane=Lane.DEFERRED, delivery_count=1),
+        ]
+
+    def test_a_row_may_take_the_place_another_has_just_left(self, home: Home) -> None:
+        home.commit(put(1, 2))
+        home.commit(move(row(2), Lane.ACTIVE, 3), move(row(1), Lane.ACTIVE, 2), move(row(3), Lane.ACTIVE, 1))
+        assert [(found.seq, found.raw) for found in everything(home.store)] == [(1, b"message 2"), (2, b"message 1")]
+
+    @pytest.mark.parametrize("second", [put(1), [move(row(2), Lane.ACTIVE, 1)]])
+    def test_a_row_in_a_place_that_is_taken_is_refused_and_nothing_is_kept(
+        self, home: Home, second: list[PutRow]
+    ) -> None:
+        home.commit(put(1, 2))
+        with pytest.raises(StoreConflictError):
+            home.commit(put(3), DropRow(1, Lane.ACTIVE, 2), put(2, raw=b"new"), counters(1, 99), entity(7), second)
+        assert everything(home.store) == [row(1), row(2)]
+        assert home.reopen().next_queue == 3
+        assert home.opened.entities[0].queue.next_seq == 1
+
+    def test_two_rows_put_in_one_place_are_refused(self, home: Home) -> None:
+        with pytest.raises(StoreConflictError):
+            home.commit(put(1), put(1))
+        assert everything(home.store) == []
+
+    def test_the_store_goes_on_after_a_refused_commit(self, home: Home) -> None:
+        home.commit(put(1))
+        with pytest.raises(StoreConflictError):
+            home.commit(put(1))
+        home.commit(put(2))
+        assert next_seqs(home.store) == [1, 2]
+
+    def test_an_empty_commit_is_allowed(self, home: Home) -> None:
+        home.commit()
+        assert everything(home.store) == []
+
+
+class TestNextRows:
+    def test_they_come_by_number_from_after_the_one_given(self, home: Home) -> None:
+        home.commit(put(5, 3, 9), put(4, lane=Lane.DEAD), put(6, queue=2))
+        assert next_seqs(home.store, after=3) == [5, 9]
+        assert next_seqs(home.store, lane=Lane.DEAD) == [4]
+
+    def test_they_are_bounded_by_count_and_by_bytes_but_never_none(self, home: Home) -> None:
+        home.commit(put(*range(1, 11), raw=b"x" * 100))
+        assert [found.seq for found in home.store.load(NextRows(1, 0, 0, 3, 10_000))] == [1, 2, 3]
+        assert [found.seq for found in home.store.load(NextRows(1, 0, 0, 9, 250))] == [1, 2]
+        assert [found.seq for found in home.store.load(NextRows(1, 0, 4, 9, 10))] == [5]
+
+    def test_of_a_session_only_its_rows_come(self, home: Home) -> None:
+        home.commit(put(1, 4, session="a"), put(2, 3, session="b"), put(5), put(6, session="a", lane=Lane.DEAD))
+        assert next_seqs(home.store, session="a") == [1, 4]
+        assert next_seqs(home.store, session="b", after=2) == [3]
+        assert next_seqs(home.store, session="c") == []
+
+
+class TestRowsBySeq:
+    def test_they_come_in_the_order_asked_without_those_missing(self, home: Home) -> None:
+        home.commit(put(1, 2, 3), put(4, lane=Lane.DEFERRED), put(5, lane=Lane.DEAD))
+        found = home.store.load(RowsBySeq(1, (Lane.ACTIVE, Lane.DEFERRED), (4, 9, 1, 5)))
+        assert found == [row(4, lane=Lane.DEFERRED), row(1)]
+
+    def test_without_raw_all_but_the_raw_is_there(self, home: Home) -> None:
+        home.commit(PutBody(3, b"shared"), put(1), put(2, body=3, raw=b"", size=6))
+        found = home.store.load(RowsBySeq(1, ALL_LANES, (1, 2), with_raw=False))
+        assert found == [row(1)._replace(raw=b""), row(2, body=3, raw=b"", size=6)]
+
+
+class TestBrowseRows:
+    def test_lanes_are_merged_by_number(self, home: Home) -> None:
+        home.commit(
+            put(1, 6), put(2, 5, lane=Lane.DEFERRED), put(3, lane=Lane.SCHEDULED, due=9), put(4, lane=Lane.DEAD)
+        )
+        lanes = (Lane.ACTIVE, Lane.DEFERRED, Lane.SCHEDULED)
+        assert [found.seq for found in home.store.load(BrowseRows(1, lanes, 2, 3, 1_000))] == [2, 3, 5]
+        assert [found.seq for found in home.store.load(BrowseRows(1, (Lane.DEAD,), 0, 3, 1_000))] == [4]
+
+    def test_it_is_bounded_by_bytes_and_may_be_of_one_session(self, home: Home) -> None:
+        home.commit(
+            put(1, 3, 5, session="a", raw=b"x" * 100), put(2, 4, session="a", lane=Lane.DEFERRED, raw=b"x" * 100)
+        )
+        home.commit(put(6, session="b"))
+        lanes = (Lane.ACTIVE, Lane.DEFERRED)
+        assert [found.seq for found in home.store.load(BrowseRows(1, lanes, 1, 9, 300, "a"))] == [1, 2, 3]
+        assert [found.seq for found in home.store.load(BrowseRows(1, lanes, 4, 9, 300, "a"))] == [4, 5]
+
+
+class TestTime:
+    def test_expired_rows_come_oldest_first_and_tell_the_next_instant(self, home: Home) -> None:
+        home.commit(
+            put(1, expires=30), put(2, expires=10, lane=Lane.DEFERRED), put(3), put(4, expires=20), put(5, expires=99)
+        )
+        home.commit(put(6, expires=1, lane=Lane.DEAD), put(7, expires=1, queue=2))
+        answer = home.store.load(ExpiredRows(1, 30, 10))
+        assert [found.seq for found in answer.rows] == [2, 4, 1]
+        assert [found.raw for found in answer.rows] == [b"", b"", b""]
+        assert answer.next_at == 99
+        assert home.store.load(ExpiredRows(1, 30, 2)).next_at == 30
+        assert home.store.load(ExpiredRows(1, 5, 2)) == DueAnswer([], 10)
+
+    def test_due_rows_come_by_instant_and_number_with_their_raw(self, home: Home) -> None:
+        home.commit(
+            [PutRow(row(seq, lane=Lane.SCHEDULED, due=due)) for seq, due in ((1, 20), (2, 10), (3, 20), (4, 70))]
+        )
+        answer = home.store.load(DueRows(1, 20, 10, 1_000))
+        assert [(found.seq, found.raw) for found in answer.rows] == [
+            (2, b"message 2"),
+            (1, b"message 1"),
+            (3, b"message 3"),
+        ]
+        assert answer.next_at == 70
+        bounded = home.store.load(DueRows(1, 20, 10, 18))
+        assert ([found.seq for found in bounded.rows], bounded.next_at) == ([2, 1], 20)
+
+    def test_opening_tells_what_falls_due_next(self, home: Home) -> None:
+        home.commit(put(1, expires=30), put(2, expires=10, lane=Lane.DEAD), put(3, lane=Lane.SCHEDULED, due=7, queue=2))
+        first, second = home.reopen().entities
+        assert (first.next_expiry, first.next_due) == (30, None)
+        assert (second.next_expiry, second.next_due) == (None, 7)
+
+
+class TestSessions:
+    def test_waiting_sessions_are_those_with_active_rows(self, home: Home) -> None:
+        home.commit(put(1, 2, 3, session="b"), put(4, session="a"), put(5, session="d", lane=Lane.DEFERRED), put(6))
+        home.commit(put(7, session="c", queue=2), put(8, session="é"))
+        assert home.store.load(WaitingSessions(1, "", 10)) == ["a", "b", "é"]
+        assert home.store.load(WaitingSessions(1, "a", 1)) == ["b"]
+        assert home.store.load(WaitingSessions(1, "é", 1)) == []
+        home.commit(DropRow(1, Lane.ACTIVE, 4))
+        assert home.store.load(WaitingSessions(1, "", 10)) == ["b", "é"]
+
+    def test_stored_sessions_are_those_with_rows_or_a_state(self, home: Home) -> None:
+        home.commit(
+            put(1, 2, session="b"), put(3, session="a", lane=Lane.SCHEDULED, due=9), put(4, session="x", lane=Lane.DEAD)
+        )
+        home.commit(
+            put(5, session="c", lane=Lane.DEFERRED), PutSessionState(1, "b", b"1", 10), PutSessionState(1, "s", b"", 20)
+        )
+        assert home.store.load(StoredSessions(1, 0, 10)) == ["a", "b", "c", "s"]
+        assert home.store.load(StoredSessions(1, 1, 2)) == ["b", "c"]
+        assert home.store.load(StoredSessions(1, 3, 2)) == ["s"]
+        assert home.store.load(StoredSessions(1, 0, 10, state_since=10)) == ["s"]
+        assert home.store.load(StoredSessions(1, 1, 10, state_since=9)) == ["s"]
+
+    def test_a_state_is_kept_replaced_and_cleared(self, home: Home) -> None:
+        home.commit(
+            PutSessionState(1, "s", b"one", 1), PutSessionState(2, "s", b"other", 1), PutSessionState(1, "t", b"", 1)
+        )
+        assert home.store.load(SessionState(1, "s")) == b"one"
+        assert home.store.load(SessionState(1, "t")) == b""
+        home.commit(PutSessionState(1, "s", b"x", 2), PutSessionState(1, "s", b"two", 2))
+        home.reopen()
+        assert home.store.load(SessionState(1, "s")) == b"two"
+        home.commit(
+            PutSessionState(1, "s", b"x", 3), PutSessionState(1, "s", None, 3), PutSessionState(1, "u", None, 3)
+        )
+        assert home.store.load(SessionState(1, "s")) is None
+        assert home.store.load(SessionState(2, "s")) == b"other"
+
+
+class TestSeenIds:
+    def test_ids_are_known_from_the_instant_asked_on(self, home: Home) -> None:
+        home.commit(PutSeenId(1, "a", 10), PutSeenId(1, "b", 20), PutSeenId(2, "c", 20))
+        assert home.store.load(KnownIds(1, ("a", "b", "c", "é"), 10)) == {"a", "b"}
+        assert home.store.load(KnownIds(1, ("a", "b"), 11)) == {"b"}
+        home.commit(PutSeenId(1, "a", 30))
+        assert home.store.load(KnownIds(1, ("a", "b"), 21)) == {"a"}
+
+    def test_ids_forgotten_go_and_those_seen_later_stay(self, home: Home) -> None:
+        home.commit([PutSeenId(1, str(number), number) for number in range(3_000)])
+        home.commit(ForgetSeenIds(1, 2_990))
+        while home.store.tidy():
+            pass
+        assert home.store.load(KnownIds(1, tuple(map(str, range(3_000))), 0)) == {str(n) for n in range(2_990, 3_000)}
+
+
+class TestBodies:
+    def test_a_shared_body_is_given_with_each_row_that_names_it(self, home: Home) -> None:
+        home.commit(PutBody(5, b"shared body"), put(1, body=5, size=11), put(2, body=5, size=11, queue=2))
+        assert next(iter(everything(home.store))).raw == b"shared body"
+        assert home.store.load(NextRows(2, 0, 0, 1, 1))[0].raw == b"shared body"
+        assert home.reopen().next_body == 6
+
+    def test_it_goes_with_the_last_row_that_names_it(self, home: Home) -> None:
+        home.commit(PutBody(5, b"shared body"), put(1, body=5), put(2, body=5, queue=2))
+        home.commit(DropRow(1, 0, 1))
+        assert home.store.load(NextRows(2, 0, 0, 1, 1))[0].raw == b"shared body"
+        home.commit(move(row(2, queue=2), Lane.DEAD))
+        assert home.reopen().next_body == 6
+        home.commit(DropRow(2, Lane.DEAD, 2))
+        assert home.reopen().next_body == 1
+
+    def test_a_row_put_and_dropped_in_one_commit_takes_its_body_along(self, home: Home) -> None:
+        home.commit(PutBody(5, b"b"), PutBody(6, b"c"), put(1, body=5), DropRow(1, 0, 1), put(2, body=6))
+        assert everything(home.store) == [row(2, body=6, raw=b"c", size=9)]
+        assert home.reopen().next_body == 7
+        home.commit(DropRow(1, 0, 2))
+        assert home.reopen().next_body == 1
+
+    def test_a_body_named_anew_in_the_commit_that_drops_its_last_row_stays(self, home: Home) -> None:
+        home.commit(PutBody(5, b"shared body"), put(1, body=5))
+        home.commit(DropRow(1, 0, 1), put(2, body=5, queue=2))
+        assert home.store.load(NextRows(2, 0, 0, 1, 1))[0].raw == b"shared body"
+
+    def test_it_goes_with_the_entities_whose_rows_named_it(self, home: Home) -> None:
+        home.commit(PutBody(5, b"shared body"), put(1, body=5), put(2, body=5, queue=2))
+        home.commit(DropEntity(1))
+        while home.store.tidy():
+            pass
+        assert home.reopen().next_body == 6
+        home.commit(DropEntity(2))
+        while home.store.tidy():
+            pass
+        assert home.reopen().next_body == 1
+
+
+class TestEntities:
+    def test_opening_tells_entities_and_counters(self, home: Home) -> None:
+        deep = PutQueue(1, 500, 1, 2, 3, 4, 5, 6_000, 7)
+        home.commit(entity(1, "renamed"), counters(1, 9), deep, entity(3, "new"))
+        opened = home.reopen()
+        assert [stored.entity for stored in opened.entities] == [
+            entity(1, "renamed"),
+            entity(2, "invoices"),
+            entity(3, "new"),
+        ]
+        assert opened.entities[0].queue == deep
+        assert opened.entities[2].queue == PutQueue(3, 1, 0, 0, 0, 0, 0, 0, 10)
+        assert opened.next_queue == 4
+
+    def test_an_id_of_a_queue_is_never_given_twice(self, home: Home) -> None:
+        home.commit(entity(9))
+        home.commit(DropEntity(9))
+        assert home.reopen().next_queue == 10
+        home.commit(entity(12), DropEntity(12))
+        assert home.reopen().next_queue == 13
+
+    def test_a_dropped_queue_answers_empty_at_once(self, home: Home) -> None:
+        home.commit(
+            put(*range(1, 1_500), session="s", expires=5), put(1_600, lane=Lane.SCHEDULED, due=5), put(1, queue=2)
+        )
+        home.commit(PutSessionState(1, "s", b"x", 1), PutSeenId(1, "m", 1))
+        home.commit(DropEntity(1))
+        self._assert_empty(home)
+        home.reopen()
+        self._assert_empty(home)
+        assert [stored.entity.queue for stored in home.opened.entities] == [2]
+        assert next_seqs(home.store, queue=2) == [1]
+
+    def test_writes_to_a_dropped_queue_come_too_late(self, home: Home) -> None:
+        home.commit(put(1, 2))
+        home.commit(put(3), DropEntity(1), put(4), counters(1, 5), PutSessionState(1, "s", b"x", 1))
+        home.commit(put(5), counters(1, 6), entity(1))
+        while home.store.tidy():
+            pass
+        home.commit(put(6), PutSessionState(1, "s", b"x", 1))
+        self._assert_empty(home)
+        assert [stored.entity.queue for stored in home.reopen().entities] == [2]
+
+    def _assert_empty(self, home: Home) -> None:
+        load = home.store.load
+        assert everything(home.store) == []
+        assert next_seqs(home.store) == next_seqs(home.store, session="s") == []
+        assert load(RowsBySeq(1, ALL_LANES, (1, 2))) == []
+        assert load(ExpiredRows(1, 99, 9)) == load(DueRows(1, 99, 9, 99)) == DueAnswer([], None)
+        assert load(WaitingSessions(1, "", 9)) == load(StoredSessions(1, 0, 9)) == []
+        assert load(SessionState(1, "s")) is None
+        assert load(KnownIds(1, ("m",), 0)) == set()
+
+    def test_closing_twice_does_nothing(self, home: Home) -> None:
+        home.store.close()
+        home.store.close()
+        assert [stored.entity.queue for stored in home.reopen().entities] == [1, 2]
