@@ -1,0 +1,304 @@
+"""Local namespaces for tests and demonstrations: real servers in a process of their own, to be killed at will.
+
+What a namespace does is decided by the server; here is only how one is come by and got rid of.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from twinbus.testing.process import LocalNamespaceError, Served, ServerProcess
+
+if TYPE_CHECKING:
+    from twinbus.namespace.engine.descriptions import AuthorizationRule
+    from twinbus.namespace.fault_client import FaultClient
+
+_START_SECONDS: Final = 30.0
+_TRIES: Final = 5
+_EPHEMERAL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT: Final = 10_000
+
+# A path to a configuration file, or what would be in one of our own (see `twinbus serve --config`).
+Config = Path | Mapping[str, Any]
+
+
+class LocalNamespaces:
+    """Several namespaces in one process: `with LocalNamespaces("primary", "secondary") as pair: pair["primary"]…`.
+
+    Without `data` they live in a directory of their own, which is removed at the end; `memory` keeps nothing at all.
+    They keep their ports and data from one start to the next.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        data: Path | None = None,
+        memory: bool = False,
+        ports: Mapping[str, int] | None = None,
+        config: Config | None = None,
+        rules: Sequence[AuthorizationRule] = (),
+        log_level: str = "info",
+    ) -> None:
+        if memory and data is not None:
+            raise ValueError("data and memory exclude each other")
+        if config is not None and rules:
+            raise ValueError("config and rules exclude each other: put the rules into the config")
+        self.names = names or ("primary", "secondary")
+        self._own = tempfile.TemporaryDirectory(prefix="twinbus-", ignore_cleanup_errors=True)
+        folder = Path(self._own.name)
+        self.data = None if memory else (data or folder / "data").absolute()
+        self._ports = {name: port for name, port in (ports or {}).items() if port}
+        self._config = _config_file(folder, _config_of(self.names, rules) if rules else config)
+        self._log_level = log_level
+        # The certificates of a server without data go to its temporary directory: ours, even if it is killed.
+        self._process = ServerProcess(folder / "serve.log", {"TMPDIR": str(folder)})
+        self._served: dict[str, LocalEndpoint] = {}
+
+    def start(self, timeout: float = _START_SECONDS) -> Self:
+        """Ready on return. Raises LocalNamespaceError with what the server said."""
+        for left in reversed(range(_TRIES)):
+            ports = {name: self._ports.get(name) or free_port() for name in self.names}
+            try:
+                found = self._process.start(self._arguments(ports), timeout)
+            except LocalNamespaceError as error:
+                # Another process was quicker to take a port that was free a moment ago.
+                if "cannot listen" in str(error) and not set(self.names) <= set(self._ports) and left:
+                    continue
+                raise
+            self._ports = {one.name: one.port for one in found}
+            self._served = {one.name: LocalEndpoint(one) for one in found}
+            break
+        return self
+
+    def stop(self) -> int:
+        """Drain and end the process; its exit code."""
+        return self._process.stop()
+
+    def kill(self) -> None:
+        """End the process with SIGKILL, as a crash would, and wait until it is gone."""
+        self._process.kill()
+
+    def wait(self, timeout: float = _START_SECONDS) -> int:
+        """Wait until the process ended by itself, as after a fault of kind crash; its exit code."""
+        return self._process.wait(timeout)
+
+    def restart(self, timeout: float = _START_SECONDS) -> Self:
+        """Start again on the same ports and data, after draining if it is running."""
+        if self.running:
+            self.stop()
+        return self.start(timeout)
+
+    def close(self) -> None:
+        """End the process, and remove the directory if it is our own. Nothing can be started afterwards."""
+        try:
+            if self.running:
+                self.stop()
+        finally:
+            self._own.cleanup()
+
+    @property
+    def running(self) -> bool:
+        return self._process.running
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> Path:
+        """Where the process writes its stderr. It goes when the namespaces are closed."""
+        return self._process.log
+
+    def __getitem__(self, name: str) -> LocalEndpoint:
+        return self._served[name]
+
+    def __iter__(self) -> Iterator[LocalEndpoint]:
+        return iter(self._served.values())
+
+    def __enter__(self) -> Self:
+        try:
+            return self if self.running else self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _arguments(self, ports: Mapping[str, int]) -> list[str]:
+        arguments = ["--memory"] if self.data is None else ["--data", str(self.data)]
+        for name, port in ports.items():
+            arguments += ["--namespace", f"{name}={port}"]
+        if self._config is not None:
+            arguments += ["--config", str(self._config)]
+        return [*arguments, "--log-level", self._log_level]
+
+
+class LocalEndpoint:
+    """One namespace of a running server, and how to reach it."""
+
+    def __init__(self, served: Served) -> None:
+        self.name = served.name
+        self.connection_string = served.connection_string
+        self.port = served.port
+        self.ca = served.ca
+        self.file = served.file
+
+    @cached_property
+    def faults(self) -> FaultClient:
+        """Faults on demand: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`."""
+        from twinbus.namespace.fault_client import FaultClient  # noqa: PLC0415 - this module is loaded by every pytest
+
+        return FaultClient(self.connection_string, ca=self.ca)
+
+
+class LocalNamespace:
+    """One namespace in a process of its own: `with LocalNamespace() as namespace: namespace.connection_string`.
+
+    Without `data` it lives in a directory of its own, which is removed at the end; `memory` keeps nothing at all.
+    It keeps its port and data from one start to the next: `kill()`, then `start()`.
+    """
+
+    def __init__(
+        self,
+        name: str = "primary",
+        *,
+        data: Path | None = None,
+        memory: bool = False,
+        port: int = 0,
+        config: Config | None = None,
+        rules: Sequence[AuthorizationRule] = (),
+        log_level: str = "info",
+    ) -> None:
+        self.name = name
+        self._server = LocalNamespaces(
+            name, data=data, memory=memory, ports={name: port}, config=config, rules=rules, log_level=log_level
+        )
+
+    def start(self, timeout: float = _START_SECONDS) -> Self:
+        """Ready on return. Raises LocalNamespaceError with what the server said."""
+        self._server.start(timeout)
+        return self
+
+    def stop(self) -> int:
+        """Drain and end the process; its exit code."""
+        return self._server.stop()
+
+    def kill(self) -> None:
+        """End the process with SIGKILL, as a crash would, and wait until it is gone."""
+        self._server.kill()
+
+    def wait(self, timeout: float = _START_SECONDS) -> int:
+        """Wait until the process ended by itself, as after a fault of kind crash; its exit code."""
+        return self._server.wait(timeout)
+
+    def restart(self, timeout: float = _START_SECONDS) -> Self:
+        """Start again on the same port and data, after draining if it is running."""
+        self._server.restart(timeout)
+        return self
+
+    def close(self) -> None:
+        """End the process, and remove the directory if it is our own. It cannot be started afterwards."""
+        self._server.close()
+
+    @property
+    def connection_string(self) -> str:
+        """What the official clients connect with."""
+        return self._endpoint.connection_string
+
+    @property
+    def port(self) -> int:
+        return self._endpoint.port
+
+    @property
+    def ca(self) -> Path:
+        """The certificate that an admin client has to trust: its `connection_verify=`."""
+        return self._endpoint.ca
+
+    @property
+    def faults(self) -> FaultClient:
+        """Faults on demand: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`."""
+        return self._endpoint.faults
+
+    @property
+    def data(self) -> Path | None:
+        """The data directory; None in memory."""
+        return self._server.data
+
+    @property
+    def running(self) -> bool:
+        return self._server.running
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    @property
+    def log(self) -> Path:
+        """Where the process writes its stderr. It goes when the namespace is closed."""
+        return self._server.log
+
+    @property
+    def _endpoint(self) -> LocalEndpoint:
+        try:
+            return self._server[self.name]
+        except KeyError:
+            raise LocalNamespaceError("it was not started") from None
+
+    def __enter__(self) -> Self:
+        self._server.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def free_port() -> int:
+    """A free port below those the system gives to outgoing connections.
+
+    One of those could be taken by any connection while the server is down, even by a client that tries to reach it.
+    """
+    try:
+        first = int(_EPHEMERAL_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32_768
+    # Tests that run side by side may share a seed: the system's chance does not.
+    chance = random.SystemRandom()
+    candidates = [chance.randrange(_LOWEST_PORT, first) for _ in range(100)] if first > _LOWEST_PORT else []
+    for port in (*candidates, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise LocalNamespaceError("no port is free")
+
+
+def _config_of(names: Sequence[str], rules: Sequence[AuthorizationRule]) -> dict[str, Any]:
+    written = [
+        {
+            "name": rule.name,
+            "claims": sorted(rule.claims),
+            "primary_key": rule.primary_key,
+            "secondary_key": rule.secondary_key,
+        }
+        for rule in rules
+    ]
+    return {"namespaces": [{"name": name, "authorization_rules": written} for name in names]}
+
+
+def _config_file(folder: Path, config: Config | None) -> Path | None:
+    if config is None or isinstance(config, Path):
+        return config
+    file = folder / "config.json"
+    file.touch(mode=0o600)
+    file.write_text(json.dumps(config), encoding="utf-8")
+    return file
