@@ -1,0 +1,198 @@
+"""What a compat test holds in its hand: one flavour's clients, entities of its own, and waiting for what it expects."""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Concatenate, TypeVar, cast
+
+import azure.servicebus as sync_sdk
+import azure.servicebus.aio as aio_sdk
+import azure.servicebus.aio.management as aio_management
+import azure.servicebus.management as sync_management
+from azure.core.exceptions import ResourceNotFoundError
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus.aio import AutoLockRenewer, ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
+
+from tests.compat.python.flavours import FLAVOURS, Flavour, SideBySide, awaited, in_every_flavour
+from twinbus.testing import LocalNamespace
+
+PATIENCE = 15.0
+SHORTEST_LOCK = timedelta(seconds=5)
+T = TypeVar("T")
+Handler = ServiceBusSender | ServiceBusReceiver
+
+
+class Bus:
+    """One flavour of the SDK on one namespace. It is typed as the aio flavour, whichever it is."""
+
+    def __init__(self, flavour: Flavour, namespace: LocalNamespace) -> None:
+        self.flavour = flavour
+        self.namespace = namespace
+        self._handlers: list[Handler] = []
+        self._clients: list[ServiceBusClient] = []
+        self._queues: list[str] = []
+        self._topics: list[str] = []
+        self.admin = self.connect_admin()
+        self.client = self.connect()
+
+    def connect(self, connection_string: str | None = None, **options: Any) -> ServiceBusClient:
+        """One attempt only, unless asked otherwise: the SDK's retries would hide an error for eleven seconds."""
+        sdk = sync_sdk if self.flavour == "sync" else aio_sdk
+        target = connection_string or self.namespace.connection_string
+        client = sdk.ServiceBusClient.from_connection_string(target, **{"retry_total": 0, **options})
+        return self.keep(client)
+
+    def keep(self, client: sync_sdk.ServiceBusClient | ServiceBusClient) -> ServiceBusClient:
+        """The client with the aio face, closed with the bus."""
+        kept = cast(ServiceBusClient, awaited(client))
+        self._clients.append(kept)
+        return kept
+
+    def connect_admin(self, connection_string: str | None = None, **options: Any) -> ServiceBusAdministrationClient:
+        sdk = sync_management if self.flavour == "sync" else aio_management
+        target = connection_string or self.namespace.connection_string
+        admin = sdk.ServiceBusAdministrationClient.from_connection_string(
+            target, **{"connection_verify": str(self.namespace.ca), "retry_total": 0, **options}
+        )
+        return cast(ServiceBusAdministrationClient, awaited(admin))
+
+    def make_renewer(
+        self, on_failure: Callable[[Any, Exception | None], None] | None = None, **options: Any
+    ) -> AutoLockRenewer:
+        async def on_failure_awaited(renewable: Any, error: Exception | None) -> None:
+            if on_failure:
+                on_failure(renewable, error)
+
+        if self.flavour == "sync":
+            sync_renewer = sync_sdk.AutoLockRenewer(on_lock_renew_failure=on_failure, **options)
+            return cast(AutoLockRenewer, awaited(sync_renewer))
+        return aio_sdk.AutoLockRenewer(on_lock_renew_failure=on_failure_awaited, **options)
+
+    async def make_queue(self, **properties: Any) -> str:
+        name = unique("queue")
+        await self.admin.create_queue(name, **properties)
+        self._queues.append(name)
+        return name
+
+    async def make_topic(self, *subscriptions: str, **subscription_properties: Any) -> str:
+        """A topic with subscriptions of these names, all with the same properties."""
+        name = unique("topic")
+        await self.admin.create_topic(name)
+        self._topics.append(name)
+        for subscription in subscriptions:
+            await self.admin.create_subscription(name, subscription, **subscription_properties)
+        return name
+
+    def forget_later(self, *, queue: str | None = None, topic: str | None = None) -> None:
+        """An entity the test made itself is deleted with those of the bus."""
+        if queue:
+            self._queues.append(queue)
+        if topic:
+            self._topics.append(topic)
+
+    async def open(self, *handlers: Handler) -> None:
+        """All links at the same time."""
+        self._handlers += handlers
+        await asyncio.gather(*(handler.__aenter__() for handler in handlers))
+
+    async def open_pair(self, queue: str, **receiver_options: Any) -> tuple[ServiceBusSender, ServiceBusReceiver]:
+        sender = self.client.get_queue_sender(queue)
+        receiver = self.client.get_queue_receiver(queue, **receiver_options)
+        await self.open(sender, receiver)
+        return sender, receiver
+
+    async def close(self) -> None:
+        await asyncio.gather(*(handler.close() for handler in self._handlers))
+        await asyncio.gather(*(client.close() for client in self._clients))
+        deletions: list[Coroutine[Any, Any, None]] = [self.admin.delete_queue(name) for name in self._queues]
+        deletions += [self.admin.delete_topic(name) for name in self._topics]
+        await few_at_a_time(map(unless_gone, deletions))
+        await self.admin.close()
+
+
+def both_flavours(scenario: Callable[Concatenate[Bus, ...], Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Turns `async def test_…(bus, …)` into a test that runs it with the sync and with the aio SDK, side by side."""
+
+    @functools.wraps(scenario)
+    def test(namespace: LocalNamespace, side_by_side: SideBySide, **fixtures: Any) -> None:
+        async def run(flavour: Flavour) -> None:
+            bus = Bus(flavour, namespace)
+            try:
+                await scenario(bus, **fixtures)
+            finally:
+                side_by_side.leave_to_close(bus.close())
+
+        side_by_side.run(in_every_flavour(run, FLAVOURS))
+
+    own = list(inspect.signature(scenario).parameters.values())[1:]
+    ours = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("namespace", "side_by_side")]
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    test.__signature__ = inspect.Signature(ours + own)  # type: ignore[attr-defined]  # pytest finds the fixtures by it
+    return test
+
+
+async def unless_gone(deletion: Coroutine[Any, Any, None]) -> None:
+    with contextlib.suppress(ResourceNotFoundError):
+        await deletion
+
+
+async def few_at_a_time(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Many requests without as many connections."""
+    places = asyncio.Semaphore(8)
+
+    async def in_turn(request: Coroutine[Any, Any, T]) -> T:
+        async with places:
+            return await request
+
+    return await asyncio.gather(*map(in_turn, work))
+
+
+def unique(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex[:12]}"
+
+
+def from_now(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def numbered(count: int, **properties: Any) -> list[ServiceBusMessage]:
+    return [ServiceBusMessage(f"{number}", message_id=f"{number}", **properties) for number in range(count)]
+
+
+def texts(messages: list[ServiceBusReceivedMessage]) -> list[str]:
+    return [str(message) for message in messages]
+
+
+async def receive_all(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceivedMessage]:
+    """Exactly so many messages: one receive may bring fewer than it was asked for."""
+    received: list[ServiceBusReceivedMessage] = []
+    while len(received) < count:
+        more = await receiver.receive_messages(max_message_count=count - len(received), max_wait_time=PATIENCE)
+        assert more, f"only {len(received)} of {count} messages came"
+        received += more
+    return received
+
+
+async def receive_one(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage:
+    [received] = await receive_all(receiver, 1)
+    return received
+
+
+async def peek_all(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
+    """Whatever is in the entity, locked, deferred and scheduled messages too."""
+    return await receiver.peek_messages(max_message_count=100, sequence_number=1)
+
+
+async def until(ask: Callable[[], Awaitable[T]], satisfied: Callable[[T], bool]) -> T:
+    """Asks again and again until the answer satisfies; fails with the last answer when patience is at its end."""
+    deadline = time.monotonic() + PATIENCE
+    while not satisfied(answer := await ask()):
+        assert time.monotonic() < deadline, f"the last answer was {answer!r}"
+        await asyncio.sleep(0.05)
+    return answer

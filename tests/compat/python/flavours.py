@@ -1,0 +1,143 @@
+"""One scenario, both flavours of the SDK: the sync classes are given the face of their aio twins.
+
+Nothing of the SDK is replaced; a sync call runs in a thread, as a program with threads would run it. Both flavours run
+side by side on one event loop, because the SDK mostly sleeps: nine pauses of 50 ms to open a link, up to 1 s to close.
+"""
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, TypeVar
+
+import azure.servicebus as sync_sdk
+import azure.servicebus.aio as aio_sdk
+import azure.servicebus.aio.management as aio_management
+import azure.servicebus.management as sync_management
+from azure.core.paging import ItemPaged
+
+Flavour = Literal["sync", "aio"]
+FLAVOURS: tuple[Flavour, ...] = ("sync", "aio")
+T = TypeVar("T")
+
+AIO_TWIN: dict[type, type] = {
+    sync_sdk.ServiceBusClient: aio_sdk.ServiceBusClient,
+    sync_sdk.ServiceBusSender: aio_sdk.ServiceBusSender,
+    sync_sdk.ServiceBusReceiver: aio_sdk.ServiceBusReceiver,
+    sync_sdk.ServiceBusSession: aio_sdk.ServiceBusSession,
+    sync_sdk.AutoLockRenewer: aio_sdk.AutoLockRenewer,
+    sync_management.ServiceBusAdministrationClient: aio_management.ServiceBusAdministrationClient,
+}
+
+_END = object()
+_threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="sync-sdk")
+
+
+async def _in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    call = functools.partial(function, *map(_bare, args), **{name: _bare(value) for name, value in kwargs.items()})
+    return await asyncio.get_running_loop().run_in_executor(_threads, call)
+
+
+def _bare(value: Any) -> Any:
+    return value.sdk_object if isinstance(value, AwaitedSync) else value
+
+
+def awaited(value: Any) -> Any:
+    """The aio face of an object of the sync SDK; anything that has no aio twin stays as it is."""
+    if type(value) in AIO_TWIN:
+        return AwaitedSync(value)
+    return AwaitedPages(value) if isinstance(value, ItemPaged) else value
+
+
+class AwaitedSync:
+    """What is a coroutine in the aio twin is run in a thread and awaited; the rest is called at once."""
+
+    def __init__(self, sdk_object: Any) -> None:
+        self.sdk_object = sdk_object
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.sdk_object, name)
+        if not callable(value):
+            return awaited(value)
+        if inspect.iscoroutinefunction(getattr(AIO_TWIN[type(self.sdk_object)], name)):
+            return functools.partial(_in_thread, value)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return awaited(value(*map(_bare, args), **{key: _bare(given) for key, given in kwargs.items()}))
+
+        return call
+
+    def __str__(self) -> str:
+        return str(self.sdk_object)
+
+    async def __aenter__(self) -> "AwaitedSync":
+        await _in_thread(self.sdk_object.__enter__)
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        await _in_thread(self.sdk_object.__exit__, *details)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return _iterated(self.sdk_object)
+
+
+class AwaitedPages:
+    def __init__(self, pages: "ItemPaged[Any]") -> None:
+        self._pages = pages
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return _iterated(self._pages)
+
+    async def by_page(self, continuation_token: str | None = None) -> AsyncIterator[AsyncIterator[Any]]:
+        async for page in _iterated(self._pages.by_page(continuation_token)):
+            yield _iterated(page)
+
+
+async def _iterated(items: Iterable[Any]) -> AsyncIterator[Any]:
+    iterator = iter(items)
+    while (item := await _in_thread(next, iterator, _END)) is not _END:
+        yield item
+
+
+class SideBySide:
+    """An event loop in a thread of its own, so that what closes slowly does so while the next test runs."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="side-by-side", daemon=True)
+        self._thread.start()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def leave_to_close(self, work: Coroutine[Any, Any, None]) -> None:
+        """To be called on the loop."""
+        task = self._loop.create_task(work)
+        self._closing.add(task)
+
+    async def _everything_closed(self) -> None:
+        await asyncio.gather(*self._closing)
+
+    def stop(self) -> None:
+        self.run(self._everything_closed())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def in_every_flavour(scenario: Callable[[Flavour], Awaitable[None]], flavours: Iterable[Flavour]) -> None:
+    """Lets each flavour come to its end, then raises what failed, with the flavour's name on it."""
+    chosen = list(flavours)
+    outcomes = await asyncio.gather(*map(scenario, chosen), return_exceptions=True)
+    failures: list[BaseException] = []
+    for flavour, outcome in zip(chosen, outcomes, strict=True):
+        if outcome is not None:
+            outcome.add_note(f"with the {flavour} SDK")
+            failures.append(outcome)
+    if len(failures) > 1 and all(isinstance(failure, Exception) for failure in failures):
+        raise BaseExceptionGroup("both flavours failed", failures)
+    if failures:
+        raise failures[0]

@@ -1,0 +1,165 @@
+"""Who may do what: keys, signatures, claims and TLS.
+
+Namespace-wide rules of one claim each wait for a way to start the namespace with them; see NAMED_RULES below.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import time
+import urllib.parse
+from typing import Any
+
+import azure.servicebus as sync_sdk
+import azure.servicebus.aio as aio_sdk
+import pytest
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.core.exceptions import ClientAuthenticationError
+from azure.servicebus import ServiceBusMessage, TransportType, parse_connection_string
+from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusAuthorizationError
+from azure.servicebus.management import AccessRights, AuthorizationRule
+
+from tests.compat.python.bus import Bus, Handler, both_flavours, receive_one, unique
+
+REFUSED = (ServiceBusAuthenticationError, ServiceBusAuthorizationError)
+
+# Keys of the namespace with Send only and Listen only: to be read from LocalNamespace(rules=...) once it has them, and
+# used in test_a_key_does_what_its_claims_allow in place of the queue's own rules.
+NAMED_RULES: dict[str, AccessRights] = {"send-only": AccessRights.SEND, "listen-only": AccessRights.LISTEN}
+
+
+def with_parts(connection_string: str, **parts: str | None) -> str:
+    """The connection string with some of its parts replaced, or left out where the new one is None."""
+    current: dict[str, str | None] = {}
+    for part in connection_string.strip(";").split(";"):
+        name, value = part.split("=", 1)
+        current[name] = value
+    return ";".join(f"{name}={value}" for name, value in {**current, **parts}.items() if value is not None)
+
+
+def with_signature(bus: Bus, token: str) -> str:
+    return with_parts(
+        bus.namespace.connection_string, SharedAccessKeyName=None, SharedAccessKey=None, SharedAccessSignature=token
+    )
+
+
+def signature(uri: str, key_name: str, key: str, *, expires_in: float = 600) -> str:
+    resource = urllib.parse.quote_plus(uri)
+    expiry = str(int(time.time() + expires_in))
+    digest = hmac.new(key.encode(), f"{resource}\n{expiry}".encode(), hashlib.sha256).digest()
+    signed = urllib.parse.quote_plus(base64.b64encode(digest))
+    return f"SharedAccessSignature sr={resource}&sig={signed}&se={expiry}&skn={key_name}"
+
+
+def host_of(bus: Bus) -> str:
+    return parse_connection_string(bus.namespace.connection_string).fully_qualified_namespace
+
+
+def key_of(bus: Bus) -> tuple[str, str]:
+    parsed = parse_connection_string(bus.namespace.connection_string)
+    assert parsed.shared_access_key_name
+    assert parsed.shared_access_key
+    return parsed.shared_access_key_name, parsed.shared_access_key
+
+
+async def refused(bus: Bus, *handlers: Handler) -> None:
+    for outcome in await asyncio.gather(*(bus.open(handler) for handler in handlers), return_exceptions=True):
+        assert isinstance(outcome, REFUSED)
+
+
+async def send_and_receive(bus: Bus, client: aio_sdk.ServiceBusClient, queue: str) -> None:
+    sender, receiver = client.get_queue_sender(queue), client.get_queue_receiver(queue)
+    await bus.open(sender, receiver)
+    await sender.send_messages(ServiceBusMessage("allowed"))
+    await receiver.complete_message(await receive_one(receiver))
+
+
+@both_flavours
+async def test_a_wrong_key_and_an_unknown_key_name_are_refused(bus: Bus) -> None:
+    queue = await bus.make_queue()
+    wrong_strings = [
+        with_parts(bus.namespace.connection_string, SharedAccessKey="bm90IHRoZSBrZXk="),
+        with_parts(bus.namespace.connection_string, SharedAccessKeyName="nobody"),
+    ]
+    wrong_clients = [bus.connect(wrong) for wrong in wrong_strings]
+    senders = [client.get_queue_sender(queue) for client in wrong_clients]
+    receivers = [client.get_queue_receiver(queue) for client in wrong_clients]
+    await refused(bus, *senders, *receivers)
+    for wrong in wrong_strings:
+        admin = bus.connect_admin(wrong)
+        with pytest.raises(ClientAuthenticationError):
+            await admin.get_queue(queue)
+        await admin.close()
+
+
+@both_flavours
+async def test_a_signature_stands_in_for_the_key_until_it_expires(bus: Bus) -> None:
+    queue = await bus.make_queue()
+    uri = f"sb://{host_of(bus)}/{queue}"
+    good = bus.connect(with_signature(bus, signature(uri, *key_of(bus))))
+    expired = bus.connect(with_signature(bus, signature(uri, *key_of(bus), expires_in=-60)))
+    torn = bus.connect(with_signature(bus, signature(uri, key_of(bus)[0], "bm90IHRoZSBrZXk=")))
+    await asyncio.gather(
+        send_and_receive(bus, good, queue),
+        refused(bus, expired.get_queue_sender(queue), torn.get_queue_sender(queue)),
+    )
+
+
+@both_flavours
+async def test_a_signature_for_one_queue_opens_no_other(bus: Bus) -> None:
+    mine, other = await asyncio.gather(bus.make_queue(), bus.make_queue())
+    client = bus.connect(with_signature(bus, signature(f"sb://{host_of(bus)}/{mine}", *key_of(bus))))
+    await asyncio.gather(send_and_receive(bus, client, mine), refused(bus, client.get_queue_sender(other)))
+
+
+@both_flavours
+async def test_a_key_does_what_its_claims_allow(bus: Bus) -> None:
+    queue = unique("queue")
+    key = base64.b64encode(hashlib.sha256(queue.encode()).digest()).decode()
+    rules = [
+        AuthorizationRule(
+            type="SharedAccessAuthorizationRule",
+            claim_type="SharedAccessKey",
+            claim_value="None",
+            rights=[right],
+            key_name=name,
+            primary_key=key,
+            secondary_key=key,
+        )
+        for name, right in NAMED_RULES.items()
+    ]
+    await bus.admin.create_queue(queue, authorization_rules=rules)
+    bus.forget_later(queue=queue)
+    stored = (await bus.admin.get_queue(queue)).authorization_rules
+    assert stored
+    assert {rule.key_name: rule.rights for rule in stored} == {"send-only": ["Send"], "listen-only": ["Listen"]}
+    send_only, listen_only = (
+        bus.connect(
+            with_parts(bus.namespace.connection_string, SharedAccessKeyName=name, SharedAccessKey=key, EntityPath=queue)
+        )
+        for name in NAMED_RULES
+    )
+    sender = send_only.get_queue_sender(queue)
+    receiver = listen_only.get_queue_receiver(queue)
+    await bus.open(sender, receiver)
+    await sender.send_messages(ServiceBusMessage("allowed"))
+    assert str(await receive_one(receiver)) == "allowed"
+    await refused(bus, send_only.get_queue_receiver(queue), listen_only.get_queue_sender(queue))
+
+
+@both_flavours
+async def test_amqp_inside_tls_is_answered_on_the_same_port(bus: Bus) -> None:
+    queue = await bus.make_queue()
+    sdk = sync_sdk if bus.flavour == "sync" else aio_sdk
+    host = host_of(bus).split(":")[0]
+    encrypted: dict[str, Any] = {
+        "custom_endpoint_address": f"sb://{host}:{bus.namespace.port}",
+        "transport_type": TransportType.Amqp,
+        "connection_verify": str(bus.namespace.ca),
+        "retry_total": 0,
+    }
+    by_key = sdk.ServiceBusClient(host, AzureNamedKeyCredential(*key_of(bus)), **encrypted)
+    by_signature = sdk.ServiceBusClient(host, AzureSasCredential(signature(f"sb://{host}/", *key_of(bus))), **encrypted)
+    for client in (by_key, by_signature):
+        await send_and_receive(bus, bus.keep(client), queue)
