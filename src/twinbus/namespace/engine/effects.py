@@ -1,6 +1,7 @@
 """What the engine decides: writes for the store and effects for the front, in one Step.
 
-Effects leave only after the writes of the same step, and all before it, are on disk.
+Effects leave only after the writes of the same step, and all before it, are on disk. They are tuples because some are
+made for every message.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.rows import Need, Row, Write
@@ -47,16 +48,14 @@ class Operation(StrEnum):
     LIST_SESSIONS = "list_sessions"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Answer the request that carried this reply. `result` is documented at the event."""
 
     reply: Any
     result: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(NamedTuple):
     """Send one message to a receiver. In receive-and-delete (`token` None) it was dropped by this step's writes."""
 
     receiver: Any
@@ -65,15 +64,13 @@ class Deliver:
     locked_until: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(NamedTuple):
     """Tell the receiver that its credit is used up: nothing is there."""
 
     receiver: Any
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptSession:
+class AcceptSession(NamedTuple):
     """The receiver holds this session until `locked_until`."""
 
     receiver: Any
@@ -81,15 +78,14 @@ class AcceptSession:
     locked_until: int
 
 
-@dataclass(frozen=True, slots=True)
-class DetachReceiver:
+class DetachReceiver(NamedTuple):
     """The receiver's link ends: session lock lost, no session in time, entity disabled or deleted."""
 
     receiver: Any
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Meter:
     """Count operations of an entity; `bytes` is what they carried."""
 

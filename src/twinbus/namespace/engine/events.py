@@ -6,14 +6,13 @@ Instants are milliseconds since the epoch. `reply` and `receiver` are opaque to 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from twinbus.amqp.sections import Envelope
 from twinbus.namespace.engine.descriptions import Description
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesSent:
+class MessagesSent(NamedTuple):
     """One transfer arrived: a message, or the messages of a batch; all are stored or none. Answer: None."""
 
     reply: Any
@@ -59,8 +58,7 @@ class SessionReceiverAttached:
     peek_lock: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CreditGranted:
+class CreditGranted(NamedTuple):
     """The receiver may have had `limit` messages in all since it attached, drained credit included.
 
     Cumulative, because deliveries already decided may still wait for their commit. With `drain`, what is there is
@@ -115,8 +113,7 @@ class Release:
 Outcome = Complete | Abandon | Defer | DeadLetter | Release
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesSettled:
+class MessagesSettled(NamedTuple):
     """Answer: list[None | Refusal], one per token (message-lock-lost, session-lock-lost); what can be settled is."""
 
     reply: Any
@@ -135,7 +132,7 @@ class LocksRenewed:
 
 @dataclass(frozen=True, slots=True)
 class DeferredRequested:
-    """receive-by-sequence-number. Answer: list[(Row, token | None, locked_until | None)]; not-found if one is missing."""
+    """receive-by-sequence-number. Answer: list[(Row, token | None, locked_until | None)]; refused if one is missing."""
 
     reply: Any
     seqs: tuple[int, ...]

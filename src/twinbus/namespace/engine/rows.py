@@ -66,7 +66,7 @@ class NextRows:
 
 @dataclass(frozen=True, slots=True)
 class RowsBySeq:
-    """The rows with these sequence numbers in any of these lanes, in the order asked; missing ones left out. list[Row]."""
+    """The rows with these sequence numbers in any of these lanes, in the order asked, less the missing. list[Row]."""
 
     queue: int
     lanes: tuple[int, ...]
@@ -152,7 +152,15 @@ class KnownIds:
 
 
 Need = (
-    NextRows | RowsBySeq | BrowseRows | ExpiredRows | DueRows | WaitingSessions | StoredSessions | SessionState | KnownIds
+    NextRows
+    | RowsBySeq
+    | BrowseRows
+    | ExpiredRows
+    | DueRows
+    | WaitingSessions
+    | StoredSessions
+    | SessionState
+    | KnownIds
 )
 
 # --- writes ----------------------------------------------------------------------------------------------------
@@ -249,7 +257,16 @@ class ForgetSeenIds(NamedTuple):
 
 
 Write = (
-    PutRow | PutBody | DropRow | MoveRow | PutQueue | PutEntity | DropEntity | PutSessionState | PutSeenId | ForgetSeenIds
+    PutRow
+    | PutBody
+    | DropRow
+    | MoveRow
+    | PutQueue
+    | PutEntity
+    | DropEntity
+    | PutSessionState
+    | PutSeenId
+    | ForgetSeenIds
 )
 
 

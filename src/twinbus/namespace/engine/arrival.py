@@ -1,0 +1,124 @@
+"""What a queue or a topic asks of the messages sent to it: limits, quota, duplicates, times; and pings (G3).
+
+Where an accepted message is put is decided by the entity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, Final
+
+from twinbus.amqp.conditions import Condition
+from twinbus.amqp.sections import Envelope
+from twinbus.namespace.engine import limits
+from twinbus.namespace.engine.descriptions import QueueDescription, TopicDescription
+from twinbus.namespace.engine.duplicates import SeenIds, key_of
+from twinbus.namespace.engine.effects import Meter, Operation, Refusal, Step
+from twinbus.namespace.engine.refusals import disabled
+from twinbus.namespace.engine.rows import Need
+
+PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
+_UNBOUNDED_TTL: Final = 0xFFFF_FFFF
+"""What clients write for a time to live that does not fit the header; then absolute-expiry-time tells it."""
+
+
+def refusal_of(
+    messages: Sequence[Envelope], description: QueueDescription | TopicDescription, size: int
+) -> Refusal | None:
+    """Why this transfer is refused as a whole; `size` is what the entity holds already."""
+    if not description.status.takes_sends:
+        return disabled(description.path, "sends")
+    wants_session = isinstance(description, QueueDescription) and description.requires_session
+    for message in messages:
+        length = len(message.raw)
+        size += length
+        message_id, session = message.message_id, message.group_id
+        if (
+            length > limits.MAX_MESSAGE_BYTES
+            or message.properties_size > limits.MAX_PROPERTY_BYTES
+            or (message_id.__class__ is str and len(message_id) > limits.MAX_MESSAGE_ID_CHARACTERS)
+            or (session is not None and len(session) > limits.MAX_SESSION_ID_CHARACTERS)
+            or (message.partition_key is not None and session is not None)
+            or (wants_session and not session)
+        ):
+            refusal = _fault(message, wants_session)
+            if refusal is not None:
+                return refusal
+    quota = description.max_size_megabytes * limits.MIB
+    if size > quota:
+        text = f"'{description.path}' has reached its size of {description.max_size_megabytes} MB."
+        return Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text)
+    return None
+
+
+def _fault(message: Envelope, wants_session: bool) -> Refusal | None:
+    """What exactly is wrong with a message that looked suspicious."""
+    message_id, session = message.message_id, message.group_id
+    if len(message.raw) > limits.MAX_MESSAGE_BYTES:
+        text = f"The message of {len(message.raw)} bytes is larger than {limits.MAX_MESSAGE_BYTES} bytes."
+        return Refusal(Condition.MESSAGE_SIZE_EXCEEDED, text)
+    if message.properties_size > limits.MAX_PROPERTIES_BYTES:
+        text = (
+            f"The properties take {message.properties_size} bytes; at most {limits.MAX_PROPERTIES_BYTES} may be used."
+        )
+        return Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
+    if message.largest_property > limits.MAX_PROPERTY_BYTES:
+        text = f"A property of {message.largest_property} bytes is larger than {limits.MAX_PROPERTY_BYTES} bytes."
+        return Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
+    if isinstance(message_id, str) and len(message_id) > limits.MAX_MESSAGE_ID_CHARACTERS:
+        return Refusal(
+            Condition.ARGUMENT_ERROR, f"The message id is longer than {limits.MAX_MESSAGE_ID_CHARACTERS} characters."
+        )
+    if session is not None and len(session) > limits.MAX_SESSION_ID_CHARACTERS:
+        return Refusal(
+            Condition.ARGUMENT_ERROR, f"The session id is longer than {limits.MAX_SESSION_ID_CHARACTERS} characters."
+        )
+    if message.partition_key is not None and session is not None and message.partition_key != session:
+        return Refusal(Condition.ARGUMENT_ERROR, "A partition key must be equal to the session id where both are set.")
+    if wants_session and not session:
+        return Refusal(Condition.NOT_ALLOWED, "The entity requires sessions, and the message has no session id.")
+    return None
+
+
+def time_to_live(message: Envelope, default: int | None, now: int) -> int | None:
+    """The shorter of the message's own and the entity's, in ms; None for never."""
+    ttl, expiry = message.ttl, message.absolute_expiry_time
+    if expiry is not None and (ttl is None or ttl == _UNBOUNDED_TTL):
+        ttl = max(0, expiry - (message.creation_time or now))
+    if ttl is None:
+        return default
+    return ttl if default is None else min(ttl, default)
+
+
+def sift(
+    messages: Sequence[Envelope], seen: SeenIds | None, now: int, step: Step
+) -> Generator[Need, Any, list[Envelope | None]]:
+    """The accepted messages in their order; None in place of one that is not stored: a ping or a duplicate."""
+    kept: list[Envelope | None] = [
+        None if message.content_type == PING_CONTENT_TYPE else message for message in messages
+    ]
+    if seen is None:
+        return kept
+    known = yield from seen.duplicates((message for message in kept if message is not None), now)
+    for index, message in enumerate(kept):
+        if message is None or message.message_id is None:
+            continue
+        message_id = key_of(message)
+        if message_id in known:
+            kept[index] = None
+        else:
+            known.add(message_id)
+            seen.remember(message_id, now, step.writes)
+    return kept
+
+
+def meter(path: str, operation: Operation, messages: Sequence[Envelope], step: Step) -> None:
+    """A duplicate is an operation like any other; a ping is one of its own kind."""
+    pings = [message for message in messages if message.content_type == PING_CONTENT_TYPE]
+    size = sum([len(message.raw) for message in messages])
+    if pings:
+        pinged = sum([len(message.raw) for message in pings])
+        size -= pinged
+        step.effects.append(Meter(path, Operation.PING, len(pings), pinged))
+    if len(messages) > len(pings):
+        step.effects.append(Meter(path, operation, len(messages) - len(pings), size))

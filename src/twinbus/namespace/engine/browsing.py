@@ -1,0 +1,174 @@
+"""Requests about stored messages by number or by place: peek, receive deferred ones, delete many; session state.
+
+Each asks for its rows first and then decides. None of them moves a lock that exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final
+
+from twinbus.amqp.conditions import Condition
+from twinbus.namespace.engine import limits
+from twinbus.namespace.engine.effects import Answer, Meter, Operation, Refusal, Step
+from twinbus.namespace.engine.events import (
+    BatchDeleted,
+    DeferredRequested,
+    MessagesPeeked,
+    SessionsListed,
+    SessionStateRequested,
+    SessionStateSet,
+)
+from twinbus.namespace.engine.refusals import disabled, messages_not_found, not_allowed, session_lock_lost
+from twinbus.namespace.engine.rows import (
+    BrowseRows,
+    Lane,
+    Need,
+    NextRows,
+    PutSessionState,
+    Row,
+    RowsBySeq,
+    SessionState,
+    StoredSessions,
+)
+from twinbus.namespace.engine.sessions import HeldSession
+from twinbus.namespace.engine.settlement import drop
+from twinbus.namespace.engine.shelf import Shelf
+
+Asking = Generator[Need, Any, None]
+
+PEEK_BYTES: Final = limits.MIB
+_PAGE: Final = 256
+_MAIN_LANES: Final = (Lane.ACTIVE, Lane.DEFERRED, Lane.SCHEDULED)
+_DEAD_LANES: Final = (Lane.DEAD, Lane.DEAD_DEFERRED)
+
+
+def expired(row: Row, now: int) -> bool:
+    return row.expires is not None and row.expires <= now and row.lane != Lane.SCHEDULED
+
+
+def peek(shelf: Shelf, event: MessagesPeeked, now: int, step: Step) -> Asking:
+    if not shelf.settings.status.gives_receives:
+        step.effects.append(Answer(event.reply, disabled(shelf.path, "receives")))
+        return
+    lanes = _DEAD_LANES if event.dead_letter else _MAIN_LANES
+    start, rows = event.start, list[Row]()
+    while event.count > 0:
+        page: list[Row] = yield BrowseRows(shelf.counters.queue, lanes, start, event.count, PEEK_BYTES, event.session)
+        rows = [row for row in page if not expired(row, now)]
+        if rows or not page:
+            break
+        start = page[-1].seq + 1
+    bytes_ = sum(row.size for row in rows)
+    step.effects += (Answer(event.reply, rows), Meter(shelf.path, Operation.PEEK, 1, bytes_))
+
+
+def receive_deferred(shelf: Shelf, event: DeferredRequested, now: int, step: Step) -> Asking:
+    refusal, held = _deferred_access(shelf, event, now)
+    if refusal is not None:
+        step.effects.append(Answer(event.reply, refusal))
+        return
+    lane = Lane.DEAD_DEFERRED if event.dead_letter else Lane.DEFERRED
+    seqs = tuple(dict.fromkeys(event.seqs))
+    stored: list[Row] = yield RowsBySeq(shelf.counters.queue, (lane,), seqs)
+    rows = [
+        row
+        for row in stored
+        if row.seq not in shelf.locks.by_seq and not expired(row, now) and (held is None or row.session == held.id)
+    ]
+    if len(rows) < len(seqs):
+        found = {row.seq for row in rows}
+        missing = [seq for seq in seqs if seq not in found]
+        step.effects.append(Answer(event.reply, messages_not_found("deferred", missing)))
+        return
+    until = held.until if held is not None else now + shelf.settings.lock_duration
+    received: list[tuple[Row, bytes | None, int | None]] = []
+    for row in rows:
+        if event.peek_lock:
+            token = shelf.supplies.new_token()
+            shelf.locks.take(token, row, until, held)
+            received.append((row, token, until))
+        else:
+            drop(shelf, row, step)
+            received.append((row, None, None))
+    shelf.arm(until)
+    step.effects += (
+        Answer(event.reply, received),
+        Meter(shelf.path, Operation.RECEIVE_DEFERRED, len(rows), sum(row.size for row in rows)),
+    )
+
+
+def _deferred_access(shelf: Shelf, event: DeferredRequested, now: int) -> tuple[Refusal | None, HeldSession | None]:
+    """A session's deferred messages are for the holder of the session; those of a dead-letter queue for anyone."""
+    if not shelf.settings.status.gives_receives:
+        return disabled(shelf.path, "receives"), None
+    if not shelf.settings.requires_session or event.dead_letter:
+        return None, None
+    if event.session is None:
+        return not_allowed(f"'{shelf.path}' takes sessions: deferred messages are received with their session."), None
+    held = shelf.sessions.held.get(event.session)
+    if held is None or held.until <= now:
+        return session_lock_lost(event.session), None
+    return None, held
+
+
+def delete_batch(shelf: Shelf, event: BatchDeleted, now: int, step: Step) -> Asking:
+    if not shelf.settings.status.gives_receives:
+        step.effects.append(Answer(event.reply, disabled(shelf.path, "receives")))
+        return
+    lane = Lane.DEAD if event.dead_letter else Lane.ACTIVE
+    after, chosen, more = 0, list[Row](), True
+    while more and len(chosen) < event.count:
+        page: list[Row] = yield NextRows(shelf.counters.queue, lane, after, _PAGE, limits.MIB)
+        more = bool(page)
+        for row in page:
+            more = row.enqueued < event.before and len(chosen) < event.count
+            if not more:
+                break
+            after = row.seq
+            if row.seq not in shelf.locks.by_seq:
+                chosen.append(row._replace(raw=b""))
+    for row in chosen:
+        drop(shelf, row, step)
+    shelf.forget({row.seq for row in chosen})
+    step.effects += (Answer(event.reply, len(chosen)), Meter(shelf.path, Operation.DELETE_BATCH, 1))
+
+
+def get_state(shelf: Shelf, event: SessionStateRequested, now: int, step: Step) -> Asking:
+    refusal = _session_refusal(shelf, event.session, now)
+    if refusal is not None:
+        step.effects.append(Answer(event.reply, refusal))
+        return
+    state: bytes | None = yield SessionState(shelf.counters.queue, event.session)
+    step.effects += (
+        Answer(event.reply, state),
+        Meter(shelf.path, Operation.GET_SESSION_STATE, 1, len(state or b"")),
+    )
+
+
+def set_state(shelf: Shelf, event: SessionStateSet, now: int, step: Step) -> None:
+    refusal = _session_refusal(shelf, event.session, now)
+    size = len(event.state or b"")
+    if refusal is None and size > limits.MAX_SESSION_STATE_BYTES:
+        text = f"The session state of {size} bytes is larger than {limits.MAX_SESSION_STATE_BYTES} bytes."
+        refusal = Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
+    if refusal is not None:
+        step.effects.append(Answer(event.reply, refusal))
+        return
+    step.writes.append(PutSessionState(shelf.counters.queue, event.session, event.state, now))
+    step.effects += (Answer(event.reply, None), Meter(shelf.path, Operation.SET_SESSION_STATE, 1, size))
+
+
+def list_sessions(shelf: Shelf, event: SessionsListed, step: Step) -> Asking:
+    if not shelf.settings.requires_session:
+        step.effects.append(Answer(event.reply, not_allowed(f"'{shelf.path}' does not take sessions.")))
+        return
+    found: list[str] = yield StoredSessions(shelf.counters.queue, event.skip, event.top, event.updated_since)
+    step.effects += (Answer(event.reply, found), Meter(shelf.path, Operation.LIST_SESSIONS, 1))
+
+
+def _session_refusal(shelf: Shelf, session: str, now: int) -> Refusal | None:
+    if not shelf.settings.requires_session:
+        return not_allowed(f"'{shelf.path}' does not take sessions.")
+    held = shelf.sessions.held.get(session)
+    return session_lock_lost(session) if held is None or held.until <= now else None

@@ -1,0 +1,215 @@
+"""A queue: takes messages in, keeps scheduled ones until due, and gives them out through its receiving side.
+
+It is a family of its own: its events are decided one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import Any
+
+from twinbus.amqp.sections import Envelope, with_message_id
+from twinbus.namespace.engine import receiving
+from twinbus.namespace.engine.arrival import meter, refusal_of, sift, time_to_live
+from twinbus.namespace.engine.counters import Counters
+from twinbus.namespace.engine.descriptions import QueueDescription
+from twinbus.namespace.engine.duplicates import SeenIds
+from twinbus.namespace.engine.effects import Answer, Decision, Operation, Step
+from twinbus.namespace.engine.events import (
+    Deleted,
+    DescriptionChanged,
+    Event,
+    MessagesScheduled,
+    MessagesSent,
+    ScheduleCancelled,
+    TimerFired,
+)
+from twinbus.namespace.engine.life import Life, refuse_as_gone
+from twinbus.namespace.engine.rows import Lane, MoveRow, Need, PutRow, Row
+from twinbus.namespace.engine.schedule import Schedule, remaining
+from twinbus.namespace.engine.shelf import Shelf, Supplies
+from twinbus.namespace.engine.shelving import shelve
+
+Asking = Generator[Need, Any, None]
+
+
+class Queue:
+    """One queue at work."""
+
+    __slots__ = ("counters", "description", "life", "schedule", "seen", "shelf", "supplies")
+
+    def __init__(
+        self,
+        description: QueueDescription,
+        life: Life,
+        supplies: Supplies,
+        *,
+        next_expiry: int | None = None,
+        next_due: int | None = None,
+        new: bool,
+    ) -> None:
+        self.description = description
+        self.life = life
+        self.counters: Counters = life.counters
+        self.supplies = supplies
+        self.shelf = Shelf(self.counters, description, supplies, next_expiry)
+        self.schedule = Schedule(self.counters, next_due)
+        self.seen: SeenIds | None = None
+        if description.requires_duplicate_detection:
+            self.seen = SeenIds(self.counters.queue, description.duplicate_window, new=new)
+        self._rearm(self.counters.accessed)
+
+    @property
+    def path(self) -> str:
+        return self.description.path
+
+    @property
+    def family(self) -> Queue:
+        return self
+
+    @property
+    def entities(self) -> list[Queue]:
+        return [self]
+
+    @property
+    def next_timer(self) -> int | None:
+        return None if self.life.ended else self.shelf.next_timer
+
+    def advance(self, event: Event, now: int) -> Decision:
+        if self.life.ended:
+            return refuse_as_gone(event, self.path)
+        step, shelf = Step(), self.shelf
+        if not isinstance(event, TimerFired):
+            self.counters.accessed = now
+        match event:
+            case MessagesSent():
+                yield from self._sent(event, now, step)
+            case MessagesScheduled():
+                yield from self._scheduled(event, now, step)
+            case ScheduleCancelled():
+                yield from self.schedule.cancel(event, self.path, step)
+            case TimerFired():
+                yield from self._fired(now, step)
+            case DescriptionChanged():
+                self._changed(event, now, step)
+            case Deleted():
+                self._delete(now, step)
+                step.effects.append(Answer(event.reply, None))
+            case _:
+                yield from receiving.decide(shelf, event, now, step)
+        if shelf.pending or shelf.sessions.search:
+            yield from receiving.follow_up(shelf, now, step)
+        if self.counters.changed:
+            step.writes.append(self.counters.put())
+        return step
+
+    # --- arrival -------------------------------------------------------------------------------------------------
+
+    def _sent(self, event: MessagesSent, now: int, step: Step) -> Asking:
+        refusal = refusal_of(event.messages, self.description, self.counters.size)
+        if refusal is None:
+            messages = yield from sift(event.messages, self.seen, now, step)
+            self._store(messages, now, step)
+            meter(self.path, Operation.SEND, event.messages, step)
+        step.effects.append(Answer(event.reply, refusal))
+
+    def _scheduled(self, event: MessagesScheduled, now: int, step: Step) -> Asking:
+        refusal = refusal_of(event.messages, self.description, self.counters.size)
+        if refusal is not None:
+            step.effects.append(Answer(event.reply, refusal))
+            return
+        messages = yield from sift(event.messages, self.seen, now, step)
+        stored = self._store(messages, now, step)
+        # A ping or a duplicate is answered like the others: with a number, which nothing has.
+        seqs = [seq or self.counters.take_seq() for seq in stored]
+        meter(self.path, Operation.SCHEDULE, event.messages, step)
+        step.effects.append(Answer(event.reply, seqs))
+
+    def _store(self, messages: Iterable[Envelope | None], now: int, step: Step) -> list[int]:
+        """The sequence numbers given, 0 for what is not stored."""
+        counters, writes = self.counters, step.writes
+        queue, default = counters.queue, self.description.default_time_to_live
+        wants_session = self.description.requires_session
+        seqs: list[int] = []
+        fresh: list[Row] = []
+        for message in messages:
+            if message is None:
+                seqs.append(0)
+                continue
+            raw = message.raw
+            if message.message_id is None:
+                raw = with_message_id(raw, self.supplies.new_token().hex())
+            ttl = time_to_live(message, default, now)
+            session = message.group_id if wants_session else None
+            due = message.scheduled_enqueue_time
+            if due is not None and due > now:
+                seqs.append(self.schedule.add(raw, due, ttl, session, now, step))
+                continue
+            seq = counters.take_seq()
+            expires = None if ttl is None else now + ttl
+            size = len(raw)
+            row = tuple.__new__(Row, (queue, 0, seq, seq, now, expires, None, session, 0, size, None, None, raw))
+            writes.append(PutRow(row))
+            counters.add(0, size)
+            fresh.append(row)
+            seqs.append(seq)
+        shelve(self.shelf, fresh, now, step)
+        self._arm()
+        return seqs
+
+    def _activate(self, due: list[Row], now: int, step: Step) -> None:
+        """A scheduled message enters the queue: under a new number, at this time."""
+        fresh: list[Row] = []
+        for row in due:
+            seq = self.counters.take_seq()
+            ttl = remaining(row)
+            expires = None if ttl is None else now + ttl
+            place = (row.queue, row.lane, row.seq, Lane.ACTIVE, seq)
+            step.writes.append(MoveRow(*place, now, expires, row.delivery_count, row.overlay))
+            self.counters.move(row.lane, Lane.ACTIVE)
+            fresh.append(row._replace(lane=Lane.ACTIVE, seq=seq, enqueued=now, expires=expires, due=None))
+        shelve(self.shelf, fresh, now, step)
+
+    # --- time and administration ---------------------------------------------------------------------------------
+
+    def _fired(self, now: int, step: Step) -> Asking:
+        expired = yield from receiving.read_expired(self.shelf, now)
+        due = yield from self.schedule.read_due(now)
+        receiving.lapse(self.shelf, expired, now, step)
+        self._activate(due, now, step)
+        yield from receiving.follow_up(self.shelf, now, step)
+        receiving.time_out(self.shelf, now, step)
+        if self.seen is not None:
+            self.seen.purge(now, step.writes)
+        if self.life.is_idle(self.description.auto_delete_on_idle, bool(self.shelf.consumers), now):
+            self._delete(now, step)
+        else:
+            self._rearm(now)
+
+    def _changed(self, event: DescriptionChanged, now: int, step: Step) -> None:
+        description = event.description
+        assert isinstance(description, QueueDescription), "the namespace keeps the kind of an entity"
+        self.description = description
+        self.life.updated = now
+        if self.seen is not None:
+            self.seen.window = description.duplicate_window
+        receiving.change_settings(self.shelf, description, now, step)
+        self._rearm(now)
+        step.writes.append(self.life.record(description))
+        step.effects.append(Answer(event.reply, None))
+
+    def _delete(self, now: int, step: Step) -> None:
+        receiving.close(self.shelf, now, step)
+        self.life.end(self.path)
+
+    def _arm(self) -> None:
+        for at in (self.schedule.next_due, self.seen.purge_at if self.seen is not None else None):
+            if at is not None:
+                self.shelf.arm(at)
+
+    def _rearm(self, now: int) -> None:
+        self.shelf.next_timer = receiving.next_instant(self.shelf, now)
+        self._arm()
+        idle = self.life.idle_at(self.description.auto_delete_on_idle)
+        if idle is not None:
+            self.shelf.arm(idle)

@@ -1,0 +1,186 @@
+"""The receiving side of a queue or subscription: which decision belongs to which event, and what time brings.
+
+Sending, scheduling and the life of the entity itself are decided by the entity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final, assert_never
+
+from twinbus.namespace.engine import browsing, seating, serving, settlement
+from twinbus.namespace.engine.effects import Answer, DetachReceiver, Refusal, Step
+from twinbus.namespace.engine.events import (
+    BatchDeleted,
+    CreditGranted,
+    DeferredRequested,
+    LocksRenewed,
+    MessagesPeeked,
+    MessagesSettled,
+    ReceiverAttached,
+    ReceiverDetached,
+    SessionLockRenewed,
+    SessionReceiverAttached,
+    SessionsListed,
+    SessionStateRequested,
+    SessionStateSet,
+)
+from twinbus.namespace.engine.receivers import Consumer
+from twinbus.namespace.engine.refusals import disabled, not_allowed, not_found
+from twinbus.namespace.engine.rows import DropEntity, DueAnswer, ExpiredRows, Need, Row
+from twinbus.namespace.engine.shelf import Settings, Shelf
+
+Asking = Generator[Need, Any, None]
+
+_EXPIRED_PAGE: Final = 256
+
+ReceivingEvent = (
+    ReceiverAttached
+    | SessionReceiverAttached
+    | CreditGranted
+    | ReceiverDetached
+    | MessagesSettled
+    | LocksRenewed
+    | DeferredRequested
+    | MessagesPeeked
+    | BatchDeleted
+    | SessionLockRenewed
+    | SessionStateRequested
+    | SessionStateSet
+    | SessionsListed
+)
+
+
+def decide(shelf: Shelf, event: ReceivingEvent, now: int, step: Step) -> Asking:
+    match event:
+        case MessagesSettled():
+            settlement.settle(shelf, event, now, step)
+        case CreditGranted():
+            serving.grant(shelf, event, step)
+        case LocksRenewed():
+            settlement.renew(shelf, event, now, step)
+        case ReceiverAttached():
+            _attach(shelf, event, step)
+        case SessionReceiverAttached():
+            seating.attach(shelf, event, now, step)
+        case ReceiverDetached():
+            _detach(shelf, event, now, step)
+        case SessionLockRenewed():
+            seating.renew(shelf, event, now, step)
+        case MessagesPeeked():
+            yield from browsing.peek(shelf, event, now, step)
+        case DeferredRequested():
+            yield from browsing.receive_deferred(shelf, event, now, step)
+        case BatchDeleted():
+            yield from browsing.delete_batch(shelf, event, now, step)
+        case SessionStateRequested():
+            yield from browsing.get_state(shelf, event, now, step)
+        case SessionStateSet():
+            browsing.set_state(shelf, event, now, step)
+        case SessionsListed():
+            yield from browsing.list_sessions(shelf, event, step)
+        case _:
+            assert_never(event)
+
+
+def follow_up(shelf: Shelf, now: int, step: Step) -> Asking:
+    """Give out what the event has made available."""
+    if shelf.sessions.search:
+        yield from seating.search(shelf, now, step)
+    if shelf.pending:
+        yield from serving.serve(shelf, now, step)
+
+
+def _attach(shelf: Shelf, event: ReceiverAttached, step: Step) -> None:
+    refusal: Refusal | None = None
+    if shelf.settings.requires_session and not event.dead_letter:
+        refusal = not_allowed(f"'{shelf.path}' requires sessions; a receiver without one cannot be made for it.")
+    elif not shelf.settings.status.gives_receives:
+        refusal = disabled(shelf.path, "receives")
+    else:
+        consumer = Consumer(event.receiver, event.peek_lock)
+        consumer.feed = shelf.dead if event.dead_letter else shelf.main
+        shelf.consumers[event.receiver] = consumer
+    step.effects.append(Answer(event.reply, refusal))
+
+
+def _detach(shelf: Shelf, event: ReceiverDetached, now: int, step: Step) -> None:
+    consumer = shelf.consumers.pop(event.receiver, None)
+    if consumer is None:
+        return
+    if consumer.limit > consumer.taken:
+        serving.end_grant(shelf, consumer, step)
+    if consumer.feed is None:
+        shelf.sessions.stop_waiting(consumer)
+    elif consumer.feed.session is not None:
+        seating.give_up(shelf, consumer.feed.session, now, step, failed=False)
+
+
+def detach_all(shelf: Shelf, now: int, step: Step, refusal: Refusal) -> None:
+    """The entity does not serve receivers any more."""
+    for receiver in list(shelf.consumers):
+        _detach(shelf, ReceiverDetached(receiver), now, step)
+        step.effects.append(DetachReceiver(receiver, refusal))
+
+
+def change_settings(shelf: Shelf, settings: Settings, now: int, step: Step) -> None:
+    shelf.settings = settings
+    if not settings.status.gives_receives:
+        detach_all(shelf, now, step, disabled(shelf.path, "receives"))
+
+
+def close(shelf: Shelf, now: int, step: Step) -> None:
+    """The entity is removed with all it holds: what its receivers give back goes with it."""
+    last = Step()
+    detach_all(shelf, now, last, not_found(shelf.path))
+    shelf.main.window.close()
+    shelf.dead.window.close()
+    shelf.pending.clear()
+    shelf.sessions.search = False
+    step.writes[:] = [DropEntity(shelf.counters.queue)]
+    step.effects += last.effects
+
+
+# --- time --------------------------------------------------------------------------------------------------------
+
+
+def read_expired(shelf: Shelf, now: int) -> Generator[Need, Any, list[Row]]:
+    """The rows whose time to live is over and that nobody holds. A held one is looked at when it comes back."""
+    if shelf.next_expiry is None or shelf.next_expiry > now:
+        return []
+    locked = shelf.locks.by_seq
+    held = sum(1 for lock in locked.values() if browsing.expired(lock.row, now))
+    answer: DueAnswer = yield ExpiredRows(shelf.counters.queue, now, _EXPIRED_PAGE + held)
+    shelf.next_expiry = answer.next_at
+    return [row for row in answer.rows if row.seq not in locked]
+
+
+def lapse(shelf: Shelf, expired: list[Row], now: int, step: Step) -> None:
+    """Everything that ends by itself: times to live, message locks, session locks, waits for a session."""
+    if expired:
+        shelf.forget({row.seq for row in expired})
+        for row in expired:
+            settlement.expire(shelf, row, step)
+    for token in shelf.locks.deadlines.take_due(now):
+        lock = shelf.locks.by_token[token]
+        shelf.locks.drop(lock)
+        settlement.give_back(shelf, lock.row, now, step, failed=True)
+    for session in shelf.sessions.deadlines.take_due(now):
+        seating.lose(shelf, session, now, step)
+
+
+def time_out(shelf: Shelf, now: int, step: Step) -> None:
+    """Last of all: a session that became free at this very instant is still given out."""
+    seating.time_out(shelf, now, step)
+
+
+def next_instant(shelf: Shelf, now: int) -> int | None:
+    """When something ends by itself next."""
+    instants = (
+        shelf.next_expiry,
+        shelf.locks.deadlines.first(),
+        shelf.sessions.deadlines.first(),
+        shelf.sessions.wait_deadlines.first(),
+        now if shelf.pending or (shelf.sessions.search and shelf.sessions.waiting) else None,
+    )
+    return min((at for at in instants if at is not None), default=None)

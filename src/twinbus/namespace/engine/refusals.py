@@ -1,0 +1,37 @@
+"""The refusals that several decisions share, each with the condition the clients know and a text that says why."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from twinbus.amqp.conditions import Condition
+from twinbus.namespace.engine.effects import Refusal
+
+MESSAGE_LOCK_LOST: Final = Refusal(
+    Condition.MESSAGE_LOCK_LOST,
+    "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue.",
+)
+
+
+def session_lock_lost(session: str) -> Refusal:
+    return Refusal(
+        Condition.SESSION_LOCK_LOST,
+        f"The session lock of '{session}' has expired or was given back. Accept the session again.",
+    )
+
+
+def not_found(path: str) -> Refusal:
+    return Refusal(Condition.NOT_FOUND, f"The messaging entity '{path}' could not be found.")
+
+
+def messages_not_found(kind: str, seqs: list[int]) -> Refusal:
+    numbers = ", ".join(map(str, seqs))
+    return Refusal(Condition.MESSAGE_NOT_FOUND, f"There is no {kind} message with the sequence number(s) {numbers}.")
+
+
+def disabled(path: str, side: str) -> Refusal:
+    return Refusal(Condition.ENTITY_DISABLED, f"The messaging entity '{path}' is disabled for {side}.")
+
+
+def not_allowed(text: str) -> Refusal:
+    return Refusal(Condition.NOT_ALLOWED, text)

@@ -1,0 +1,165 @@
+"""Gives sessions to receivers and takes them back: by id, the next available one, or after a wait.
+
+The store is searched for free sessions only when one may have become free; a message that arrives for a free
+session seats the first who waits at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from twinbus.amqp.conditions import Condition
+from twinbus.namespace.engine import limits
+from twinbus.namespace.engine.effects import (
+    AcceptSession,
+    Answer,
+    DetachReceiver,
+    Meter,
+    Operation,
+    Refusal,
+    Step,
+)
+from twinbus.namespace.engine.events import SessionLockRenewed, SessionReceiverAttached
+from twinbus.namespace.engine.receivers import Consumer, Feed
+from twinbus.namespace.engine.refusals import disabled, not_allowed, session_lock_lost
+from twinbus.namespace.engine.rows import Lane, Need, WaitingSessions
+from twinbus.namespace.engine.serving import end_grant
+from twinbus.namespace.engine.sessions import PAGE, HeldSession
+from twinbus.namespace.engine.settlement import give_back
+from twinbus.namespace.engine.shelf import Shelf
+from twinbus.namespace.engine.window import Window
+
+
+def attach(shelf: Shelf, event: SessionReceiverAttached, now: int, step: Step) -> None:
+    refusal = _refusal(shelf, event.session, now)
+    if refusal is not None:
+        step.effects.append(DetachReceiver(event.receiver, refusal))
+        return
+    consumer = Consumer(event.receiver, event.peek_lock)
+    shelf.consumers[event.receiver] = consumer
+    if event.session is not None:
+        _hold(shelf, consumer, event.session, now, step)
+        return
+    # Whoever waits already has seen that nothing is free.
+    shelf.sessions.search |= not shelf.sessions.waiting
+    shelf.sessions.wait(consumer, event.deadline)
+    shelf.arm(max(now, event.deadline))
+
+
+def _refusal(shelf: Shelf, session: str | None, now: int) -> Refusal | None:
+    if not shelf.settings.requires_session:
+        return not_allowed(f"'{shelf.path}' does not take sessions; a session receiver cannot be made for it.")
+    if not shelf.settings.status.gives_receives:
+        return disabled(shelf.path, "receives")
+    if session is None:
+        return None
+    if not 0 < len(session) <= limits.MAX_SESSION_ID_CHARACTERS:
+        text = f"A session id has 1 to {limits.MAX_SESSION_ID_CHARACTERS} characters; this one has {len(session)}."
+        return Refusal(Condition.ARGUMENT_ERROR, text)
+    held = shelf.sessions.held.get(session)
+    if held is not None and held.until > now:
+        return Refusal(
+            Condition.SESSION_CANNOT_BE_LOCKED,
+            f"The requested session '{session}' cannot be accepted. It may be locked by another receiver.",
+        )
+    return None
+
+
+def seat_for(shelf: Shelf, session: str, now: int, step: Step) -> None:
+    """A message came for this session: if it is free, it goes to the first who waits."""
+    if shelf.sessions.waiting and session not in shelf.sessions.held:
+        _hold(shelf, shelf.sessions.first_waiting(), session, now, step)
+
+
+def search(shelf: Shelf, now: int, step: Step) -> Generator[Need, Any, None]:
+    """Seat those who wait on free sessions with messages, in turn through all of them."""
+    sessions = shelf.sessions
+    while sessions.search and sessions.waiting:
+        if step.writes or (shelf.next_expiry is not None and shelf.next_expiry <= now):
+            shelf.arm(now)  # what is expired, or being written, must not pass for a waiting message
+            return
+        session = yield from _free_session(shelf)
+        if session is None:
+            break
+        _hold(shelf, sessions.first_waiting(), session, now, step)
+    sessions.search = False
+
+
+def _free_session(shelf: Shelf) -> Generator[Need, Any, str | None]:
+    held, start = shelf.sessions.held, shelf.sessions.rotation
+    after, wrapped = start, not start
+    while True:
+        page: list[str] = yield WaitingSessions(shelf.counters.queue, after, PAGE)
+        for session in page:
+            if session not in held:
+                return session
+        if len(page) == PAGE and not (wrapped and page[-1] >= start > ""):
+            after = page[-1]
+        elif wrapped:
+            return None
+        else:
+            after, wrapped = "", True
+
+
+def _hold(shelf: Shelf, consumer: Consumer, session: str, now: int, step: Step) -> None:
+    if session in shelf.sessions.held:  # its time is up, only nobody has noticed yet
+        lose(shelf, session, now, step)
+    until = now + shelf.settings.lock_duration
+    held = HeldSession(session, consumer, until)
+    empty = shelf.counters.lanes[Lane.ACTIVE] == 0
+    window = Window(shelf.counters.queue, Lane.ACTIVE, shelf.supplies.budget, session=session, empty=empty)
+    held.feed = consumer.feed = Feed(window, Lane.DEFERRED, held)
+    shelf.sessions.held[session] = held
+    shelf.sessions.deadlines.set(session, until)
+    shelf.sessions.rotation = session
+    shelf.arm(until)
+    step.effects += (
+        AcceptSession(consumer.receiver, session, until),
+        Meter(shelf.path, Operation.ACCEPT_SESSION, 1),
+    )
+    if consumer.limit > consumer.taken:
+        held.feed.queue_up(consumer)
+        shelf.wake(held.feed)
+
+
+def give_up(shelf: Shelf, held: HeldSession, now: int, step: Step, *, failed: bool) -> None:
+    """The session is free again, with all its holder had not settled."""
+    sessions = shelf.sessions
+    del sessions.held[held.id]
+    sessions.deadlines.clear(held.id)
+    held.feed.window.close()
+    for lock in list(held.locks.values()):
+        shelf.locks.drop(lock)
+        give_back(shelf, lock.row, now, step, failed=failed)
+    sessions.search |= bool(sessions.waiting)
+
+
+def lose(shelf: Shelf, session: str, now: int, step: Step) -> None:
+    """The lock of the session ran out: its receiver is told and gone."""
+    held = shelf.sessions.held[session]
+    consumer = held.consumer
+    if consumer.limit > consumer.taken:
+        end_grant(shelf, consumer, step)
+    give_up(shelf, held, now, step, failed=True)
+    del shelf.consumers[consumer.receiver]
+    step.effects.append(DetachReceiver(consumer.receiver, session_lock_lost(session)))
+
+
+def time_out(shelf: Shelf, now: int, step: Step) -> None:
+    """Whoever waited long enough goes without a session, exactly at its deadline."""
+    for number in shelf.sessions.wait_deadlines.take_due(now):
+        consumer = shelf.sessions.waiting.pop(number).consumer
+        del shelf.consumers[consumer.receiver]
+        text = f"No session of '{shelf.path}' with messages became available in time."
+        step.effects.append(DetachReceiver(consumer.receiver, Refusal(Condition.TIMEOUT, text)))
+
+
+def renew(shelf: Shelf, event: SessionLockRenewed, now: int, step: Step) -> None:
+    held = shelf.sessions.held.get(event.session)
+    if held is None or held.until <= now:
+        step.effects.append(Answer(event.reply, session_lock_lost(event.session)))
+        return
+    held.until = now + shelf.settings.lock_duration
+    shelf.sessions.deadlines.set(event.session, held.until)
+    step.effects += (Answer(event.reply, held.until), Meter(shelf.path, Operation.RENEW_SESSION_LOCK, 1))

@@ -1,0 +1,117 @@
+"""Gives what stands ready to the receivers with credit, fairly, one message each in turn.
+
+A decision asks before it writes: rows read after a write of the same step would not show it. So where rows must be
+read and something is written already, the rest is left for a timer that fires at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from twinbus.namespace.engine.effects import Deliver, Drain, Meter, Operation, Step
+from twinbus.namespace.engine.events import CreditGranted
+from twinbus.namespace.engine.receivers import Consumer, Feed
+from twinbus.namespace.engine.rows import Need
+from twinbus.namespace.engine.settlement import drop, expire
+from twinbus.namespace.engine.shelf import Shelf
+
+
+def grant(shelf: Shelf, event: CreditGranted, step: Step) -> None:
+    consumer = shelf.consumers.get(event.receiver)
+    if consumer is None:
+        return
+    had_credit = consumer.limit > consumer.taken
+    consumer.limit = event.limit
+    consumer.drain = event.drain
+    if event.limit > consumer.taken:
+        if not had_credit:
+            consumer.fed = False
+        if consumer.feed is not None:
+            consumer.feed.queue_up(consumer)
+            shelf.wake(consumer.feed)
+        return
+    if had_credit:
+        end_grant(shelf, consumer, step)
+    if event.drain:
+        step.effects.append(Drain(consumer.receiver))
+
+
+def end_grant(shelf: Shelf, consumer: Consumer, step: Step) -> None:
+    """Credit ended. A grant that brought nothing was a receive of its own kind (Y2)."""
+    if consumer.feed is not None:
+        consumer.feed.leave(consumer)
+    if not consumer.fed:
+        step.effects.append(Meter(shelf.path, Operation.RECEIVE_EMPTY, 1))
+
+
+def serve(shelf: Shelf, now: int, step: Step) -> Generator[Need, Any, None]:
+    """Serve every feed that was woken."""
+    unfinished: list[Feed] = []
+    while shelf.pending:
+        feed = shelf.pending.pop()
+        if not (yield from _serve_feed(shelf, feed, now, step)):
+            unfinished.append(feed)
+    if unfinished:
+        shelf.pending = unfinished
+        shelf.arm(now)
+
+
+def _serve_feed(shelf: Shelf, feed: Feed, now: int, step: Step) -> Generator[Need, Any, bool]:
+    """False if rows must be read that this step may be writing."""
+    window = feed.window
+    while feed.hungry:
+        _deliver_ready(shelf, feed, now, step)
+        if not feed.hungry:
+            break
+        if window.exhausted:
+            _drain(shelf, feed, step)
+            break
+        if step.writes:
+            return False
+        need = window.need()
+        rows = yield need
+        window.fill(need, rows, shelf.locks.by_seq)
+    return True
+
+
+def _deliver_ready(shelf: Shelf, feed: Feed, now: int, step: Step) -> None:
+    session, hungry, effects = feed.session, feed.hungry, step.effects
+    until = now + shelf.settings.lock_duration if session is None else session.until
+    take, new_token, lock = feed.window.take, shelf.supplies.new_token, shelf.locks.take
+    count = size = 0
+    while hungry and (row := take()) is not None:
+        if row.expires is not None and row.expires <= now:
+            expire(shelf, row, step)
+            continue
+        consumer = hungry[0]
+        consumer.taken += 1
+        consumer.fed = True
+        if consumer.peek_lock:
+            token = new_token()
+            lock(token, row, until, session)
+            effects.append(Deliver(consumer.receiver, row, token, until))
+        else:
+            drop(shelf, row, step)
+            effects.append(Deliver(consumer.receiver, row, None, None))
+        count += 1
+        size += row.size
+        if consumer.taken >= consumer.limit:
+            hungry.popleft()
+            consumer.hungry = False
+            if consumer.drain:
+                effects.append(Drain(consumer.receiver))
+        elif len(hungry) > 1:
+            hungry.rotate(-1)
+    if count:
+        effects.append(Meter(shelf.path, Operation.RECEIVE, count, size))
+        if session is None:
+            shelf.arm(until)
+
+
+def _drain(shelf: Shelf, feed: Feed, step: Step) -> None:
+    """Nothing is there: who drains has used up the credit."""
+    for consumer in [consumer for consumer in feed.hungry if consumer.drain]:
+        consumer.taken = consumer.limit
+        end_grant(shelf, consumer, step)
+        step.effects.append(Drain(consumer.receiver))

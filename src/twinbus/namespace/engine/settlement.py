@@ -1,0 +1,161 @@
+"""What becomes of a message that was held: settled, given back, or taken back when its lock ran out.
+
+Who may be given it next is decided in `serving`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, assert_never
+
+from twinbus.namespace.engine.effects import Answer, Meter, Operation, Refusal, Step
+from twinbus.namespace.engine.events import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    LocksRenewed,
+    MessagesSettled,
+    Outcome,
+    Release,
+)
+from twinbus.namespace.engine.locks import Lock
+from twinbus.namespace.engine.overlays import dead_letter_properties, merged
+from twinbus.namespace.engine.refusals import MESSAGE_LOCK_LOST, not_allowed, session_lock_lost
+from twinbus.namespace.engine.rows import DropRow, Lane, MoveRow, Row
+from twinbus.namespace.engine.shelf import Shelf
+
+_OPERATIONS: Final[dict[type[Outcome], Operation]] = {
+    Complete: Operation.COMPLETE,
+    Abandon: Operation.ABANDON,
+    Defer: Operation.DEFER,
+    DeadLetter: Operation.DEAD_LETTER,
+    Release: Operation.RELEASE,
+}
+_DEFERRED_TWIN: Final = {Lane.ACTIVE: Lane.DEFERRED, Lane.DEAD: Lane.DEAD_DEFERRED}
+
+
+def settle(shelf: Shelf, event: MessagesSettled, now: int, step: Step) -> None:
+    """Settle by token: whoever has the token may, from any link, until the lock runs out."""
+    lost = MESSAGE_LOCK_LOST
+    if event.session is not None:
+        held = shelf.sessions.held.get(event.session)
+        if held is None or held.until <= now:
+            lost = session_lock_lost(event.session)
+            step.effects.append(Answer(event.reply, [lost] * len(event.tokens)))
+            return
+    outcome = event.outcome
+    completes = type(outcome) is Complete
+    results: list[Refusal | None] = []
+    for token in event.tokens:
+        lock = shelf.locks.held(token, now)
+        if lock is None:
+            results.append(lost)
+        elif completes:
+            shelf.locks.drop(lock)
+            drop(shelf, lock.row, step)
+            results.append(None)
+        else:
+            results.append(_settle_one(shelf, lock, outcome, now, step))
+    step.effects.append(Answer(event.reply, results))
+    settled = results.count(None)
+    if settled:
+        step.effects.append(Meter(shelf.path, _OPERATIONS[type(outcome)], settled))
+
+
+def _settle_one(shelf: Shelf, lock: Lock, outcome: Outcome, now: int, step: Step) -> Refusal | None:
+    row = lock.row
+    if isinstance(outcome, DeadLetter) and row.lane >= Lane.DEAD:
+        return not_allowed("A message of a dead-letter queue cannot be dead-lettered again.")
+    shelf.locks.drop(lock)
+    match outcome:
+        case Complete():
+            drop(shelf, row, step)
+        case Abandon(properties):
+            give_back(shelf, row, now, step, failed=True, properties=properties)
+        case Defer(properties):
+            _defer(shelf, row, now, step, properties)
+        case DeadLetter(reason, description, properties):
+            bury(shelf, row, step, dead_letter_properties(reason, description, properties))
+        case Release():
+            give_back(shelf, row, now, step, failed=False)
+        case _:
+            assert_never(outcome)
+    return None
+
+
+def renew(shelf: Shelf, event: LocksRenewed, now: int, step: Step) -> None:
+    locks = [shelf.locks.held(token, now) for token in event.tokens]
+    held = [lock for lock in locks if lock is not None]
+    if len(held) < len(locks):
+        step.effects.append(Answer(event.reply, MESSAGE_LOCK_LOST))
+        return
+    if any(lock.session for lock in held):
+        refusal = not_allowed("The lock of a session's message is renewed with its session.")
+        step.effects.append(Answer(event.reply, refusal))
+        return
+    until = now + shelf.settings.lock_duration
+    for lock in held:
+        shelf.locks.renew(lock, until)
+    step.effects += (Answer(event.reply, [until] * len(held)), Meter(shelf.path, Operation.RENEW_LOCK, len(held)))
+
+
+def drop(shelf: Shelf, row: Row, step: Step) -> None:
+    step.writes.append(DropRow(row.queue, row.lane, row.seq))
+    shelf.counters.drop(row.lane, row.size)
+
+
+def expire(shelf: Shelf, row: Row, step: Step) -> None:
+    """The time to live of an unlocked message is over."""
+    if shelf.settings.dead_lettering_on_expiration:
+        told = dead_letter_properties("TTLExpiredException", "The message expired and was dead lettered.")
+        bury(shelf, row, step, told)
+    else:
+        drop(shelf, row, step)
+
+
+def give_back(
+    shelf: Shelf, row: Row, now: int, step: Step, *, failed: bool, properties: Mapping[str, Any] | None = None
+) -> None:
+    """A message that was held is free again. A failed delivery counts; after too many it is dead-lettered."""
+    count = row.delivery_count + failed
+    if row.lane < Lane.DEAD:  # neither time nor the number of deliveries ends a message of the dead-letter queue
+        if row.expires is not None and row.expires <= now:
+            expire(shelf, row, step)
+            return
+        if failed and count >= shelf.settings.max_delivery_count:
+            told = dead_letter_properties(
+                "MaxDeliveryCountExceeded",
+                f"Message could not be consumed after {shelf.settings.max_delivery_count} delivery attempts.",
+                properties,
+            )
+            bury(shelf, row._replace(delivery_count=count), step, told)
+            return
+    if failed or properties:
+        overlay = merged(row.overlay, properties)
+        place = (row.queue, row.lane, row.seq, row.lane, row.seq)
+        step.writes.append(MoveRow(*place, row.enqueued, row.expires, count, overlay))
+    if row.lane in _DEFERRED_TWIN and (feed := shelf.feed_of(row)) is not None:
+        feed.window.arrived(row.seq, row.size)
+        shelf.wake(feed)
+
+
+def bury(shelf: Shelf, row: Row, step: Step, told: Mapping[str, Any]) -> None:
+    """To the dead-letter sub-queue, where nothing expires."""
+    overlay = merged(row.overlay, told)
+    place = (row.queue, row.lane, row.seq, Lane.DEAD, row.seq)
+    step.writes.append(MoveRow(*place, row.enqueued, None, row.delivery_count, overlay))
+    shelf.counters.move(row.lane, Lane.DEAD)
+    shelf.dead.window.arrived(row.seq, row.size)
+    shelf.wake(shelf.dead)
+
+
+def _defer(shelf: Shelf, row: Row, now: int, step: Step, properties: Mapping[str, Any] | None) -> None:
+    if row.lane < Lane.DEAD and row.expires is not None and row.expires <= now:
+        expire(shelf, row, step)
+        return
+    to_lane = _DEFERRED_TWIN.get(Lane(row.lane), Lane(row.lane))
+    overlay = merged(row.overlay, properties)
+    place = (row.queue, row.lane, row.seq, to_lane, row.seq)
+    step.writes.append(MoveRow(*place, row.enqueued, row.expires, row.delivery_count, overlay))
+    shelf.counters.move(row.lane, to_lane)

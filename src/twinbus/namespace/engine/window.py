@@ -1,0 +1,135 @@
+"""The rows that stand ready in front of one lane (or one session of it), and where the rest must be read from.
+
+Every row of the lane is either in here (ready or returned), locked, or beyond the cursor. Bounded in rows, in
+bytes, and by a budget that all windows of the namespace share.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+from heapq import heappop, heappush
+from typing import Final
+
+from twinbus.namespace.engine.limits import KIB
+from twinbus.namespace.engine.rows import NextRows, Row, RowsBySeq
+
+MAX_ROWS: Final = 256
+MAX_BYTES: Final = 256 * KIB
+MAX_RETURNED: Final = 4096
+"""Beyond this many returned rows it is cheaper to read the lane again from the first of them."""
+
+
+class Budget:
+    """Bytes of messages that may stand ready in memory, all queues together."""
+
+    __slots__ = ("limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+
+class Window:
+    """The front of one lane, in the order of sequence numbers."""
+
+    __slots__ = ("_budget", "_bytes", "_complete", "_cursor", "_returned", "_rows", "lane", "queue", "session")
+
+    def __init__(self, queue: int, lane: int, budget: Budget, *, session: str | None = None, empty: bool) -> None:
+        self.queue = queue
+        self.lane = lane
+        self.session = session
+        self._budget = budget
+        self._rows: deque[Row] = deque()
+        self._bytes = 0
+        self._returned: list[tuple[int, int]] = []  # a heap of (seq, size), all at or before the cursor
+        self._cursor = 0
+        self._complete = empty  # nothing is stored beyond the cursor
+
+    def append(self, row: Row) -> None:
+        """A new row came to the tail of the lane. It is kept only if nothing unread stands before it."""
+        if not self._complete:
+            return
+        size = row.size
+        budget = self._budget
+        if len(self._rows) < MAX_ROWS and self._bytes + size <= MAX_BYTES and budget.used + size <= budget.limit:
+            self._rows.append(row)
+            self._bytes += size
+            budget.used += size
+            self._cursor = row.seq
+        else:
+            self._complete = False
+
+    def arrived(self, seq: int, size: int) -> None:
+        """A row is available (again) that is not in memory: abandoned, or come from another lane."""
+        if seq > self._cursor:
+            self._complete = False
+            return
+        heappush(self._returned, (seq, size))
+        if len(self._returned) > MAX_RETURNED:
+            self._rewind()
+
+    def take(self) -> Row | None:
+        """The next row, if it is at hand."""
+        rows = self._rows
+        if not rows:
+            return None
+        returned = self._returned
+        if returned and returned[0][0] < rows[0].seq:
+            return None
+        row = rows.popleft()
+        self._bytes -= row.size
+        self._budget.used -= row.size
+        return row
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing is available, at hand or in the store."""
+        return self._complete and not self._rows and not self._returned
+
+    def need(self) -> NextRows | RowsBySeq:
+        """What to read when `take` has nothing although the window is not exhausted."""
+        if not self._returned:
+            return NextRows(self.queue, self.lane, self._cursor, MAX_ROWS, MAX_BYTES, self.session)
+        before = self._rows[0].seq if self._rows else self._cursor + 1
+        seqs: list[int] = []
+        room = MAX_BYTES
+        while self._returned and self._returned[0][0] < before and (not seqs or room >= self._returned[0][1]):
+            seq, size = heappop(self._returned)
+            seqs.append(seq)
+            room -= size
+        return RowsBySeq(self.queue, (self.lane,), tuple(seqs))
+
+    def fill(self, need: NextRows | RowsBySeq, rows: list[Row], locked: Container[int]) -> None:
+        """Take in the answer to `need`, less what is locked."""
+        if isinstance(need, RowsBySeq):
+            self._rows.extendleft(reversed(rows))
+        elif rows:
+            self._cursor = rows[-1].seq
+            rows = [row for row in rows if row.seq not in locked]
+            self._rows.extend(rows)
+        else:
+            self._complete = True
+        self._charge(sum(row.size for row in rows))
+
+    def forget(self, seqs: Container[int]) -> None:
+        """These rows are gone. Returned ones need no care: the store leaves out what is missing."""
+        kept = [row for row in self._rows if row.seq not in seqs]
+        if len(kept) < len(self._rows):
+            self._charge(sum(row.size for row in kept) - self._bytes)
+            self._rows = deque(kept)
+
+    def close(self) -> None:
+        self._charge(-self._bytes)
+        self._rows.clear()
+        self._returned.clear()
+
+    def _rewind(self) -> None:
+        first = min(self._returned[0][0], self._rows[0].seq) if self._rows else self._returned[0][0]
+        self.close()
+        self._cursor = first - 1
+        self._complete = False
+
+    def _charge(self, size: int) -> None:
+        self._bytes += size
+        self._budget.used += size
