@@ -1,0 +1,359 @@
+"""A connection (amqp-core-transport §2.4) of either role, without I/O: bytes and time in, bytes and events out.
+
+Decides which session a frame belongs to, opens and closes, keeps heartbeats. Nothing the peer sends raises: a
+violation ends in the close the standard names and a ConnectionClosed. What happens inside a session is the session's.
+"""
+
+from typing import Any
+
+from twinbus.amqp.channels import Channels
+from twinbus.amqp.composites import decode_composite
+from twinbus.amqp.conditions import AmqpError, Condition, DecodeError
+from twinbus.amqp.dispatch import Place, SessionFrame, hand_over, hand_over_quickly
+from twinbus.amqp.events import ConnectionClosed, Event, Opened, SessionBegun
+from twinbus.amqp.frames import (
+    FRAME_HEADER,
+    HEARTBEAT,
+    MIN_MAX_FRAME_SIZE,
+    frame_body,
+    frame_size,
+    performative_frame,
+)
+from twinbus.amqp.limits import MIB, Limits
+from twinbus.amqp.link import Link
+from twinbus.amqp.negotiation import Negotiation, PeerRefusedError
+from twinbus.amqp.performatives import (
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Open,
+    Transfer,
+)
+from twinbus.amqp.sasl import MECHANISMS, ClientSasl, Credential, ServerSasl, Verifier
+from twinbus.amqp.session import Session, SessionState, SessionViolationError
+from twinbus.amqp.timers import Timers
+from twinbus.amqp.transfers import CUT_SHORT
+
+_SERVER_LIMITS = Limits(enforce_credit=False)
+_CLIENT_LIMITS = Limits()
+
+
+class Connection:
+    def __init__(self, negotiation: Negotiation, local: Open, limits: Limits, first_outgoing_id: int) -> None:
+        """Made by `client` and `server`."""
+        self.local = local
+        self.limits = limits
+        self.remote: Open | None = None  # the peer's open
+        self.remote_max_frame_size = MIN_MAX_FRAME_SIZE
+        self.out: list[bytes] = []  # frames that leave once open was sent
+        self.owing: list[Session] = []  # sessions whose window must be renewed with the next output
+        self.link_count = 0
+        self.attach_bytes = 0
+        self.partial_bytes = 0
+        self.is_closed = False
+        self._negotiation = negotiation
+        self._first_outgoing_id = first_outgoing_id
+        self._timers = Timers(local.idle_time_out, limits)
+        self._open_sent = False
+        self._closing = False
+        self._buffer = bytearray()
+        self._needed = 8
+        self._events: list[Event] = []
+        self._channels = Channels(local.channel_max)
+
+    @classmethod
+    def client(
+        cls,
+        container_id: str,
+        hostname: str | None,
+        *,
+        max_frame_size: int = MIB,
+        channel_max: int = 4999,
+        idle_timeout: float | None = None,
+        sasl: Credential | None = "ANONYMOUS",
+        properties: dict[Any, Any] | None = None,
+        limits: Limits = _CLIENT_LIMITS,
+        first_outgoing_id: int = 0,
+    ) -> "Connection":
+        """`sasl` None speaks AMQP at once. `idle_timeout` in seconds is what the peer is told (§2.4.5)."""
+        sasl_layer = None if sasl is None else ClientSasl(sasl, hostname)
+        negotiation = Negotiation(sasl_layer, bare_allowed=False)
+        local = Open(container_id, hostname, max_frame_size, channel_max, _ms(idle_timeout), properties=properties)
+        connection = cls(negotiation, local, limits, first_outgoing_id)
+        negotiation.start_client()
+        connection._open_if_possible()
+        return connection
+
+    @classmethod
+    def server(
+        cls,
+        container_id: str,
+        *,
+        max_frame_size: int = MIB,
+        channel_max: int = 4999,
+        idle_timeout: float | None = 240.0,
+        mechanisms: tuple[str, ...] = MECHANISMS,
+        verifier: Verifier | None = None,
+        bare_allowed: bool = False,
+        properties: dict[Any, Any] | None = None,
+        limits: Limits = _SERVER_LIMITS,
+        first_outgoing_id: int = 0,
+    ) -> "Connection":
+        """`verifier(mechanism, response)` says whether the client may go on; `bare_allowed` takes AMQP without SASL."""
+        negotiation = Negotiation(ServerSasl(mechanisms, verifier), bare_allowed=bare_allowed)
+        local = Open(container_id, None, max_frame_size, channel_max, _ms(idle_timeout), properties=properties)
+        return cls(negotiation, local, limits, first_outgoing_id)
+
+    # --- the face to the driver
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        """Takes what the transport read, and says what it meant. Never raises for what the peer sent."""
+        if self.is_closed or not data:
+            return []
+        self._timers.heard(now)
+        events = self._events = []
+        buf = bytes(data)
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needed:
+                return events
+            buf = bytes(self._buffer)
+            self._buffer.clear()
+        try:
+            pos = self._consume(buf)
+            if not self.is_closed:
+                self._buffer += memoryview(buf)[pos:]
+        except AmqpError as fault:
+            self._fail(fault)
+        except CUT_SHORT:
+            self._fail(DecodeError("a frame ends inside a value"))
+        return events
+
+    def data_to_send(self) -> list[bytes]:
+        """What the transport has to write, in order; drained by the call."""
+        if self.owing:
+            for session in self.owing:
+                session.replenish()
+            self.owing.clear()
+        wire = self._negotiation.wire
+        if not self._open_sent:
+            self._negotiation.wire = []
+            return wire
+        parts, self.out = self.out, []
+        if wire:
+            self._negotiation.wire = []
+            return wire + parts
+        return parts
+
+    def next_timer(self) -> float | None:
+        """When `handle_timer` has something to do."""
+        return None if self.is_closed else self._timers.next()
+
+    def handle_timer(self, now: float) -> list[Event]:
+        """Heartbeats, and the end of a peer that fell silent (§2.4.5)."""
+        events = self._events = []
+        if self.is_closed:
+            return events
+        fault = self._timers.expired(now)
+        if fault is not None:
+            self._fail(fault)
+        elif self._timers.heartbeat_due(now):
+            self.out.append(HEARTBEAT)
+        return events
+
+    def close(self, error: Error | None = None) -> None:
+        """Says close; ConnectionClosed follows when the peer has answered, or has not within the limit."""
+        if self.is_closed or self._closing:
+            return
+        for session in self.sessions:
+            session.let_go()
+        if not self._negotiation.amqp_header_sent:
+            self.is_closed = True
+            return
+        self._send_open()
+        self.out.append(performative_frame(0, Close(error)))
+        self._closing = True
+        self._timers.closing()
+
+    @property
+    def links(self) -> list[Link]:
+        return [link for session in self.sessions for link in session.links]
+
+    @property
+    def sessions(self) -> list[Session]:
+        return self._channels.sessions
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What the core keeps of the peer's bytes: a frame and deliveries that are not whole, and attaches."""
+        return len(self._buffer) + self.partial_bytes + self.attach_bytes
+
+    def begin(self) -> Session:
+        """Begins a session; SessionBegun follows. Frames may be sent on it at once."""
+        if self.is_closed or self._closing:
+            raise AmqpError(Condition.ILLEGAL_STATE, "the connection is closed")
+        session = self._new_session(0)
+        session.write_begin()
+        return session
+
+    # --- what sessions and links need
+
+    def report(self, event: Event) -> None:
+        self._events.append(event)
+
+    def hold(self, size: int) -> None:
+        """Keeps `size` more bytes of unfinished deliveries."""
+        if size > 0 and self.partial_bytes + size > self.limits.partial_bytes:
+            raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "too many bytes of unfinished deliveries")
+        self.partial_bytes += size
+
+    @property
+    def is_crowded(self) -> bool:
+        return self.link_count > self.limits.max_links or self.attach_bytes > self.limits.attach_bytes
+
+    # --- frames
+
+    def _consume(self, buf: bytes) -> int:
+        pos = 0
+        if not self._negotiation.is_done:
+            pos, self._needed = self._negotiation.receive(buf, pos, self._events)
+            self._open_if_possible()
+            if not self._negotiation.is_done:
+                return pos
+        total = len(buf)
+        max_frame_size = self.local.max_frame_size
+        while total - pos >= 8:
+            size, doff, kind, channel = FRAME_HEADER.unpack_from(buf, pos)
+            if size > max_frame_size or size < 8 or doff != 2 or kind != 0:
+                frame_size(buf, pos, max_frame_size)
+            end: int = pos + size
+            if end > total:
+                self._needed = size
+                return pos
+            body = pos + 8 if doff == 2 and kind == 0 else frame_body(buf, pos, size, 0)[1]
+            if body < end:
+                self._on_frame(buf, body, end, channel)
+                if self.is_closed:
+                    return end
+            pos = end
+        self._needed = 8
+        return pos
+
+    def _on_frame(self, buf: bytes, pos: int, end: int, channel: int) -> None:
+        session = self._channels.find(channel)
+        if session is not None and session.state is SessionState.MAPPED and buf[pos] == 0 and buf[pos + 1] == 0x53:
+            try:
+                if hand_over_quickly(session, buf, pos, end):
+                    return
+            except SessionViolationError as fault:
+                session.fail(Error.of(fault))
+                return
+        performative, payload = decode_composite(buf, pos)
+        if payload > end or (payload < end and not isinstance(performative, Transfer)):
+            raise DecodeError("a performative does not end where its frame does")
+        self._on_performative(performative, channel, Place(buf, pos, payload, end))
+
+    def _on_performative(self, performative: Any, channel: int, place: Place) -> None:
+        if self._closing and not isinstance(performative, (Open, Close)):
+            return
+        if self.remote is None and not isinstance(performative, (Open, Close)):
+            raise AmqpError(Condition.ILLEGAL_STATE, f"{type(performative).__name__} before open")
+        match performative:
+            case Open():
+                self._on_open(performative)
+            case Begin():
+                self._on_begin(performative, channel)
+            case Close():
+                self._on_close(performative)
+            case Attach() | Flow() | Transfer() | Disposition() | Detach() | End():
+                self._on_session_frame(performative, channel, place)
+            case _:
+                raise DecodeError("a frame whose performative is unknown")
+
+    def _on_session_frame(self, performative: SessionFrame, channel: int, place: Place) -> None:
+        session = self._channels.find(channel)
+        if session is None:
+            # The Python SDK ends a session and then detaches its links.
+            if self._channels.has_ended(channel) and not isinstance(performative, (Attach, Transfer)):
+                return
+            raise AmqpError(
+                Condition.NOT_ALLOWED, f"{type(performative).__name__} on channel {channel}, which has no session"
+            )
+        if isinstance(performative, End):
+            self._channels.remove(session, channel)
+        elif session.state is not SessionState.MAPPED:
+            return
+        try:
+            hand_over(session, performative, place)
+        except SessionViolationError as fault:
+            session.fail(Error.of(fault))
+
+    def _on_open(self, remote: Open) -> None:
+        if self.remote is not None:
+            raise AmqpError(Condition.ILLEGAL_STATE, "open came twice")
+        if remote.max_frame_size < MIN_MAX_FRAME_SIZE:
+            raise AmqpError(Condition.INVALID_FIELD, f"max-frame-size {remote.max_frame_size} is below 512")
+        self._timers.opened(remote.idle_time_out)
+        self.remote = remote
+        self.remote_max_frame_size = remote.max_frame_size
+        self._send_open()
+        if not self._closing:
+            self.report(Opened(remote))
+
+    def _on_begin(self, begin: Begin, channel: int) -> None:
+        asked = self._channels.check_begin(begin, channel)
+        session = asked or self._new_session(channel)
+        was_live = session.is_live
+        session.on_begin(begin, channel)
+        self._channels.bind(session, channel)
+        if asked is None:
+            session.write_begin()
+        if was_live:
+            self.report(SessionBegun(session))
+
+    def _new_session(self, preferred: int) -> Session:
+        channel = self._channels.free(preferred, self.remote.channel_max if self.remote else 0xFFFF)
+        session = Session(self, channel, self._first_outgoing_id)
+        self._channels.add(session)
+        return session
+
+    # --- opening and closing
+
+    def _open_if_possible(self) -> None:
+        """The client sends open with its AMQP header; the server answers the client's."""
+        if self._negotiation.amqp_header_sent and self._negotiation.is_client:
+            self._send_open()
+
+    def _send_open(self) -> None:
+        if not self._open_sent:
+            self._open_sent = True
+            self._negotiation.wire.append(performative_frame(0, self.local))
+
+    def _on_close(self, close: Close) -> None:
+        for session in self.sessions:
+            session.let_go()
+        if not self._closing:
+            self._send_open()
+            self.out.append(performative_frame(0, Close()))
+        self.is_closed = True
+        self.report(ConnectionClosed(close.error))
+
+    def _fail(self, fault: AmqpError) -> None:
+        error = Error.of(fault)
+        for session in self.sessions:
+            session.let_go()
+        if self._negotiation.amqp_header_sent and not self._closing and not isinstance(fault, PeerRefusedError):
+            self._send_open()
+            self.out.append(performative_frame(0, Close(error)))
+        self.is_closed = True
+        self._buffer.clear()
+        self.report(ConnectionClosed(error))
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else max(1, int(seconds * 1000))

@@ -1,0 +1,392 @@
+"""A link (amqp-core-transport §2.6): one direction of deliveries, with its credit.
+
+Decides what a link may send, and when the peer broke a rule of the link. Handles, windows and delivery ids are the
+session's. `role` is ours: our sender link sends.
+"""
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from twinbus.amqp.conditions import AmqpError, Condition
+from twinbus.amqp.events import Delivered, LinkDetached, LinkFlowed
+from twinbus.amqp.performatives import (
+    SENDER,
+    Attach,
+    DeliveryState,
+    Detach,
+    Error,
+    Source,
+    Target,
+    Transfer,
+)
+from twinbus.amqp.serial import MASK, distance
+from twinbus.amqp.transfers import (
+    MAX_TAG,
+    TRANSFER_OVERHEAD,
+    FlowFields,
+    TransferFields,
+    transfer_head,
+    transfer_head_with_state,
+)
+from twinbus.amqp.values import Described
+
+if TYPE_CHECKING:
+    from twinbus.amqp.session import Session
+
+
+class LinkState(Enum):
+    ATTACH_RECEIVED = auto()  # the peer asked; the application has not answered
+    ATTACH_SENT = auto()  # we asked
+    ATTACHED = auto()
+    DETACH_SENT = auto()  # what still comes is thrown away until the peer's detach
+    DETACHED = auto()
+
+
+class Partial:
+    """A delivery whose last frame has not come."""
+
+    __slots__ = ("first", "payload", "settled")
+
+    def __init__(self, first: TransferFields) -> None:
+        self.first = first
+        self.payload = bytearray()
+        self.settled = False
+
+
+class Link:
+    __slots__ = (
+        "_credit",
+        "_limit",
+        "_partial",
+        "available",
+        "context",
+        "delivery_count",
+        "drain",
+        "handle",
+        "name",
+        "pending_bytes",
+        "pending_frames",
+        "refused",
+        "remote",
+        "remote_handle",
+        "role",
+        "session",
+        "state",
+        "told",
+        "weight",
+    )
+
+    def __init__(self, session: "Session", name: str, role: bool, handle: int) -> None:
+        self.session = session
+        self.name = name
+        self.role = role
+        self.handle = handle
+        self.remote_handle: int | None = None
+        self.remote: Attach | None = None  # the peer's attach
+        self.state = LinkState.ATTACH_SENT
+        self.refused = False  # the peer answered our attach with a null terminus: its detach follows
+        self.delivery_count = 0
+        self.drain = False
+        self.available: int | None = None
+        self.pending_bytes = 0  # sent by the application, waiting for the session's window
+        self.pending_frames = 0
+        self.told = False  # the application knows that the link is gone
+        self.weight = 0  # bytes of the peer's attach
+        self.context: Any = None  # the application's own
+        self._credit = 0
+        self._limit = session.limits.max_message_size
+        self._partial: Partial | None = None
+
+    # --- what the peer said
+
+    @property
+    def source(self) -> Source | Described | None:
+        return self.remote.source if self.remote else None
+
+    @property
+    def target(self) -> Target | Described | None:
+        return self.remote.target if self.remote else None
+
+    @property
+    def properties(self) -> dict[Any, Any]:
+        return (self.remote.properties if self.remote else None) or {}
+
+    @property
+    def snd_settle_mode(self) -> int:
+        return self.remote.snd_settle_mode if self.remote else 2
+
+    @property
+    def rcv_settle_mode(self) -> int:
+        return self.remote.rcv_settle_mode if self.remote else 0
+
+    @property
+    def max_message_size(self) -> int | None:
+        """The largest message the peer takes; None when it names no limit."""
+        return (self.remote.max_message_size if self.remote else None) or None
+
+    @property
+    def is_sender(self) -> bool:
+        return self.role is SENDER
+
+    @property
+    def is_attached(self) -> bool:
+        return self.state is LinkState.ATTACHED
+
+    @property
+    def credit(self) -> int:
+        """Sender: how many deliveries may be sent now. Receiver: how many the peer may still send."""
+        if self.state is not LinkState.ATTACHED:
+            return 0
+        if self.role is SENDER:
+            session = self.session
+            return max(0, min(self._credit, session.limits.max_unsettled - len(session.unsettled_out)))
+        return self._credit
+
+    # --- answers of the application
+
+    def accept(
+        self,
+        *,
+        source: Source | Described | None = None,
+        target: Target | Described | None = None,
+        properties: dict[Any, Any] | None = None,
+        max_message_size: int | None = None,
+        initial_delivery_count: int = 0,
+        offered_capabilities: list[str] | None = None,
+        snd_settle_mode: int | None = None,
+        rcv_settle_mode: int | None = None,
+    ) -> None:
+        """Answers the peer's attach. A terminus that is not given is echoed. Without effect once the link is gone."""
+        remote = self.remote
+        if self.state is not LinkState.ATTACH_RECEIVED or remote is None:
+            return
+        self.state = LinkState.ATTACHED
+        self.limit_messages(max_message_size)
+        if self.role is SENDER:
+            self.delivery_count = initial_delivery_count
+        self.session.write(
+            Attach(
+                name=self.name,
+                handle=self.handle,
+                role=self.role,
+                snd_settle_mode=remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
+                rcv_settle_mode=remote.rcv_settle_mode if rcv_settle_mode is None else rcv_settle_mode,
+                source=remote.source if source is None else source,
+                target=remote.target if target is None else target,
+                initial_delivery_count=initial_delivery_count if self.role is SENDER else None,
+                max_message_size=max_message_size,
+                offered_capabilities=offered_capabilities,
+                properties=properties,
+            )
+        )
+
+    def limit_messages(self, max_message_size: int | None) -> None:
+        """The largest message taken from the peer; 0 and None stand for the connection's own limit."""
+        if max_message_size:
+            self._limit = max_message_size
+
+    def refuse(self, error: Error) -> None:
+        """§2.6.3: an attach whose own terminus is null, and a closing detach that says why."""
+        if self.state is not LinkState.ATTACH_RECEIVED:
+            return
+        self.answer_with_nothing()
+        self.state = LinkState.DETACH_SENT
+        self.told = True
+        self.session.write(Detach(self.handle, True, error))
+
+    def answer_with_nothing(self) -> None:
+        remote = self.remote
+        assert remote is not None
+        self.session.write(
+            Attach(
+                name=self.name,
+                handle=self.handle,
+                role=self.role,
+                snd_settle_mode=remote.snd_settle_mode,
+                rcv_settle_mode=remote.rcv_settle_mode,
+                source=None if self.role is SENDER else remote.source,
+                target=remote.target if self.role is SENDER else None,
+                initial_delivery_count=0 if self.role is SENDER else None,
+            )
+        )
+
+    def detach(self, closed: bool = True, error: Error | None = None) -> None:
+        if self.state is LinkState.ATTACH_RECEIVED:
+            self.refuse(error or Error(Condition.DETACH_FORCED))
+        elif self.state in (LinkState.ATTACHED, LinkState.ATTACH_SENT):
+            self.state = LinkState.DETACH_SENT
+            self.drop_partial()
+            self.session.write_after_pending(self, Detach(self.handle, closed, error))
+
+    # --- flow
+
+    def flow(
+        self, credit: int, *, drain: bool = False, echo: bool = False, properties: dict[Any, Any] | None = None
+    ) -> None:
+        """Receiver: the peer may send `credit` deliveries from now on."""
+        if self.role is SENDER:
+            raise ValueError("credit is granted by the receiver of a link")
+        if self.state is LinkState.ATTACHED:
+            self._credit = credit
+            self.drain = drain
+            self.session.write_flow(self, echo=echo, properties=properties)
+
+    def drained(self) -> None:
+        """Sender: there is nothing more to send; the credit that is left is given back (§2.6.7)."""
+        if self.role is SENDER and self.drain and self.state is LinkState.ATTACHED:
+            self.delivery_count = (self.delivery_count + self._credit) & MASK
+            self._credit = 0
+            self.session.write_flow(self)
+
+    @property
+    def flow_credit(self) -> int:
+        """Link credit as a flow frame tells it."""
+        return self._credit
+
+    def on_flow(self, flow: FlowFields) -> None:
+        if self.state is not LinkState.ATTACHED:
+            return
+        if self.role is SENDER:
+            if flow.link_credit is not None:
+                seen = 0 if flow.delivery_count is None else flow.delivery_count
+                ahead = distance(seen, self.delivery_count)
+                self._credit = max(0, flow.link_credit - max(0, ahead))
+            self.drain = flow.drain
+        else:
+            self.available = flow.available
+            if flow.delivery_count is not None:
+                skipped = max(0, distance(self.delivery_count, flow.delivery_count))
+                self.delivery_count = flow.delivery_count
+                self._credit = max(0, self._credit - skipped)
+        if flow.echo:
+            self.session.write_flow(self)
+        self.session.report(LinkFlowed(self, flow.properties, flow.echo))
+
+    # --- sending
+
+    def send(
+        self,
+        tag: bytes,
+        payload: bytes | list[bytes],
+        *,
+        message_format: int = 0,
+        settled: bool = False,
+        state: DeliveryState | None = None,
+    ) -> int:
+        """One delivery. Its frames wait, in order, while the session's window is closed."""
+        if self.credit <= 0:
+            raise AmqpError(Condition.TRANSFER_LIMIT_EXCEEDED, f"link {self.name} has no credit")
+        if len(tag) > MAX_TAG:
+            raise AmqpError(Condition.INVALID_FIELD, f"a delivery tag has at most {MAX_TAG} bytes")
+        session = self.session
+        pieces = [payload] if isinstance(payload, bytes) else payload
+        size = sum(map(len, pieces))
+        delivery_id = session.next_delivery_id
+        session.next_delivery_id = (delivery_id + 1) & MASK
+        self.delivery_count = (self.delivery_count + 1) & MASK
+        self._credit -= 1
+        if not settled:
+            session.unsettled_out[delivery_id] = self
+        room = session.max_frame_size - TRANSFER_OVERHEAD - len(tag)
+        if size <= room and state is None:
+            head = transfer_head(session.channel, self.handle, delivery_id, tag, message_format, settled, False, size)
+            session.write_transfer(self, [head, *pieces], size)
+        else:
+            self._send_in_pieces(delivery_id, tag, b"".join(pieces), message_format, settled, state)
+        return delivery_id
+
+    def _send_in_pieces(
+        self,
+        delivery_id: int,
+        tag: bytes,
+        payload: bytes,
+        message_format: int,
+        settled: bool,
+        state: DeliveryState | None,
+    ) -> None:
+        session = self.session
+        fields = Transfer(self.handle, delivery_id, tag, message_format, settled, True, None, state)
+        room = session.max_frame_size - len(transfer_head_with_state(session.channel, fields, 0))
+        if room <= 0:
+            raise AmqpError(Condition.FRAME_SIZE_TOO_SMALL, "the delivery state does not fit the peer's frames")
+        start = 0
+        while True:
+            piece = payload[start : start + room]
+            start += room
+            fields.more = start < len(payload)
+            head = transfer_head_with_state(session.channel, fields, len(piece))
+            session.write_transfer(self, [head, piece], len(piece))
+            if not fields.more:
+                return
+
+    # --- receiving
+
+    def on_transfer(self, fields: TransferFields, buf: bytes, end: int) -> None:
+        """A violation of the link's rules raises an AmqpError, upon which the session detaches the link."""
+        partial = self._partial
+        if partial is None and not fields.more and not fields.resume and not fields.aborted:
+            self._begin_delivery(fields)
+            if end - fields.payload > self._limit:
+                raise self._too_large()
+            self._report(fields, buf[fields.payload : end], fields.settled is True)
+            return
+        if partial is None:
+            if not fields.resume:
+                self._begin_delivery(fields)
+            partial = self._partial = Partial(fields)
+        elif fields.delivery_id is not None and fields.delivery_id != partial.first.delivery_id:
+            raise AmqpError(Condition.ILLEGAL_STATE, "a delivery began before the one before it was whole")
+        if fields.aborted:
+            self.drop_partial()
+            return
+        partial.settled = partial.settled or fields.settled is True
+        if not partial.first.resume:
+            self._keep(partial, memoryview(buf)[fields.payload : end])
+        if not fields.more:
+            self.drop_partial()
+            # §2.6.13: nothing is unsettled here from an earlier attachment, so what is resumed is ignored
+            if not partial.first.resume:
+                self._report(partial.first, bytes(partial.payload), partial.settled)
+
+    def _begin_delivery(self, fields: TransferFields) -> None:
+        if fields.delivery_id is None or fields.delivery_tag is None:
+            raise AmqpError(Condition.INVALID_FIELD, "the first transfer of a delivery has no id or no tag")
+        if self._credit > 0:
+            self._credit -= 1
+        elif self.session.limits.enforce_credit:
+            raise AmqpError(Condition.TRANSFER_LIMIT_EXCEEDED, "a delivery came without credit")
+        self.delivery_count = (self.delivery_count + 1) & MASK
+
+    def _keep(self, partial: Partial, piece: memoryview) -> None:
+        if len(partial.payload) + len(piece) > self._limit:
+            raise self._too_large()
+        self.session.connection.hold(len(piece))
+        partial.payload += piece
+
+    def _too_large(self) -> AmqpError:
+        return AmqpError(
+            Condition.MESSAGE_SIZE_EXCEEDED, f"the message is larger than the link takes ({self._limit} bytes)"
+        )
+
+    def drop_partial(self) -> None:
+        if self._partial is not None:
+            self.session.connection.hold(-len(self._partial.payload))
+            self._partial = None
+
+    def _report(self, fields: TransferFields, payload: bytes, settled: bool) -> None:
+        session = self.session
+        delivery_id, tag = fields.delivery_id, fields.delivery_tag
+        assert delivery_id is not None
+        assert tag is not None
+        if not settled:
+            session.track_incoming(delivery_id, self)
+        session.report(Delivered(self, delivery_id, tag, fields.message_format or 0, payload, settled, fields.state))
+
+    # --- the end
+
+    def fail(self, error: Error) -> None:
+        """The peer broke a rule of the link: it is detached, and the application told."""
+        self.detach(closed=True, error=error)
+        self.session.forget_unsettled(self)
+        self.told = True
+        self.session.report(LinkDetached(self, True, error))

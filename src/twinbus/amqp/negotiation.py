@@ -1,0 +1,124 @@
+"""What comes before AMQP frames: protocol headers and SASL (amqp-core-transport §2.2, amqp-core-security §5.3).
+
+Decides whether the two peers speak the same protocol and whether the client may go on. Open is the connection's.
+"""
+
+from enum import Enum, auto
+
+from twinbus.amqp.composites import decode_composite
+from twinbus.amqp.conditions import AmqpError, Condition, DecodeError
+from twinbus.amqp.events import Event
+from twinbus.amqp.frames import (
+    AMQP_HEADER,
+    MIN_MAX_FRAME_SIZE,
+    SASL_FRAME,
+    SASL_HEADER,
+    frame_body,
+    frame_size,
+    performative_frame,
+)
+from twinbus.amqp.sasl import ClientSasl, ServerSasl
+
+
+class Phase(Enum):
+    HEADER = auto()  # the peer's first protocol header is awaited
+    SASL = auto()
+    AMQP_HEADER = auto()  # SASL is done; the AMQP header is awaited
+    DONE = auto()
+    REFUSED = auto()
+
+
+class PeerRefusedError(AmqpError):
+    """The peer will not be spoken to: no AMQP close can be sent, the transport is just closed."""
+
+
+class Negotiation:
+    """Bytes in; bytes out in `wire`. `phase` says where it stands."""
+
+    def __init__(self, sasl: ServerSasl | ClientSasl | None, *, bare_allowed: bool) -> None:
+        self.phase = Phase.HEADER
+        self.wire: list[bytes] = []
+        self._sasl = sasl
+        self._bare_allowed = bare_allowed
+        self.is_client = not isinstance(sasl, ServerSasl)
+        self._header_sent = False
+
+    def start_client(self) -> None:
+        """The client speaks first."""
+        if self._sasl is None:
+            self.send_amqp_header()
+        else:
+            self.wire.append(SASL_HEADER)
+
+    @property
+    def is_done(self) -> bool:
+        return self.phase is Phase.DONE
+
+    @property
+    def amqp_header_sent(self) -> bool:
+        return self._header_sent
+
+    def send_amqp_header(self) -> None:
+        if not self._header_sent:
+            self._header_sent = True
+            self.wire.append(AMQP_HEADER)
+
+    def receive(self, buf: bytes, pos: int, events: list[Event]) -> tuple[int, int]:
+        """Consumes from `pos` while not done. Returns the new position and how many bytes it needs to go on."""
+        while self.phase not in (Phase.DONE, Phase.REFUSED):
+            left = len(buf) - pos
+            if self.phase is Phase.SASL:
+                if left < 4:
+                    return pos, 8
+                size = frame_size(buf, pos, MIN_MAX_FRAME_SIZE)
+                if left < size:
+                    return pos, size
+                self._on_sasl_frame(buf, pos, size, events)
+                pos += size
+            else:
+                if left < 8:
+                    return pos, 8
+                self._on_header(buf[pos : pos + 8])
+                pos += 8
+        return pos, 8
+
+    def _on_header(self, header: bytes) -> None:
+        if self.phase is Phase.HEADER and header == SASL_HEADER and self._sasl is not None:
+            self.phase = Phase.SASL
+            if isinstance(self._sasl, ServerSasl):
+                self.wire.append(SASL_HEADER)
+                self.wire.append(performative_frame(0, self._sasl.start(), SASL_FRAME))
+            return
+        bare = self.phase is Phase.HEADER and (self._sasl is None or self._bare_allowed)
+        if header == AMQP_HEADER and (self.phase is Phase.AMQP_HEADER or bare):
+            self.send_amqp_header()
+            self.phase = Phase.DONE
+            return
+        if not self.is_client:  # §2.2: answer with the header that would do, and close
+            wanted = AMQP_HEADER if self.phase is Phase.AMQP_HEADER or self._sasl is None else SASL_HEADER
+            if not (wanted == AMQP_HEADER and self._header_sent):
+                self.wire.append(wanted)
+        self.phase = Phase.REFUSED
+        raise PeerRefusedError(Condition.FRAMING_ERROR, f"the peer's protocol header is {header!r}")
+
+    def _on_sasl_frame(self, buf: bytes, pos: int, size: int, events: list[Event]) -> None:
+        _, start = frame_body(buf, pos, size, SASL_FRAME)
+        performative, end = decode_composite(buf, start)
+        if end != pos + size:
+            raise DecodeError("a SASL frame does not end where it says")
+        sasl = self._sasl
+        assert sasl is not None
+        if isinstance(sasl, ServerSasl):
+            received, outcome = sasl.receive(performative)
+            events.append(received)
+            self.wire.append(performative_frame(0, outcome, SASL_FRAME))
+            if not sasl.outcome:
+                self.phase = Phase.REFUSED
+                raise PeerRefusedError(Condition.UNAUTHORIZED_ACCESS, f"SASL {received.mechanism} was refused")
+        else:
+            answer = sasl.receive(performative)
+            if answer is not None:
+                self.wire.append(performative_frame(0, answer, SASL_FRAME))
+                return
+            self.send_amqp_header()
+        self.phase = Phase.AMQP_HEADER

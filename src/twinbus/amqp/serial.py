@@ -1,0 +1,13 @@
+"""Serial numbers of 32 bits (RFC 1982; amqp-core-transport §2.8.10): delivery ids, transfer ids, delivery counts."""
+
+MASK = 0xFFFFFFFF
+
+
+def after(number: int, steps: int = 1) -> int:
+    return (number + steps) & MASK
+
+
+def distance(start: int, end: int) -> int:
+    """Steps from `start` to `end`; negative when `end` comes before it."""
+    steps = (end - start) & MASK
+    return steps if steps < 0x80000000 else steps - 0x100000000
