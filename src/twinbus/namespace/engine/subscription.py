@@ -1,0 +1,159 @@
+"""A subscription: takes the messages its topic hands it, and has all a queue has on its receiving side.
+
+It belongs to the family of its topic: their events are decided one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from twinbus.namespace.engine import receiving
+from twinbus.namespace.engine.counters import Counters
+from twinbus.namespace.engine.descriptions import SubscriptionDescription
+from twinbus.namespace.engine.effects import Answer, Decision, Step
+from twinbus.namespace.engine.events import (
+    Deleted,
+    DescriptionChanged,
+    Event,
+    MessagesScheduled,
+    MessagesSent,
+    ScheduleCancelled,
+    TimerFired,
+)
+from twinbus.namespace.engine.life import Life, refuse_as_gone
+from twinbus.namespace.engine.overlays import dead_letter_properties, merged
+from twinbus.namespace.engine.refusals import not_allowed
+from twinbus.namespace.engine.rows import Lane, PutRow, Row
+from twinbus.namespace.engine.shelf import Shelf, Supplies
+from twinbus.namespace.engine.shelving import shelve
+
+if TYPE_CHECKING:
+    from twinbus.namespace.engine.topic import Topic
+
+_NO_SESSION: Final = merged(
+    None,
+    dead_letter_properties(
+        "Session ID is null", "Session enabled entity doesn't allow a message whose session identifier is null."
+    ),
+)
+
+
+class Published(NamedTuple):
+    """A message that its topic accepted."""
+
+    origin_seq: int
+    ttl: int | None
+    session: str | None
+    raw: bytes
+
+
+class Subscription:
+    """One subscription at work."""
+
+    __slots__ = ("counters", "description", "life", "shelf", "topic")
+
+    def __init__(
+        self,
+        description: SubscriptionDescription,
+        topic: Topic,
+        life: Life,
+        supplies: Supplies,
+        *,
+        next_expiry: int | None = None,
+    ) -> None:
+        self.description = description
+        self.topic = topic
+        self.life = life
+        self.counters: Counters = life.counters
+        self.shelf = Shelf(self.counters, description, supplies, next_expiry)
+        self._rearm(self.counters.accessed)
+
+    @property
+    def path(self) -> str:
+        return self.description.path
+
+    @property
+    def family(self) -> Topic:
+        return self.topic
+
+    @property
+    def next_timer(self) -> int | None:
+        return None if self.life.ended else self.shelf.next_timer
+
+    def advance(self, event: Event, now: int) -> Decision:
+        if self.life.ended:
+            return refuse_as_gone(event, self.path)
+        step, shelf = Step(), self.shelf
+        if not isinstance(event, TimerFired):
+            self.counters.accessed = self.topic.counters.accessed = now
+        match event:
+            case MessagesSent() | MessagesScheduled() | ScheduleCancelled():
+                refusal = not_allowed(f"'{self.path}' is a subscription: messages are sent to its topic.")
+                step.effects.append(Answer(event.reply, refusal))
+            case TimerFired():
+                expired = yield from receiving.read_expired(shelf, now)
+                receiving.lapse(shelf, expired, now, step)
+                yield from receiving.follow_up(shelf, now, step)
+                receiving.time_out(shelf, now, step)
+                if self.life.is_idle(self.description.auto_delete_on_idle, bool(shelf.consumers), now):
+                    self.delete(now, step)
+                else:
+                    self._rearm(now)
+            case DescriptionChanged():
+                self._changed(event, now, step)
+            case Deleted():
+                self.delete(now, step)
+                step.effects.append(Answer(event.reply, None))
+            case _:
+                yield from receiving.decide(shelf, event, now, step)
+        yield from receiving.follow_up(shelf, now, step)
+        self.finish(step)
+        return step
+
+    def finish(self, step: Step) -> None:
+        """Write what changed, and let the topic know when to look again."""
+        if self.counters.changed:
+            step.writes.append(self.counters.put())
+        if self.shelf.next_timer is not None and not self.life.ended:
+            self.topic.arm(self.shelf.next_timer)
+
+    def take(self, message: Published, body: int | None, now: int, step: Step) -> None:
+        """A message of the topic enters the subscription under a number of its own."""
+        default, ttl = self.description.default_time_to_live, message.ttl
+        if default is not None:
+            ttl = default if ttl is None else min(ttl, default)
+        seq, size = self.counters.take_seq(), len(message.raw)
+        lane, overlay, expires = Lane.ACTIVE, None, None if ttl is None else now + ttl
+        if self.description.requires_session and not message.session:
+            lane, overlay, expires = Lane.DEAD, _NO_SESSION, None
+        session = message.session if self.description.requires_session else None
+        key = (self.counters.queue, lane, seq, message.origin_seq)
+        row = Row(*key, now, expires, None, session, 0, size, overlay, body, message.raw)
+        step.writes.append(PutRow(row))
+        self.counters.add(lane, size)
+        if lane == Lane.ACTIVE:
+            shelve(self.shelf, (row,), now, step)
+        else:
+            self.shelf.dead.window.append(row)
+            self.shelf.wake(self.shelf.dead)
+
+    def _changed(self, event: DescriptionChanged, now: int, step: Step) -> None:
+        description = event.description
+        assert isinstance(description, SubscriptionDescription), "the namespace keeps the kind of an entity"
+        self.description = description
+        self.life.updated = now
+        receiving.change_settings(self.shelf, description, now, step)
+        self._rearm(now)
+        step.writes.append(self.life.record(description))
+        step.effects.append(Answer(event.reply, None))
+
+    def delete(self, now: int, step: Step) -> None:
+        receiving.close(self.shelf, now, step)
+        self.life.end(self.path)
+        self.topic.forget(self)
+
+    def _rearm(self, now: int) -> None:
+        self.shelf.next_timer = receiving.next_instant(self.shelf, now)
+        idle = self.life.idle_at(self.description.auto_delete_on_idle)
+        if idle is not None:
+            self.shelf.arm(idle)
