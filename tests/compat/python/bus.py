@@ -31,9 +31,10 @@ Handler = ServiceBusSender | ServiceBusReceiver
 class Bus:
     """One flavour of the SDK on one namespace. It is typed as the aio flavour, whichever it is."""
 
-    def __init__(self, flavour: Flavour, namespace: LocalNamespace) -> None:
+    def __init__(self, flavour: Flavour, namespace: LocalNamespace, connection_string: str | None = None) -> None:
         self.flavour = flavour
         self.namespace = namespace
+        self.connection_string = connection_string or namespace.connection_string
         self._handlers: list[Handler] = []
         self._clients: list[ServiceBusClient] = []
         self._queues: list[str] = []
@@ -44,7 +45,7 @@ class Bus:
     def connect(self, connection_string: str | None = None, **options: Any) -> ServiceBusClient:
         """One attempt only, unless asked otherwise: the SDK's retries would hide an error for eleven seconds."""
         sdk = sync_sdk if self.flavour == "sync" else aio_sdk
-        target = connection_string or self.namespace.connection_string
+        target = connection_string or self.connection_string
         client = sdk.ServiceBusClient.from_connection_string(target, **{"retry_total": 0, **options})
         return self.keep(client)
 
@@ -56,7 +57,7 @@ class Bus:
 
     def connect_admin(self, connection_string: str | None = None, **options: Any) -> ServiceBusAdministrationClient:
         sdk = sync_management if self.flavour == "sync" else aio_management
-        target = connection_string or self.namespace.connection_string
+        target = connection_string or self.connection_string
         admin = sdk.ServiceBusAdministrationClient.from_connection_string(
             target, **{"connection_verify": str(self.namespace.ca), "retry_total": 0, **options}
         )

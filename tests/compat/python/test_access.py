@@ -1,7 +1,4 @@
-"""Who may do what: keys, signatures, claims and TLS.
-
-Namespace-wide rules of one claim each wait for a way to start the namespace with them; see NAMED_RULES below.
-"""
+"""Who may do what: keys, signatures, the rules of one queue, and TLS. Rules of the namespace are in test_claims.py."""
 
 import asyncio
 import base64
@@ -24,9 +21,7 @@ from tests.compat.python.bus import Bus, Handler, both_flavours, receive_one, un
 
 REFUSED = (ServiceBusAuthenticationError, ServiceBusAuthorizationError)
 
-# Keys of the namespace with Send only and Listen only: to be read from LocalNamespace(rules=...) once it has them, and
-# used in test_a_key_does_what_its_claims_allow in place of the queue's own rules.
-NAMED_RULES: dict[str, AccessRights] = {"send-only": AccessRights.SEND, "listen-only": AccessRights.LISTEN}
+RULES_OF_THE_QUEUE: dict[str, AccessRights] = {"send-only": AccessRights.SEND, "listen-only": AccessRights.LISTEN}
 
 
 def with_parts(connection_string: str, **parts: str | None) -> str:
@@ -40,7 +35,7 @@ def with_parts(connection_string: str, **parts: str | None) -> str:
 
 def with_signature(bus: Bus, token: str) -> str:
     return with_parts(
-        bus.namespace.connection_string, SharedAccessKeyName=None, SharedAccessKey=None, SharedAccessSignature=token
+        bus.connection_string, SharedAccessKeyName=None, SharedAccessKey=None, SharedAccessSignature=token
     )
 
 
@@ -53,11 +48,11 @@ def signature(uri: str, key_name: str, key: str, *, expires_in: float = 600) -> 
 
 
 def host_of(bus: Bus) -> str:
-    return parse_connection_string(bus.namespace.connection_string).fully_qualified_namespace
+    return parse_connection_string(bus.connection_string).fully_qualified_namespace
 
 
 def key_of(bus: Bus) -> tuple[str, str]:
-    parsed = parse_connection_string(bus.namespace.connection_string)
+    parsed = parse_connection_string(bus.connection_string)
     assert parsed.shared_access_key_name
     assert parsed.shared_access_key
     return parsed.shared_access_key_name, parsed.shared_access_key
@@ -79,8 +74,8 @@ async def send_and_receive(bus: Bus, client: aio_sdk.ServiceBusClient, queue: st
 async def test_a_wrong_key_and_an_unknown_key_name_are_refused(bus: Bus) -> None:
     queue = await bus.make_queue()
     wrong_strings = [
-        with_parts(bus.namespace.connection_string, SharedAccessKey="bm90IHRoZSBrZXk="),
-        with_parts(bus.namespace.connection_string, SharedAccessKeyName="nobody"),
+        with_parts(bus.connection_string, SharedAccessKey="bm90IHRoZSBrZXk="),
+        with_parts(bus.connection_string, SharedAccessKeyName="nobody"),
     ]
     wrong_clients = [bus.connect(wrong) for wrong in wrong_strings]
     senders = [client.get_queue_sender(queue) for client in wrong_clients]
@@ -114,7 +109,7 @@ async def test_a_signature_for_one_queue_opens_no_other(bus: Bus) -> None:
 
 
 @both_flavours
-async def test_a_key_does_what_its_claims_allow(bus: Bus) -> None:
+async def test_a_key_of_a_queue_does_what_its_claims_allow(bus: Bus) -> None:
     queue = unique("queue")
     key = base64.b64encode(hashlib.sha256(queue.encode()).digest()).decode()
     rules = [
@@ -127,7 +122,7 @@ async def test_a_key_does_what_its_claims_allow(bus: Bus) -> None:
             primary_key=key,
             secondary_key=key,
         )
-        for name, right in NAMED_RULES.items()
+        for name, right in RULES_OF_THE_QUEUE.items()
     ]
     await bus.admin.create_queue(queue, authorization_rules=rules)
     bus.forget_later(queue=queue)
@@ -135,10 +130,8 @@ async def test_a_key_does_what_its_claims_allow(bus: Bus) -> None:
     assert stored
     assert {rule.key_name: rule.rights for rule in stored} == {"send-only": ["Send"], "listen-only": ["Listen"]}
     send_only, listen_only = (
-        bus.connect(
-            with_parts(bus.namespace.connection_string, SharedAccessKeyName=name, SharedAccessKey=key, EntityPath=queue)
-        )
-        for name in NAMED_RULES
+        bus.connect(with_parts(bus.connection_string, SharedAccessKeyName=name, SharedAccessKey=key, EntityPath=queue))
+        for name in RULES_OF_THE_QUEUE
     )
     sender = send_only.get_queue_sender(queue)
     receiver = listen_only.get_queue_receiver(queue)

@@ -57,7 +57,7 @@ async def test_senders_and_receivers_open_by_themselves_at_their_first_use(bus: 
 @both_flavours
 async def test_an_entity_path_in_the_connection_string_binds_the_client_to_it(bus: Bus) -> None:
     queue = await bus.make_queue()
-    client = bus.connect(f"{bus.namespace.connection_string.rstrip(';')};EntityPath={queue}")
+    client = bus.connect(f"{bus.connection_string.rstrip(';')};EntityPath={queue}")
     with pytest.raises(ValueError, match="EntityPath"):
         client.get_queue_sender("another")
     sender = client.get_queue_sender(queue)
