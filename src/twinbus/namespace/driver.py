@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
 from twinbus.amqp.conditions import Condition
@@ -94,6 +94,19 @@ class Driver:
 
     # --- administration ----------------------------------------------------------------------------------------
 
+    def info(self, path: str) -> EntityInfo | None:
+        """An entity's description and runtime figures."""
+        return self.namespace.info(path)
+
+    def queues(self) -> Sequence[EntityInfo]:
+        return self.namespace.queues()
+
+    def topics(self) -> Sequence[EntityInfo]:
+        return self.namespace.topics()
+
+    def subscriptions(self, topic: str) -> Sequence[EntityInfo]:
+        return self.namespace.subscriptions(topic)
+
     async def create(self, description: Description) -> EntityInfo | Refusal:
         """Create an entity; on return it is on disk."""
         step = self.namespace.create(description, self._clock.now())
@@ -125,13 +138,10 @@ class Driver:
 
         def begin(now: int) -> Decision:
             decision = decide(now)
-            if isinstance(decision, Refusal):
-                step = Step(effects=[Answer(done.set_result, decision)])
-            else:
-                step = yield from decision
-                step.effects.append(Answer(done.set_result, None))
+            refusal = decision if isinstance(decision, Refusal) else None
+            step = Step() if isinstance(decision, Refusal) else (yield from decision)
+            step.effects.append(Answer(done.set_result, refusal))
             return step
-            yield  # a decision is a generator even when it needs no rows
 
         if box.busy:
             box.waiting.append((begin, done.set_result))

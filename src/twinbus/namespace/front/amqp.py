@@ -1,0 +1,323 @@
+"""One AMQP connection to the namespace: events of the protocol core in, links and requests out to their rooms.
+
+Holds what links of one connection share: claims, unsettled deliveries, outgoing bytes, timers. Decides nothing
+about messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Callable
+from typing import assert_never
+
+from twinbus.amqp.conditions import Condition
+from twinbus.amqp.connection import Connection
+from twinbus.amqp.events import (
+    ConnectionClosed,
+    Delivered,
+    Disposed,
+    Event,
+    LinkAccepted,
+    LinkAttached,
+    LinkDetached,
+    LinkFlowed,
+    Opened,
+    SaslReceived,
+    SessionBegun,
+    SessionEnded,
+)
+from twinbus.amqp.link import Link
+from twinbus.amqp.limits import Limits
+from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState, Error
+from twinbus.amqp.session import Session
+from twinbus.namespace.engine import limits
+from twinbus.namespace.engine.descriptions import Claim
+from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.faults import Fault, FaultKind, Point
+from twinbus.namespace.front import attaching, refusals
+from twinbus.namespace.front.addresses import Address, Node
+from twinbus.namespace.front.channel import Channel
+from twinbus.namespace.front.claims import Claims
+from twinbus.namespace.front.operations import translate
+from twinbus.namespace.front.receiving import OutgoingLink
+from twinbus.namespace.front.requests import Reply, ReplyLink, Request, RequestLink
+from twinbus.namespace.front.sending import IncomingLink
+from twinbus.namespace.front.site import Site
+from twinbus.namespace.front.tokens import put_token
+
+_log = logging.getLogger(__name__)
+
+Attached = IncomingLink | OutgoingLink | RequestLink | ReplyLink
+_ACCEPTED = Accepted()
+# The Python SDK's sender grants itself new credit, so credit cannot be held against a sender.
+_LIMITS = Limits(enforce_credit=False, max_message_size=limits.MIB, partial_bytes=16 * limits.MIB)
+
+
+class AmqpConnection:
+    """The speaker of AMQP on one channel."""
+
+    def __init__(self, site: Site, channel: Channel, *, peer_is_loopback: bool) -> None:
+        self.site = site
+        self.driver = site.driver
+        self.channel = channel
+        self.claims = Claims(site.verifier, site.driver.namespace, peer_is_loopback=peer_is_loopback)
+        self._core = Connection.server(site.name, limits=_LIMITS)
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[Link, Attached] = {}
+        self._unsettled: defaultdict[Session, dict[int, tuple[OutgoingLink, bytes]]] = defaultdict(dict)
+        self._accepted: defaultdict[Session, list[int]] = defaultdict(list)
+        self._flushing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._token_timer: asyncio.TimerHandle | None = None
+
+    # --- the channel -------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        for event in self._core.receive(data, self._loop.time()):
+            self._handle(event)
+        self._flush()
+        self._arm()
+
+    def eof_received(self) -> None:
+        """The peer will send no more; the transport closes."""
+
+    def connection_lost(self) -> None:
+        for timer in (self._timer, self._token_timer):
+            if timer is not None:
+                timer.cancel()
+        self._forget(list(self._links))
+
+    def shut_down(self) -> None:
+        """Tell the peer that the namespace stops."""
+        self._core.close(Error(Condition.CONNECTION_FORCED.value, "The namespace is shutting down."))
+        self._flush()
+
+    def flush_soon(self) -> None:
+        """Send what is there at the end of this turn of the loop, all in one write."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        for session, ids in self._accepted.items():
+            for first, last in _runs(ids):
+                session.dispose(RECEIVER, first, last, settled=True, state=_ACCEPTED)
+        self._accepted.clear()
+        if parts := self._core.data_to_send():
+            self.channel.write(parts)
+        if self._core.is_closed:
+            self.channel.close()
+
+    def _arm(self) -> None:
+        at = self._core.next_timer()
+        if at is None or (self._timer is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        for event in self._core.handle_timer(self._loop.time()):
+            self._handle(event)
+        self._flush()
+        self._arm()
+
+    # --- events of the core ------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Delivered():
+                link = self._links.get(event.link)
+                if isinstance(link, IncomingLink | RequestLink):
+                    link.delivered(event)
+            case Disposed():
+                self._settle(event)
+            case LinkFlowed():
+                if (link := self._links.get(event.link)) is not None:
+                    link.flowed()
+            case LinkAttached():
+                self._attach(event.link)
+            case LinkDetached():
+                self._forget([event.link])
+            case SessionEnded():
+                self._forget(event.links)
+                self._unsettled.pop(event.session, None)
+                self._accepted.pop(event.session, None)
+            case ConnectionClosed():
+                if event.error is not None:
+                    _log.info("connection closed: %s %s", event.error.condition, event.error.description)
+                self._forget(list(self._links))
+            case Opened() | SaslReceived() | SessionBegun() | LinkAccepted():
+                pass
+            case _:
+                assert_never(event)
+
+    def _attach(self, link: Link) -> None:
+        attached = attaching.attach(self, link)
+        if isinstance(attached, Refusal):
+            link.refuse(refusals.error_of(attached))
+        elif attached is not None:
+            self._links[link] = attached
+
+    def _settle(self, event: Disposed) -> None:
+        """Settlements by the receiving peer, link by link in runs."""
+        unsettled = self._unsettled.get(event.session)
+        if event.role != RECEIVER or not unsettled:
+            return
+        by_link: dict[OutgoingLink, tuple[list[int], list[bytes]]] = {}
+        for delivery_id in event.delivery_ids:
+            held = unsettled.get(delivery_id)
+            if held is not None:
+                ids, tokens = by_link.setdefault(held[0], ([], []))
+                ids.append(delivery_id)
+                tokens.append(held[1])
+                del unsettled[delivery_id]
+        for link, (ids, tokens) in by_link.items():
+            link.settled(event, ids, tuple(tokens))
+
+    def _forget(self, links: list[Link]) -> None:
+        for link in links:
+            attached = self._links.pop(link, None)
+            if attached is not None:
+                attached.detached()
+
+    # --- for the links -----------------------------------------------------------------------------------------
+
+    def accept(self, session: Session, delivery_id: int) -> None:
+        """Accept a received delivery; neighbours leave in one frame."""
+        self._accepted[session].append(delivery_id)
+        self.flush_soon()
+
+    def dispose_received(self, session: Session, delivery_id: int, state: DeliveryState) -> None:
+        session.dispose(RECEIVER, delivery_id, settled=True, state=state)
+        self.flush_soon()
+
+    def dispose_sent(self, session: Session, first: int, last: int, state: DeliveryState | None) -> None:
+        session.dispose(SENDER, first, last, settled=True, state=state)
+        self.flush_soon()
+
+    def remember(self, session: Session, delivery_id: int, link: OutgoingLink, token: bytes) -> None:
+        """A delivery left and waits to be settled."""
+        self._unsettled[session][delivery_id] = (link, token)
+
+    def detach(self, link: Link, refusal: Refusal) -> None:
+        """End a link from this side."""
+        self._forget([link])
+        link.detach(closed=True, error=refusals.error_of(refusal))
+        self.flush_soon()
+
+    def accept_session(self, link: Link, session: str, locked_until: int) -> None:
+        attaching.accept_session(link, session, locked_until)
+        self.flush_soon()
+
+    def strike(self, point: Point, entity: str, link: str) -> Fault | None:
+        """The fault that hits this operation, if any."""
+        return self.site.faults.strike(point, entity, link) if self.site.faults.active else None
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._loop.call_later(seconds, call)
+
+    def crash(self) -> None:
+        """The process ends at once, as by kill -9 (N4)."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    # --- requests ----------------------------------------------------------------------------------------------
+
+    def request(self, request: Request) -> None:
+        """Carry out a request to `$cbs` or `$management`."""
+        if request.address.node is Node.CBS:
+            request.answer(put_token(request, self.claims, self.driver.namespace, self.driver.now()))
+            self._watch_tokens()
+            return
+        fault = self.strike(Point.REQUEST, request.address.entity, "$management")
+        if fault is None or fault.kind in (FaultKind.DETACH, FaultKind.REFUSE):
+            self._manage(request)
+            return
+        match fault.kind:
+            case FaultKind.SERVER_BUSY:
+                request.answer(Reply.refused(refusals.busy()))
+            case FaultKind.INTERNAL_ERROR:
+                request.answer(Reply.refused(refusals.INTERNAL))
+            case FaultKind.DELAY:
+                self.later(fault.delay, lambda: self._manage(request))
+            case FaultKind.DROP_ACK:
+                request.answer = _unheard
+                self._manage(request)
+            case FaultKind.CRASH:
+                self.crash()
+            case FaultKind.BLACK_HOLE:
+                pass
+
+    def reply(self, session: Session, address: Address, reply_to: str | None, payload: bytes) -> None:
+        """Send a reply on the link that was opened for it."""
+        candidates = [
+            (attached.is_named(reply_to), link.session is session, link, attached)
+            for link, attached in self._links.items()
+            if isinstance(attached, ReplyLink) and attached.address == address
+        ]
+        if not candidates:
+            return  # the asker has left
+        _, _, link, attached = max(candidates, key=lambda candidate: candidate[:2])
+        if not attached.send(payload):
+            self.detach(link, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, "Too many replies are waiting to be read."))
+        self.flush_soon()
+
+    def _manage(self, request: Request) -> None:
+        entity = self.driver.namespace.find(request.address.entity)
+        if entity is None:
+            request.answer(Reply.refused(refusals.not_found(request.address.entity)))
+            return
+        translated = translate(request)
+        if isinstance(translated, Refusal):
+            request.answer(Reply.refused(translated))
+        elif not self.claims.allow(translated.claim, entity.path, self.driver.now()):
+            request.answer(Reply.refused(refusals.unauthorized(translated.claim, entity.path)))
+        else:
+            respond = translated.respond
+
+            def answered(result: object) -> None:
+                request.answer(Reply.refused(result) if isinstance(result, Refusal) else respond(result))
+
+            self.driver.submit(entity, translated.event(answered))
+
+    # --- tokens end --------------------------------------------------------------------------------------------
+
+    def _watch_tokens(self) -> None:
+        if self._token_timer is not None:
+            self._token_timer.cancel()
+        now = self.driver.now()
+        at = self.claims.next_expiry(now)
+        if at is not None:
+            self._token_timer = self._loop.call_later(min((at - now) / 1000 + 0.001, 86_400), self._expire_tokens)
+
+    def _expire_tokens(self) -> None:
+        now = self.driver.now()
+        for link, attached in list(self._links.items()):
+            claim = attaching.claim_of(attached)
+            if claim is not None and not self.claims.allow(*claim, now):
+                expired = Refusal(Condition.UNAUTHORIZED_ACCESS, "The token has expired; put a new one on $cbs.")
+                self.detach(link, expired)
+        self._watch_tokens()
+
+
+def _runs(ids: list[int]) -> list[tuple[int, int]]:
+    """Consecutive delivery ids as (first, last)."""
+    runs: list[tuple[int, int]] = []
+    for delivery_id in ids:
+        if runs and delivery_id == (runs[-1][1] + 1) & 0xFFFFFFFF:
+            runs[-1] = (runs[-1][0], delivery_id)
+        else:
+            runs.append((delivery_id, delivery_id))
+    return runs
+
+
+def _unheard(_: Reply) -> None:
+    """The answer is dropped on purpose (N4)."""

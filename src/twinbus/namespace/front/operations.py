@@ -1,0 +1,266 @@
+"""`$management` of an entity: each operation as the event the engine knows, and its answer as a reply body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from twinbus.amqp.conditions import Condition, DecodeError
+from twinbus.amqp.sections import Envelope, read_envelope
+from twinbus.amqp.types import Array, Int, Long, Timestamp
+from twinbus.namespace.engine import events
+from twinbus.namespace.engine.descriptions import Claim
+from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.events import Event
+from twinbus.namespace.engine.rows import Row
+from twinbus.namespace.front.receiving import encoded
+from twinbus.namespace.front.requests import Reply, Request
+
+# The listing mode "all sessions" is asked for with the largest instant .NET knows, or what its codec makes of it.
+_MAX_INSTANT = 253402300799999
+_NOTHING = Reply(204, "No content")
+
+Respond = Callable[[Any], Reply]
+
+
+class BadRequestError(Exception):
+    """The request's body is not what its operation takes."""
+
+
+class Translated(NamedTuple):
+    """What a request asks of the engine, the claim it needs, and how the engine's result becomes a reply."""
+
+    claim: Claim
+    event: Callable[[Callable[[Any], None]], Event]
+    respond: Respond
+
+
+def translate(request: Request) -> Translated | Refusal:
+    """Understand one management request; a Refusal names what is wrong with it."""
+    name = request.operation.removeprefix("com.microsoft:")
+    operation = _OPERATIONS.get(name)
+    if operation is None:
+        return Refusal(Condition.NOT_IMPLEMENTED, f"The operation '{request.operation}' is not supported yet.")
+    if not isinstance(request.body, dict):
+        return Refusal(Condition.ARGUMENT_ERROR, f"The body of '{request.operation}' has to be a map.")
+    try:
+        return operation(_Body(request.operation, request.body), request)
+    except BadRequestError as error:
+        return Refusal(Condition.ARGUMENT_ERROR, str(error))
+
+
+class _Body:
+    """A request's map, read with names in the errors."""
+
+    def __init__(self, operation: str, entries: dict[Any, Any]) -> None:
+        self._operation = operation
+        self._entries = {str(key): value for key, value in entries.items()}
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self._entries.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a number, not {value!r}.")
+        return int(value)
+
+    def text(self, name: str) -> str | None:
+        value = self._entries.get(name)
+        if value is not None and not isinstance(value, str):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a string, not {value!r}.")
+        return value
+
+    def needed_text(self, name: str) -> str:
+        value = self.text(name)
+        if value is None:
+            raise BadRequestError(f"'{self._operation}' needs '{name}'.")
+        return value
+
+    def blob(self, name: str) -> bytes | None:
+        value = self._entries.get(name)
+        if value is not None and not isinstance(value, bytes):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be binary.")
+        return value
+
+    def properties(self, name: str) -> dict[str, Any] | None:
+        value = self._entries.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a map.")
+        return {str(key): entry for key, entry in value.items()} if value else None
+
+    def many(self, name: str, kind: type) -> tuple[Any, ...]:
+        value = self._entries.get(name)
+        if not isinstance(value, list) or not value or not all(isinstance(entry, kind) for entry in value):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a list of {kind.__name__}.")
+        return tuple(value)
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        return tuple(int(number) for number in self.many(name, int))
+
+    def tokens(self, name: str) -> tuple[bytes, ...]:
+        return tuple(token.bytes_le for token in self.many(name, UUID))
+
+    def messages(self) -> tuple[Envelope, ...]:
+        envelopes = []
+        for entry in self.many("messages", dict):
+            raw = {str(key): value for key, value in entry.items()}.get("message")
+            if not isinstance(raw, bytes):
+                raise BadRequestError(f"Each of 'messages' of '{self._operation}' needs 'message' as binary.")
+            try:
+                envelopes.append(read_envelope(raw))
+            except DecodeError as error:
+                raise BadRequestError(f"A message of '{self._operation}' is malformed: {error.description}") from error
+        return tuple(envelopes)
+
+
+def _peek(body: _Body, request: Request) -> Translated:
+    start, count = body.number("from-sequence-number", 0), body.number("message-count", 1)
+    session = body.text("session-id")
+    dead = request.address.dead_letter
+
+    def respond(rows: list[Row]) -> Reply:
+        if not rows:
+            return _NOTHING
+        return Reply(200, body={"messages": [{"message": _raw(row, None, None)} for row in rows]})
+
+    return Translated(
+        Claim.LISTEN, lambda reply: events.MessagesPeeked(reply, start, max(1, count), dead, session), respond
+    )
+
+
+def _renew_lock(body: _Body, request: Request) -> Translated:
+    tokens = body.tokens("lock-tokens")
+
+    def respond(instants: list[int]) -> Reply:
+        return Reply(200, body={"expirations": Array(Timestamp, map(Timestamp, instants))})
+
+    return Translated(Claim.LISTEN, lambda reply: events.LocksRenewed(reply, tokens), respond)
+
+
+def _receive_by_sequence_number(body: _Body, request: Request) -> Translated:
+    numbers, peek_lock = body.numbers("sequence-numbers"), body.number("receiver-settle-mode", 1) == 1
+    session, dead = body.text("session-id"), request.address.dead_letter
+
+    def respond(found: list[tuple[Row, bytes | None, int | None]]) -> Reply:
+        return Reply(200, body={"messages": [_locked(*entry) for entry in found]})
+
+    return Translated(
+        Claim.LISTEN, lambda reply: events.DeferredRequested(reply, numbers, peek_lock, dead, session), respond
+    )
+
+
+def _update_disposition(body: _Body, request: Request) -> Translated:
+    tokens, session = body.tokens("lock-tokens"), body.text("session-id")
+    properties = body.properties("properties-to-modify")
+    outcome: events.Outcome
+    match status := body.needed_text("disposition-status"):
+        case "completed":
+            outcome = events.Complete()
+        case "abandoned":
+            outcome = events.Abandon(properties)
+        case "defered":
+            outcome = events.Defer(properties)
+        case "suspended":
+            outcome = events.DeadLetter(body.text("deadletter-reason"), body.text("deadletter-description"), properties)
+        case _:
+            raise BadRequestError(
+                f"'disposition-status' has to be completed, abandoned, defered or suspended, not {status!r}."
+            )
+
+    def respond(results: list[Refusal | None]) -> Reply:
+        refusal = next((result for result in results if result is not None), None)
+        return Reply(200) if refusal is None else Reply.refused(refusal)
+
+    return Translated(Claim.LISTEN, lambda reply: events.MessagesSettled(reply, tokens, outcome, session), respond)
+
+
+def _schedule(body: _Body, request: Request) -> Translated:
+    messages = body.messages()
+    return Translated(
+        Claim.SEND,
+        lambda reply: events.MessagesScheduled(reply, messages),
+        lambda numbers: Reply(200, body={"sequence-numbers": Array(Long, map(Long, numbers))}),
+    )
+
+
+def _cancel_scheduled(body: _Body, request: Request) -> Translated:
+    numbers = body.numbers("sequence-numbers")
+    return Translated(Claim.SEND, lambda reply: events.ScheduleCancelled(reply, numbers), lambda _: Reply(200))
+
+
+def _get_session_state(body: _Body, request: Request) -> Translated:
+    session = body.needed_text("session-id")
+    return Translated(
+        Claim.LISTEN,
+        lambda reply: events.SessionStateRequested(reply, session),
+        lambda state: Reply(200, body={"session-state": state}),
+    )
+
+
+def _set_session_state(body: _Body, request: Request) -> Translated:
+    session, state = body.needed_text("session-id"), body.blob("session-state")
+    return Translated(
+        Claim.LISTEN, lambda reply: events.SessionStateSet(reply, session, state), lambda _: Reply(200, body={})
+    )
+
+
+def _renew_session_lock(body: _Body, request: Request) -> Translated:
+    session = body.needed_text("session-id")
+    return Translated(
+        Claim.LISTEN,
+        lambda reply: events.SessionLockRenewed(reply, session),
+        lambda instant: Reply(200, body={"expiration": Timestamp(instant)}),
+    )
+
+
+def _list_sessions(body: _Body, request: Request) -> Translated:
+    skip, top = body.number("skip", 0), body.number("top", 100)
+    since = body.number("last-updated-time", _MAX_INSTANT)
+
+    def respond(sessions: list[str]) -> Reply:
+        if not sessions:
+            return Reply(204, "No content", condition=Condition.SESSION_NOT_FOUND.value)
+        return Reply(200, body={"skip": Int(skip + len(sessions)), "sessions-ids": Array(str, sessions)})
+
+    updated_since = None if since >= _MAX_INSTANT else since
+    return Translated(Claim.LISTEN, lambda reply: events.SessionsListed(reply, skip, top, updated_since), respond)
+
+
+def _delete_batch(body: _Body, request: Request) -> Translated:
+    count, before = body.number("message-count"), body.number("enqueued-time-utc", _MAX_INSTANT)
+    dead = request.address.dead_letter
+
+    def respond(deleted: int) -> Reply:
+        return Reply(200, body={"message-count": Int(deleted)}) if deleted else _NOTHING
+
+    return Translated(Claim.LISTEN, lambda reply: events.BatchDeleted(reply, count, before, dead), respond)
+
+
+def _raw(row: Row, token: bytes | None, locked_until: int | None) -> bytes:
+    return b"".join(encoded(row, token=token, locked_until=locked_until))
+
+
+def _locked(row: Row, token: bytes | None, locked_until: int | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"message": _raw(row, token, locked_until)}
+    if token is not None:
+        entry["lock-token"] = UUID(bytes_le=token)
+    return entry
+
+
+_OPERATIONS: dict[str, Callable[[_Body, Request], Translated]] = {
+    "peek-message": _peek,
+    "renew-lock": _renew_lock,
+    "receive-by-sequence-number": _receive_by_sequence_number,
+    "update-disposition": _update_disposition,
+    "schedule-message": _schedule,
+    "cancel-scheduled-message": _cancel_scheduled,
+    "get-session-state": _get_session_state,
+    "set-session-state": _set_session_state,
+    "renew-session-lock": _renew_session_lock,
+    "get-message-sessions": _list_sessions,
+    "batch-delete-messages": _delete_batch,
+}
+
+
+def supported() -> Iterable[str]:
+    """The operations this namespace knows."""
+    return _OPERATIONS

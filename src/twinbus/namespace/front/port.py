@@ -1,0 +1,135 @@
+"""The one port of a namespace: tells AMQP, HTTP and TLS (with either inside) apart by the first bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import ssl
+from typing import Protocol, cast
+
+from twinbus.namespace.faults import FaultKind, Point
+from twinbus.namespace.front.amqp import AmqpConnection
+from twinbus.namespace.front.channel import Channel, TlsLayer
+from twinbus.namespace.front.http import HttpConnection
+from twinbus.namespace.front.site import Site
+
+_log = logging.getLogger(__name__)
+
+# A peer that connects and does not say what it speaks is let go.
+_SILENT_SECONDS = 60.0
+_TLS_HANDSHAKE = 0x16
+
+
+class Speaker(Protocol):
+    """A protocol on a channel."""
+
+    def data_received(self, data: bytes) -> None: ...
+    def eof_received(self) -> None: ...
+    def connection_lost(self) -> None: ...
+    def shut_down(self) -> None: ...
+
+
+class PortConnection(asyncio.Protocol):
+    """One accepted connection."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._first = b""
+        self._speaker: Speaker | None = None
+        self._protocol = ""
+        self._waiting: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.channel = Channel(self._transport, lambda: self._site.faults.silenced)
+        self._site.connections.add(self)
+        self._patience = asyncio.get_running_loop().call_later(_SILENT_SECONDS, self._lose_patience)
+        fault = self._site.faults.strike(Point.CONNECT) if self._site.faults.active else None
+        if fault is not None and fault.kind is FaultKind.REFUSE:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._site.faults.silenced:
+            self._waiting.append(data)
+            self.channel.pause_reading()
+            return
+        try:
+            self._hear(data)
+        except ssl.SSLError as error:
+            _log.info("TLS ended: %s", error.reason)
+            self.channel.write_raw(self.channel.tls.outgoing() if self.channel.tls else b"")
+            self._transport.close()
+        if self._site.driver.committer.is_congested:
+            self.channel.pause_reading()
+            self._site.driver.committer.when_relieved(self.channel.resume_reading)
+
+    def eof_received(self) -> bool:
+        if self._speaker is not None:
+            self._speaker.eof_received()
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._patience.cancel()
+        self._site.connections.discard(self)
+        if self._speaker is not None:
+            self._site.meter.connections.labels(self._protocol).dec()
+            self._speaker.connection_lost()
+
+    def pause_writing(self) -> None:
+        self.channel.filled()
+
+    def resume_writing(self) -> None:
+        self.channel.emptied()
+
+    def speak_again(self) -> None:
+        """A black hole is over: go on where the silence began."""
+        self.channel.speak_again()
+        waiting, self._waiting = self._waiting, []
+        for data in waiting:
+            self.data_received(data)
+        self.channel.resume_reading()
+
+    def shut_down(self) -> None:
+        """The namespace stops: say so in the peer's protocol, then close."""
+        if self._speaker is not None:
+            self._speaker.shut_down()
+        self.channel.close()
+
+    def _hear(self, data: bytes) -> None:
+        if self.channel.tls is not None:
+            data = self.channel.tls.receive(data)
+            self.channel.write_raw(self.channel.tls.outgoing())
+        if self._speaker is not None:
+            if data:
+                self._speaker.data_received(data)
+            return
+        self._first += data
+        if self._first and self.channel.tls is None and self._first[0] == _TLS_HANDSHAKE:
+            first, self._first = self._first, b""
+            self.channel.tls = TlsLayer(self._site.tls)
+            self._hear(first)
+        elif len(self._first) >= len(b"AMQP"):
+            self._choose_speaker()
+
+    def _choose_speaker(self) -> None:
+        self._patience.cancel()
+        loopback = _is_loopback(self._transport.get_extra_info("peername"))
+        inside = "+tls" if self.channel.tls is not None else ""
+        if self._first.startswith(b"AMQP"):
+            self._protocol = f"amqp{inside}"
+            self._speaker = AmqpConnection(self._site, self.channel, peer_is_loopback=loopback)
+        else:
+            self._protocol = f"http{inside}"
+            self._speaker = HttpConnection(self._site.http, self.channel, peer_is_loopback=loopback)
+        self._site.meter.connections.labels(self._protocol).inc()
+        first, self._first = self._first, b""
+        self._speaker.data_received(first)
+
+    def _lose_patience(self) -> None:
+        if self._speaker is None and not self._site.faults.silenced:
+            self._transport.abort()
+
+
+def _is_loopback(peer: tuple[str, int] | None) -> bool:
+    return peer is not None and ipaddress.ip_address(peer[0]).is_loopback

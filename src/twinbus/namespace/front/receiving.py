@@ -1,0 +1,229 @@
+"""Links on which the peer receives: credit to the engine, its deliveries out as transfers, settlements back to it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from twinbus.amqp.events import Disposed
+from twinbus.amqp.link import Link
+from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
+from twinbus.amqp.sections import broker_annotations, delivered, lock_token
+from twinbus.amqp.types import decode
+from twinbus.namespace.engine.effects import Deliver, Refusal
+from twinbus.namespace.engine.events import (
+    Abandon,
+    Complete,
+    CreditGranted,
+    DeadLetter,
+    Defer,
+    MessagesSettled,
+    Outcome,
+    ReceiverDetached,
+    Release,
+)
+from twinbus.namespace.engine.namespace import Entity
+from twinbus.namespace.engine.rows import Lane, Row
+from twinbus.namespace.faults import FaultKind, Point
+from twinbus.namespace.front import refusals
+
+if TYPE_CHECKING:
+    from twinbus.namespace.front.amqp import AmqpConnection
+
+# The engine decides about this many deliveries at a time, so that a reader slower than its credit fills no memory.
+_SLICE_BYTES = 2 * 1024 * 1024
+_SLICE = 500
+_STATES = {Lane.DEFERRED: 1, Lane.DEAD_DEFERRED: 1, Lane.SCHEDULED: 2}
+
+
+def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[bytes]:
+    """A stored message as a receiver gets it."""
+    annotations = broker_annotations(
+        row.seq, row.enqueued, locked_until, enqueued_seq=row.origin_seq, state=_STATES.get(Lane(row.lane), 0)
+    )
+    overlay: dict[str, Any] | None = decode(row.overlay)[0] if row.overlay is not None else None
+    ttl = None if row.expires is None else max(0, row.expires - row.enqueued)
+    return delivered(
+        row.raw,
+        delivery_count=row.delivery_count,
+        ttl=ttl,
+        delivery_annotations=None if token is None else lock_token(UUID(bytes_le=token)),
+        message_annotations=annotations,
+        overlay=overlay,
+    )
+
+
+class OutgoingLink:
+    """A receiver of one entity, as the engine and the peer see it."""
+
+    def __init__(self, connection: AmqpConnection, link: Link, entity: Entity, *, peek_lock: bool) -> None:
+        self._connection = connection
+        self._link = link
+        self.entity = entity
+        self._peek_lock = peek_lock
+        self._sent = 0
+        self._limit = 0
+        self._granted = 0
+        self._slice = _SLICE
+        self._open = True
+        self.session: str | None = None
+
+    # --- from the peer -----------------------------------------------------------------------------------------
+
+    def flowed(self) -> None:
+        """The peer granted credit, took it back, or asked to be drained."""
+        fault = self._connection.strike(Point.RECEIVE, self.entity.path, self._link.name)
+        if fault is None:
+            self._take_credit()
+            return
+        match fault.kind:
+            case FaultKind.SERVER_BUSY:
+                self._connection.detach(self._link, refusals.busy())
+            case FaultKind.INTERNAL_ERROR:
+                self._connection.detach(self._link, refusals.INTERNAL)
+            case FaultKind.DETACH:
+                self._connection.detach(self._link, refusals.DETACHED)
+            case FaultKind.DELAY:
+                self._connection.later(fault.delay, self._take_credit)
+            case FaultKind.CRASH:
+                self._connection.crash()
+            case FaultKind.BLACK_HOLE | FaultKind.DROP_ACK | FaultKind.REFUSE:
+                pass  # the credit is never seen
+
+    def detached(self) -> None:
+        if self._open:
+            self._open = False
+            self._connection.driver.submit(self.entity, ReceiverDetached(self))
+
+    def settled(self, disposition: Disposed, ids: list[int], tokens: tuple[bytes, ...]) -> None:
+        """The peer settled deliveries of this link, all with one outcome."""
+        outcome = outcome_of(disposition.state)
+        if outcome is None:
+            return
+        reply = _ignore if disposition.settled else partial(self._answer_settled, disposition, ids)
+        fault = self._connection.strike(Point.SETTLE, self.entity.path, self._link.name)
+        event = MessagesSettled(reply, tokens, outcome, self.session)
+        if fault is None:
+            self._connection.driver.submit(self.entity, event)
+            return
+        match fault.kind:
+            case FaultKind.SERVER_BUSY:
+                reply([refusals.busy()] * len(ids))
+            case FaultKind.INTERNAL_ERROR:
+                reply([refusals.INTERNAL] * len(ids))
+            case FaultKind.DETACH:
+                self._connection.detach(self._link, refusals.DETACHED)
+            case FaultKind.DROP_ACK:
+                dropped = MessagesSettled(_ignore, tokens, outcome, self.session)
+                self._connection.driver.submit(self.entity, dropped)
+            case FaultKind.DELAY:
+                self._connection.later(fault.delay, lambda: self._connection.driver.submit(self.entity, event))
+            case FaultKind.CRASH:
+                self._connection.crash()
+            case FaultKind.BLACK_HOLE | FaultKind.REFUSE:
+                pass
+
+    def _take_credit(self) -> None:
+        self._limit = self._sent + self._link.flow_credit
+        if self._link.drain:
+            self._granted = self._limit
+            self._connection.driver.submit(self.entity, CreditGranted(self, self._limit, drain=True))
+        else:
+            self._grant(lowered=self._limit < self._granted)
+
+    def _grant(self, *, lowered: bool = False) -> None:
+        """Pass credit on to the engine, a slice at a time and only while the peer reads."""
+        if not self._open:
+            return
+        limit = min(self._limit, self._sent + self._slice)
+        if lowered or limit > self._granted:
+            if self._connection.channel.is_full and not lowered:
+                self._connection.channel.when_room(self._grant)
+                return
+            self._granted = limit
+            self._connection.driver.submit(self.entity, CreditGranted(self, limit, drain=False))
+
+    # --- from the engine ---------------------------------------------------------------------------------------
+
+    def deliver(self, effect: Deliver) -> None:
+        """Send one message to the peer."""
+        row, token = effect.row, effect.token
+        if not self._open:
+            if token is not None:  # it never left: as if it had not been delivered
+                settled = MessagesSettled(_ignore, (token,), Release(), self.session)
+                self._connection.driver.submit(self.entity, settled)
+            return
+        parts = encoded(row, token=token, locked_until=effect.locked_until)
+        tag = token if token is not None else self._sent.to_bytes(8, "big")
+        delivery_id = self._link.send(tag, parts, message_format=0, settled=token is None)
+        self._sent += 1
+        if token is not None:
+            self._connection.remember(self._link.session, delivery_id, self, token)
+        self._slice = _SLICE if row.size * _SLICE <= _SLICE_BYTES else max(8, _SLICE_BYTES // row.size)
+        if self._granted < self._limit and self._granted - self._sent <= self._slice // 2:
+            self._grant()
+        self._connection.flush_soon()
+
+    def drain(self) -> None:
+        """Nothing is there: the rest of the credit is used up."""
+        if self._open:
+            self._sent += self._link.flow_credit
+            self._link.drained()
+            self._connection.flush_soon()
+
+    def accept_session(self, session: str, locked_until: int) -> None:
+        """The engine gave this receiver its session."""
+        self.session = session
+        if self._open:
+            self._connection.accept_session(self._link, session, locked_until)
+
+    def detach(self, refusal: Refusal) -> None:
+        """The engine ended this receiver."""
+        if self._open:
+            self._open = False
+            self._connection.detach(self._link, refusal)
+
+    def _answer_settled(self, disposition: Disposed, ids: list[int], results: list[Refusal | None] | Refusal) -> None:
+        """Confirm in the ranges the peer used; where outcomes differ, each run apart."""
+        if isinstance(results, Refusal):
+            results = [results] * len(ids)
+        first = 0
+        for index in range(1, len(ids) + 1):
+            run_ends = index == len(ids) or results[index] != results[first] or ids[index] != ids[index - 1] + 1
+            if run_ends:
+                refusal = results[first]
+                if refusal is not None:
+                    state: DeliveryState | None = Rejected(refusals.error_of(refusal))
+                elif isinstance(disposition.state, Rejected):
+                    state = Rejected(None)  # clients take an echoed error for a failure of the call
+                else:
+                    state = disposition.state
+                self._connection.dispose_sent(self._link.session, ids[first], ids[index - 1], state)
+                first = index
+
+
+def outcome_of(state: DeliveryState | None) -> Outcome | None:
+    """What a delivery state asks for; None if it asks for nothing (a mere update)."""
+    match state:
+        case Accepted():
+            return Complete()
+        case Released():
+            return Release()
+        case Modified():
+            properties = _text_keys(state.message_annotations)
+            return Defer(properties) if state.undeliverable_here else Abandon(properties)
+        case Rejected():
+            info = _text_keys(state.error.info if state.error is not None else None) or {}
+            reason, description = info.pop("DeadLetterReason", None), info.pop("DeadLetterErrorDescription", None)
+            return DeadLetter(reason, description, info or None)
+        case _:
+            return None
+
+
+def _text_keys(entries: dict[Any, Any] | None) -> dict[str, Any] | None:
+    return {str(key): value for key, value in entries.items()} if entries else None
+
+
+def _ignore(_: object) -> None:
+    """Nobody waits for this answer."""

@@ -1,0 +1,62 @@
+"""Refusals in the words of the wire: AMQP errors, and status codes of request/response nodes. One table for all."""
+
+from __future__ import annotations
+
+from twinbus.amqp.conditions import Condition
+from twinbus.amqp.performatives import Error
+from twinbus.namespace.engine.effects import Refusal
+
+_STATUS = {
+    Condition.NOT_FOUND: 404,
+    Condition.MESSAGE_NOT_FOUND: 404,
+    Condition.SESSION_NOT_FOUND: 404,
+    Condition.MESSAGE_LOCK_LOST: 410,
+    Condition.SESSION_LOCK_LOST: 410,
+    Condition.SESSION_CANNOT_BE_LOCKED: 409,
+    Condition.ENTITY_ALREADY_EXISTS: 409,
+    Condition.UNAUTHORIZED_ACCESS: 401,
+    Condition.ARGUMENT_ERROR: 400,
+    Condition.ARGUMENT_OUT_OF_RANGE: 400,
+    Condition.NOT_ALLOWED: 400,
+    Condition.DECODE_ERROR: 400,
+    Condition.MESSAGE_SIZE_EXCEEDED: 400,
+    Condition.RESOURCE_LIMIT_EXCEEDED: 403,
+    Condition.ENTITY_DISABLED: 403,
+    Condition.TIMEOUT: 408,
+    Condition.NOT_IMPLEMENTED: 501,
+    Condition.SERVER_BUSY: 503,
+}
+
+
+def status_of(refusal: Refusal) -> int:
+    """The status code of a management reply."""
+    return _STATUS.get(refusal.condition, 500)
+
+
+def error_of(refusal: Refusal) -> Error:
+    """The error of a rejected outcome, a detach or a close."""
+    return Error(refusal.condition.value, refusal.description)
+
+
+def not_found(entity: str) -> Refusal:
+    # JavaScript's client knows this error by its text alone.
+    return Refusal(Condition.NOT_FOUND, f"The messaging entity '{entity}' could not be found.")
+
+
+def unauthorized(claim: str, entity: str) -> Refusal:
+    return Refusal(
+        Condition.UNAUTHORIZED_ACCESS,
+        f"Unauthorized access. '{claim}' claim(s) are required to perform this operation. Resource: '{entity}'.",
+    )
+
+
+def busy() -> Refusal:
+    return Refusal(
+        Condition.SERVER_BUSY,
+        "The request was terminated because the namespace is being throttled. Error code: 50009. "
+        "Please wait 10 seconds and try again.",
+    )
+
+
+INTERNAL = Refusal(Condition.INTERNAL_ERROR, "The service was unable to process the request; please retry the operation.")
+DETACHED = Refusal(Condition.DETACH_FORCED, "The link was detached by the service.")

@@ -1,0 +1,147 @@
+"""Request/response nodes (`$cbs`, `$management`): a request link, a reply link, and replies that wait for credit.
+
+Which operation means what is in tokens.py and operations.py; here requests become replies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from twinbus.amqp.conditions import Condition, DecodeError
+from twinbus.amqp.events import Delivered
+from twinbus.amqp.link import Link
+from twinbus.amqp.performatives import Rejected, Target
+from twinbus.amqp.sections import Properties, message, split
+from twinbus.amqp.types import Int, Symbol
+from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.front import refusals
+from twinbus.namespace.front.addresses import Address
+
+if TYPE_CHECKING:
+    from twinbus.namespace.front.amqp import AmqpConnection
+
+_CREDIT = 100
+# Replies that a peer asked for and gives no credit to take; more than this and it is let go.
+_MOST_UNREAD_REPLIES = 10_000
+
+
+@dataclass(slots=True)
+class Request:
+    """One request: who asked, what, and where the reply goes."""
+
+    address: Address
+    operation: str
+    properties: dict[str, Any]
+    body: Any
+    answer: Callable[[Reply], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a request, in the words of both nodes."""
+
+    status: int
+    description: str = "OK"
+    body: Any = None
+    condition: str | None = None
+
+    @classmethod
+    def refused(cls, refusal: Refusal) -> Reply:
+        return cls(refusals.status_of(refusal), refusal.description, None, refusal.condition.value)
+
+
+class ReplyLink:
+    """The link on which the peer takes replies."""
+
+    def __init__(self, link: Link, address: Address) -> None:
+        self._link = link
+        self.address = address
+        self._unread: deque[bytes] = deque()
+        self._sent = 0
+
+    def flowed(self) -> None:
+        while self._unread and self._link.credit > 0:
+            self._send(self._unread.popleft())
+        if self._link.drain:
+            self._link.drained()
+
+    def detached(self) -> None:
+        self._unread.clear()
+
+    def send(self, payload: bytes) -> bool:
+        """Send, or keep until there is credit; False if the peer leaves too much unread."""
+        if self._link.credit > 0 and not self._unread:
+            self._send(payload)
+        else:
+            self._unread.append(payload)
+        return len(self._unread) <= _MOST_UNREAD_REPLIES
+
+    def is_named(self, reply_to: str | None) -> bool:
+        """Whether a request's reply-to means this link: by its name or by its target."""
+        target = self._link.target.address if isinstance(self._link.target, Target) else None
+        return reply_to is not None and reply_to in (self._link.name, target)
+
+    def _send(self, payload: bytes) -> None:
+        self._link.send(self._sent.to_bytes(8, "big"), payload, message_format=0, settled=True)
+        self._sent += 1
+
+
+class RequestLink:
+    """The link on which requests arrive."""
+
+    def __init__(self, connection: AmqpConnection, link: Link, address: Address) -> None:
+        self._connection = connection
+        self._link = link
+        self._address = address
+
+    def grant(self) -> None:
+        self._link.flow(_CREDIT)
+
+    def flowed(self) -> None:
+        """The requesting peer told its state; nothing depends on it."""
+
+    def detached(self) -> None:
+        """Requests under way are answered all the same, if the reply link is still there."""
+
+    def delivered(self, delivery: Delivered) -> None:
+        """One request arrived."""
+        if self._link.credit <= _CREDIT // 2:
+            self.grant()
+        try:
+            sections = split(delivery.payload)
+            properties, application = sections.properties, sections.application_properties
+            body = sections.value
+        except DecodeError as error:
+            refusal = Refusal(Condition.DECODE_ERROR, error.description)
+            state = Rejected(refusals.error_of(refusal))
+            self._connection.dispose_received(self._link.session, delivery.delivery_id, state)
+            return
+        if not delivery.settled:
+            self._connection.accept(self._link.session, delivery.delivery_id)
+
+        def answer(reply: Reply) -> None:
+            payload = _encoded(reply, properties)
+            self._connection.reply(self._link.session, self._address, properties.reply_to, payload)
+
+        operation = str(application.get("operation", ""))
+        self._connection.request(Request(self._address, operation, application, body, answer))
+
+
+def _encoded(reply: Reply, request: Properties) -> bytes:
+    status: dict[str, Any] = {
+        # Both spellings: clients of `$cbs` read the first pair, of `$management` the second.
+        "status-code": Int(reply.status),
+        "status-description": reply.description,
+        "statusCode": Int(reply.status),
+        "statusDescription": reply.description,
+    }
+    if reply.condition is not None:
+        status["errorCondition"] = Symbol(reply.condition)
+    return message(
+        properties=Properties(correlation_id=request.message_id),
+        application_properties=status,
+        value=reply.body,
+    )

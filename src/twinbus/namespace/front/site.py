@@ -1,0 +1,30 @@
+"""What all connections of one namespace share."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from twinbus.namespace.driver import Driver
+from twinbus.namespace.faults import Faults
+from twinbus.namespace.front.sas import SasVerifier
+from twinbus.namespace.meter import OperationMeter
+
+if TYPE_CHECKING:
+    from twinbus.namespace.front.http import HttpHandler
+    from twinbus.namespace.front.port import PortConnection
+
+
+@dataclass(slots=True)
+class Site:
+    """One namespace as its connections see it."""
+
+    name: str
+    driver: Driver
+    verifier: SasVerifier
+    faults: Faults
+    meter: OperationMeter
+    tls: ssl.SSLContext
+    http: HttpHandler
+    connections: set[PortConnection] = field(default_factory=set)

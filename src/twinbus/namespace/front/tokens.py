@@ -1,0 +1,29 @@
+"""`$cbs`: a client puts tokens; a good one opens its audience, a bad one is refused with a text that helps."""
+
+from __future__ import annotations
+
+from twinbus.namespace.engine.namespace import Namespace
+from twinbus.namespace.front import refusals
+from twinbus.namespace.front.addresses import parse_address
+from twinbus.namespace.front.claims import Claims
+from twinbus.namespace.front.requests import Reply, Request
+from twinbus.namespace.front.sas import TokenRefusedError
+
+
+def put_token(request: Request, claims: Claims, namespace: Namespace, now: int) -> Reply:
+    """Answer one put-token request."""
+    audience, token = request.properties.get("name"), request.body
+    if isinstance(token, bytes):
+        token = token.decode("utf-8", "replace")
+    if request.operation != "put-token" or not isinstance(audience, str) or not isinstance(token, str):
+        return Reply(400, "A put-token request needs the property 'name' and a token as text in its body.")
+    if request.properties.get("type") == "jwt":
+        return Reply(401, "Tokens of type jwt need an identity provider; this namespace takes SAS tokens.")
+    try:
+        claims.put(audience, token, now)
+    except TokenRefusedError as refused:
+        return Reply(401, f"InvalidSignature: {refused.text}", condition="amqp:unauthorized-access")
+    entity = parse_address(audience).entity
+    if entity and namespace.find(entity) is None:
+        return Reply.refused(refusals.not_found(entity))
+    return Reply(202, "Accepted")

@@ -1,0 +1,179 @@
+"""A namespace as a server: store, engine, port, faults and metrics put together, started and stopped as one."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinbus.clock import SystemClock
+from twinbus.errors import OperatorError
+from twinbus.namespace.driver import Driver
+from twinbus.namespace.engine.descriptions import AuthorizationRule, Description
+from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.faults import Faults
+from twinbus.namespace.front.http import HttpHandler
+from twinbus.namespace.front.port import PortConnection
+from twinbus.namespace.front.sas import DEFAULT_KEY, SasVerifier, default_rule
+from twinbus.namespace.front.site import Site
+from twinbus.namespace.front.tls import ca_path, server_context
+from twinbus.namespace.load import LoadCollector
+from twinbus.namespace.meter import OperationMeter
+from twinbus.namespace.store.contract import Store
+from twinbus.namespace.store.memory import MemoryStore
+from twinbus.namespace.store.sqlite import SqliteStore
+from twinbus.namespace.tokens import LockTokens
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_RULES = (default_rule(),)
+_BACKLOG = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamespaceOptions:
+    """What a namespace is started with. `file` None keeps everything in memory."""
+
+    name: str
+    file: Path | None
+    tls: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    rules: tuple[AuthorizationRule, ...] = DEFAULT_RULES
+    entities: tuple[Description, ...] = ()
+
+
+class NamespaceServer:
+    """One namespace, listening."""
+
+    driver: Driver
+    port: int
+
+    def __init__(self, options: NamespaceOptions) -> None:
+        self.options = options
+        self.faults = Faults(SystemClock())
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._faults_timer: asyncio.TimerHandle | None = None
+        self._was_silenced = False
+
+    @property
+    def ca(self) -> Path:
+        """The certificate of the local authority: what clients of the management API have to trust."""
+        return ca_path(self.options.tls)
+
+    @property
+    def connection_string(self) -> str:
+        """What official SDKs connect with, unchanged."""
+        host = "localhost" if _is_loopback(self.options.host) else self.options.host
+        rule = self.options.rules[0]
+        return (
+            f"Endpoint=sb://{host}:{self.port};SharedAccessKeyName={rule.name};"
+            f"SharedAccessKey={rule.primary_key};UseDevelopmentEmulator=true;"
+        )
+
+    async def start(self) -> None:
+        """Open the store and listen. Raises OperatorError with what to do."""
+        options = self.options
+        _refuse_default_key_abroad(options)
+        tls = server_context(options.tls, options.host)
+        listener = _listen(options)
+        self.port = listener.getsockname()[1]
+        meter = OperationMeter()
+        store: Store = MemoryStore() if options.file is None else SqliteStore(options.file)
+        try:
+            self.driver = Driver(store, SystemClock(), meter, new_token=LockTokens(), failed=self._failed)
+        except BaseException:
+            listener.close()
+            raise
+        meter.registry.register(LoadCollector(self.driver.namespace))
+        verifier = SasVerifier(options.rules, port=self.port)
+        http = HttpHandler(options.name, self.driver, verifier, self.faults, meter.registry)
+        self._site = Site(options.name, self.driver, verifier, self.faults, meter, tls, http)
+        self.faults.when_changed(self._faults_changed)
+        await self._create_entities()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: PortConnection(self._site), sock=listener, backlog=_BACKLOG)
+        _log.info("listening", extra={"namespace": options.name, "port": self.port})
+
+    async def stop(self) -> None:
+        """Stop accepting, tell every peer, bring all to disk."""
+        self._server.close()
+        for connection in list(self._site.connections):
+            connection.shut_down()
+        await self.driver.close()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    async def _create_entities(self) -> None:
+        for description in self.options.entities:
+            if self.driver.namespace.find(description.path) is None:
+                created = await self.driver.create(description)
+                if isinstance(created, Refusal):
+                    raise OperatorError(
+                        f"The entity {description.path!r} of namespace {self.options.name!r} cannot be created: "
+                        f"{created.description}",
+                        "Mend it in the configuration.",
+                    )
+
+    def _failed(self, error: Exception) -> None:
+        """The store failed: nothing unsaved may be acknowledged, so every connection ends without another word."""
+        _log.critical("namespace ends: %s", error, extra={"namespace": self.options.name})
+        self._server.close()
+        for connection in list(self._site.connections):
+            connection.channel.abort()
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def _faults_changed(self) -> None:
+        if self.faults.crash_now:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._faults_timer is not None:
+            self._faults_timer.cancel()
+        end = self.faults.next_end()
+        if end is not None:
+            seconds = max(0.0, (end - self.driver.now()) / 1000)
+            self._faults_timer = asyncio.get_running_loop().call_later(seconds, self.faults.expire)
+        if self._was_silenced and not self.faults.silenced:
+            for connection in list(self._site.connections):
+                connection.speak_again()
+        self._was_silenced = self.faults.silenced
+
+
+def _refuse_default_key_abroad(options: NamespaceOptions) -> None:
+    if _is_loopback(options.host):
+        return
+    if any(DEFAULT_KEY in (rule.primary_key, rule.secondary_key) for rule in options.rules):
+        raise OperatorError(
+            f"Namespace {options.name!r} would listen on {options.host} with the well-known default key",
+            "Give it keys of its own in the configuration, or listen on 127.0.0.1.",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(options: NamespaceOptions) -> socket.socket:
+    host = "127.0.0.1" if options.host == "localhost" else options.host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, options.port))
+    except OSError as error:
+        listener.close()
+        raise OperatorError(
+            f"Namespace {options.name!r} cannot listen on {host}:{options.port}: {error.strerror}",
+            "Choose another port (0 picks a free one) or end what uses it.",
+        ) from error
+    return listener
