@@ -5,7 +5,7 @@ Paths are case-insensitive. What happens inside an entity is decided by the enti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -164,5 +164,5 @@ def _info(entity: Entity) -> EntityInfo:
     return EntityInfo(entity.description, life.created, life.updated, accessed, counts, subscriptions)
 
 
-def _infos(entities: list[Queue] | list[Topic] | list[Subscription]) -> list[EntityInfo]:
+def _infos(entities: Sequence[Entity]) -> list[EntityInfo]:
     return [_info(entity) for entity in sorted(entities, key=lambda entity: _key(entity.path))]
