@@ -1,0 +1,83 @@
+"""The command line as its users have it: a process with arguments, output and an exit code."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+COMMAND = [sys.executable, "-m", "twinbus"]
+PATIENCE = 30.0
+
+
+def environment(**more: str) -> dict[str, str]:
+    # A wide terminal: what a test looks for is not to be broken into two lines.
+    return {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "200", "NO_COLOR": "1", **more}
+
+
+def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], env=environment(**more), capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+class Serving:
+    """A running `twinbus serve` and what it printed until it was ready."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", printed: str) -> None:
+        self.process = process
+        self.printed = printed
+
+    @property
+    def namespaces(self) -> dict[str, dict[str, Any]]:
+        told = [json.loads(line) for line in self.printed.splitlines()[:-1]]
+        return {one["name"]: one for one in told}
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end: exit code and stderr."""
+        _, stderr = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, stderr.decode()
+
+
+@contextmanager
+def serving(*arguments: str, **more: str) -> Iterator[Serving]:
+    process = subprocess.Popen(
+        [*COMMAND, "serve", *arguments],
+        env=environment(**more),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield Serving(process, _read_until_ready(process))
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def _read_until_ready(process: "subprocess.Popen[bytes]") -> str:
+    assert process.stdout is not None
+    deadline = time.monotonic() + PATIENCE
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    text = b""
+    while not text.endswith(b"ready\n"):
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        read = os.read(process.stdout.fileno(), 65536) if ready else b""
+        if not read:
+            process.kill()
+            stderr = process.communicate()[1].decode()
+            raise AssertionError(f"not ready; it printed {text.decode()!r} and said {stderr!r}")
+        text += read
+    return text.decode()

@@ -1,0 +1,100 @@
+"""What `twinbus serve` would start, from its options and a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinbus.cli.serve import DEFAULT_DATA, Plan, make_plan
+from twinbus.errors import OperatorError
+
+
+def plan(
+    *namespaces: str,
+    data: Path | None = None,
+    memory: bool = False,
+    host: str = "127.0.0.1",
+    config: Path | None = None,
+) -> Plan:
+    return make_plan(data=data, memory=memory, namespaces=namespaces, host=host, config=config)
+
+
+def ports(planned: Plan) -> dict[str, int | None]:
+    return {namespace.name: namespace.port for namespace in planned.namespaces}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    value: dict[str, Any] = {"namespaces": [{"name": "one"}, {"name": "two", "port": 7000}, {"name": "three"}]}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(value))
+    return path
+
+
+def test_without_options_it_is_a_primary_and_a_secondary_in_the_default_directory() -> None:
+    planned = plan()
+    assert ports(planned) == {"primary": 5672, "secondary": 5673}
+    assert planned.data == DEFAULT_DATA
+
+
+def test_memory_means_no_data() -> None:
+    assert plan(memory=True).data is None
+
+
+def test_named_namespaces_replace_the_defaults() -> None:
+    assert ports(plan("alone=0")) == {"alone": 0}
+
+
+def test_a_file_replaces_the_defaults_and_ports_follow_its_order(file: Path) -> None:
+    assert ports(plan(config=file)) == {"one": 5672, "two": 7000, "three": 5674}
+
+
+def test_an_option_overrides_the_port_of_the_file_and_may_add_a_namespace(file: Path) -> None:
+    assert ports(plan("two=0", "four=7004", config=file)) == {"one": 5672, "two": 0, "three": 5674, "four": 7004}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "said"),
+    [
+        ("primary", "'' is not a port"),
+        ("primary=", "'' is not a port"),
+        ("primary=http", "'http' is not a port"),
+        ("primary=70000", "'70000' is not a port"),
+        ("=5672", "'' is not a name of a namespace"),
+        ("../x=5672", "'../x' is not a name of a namespace"),
+    ],
+)
+def test_a_namespace_option_that_makes_no_sense_is_refused_with_how_to_write_it(namespace: str, said: str) -> None:
+    with pytest.raises(OperatorError) as refused:
+        plan(namespace)
+    assert said in refused.value.text
+    assert "NAME=PORT" in refused.value.hint
+
+
+def test_one_port_for_two_namespaces_is_refused_but_free_ones_may_be_many() -> None:
+    with pytest.raises(OperatorError, match="Port 6000 is given to several namespaces: a, b"):
+        plan("a=6000", "b=6000")
+    assert ports(plan("a=0", "b=0")) == {"a": 0, "b": 0}
+
+
+def test_data_and_memory_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match="exclude each other"):
+        plan(data=tmp_path, memory=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"\xff\xfe", "cannot be read"), (b"{}", "cannot be taken:\n  namespaces: there is none")]
+)
+def test_a_file_that_cannot_be_taken_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(OperatorError) as refused:
+        plan(config=path)
+    assert str(path) in refused.value.text
+    assert said in refused.value.text
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match=r"nowhere\.toml cannot be read"):
+        plan(config=tmp_path / "nowhere.toml")

@@ -1,0 +1,164 @@
+"""`twinbus serve` from outside: what it prints, how it ends, what it refuses."""
+
+import json
+import resource
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from azure.core.exceptions import HttpResponseError, ServiceRequestError, ServiceResponseError
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from twinbus.namespace.fault_client import FaultClient
+
+from .running import Serving, run, serving
+
+WELL_KNOWN = "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("serve") / "data"
+
+
+@pytest.fixture(scope="module")
+def server(data: Path) -> Iterator[Serving]:
+    with serving("--json", "--data", str(data), "--namespace", "one=0", "--namespace", "two=0") as server:
+        yield server
+
+
+def admin(server: Serving, name: str) -> ServiceBusAdministrationClient:
+    one = server.namespaces[name]
+    return ServiceBusAdministrationClient.from_connection_string(
+        one["connection_string"], connection_verify=one["ca"], retry_total=0
+    )
+
+
+def test_json_tells_each_namespace_on_a_line_and_then_that_it_is_ready(server: Serving, data: Path) -> None:
+    assert server.printed.endswith("\nready\n")
+    assert list(server.namespaces) == ["one", "two"]
+    for name, told in server.namespaces.items():
+        assert told["connection_string"] == f"Endpoint=sb://localhost:{told['port']};{WELL_KNOWN}"
+        assert Path(told["ca"]).read_text().startswith("-----BEGIN CERTIFICATE-----")
+        assert Path(told["data"]) == data / f"{name}.sqlite"
+        assert FaultClient(told["connection_string"]).list() == []
+
+
+def test_the_data_directory_is_for_its_owner_alone(server: Serving, data: Path) -> None:
+    assert server.process.poll() is None
+    assert stat.S_IMODE(data.stat().st_mode) == 0o700
+
+
+def test_a_second_server_on_the_same_directory_is_refused(server: Serving, data: Path) -> None:
+    second = run("serve", "--data", str(data), "--namespace", "three=0")
+    assert second.returncode == 1
+    assert f"The data directory {data} is in use by another server" in second.stderr
+    assert str(server.process.pid) in second.stderr
+    assert "Traceback" not in second.stderr
+    assert second.stdout == ""
+    assert not (data / "three.sqlite").exists()
+
+
+def test_a_port_in_use_is_refused_by_name(server: Serving, tmp_path: Path) -> None:
+    port = server.namespaces["one"]["port"]
+    other = run("serve", "--data", str(tmp_path / "x"), "--namespace", f"mine={port}")
+    assert other.returncode == 1
+    assert f"'mine' cannot listen on 127.0.0.1:{port}" in other.stderr
+    assert "hint: " in other.stderr
+    assert "Traceback" not in other.stderr
+
+
+def test_the_well_known_key_is_refused_beyond_loopback(tmp_path: Path) -> None:
+    refused = run("serve", "--host", "0.0.0.0", "--data", str(tmp_path / "x"), "--namespace", "open=0")  # noqa: S104
+    assert refused.returncode == 1
+    assert "would listen on 0.0.0.0 with the well-known default key" in refused.stderr
+    assert "hint: " in refused.stderr
+
+
+def test_a_person_is_shown_strings_to_copy_but_no_key_of_their_own(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        '[[namespaces]]\nname = "mine"\nport = 0\n[[namespaces.authorization_rules]]\n'
+        'name = "app"\nclaims = ["Manage"]\nprimary_key = { environment = "MY_KEY" }\n'
+    )
+    options = ("--memory", "--config", str(config), "--namespace", "plain=0")
+    with serving(*options, MY_KEY="not-for-the-screen") as server:
+        lines = [line.strip() for line in server.printed.splitlines()]
+        assert any(line.startswith("Endpoint=sb://localhost:") and line.endswith(WELL_KNOWN) for line in lines)
+        assert any("SharedAccessKeyName=app;SharedAccessKey=…;" in line for line in lines)
+        assert "not-for-the-screen" not in server.printed
+        assert lines[-1] == "ready"
+        server.signal(signal.SIGINT)
+        code, stderr = server.end()
+    assert (code, stderr) == (0, "")
+
+
+def test_entities_of_the_emulators_file_are_there(tmp_path: Path) -> None:
+    config = tmp_path / "Config.json"
+    queue = {"Name": "queue.1", "Properties": {"LockDuration": "PT1M", "MaxDeliveryCount": 3}}
+    topic = {"Name": "topic.1", "Subscriptions": [{"Name": "subscription.1", "Properties": {"RequiresSession": True}}]}
+    namespaces = [{"Name": "sbemulatorns", "Queues": [queue], "Topics": [topic]}]
+    config.write_text(json.dumps({"UserConfig": {"Namespaces": namespaces, "Logging": {"Type": "Console"}}}))
+    options = ("--json", "--exit-with-stdin", "--memory", "--config", str(config), "--namespace", "sbemulatorns=0")
+    with serving(*options) as server:
+        with admin(server, "sbemulatorns") as client:
+            assert client.get_queue("queue.1").max_delivery_count == 3
+            assert client.get_subscription("topic.1", "subscription.1").requires_session is True
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        server.process.stdin = None
+        code, _ = server.end()
+    assert code == 0
+
+
+def test_a_file_with_a_rule_that_cannot_be_taken_starts_nothing(tmp_path: Path) -> None:
+    config = tmp_path / "Config.json"
+    rule = {"Name": "red", "Properties": {"FilterType": "Correlation", "CorrelationFilter": {"Label": "red"}}}
+    topic = {"Name": "t", "Subscriptions": [{"Name": "s", "Rules": [rule]}]}
+    namespaces = [{"Name": "sbemulatorns", "Queues": [], "Topics": [topic]}]
+    config.write_text(json.dumps({"UserConfig": {"Namespaces": namespaces}}))
+    refused = run("serve", "--data", str(tmp_path / "x"), "--config", str(config))
+    assert refused.returncode == 1
+    assert "sbemulatorns/t/s/red" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with serving("--memory", "--json", "--namespace", "one=0") as server:
+        # Both wait until it goes on: the second finds the first not yet carried out.
+        server.signal(signal.SIGSTOP)
+        server.signal(signal.SIGTERM)
+        server.signal(signal.SIGINT)
+        server.signal(signal.SIGCONT)
+        code, _ = server.end()
+    assert code in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+
+
+def test_a_namespace_that_cannot_go_on_ends_the_server_with_what_to_do(tmp_path: Path) -> None:
+    with serving("--json", "--data", str(tmp_path / "x"), "--namespace", "one=0") as server:
+        # From here on no file of that process can grow: the disk is full.
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (1, 1))
+        with (
+            admin(server, "one") as client,
+            pytest.raises((HttpResponseError, ServiceRequestError, ServiceResponseError)),
+        ):
+            client.create_queue("orders")
+        code, stderr = server.end()
+    assert code == 1
+    assert "error: The namespace 'one' had to stop: " in stderr
+    assert "hint: " in stderr
+    assert "Traceback" not in stderr
+
+
+def test_sigterm_drains_and_what_was_made_is_there_after_it(tmp_path: Path) -> None:
+    options = ("--json", "--data", str(tmp_path / "x"), "--namespace", "one=0")
+    with serving(*options) as server:
+        with admin(server, "one") as client:
+            client.create_queue("kept")
+        server.signal(signal.SIGTERM)
+        assert server.end() == (0, "")
+    with serving(*options) as again, admin(again, "one") as client:
+        assert client.get_queue("kept").name == "kept"
