@@ -9,7 +9,7 @@ from typing import Any
 from twinbus.amqp.channels import Channels
 from twinbus.amqp.composites import decode_composite
 from twinbus.amqp.conditions import AmqpError, Condition, DecodeError
-from twinbus.amqp.dispatch import Place, SessionFrame, hand_over, hand_over_quickly
+from twinbus.amqp.dispatch import Place, SessionFrame, hand_over
 from twinbus.amqp.events import ConnectionClosed, Event, Opened, SessionBegun
 from twinbus.amqp.frames import (
     FRAME_HEADER,
@@ -35,12 +35,14 @@ from twinbus.amqp.performatives import (
     Transfer,
 )
 from twinbus.amqp.sasl import MECHANISMS, ClientSasl, Credential, ServerSasl, Verifier
-from twinbus.amqp.session import Session, SessionState, SessionViolationError
+from twinbus.amqp.session import Session, SessionViolationError
+from twinbus.amqp.states import SessionState
 from twinbus.amqp.timers import Timers
-from twinbus.amqp.transfers import CUT_SHORT
+from twinbus.amqp.transfers import CUT_SHORT, read_disposition, read_flow, read_transfer
 
 _SERVER_LIMITS = Limits(enforce_credit=False)
 _CLIENT_LIMITS = Limits()
+_FLOW, _TRANSFER, _DISPOSITION = 0x13, 0x14, 0x15
 
 
 class Connection:
@@ -247,8 +249,16 @@ class Connection:
     def _on_frame(self, buf: bytes, pos: int, end: int, channel: int) -> None:
         session = self._channels.find(channel)
         if session is not None and session.state is SessionState.MAPPED and buf[pos] == 0 and buf[pos + 1] == 0x53:
-            try:
-                if hand_over_quickly(session, buf, pos, end):
+            code = buf[pos + 2]
+            try:  # the three that come with every message
+                if code == _TRANSFER:
+                    session.on_transfer(read_transfer(buf, pos + 3, end), buf, end)
+                    return
+                if code == _DISPOSITION:
+                    session.on_disposition(*read_disposition(buf, pos + 3, end))
+                    return
+                if code == _FLOW:
+                    session.on_flow(read_flow(buf, pos + 3, end))
                     return
             except SessionViolationError as fault:
                 session.fail(Error.of(fault))

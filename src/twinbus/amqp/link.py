@@ -4,11 +4,11 @@ Decides what a link may send, and when the peer broke a rule of the link. Handle
 session's. `role` is ours: our sender link sends.
 """
 
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp.conditions import AmqpError, Condition
 from twinbus.amqp.events import Delivered, LinkDetached, LinkFlowed
+from twinbus.amqp.partial import Partial
 from twinbus.amqp.performatives import (
     SENDER,
     Attach,
@@ -20,11 +20,13 @@ from twinbus.amqp.performatives import (
     Transfer,
 )
 from twinbus.amqp.serial import MASK, distance
+from twinbus.amqp.states import LinkState
 from twinbus.amqp.transfers import (
     MAX_TAG,
     TRANSFER_OVERHEAD,
     FlowFields,
     TransferFields,
+    encode_state,
     transfer_head,
     transfer_head_with_state,
 )
@@ -32,25 +34,6 @@ from twinbus.amqp.values import Described
 
 if TYPE_CHECKING:
     from twinbus.amqp.session import Session
-
-
-class LinkState(Enum):
-    ATTACH_RECEIVED = auto()  # the peer asked; the application has not answered
-    ATTACH_SENT = auto()  # we asked
-    ATTACHED = auto()
-    DETACH_SENT = auto()  # what still comes is thrown away until the peer's detach
-    DETACHED = auto()
-
-
-class Partial:
-    """A delivery whose last frame has not come."""
-
-    __slots__ = ("first", "payload", "settled")
-
-    def __init__(self, first: TransferFields) -> None:
-        self.first = first
-        self.payload = bytearray()
-        self.settled = False
 
 
 class Link:
@@ -279,6 +262,8 @@ class Link:
         if len(tag) > MAX_TAG:
             raise AmqpError(Condition.INVALID_FIELD, f"a delivery tag has at most {MAX_TAG} bytes")
         session = self.session
+        if state is not None and len(encode_state(state)) + TRANSFER_OVERHEAD + MAX_TAG >= session.max_frame_size:
+            raise AmqpError(Condition.FRAME_SIZE_TOO_SMALL, "the delivery state does not fit the peer's frames")
         pieces = [payload] if isinstance(payload, bytes) else payload
         size = sum(map(len, pieces))
         delivery_id = session.next_delivery_id
@@ -307,8 +292,6 @@ class Link:
         session = self.session
         fields = Transfer(self.handle, delivery_id, tag, message_format, settled, True, None, state)
         room = session.max_frame_size - len(transfer_head_with_state(session.channel, fields, 0))
-        if room <= 0:
-            raise AmqpError(Condition.FRAME_SIZE_TOO_SMALL, "the delivery state does not fit the peer's frames")
         start = 0
         while True:
             piece = payload[start : start + room]
@@ -323,34 +306,46 @@ class Link:
 
     def on_transfer(self, fields: TransferFields, buf: bytes, end: int) -> None:
         """A violation of the link's rules raises an AmqpError, upon which the session detaches the link."""
-        partial = self._partial
-        if partial is None and not fields.more and not fields.resume and not fields.aborted:
-            self._begin_delivery(fields)
-            if end - fields.payload > self._limit:
-                raise self._too_large()
-            self._report(fields, buf[fields.payload : end], fields.settled is True)
+        _, delivery_id, tag, message_format, settled, more, extras, start = fields
+        if more or self._partial is not None or extras.resume or extras.aborted:
+            self._on_part(fields, buf, end)
             return
-        if partial is None:
-            if not fields.resume:
-                self._begin_delivery(fields)
-            partial = self._partial = Partial(fields)
-        elif fields.delivery_id is not None and fields.delivery_id != partial.first.delivery_id:
-            raise AmqpError(Condition.ILLEGAL_STATE, "a delivery began before the one before it was whole")
-        if fields.aborted:
-            self.drop_partial()
-            return
-        partial.settled = partial.settled or fields.settled is True
-        if not partial.first.resume:
-            self._keep(partial, memoryview(buf)[fields.payload : end])
-        if not fields.more:
-            self.drop_partial()
-            # §2.6.13: nothing is unsettled here from an earlier attachment, so what is resumed is ignored
-            if not partial.first.resume:
-                self._report(partial.first, bytes(partial.payload), partial.settled)
-
-    def _begin_delivery(self, fields: TransferFields) -> None:
-        if fields.delivery_id is None or fields.delivery_tag is None:
+        if delivery_id is None or tag is None:
             raise AmqpError(Condition.INVALID_FIELD, "the first transfer of a delivery has no id or no tag")
+        self._take_credit()
+        if end - start > self._limit:
+            raise self._too_large()
+        session = self.session
+        if not settled:
+            session.track_incoming(delivery_id, self)
+        session.connection.report(
+            Delivered(self, delivery_id, tag, message_format or 0, buf[start:end], settled is True, extras.state)
+        )
+
+    def _on_part(self, fields: TransferFields, buf: bytes, end: int) -> None:
+        _, delivery_id, tag, message_format, settled, more, extras, start = fields
+        partial = self._partial
+        if partial is None:
+            if delivery_id is None or tag is None:
+                raise AmqpError(Condition.INVALID_FIELD, "the first transfer of a delivery has no id or no tag")
+            if not extras.resume:
+                self._take_credit()
+            partial = self._partial = Partial(delivery_id, tag, message_format or 0, extras)
+        elif delivery_id is not None and delivery_id != partial.delivery_id:
+            raise AmqpError(Condition.ILLEGAL_STATE, "a delivery began before the one before it was whole")
+        if extras.aborted:
+            self.drop_partial()
+            return
+        partial.settled = partial.settled or settled is True
+        # §2.6.13: nothing is unsettled here from an earlier attachment, so what is resumed is ignored
+        if not partial.extras.resume:
+            self._keep(partial, memoryview(buf)[start:end])
+        if not more:
+            self.drop_partial()
+            if not partial.extras.resume:
+                self._report(partial)
+
+    def _take_credit(self) -> None:
         if self._credit > 0:
             self._credit -= 1
         elif self.session.limits.enforce_credit:
@@ -373,14 +368,13 @@ class Link:
             self.session.connection.hold(-len(self._partial.payload))
             self._partial = None
 
-    def _report(self, fields: TransferFields, payload: bytes, settled: bool) -> None:
-        session = self.session
-        delivery_id, tag = fields.delivery_id, fields.delivery_tag
-        assert delivery_id is not None
-        assert tag is not None
-        if not settled:
-            session.track_incoming(delivery_id, self)
-        session.report(Delivered(self, delivery_id, tag, fields.message_format or 0, payload, settled, fields.state))
+    def _report(self, whole: Partial) -> None:
+        if not whole.settled:
+            self.session.track_incoming(whole.delivery_id, self)
+        payload, state = bytes(whole.payload), whole.extras.state
+        self.session.report(
+            Delivered(self, whole.delivery_id, whole.tag, whole.message_format, payload, whole.settled, state)
+        )
 
     # --- the end
 

@@ -6,7 +6,6 @@ Credit and messages are the link's; channels are the connection's.
 
 from collections import deque
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp.conditions import AmqpError, Condition
@@ -20,7 +19,7 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.frames import performative_frame
 from twinbus.amqp.handles import Handles
-from twinbus.amqp.link import Link, LinkState
+from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import (
     RCV_FIRST,
     RCV_SECOND,
@@ -37,6 +36,7 @@ from twinbus.amqp.performatives import (
     Target,
 )
 from twinbus.amqp.serial import MASK, distance
+from twinbus.amqp.states import LinkState, SessionState
 from twinbus.amqp.transfers import FlowFields, TransferFields, disposition_frame, flow_frame
 from twinbus.amqp.unsettled import Unsettled
 from twinbus.amqp.values import Described
@@ -49,13 +49,6 @@ OUTGOING_WINDOW = 0x7FFFFFFF  # what waits for the peer's window is bounded by t
 
 class SessionViolationError(AmqpError):
     """The peer broke a rule of the session: it ends, the connection goes on."""
-
-
-class SessionState(Enum):
-    BEGIN_SENT = auto()
-    MAPPED = auto()
-    END_SENT = auto()  # what still comes is thrown away until the peer's end
-    ENDED = auto()
 
 
 class Session:
@@ -283,10 +276,10 @@ class Session:
         self.next_incoming_id = ((self.next_incoming_id or 0) + 1) & MASK
         if self.incoming_window == self._low_window:
             self.connection.owing.append(self)
-        link = self._handles.find(fields.handle)
+        link = self._handles.find(fields[0])
         if link is None:
             raise SessionViolationError(
-                Condition.UNATTACHED_HANDLE, f"transfer on handle {fields.handle}, which is not attached"
+                Condition.UNATTACHED_HANDLE, f"transfer on handle {fields[0]}, which is not attached"
             )
         if link.role is SENDER:
             raise SessionViolationError(Condition.NOT_ALLOWED, "a transfer from the receiver of a link")

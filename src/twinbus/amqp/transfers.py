@@ -75,17 +75,18 @@ def transfer_head_with_state(channel: int, transfer: Transfer, payload_size: int
     return _u32(len(head) + payload_size) + head[4:]
 
 
-class TransferFields(NamedTuple):
-    handle: int
-    delivery_id: int | None
-    delivery_tag: bytes | None
-    message_format: int | None
-    settled: bool | None
-    more: bool
-    state: Any
-    resume: bool
-    aborted: bool
-    payload: int  # where it begins
+class Extras(NamedTuple):
+    """What few transfers have."""
+
+    state: DeliveryState | None = None
+    resume: bool = False
+    aborted: bool = False
+
+
+NO_EXTRAS = Extras()
+
+# handle, delivery-id, delivery-tag, message-format, settled, more, extras, start of the payload
+TransferFields = tuple[int, int | None, bytes | None, int | None, bool | None, bool, Extras, int]
 
 
 # What nearly every transfer has after `more`: nothing but null and false, batchable perhaps true.
@@ -99,40 +100,63 @@ _USUAL_TAILS = frozenset(
 def read_transfer(buf: bytes, pos: int, end: int) -> TransferFields:
     """The transfer whose list begins at `pos`, in a frame that ends at `end`."""
     count, pos, stop = _list_at(buf, pos, end)
-    if not 1 <= count <= 11:
-        if count:
-            raise DecodeError(f"a transfer with {count} fields")
+    if count == 0:
         raise AmqpError(Condition.INVALID_FIELD, "Transfer.handle is missing")
+    if count > 11:
+        raise DecodeError(f"a transfer with {count} fields")
     handle, pos = _uint(buf, pos)
     if handle is None:
         raise AmqpError(Condition.INVALID_FIELD, "Transfer.handle is missing")
-    delivery_id = tag = message_format = settled = state = None
-    more = resume = aborted = False
-    if count > 1:
-        delivery_id, pos = _uint(buf, pos)
-    if count > 2:
+    delivery_id = tag = message_format = settled = None
+    more = False
+    extras = NO_EXTRAS
+    if count > 3:
+        if buf[pos] == 0x70:
+            delivery_id = _u32_at(buf, pos + 1)[0]
+            pos += 5
+        else:
+            delivery_id, pos = _uint(buf, pos)
         if buf[pos] == 0xA0:
             start = pos + 2
             pos = start + buf[pos + 1]
             tag = buf[start:pos]
         else:
             tag, pos = _tag(buf, pos)
-    if count > 3:
-        message_format, pos = _uint(buf, pos)
-    if count > 4:
-        settled, pos = _bool(buf, pos)
-    if count > 5:
-        found, pos = _bool(buf, pos)
-        more = found is True
-    if count > 6:
-        tail = buf[pos:stop]
-        if len(tail) == count - 6 and tail in _USUAL_TAILS:
-            pos = stop
+        if buf[pos] == 0x43:
+            message_format = 0
+            pos += 1
         else:
-            state, resume, aborted, pos = _tail(buf, pos, count - 6)
+            message_format, pos = _uint(buf, pos)
+        if count > 5:
+            flags = _FLAGS.get(buf[pos : pos + 2])
+            if flags is not None:
+                settled, more = flags
+                pos += 2
+            else:
+                settled, pos = _bool(buf, pos)
+                found, pos = _bool(buf, pos)
+                more = found is True
+            if count > 6:
+                if stop - pos == count - 6 and buf[pos:stop] in _USUAL_TAILS:
+                    pos = stop
+                else:
+                    extras, pos = _extras(buf, pos, count - 6)
+        elif count == 5:
+            settled, pos = _bool(buf, pos)
+    elif count > 1:
+        delivery_id, pos = _uint(buf, pos)
+        if count > 2:
+            tag, pos = _tag(buf, pos)
     if pos != stop:
         raise DecodeError("a transfer does not end where it says")
-    return TransferFields(handle, delivery_id, tag, message_format, settled, more, state, resume, aborted, stop)
+    return handle, delivery_id, tag, message_format, settled, more, extras, stop
+
+
+_FLAGS: dict[bytes, tuple[bool | None, bool]] = {
+    bytes((settled, more)): ({0x40: None, 0x41: True, 0x42: False}[settled], more == 0x41)
+    for settled in (0x40, 0x41, 0x42)
+    for more in (0x40, 0x41, 0x42)
+}
 
 
 def _list_at(buf: bytes, pos: int, end: int) -> tuple[int, int, int]:
@@ -184,22 +208,20 @@ def _tag(buf: bytes, pos: int) -> tuple[bytes | None, int]:
     return value, pos
 
 
-def _tail(buf: bytes, pos: int, count: int) -> tuple[DeliveryState | None, bool, bool, int]:
-    state, resume, aborted = None, False, False
+def _extras(buf: bytes, pos: int, count: int) -> tuple[Extras, int]:
+    state, resume, aborted = None, None, None
     mode, pos = decode(buf, pos)
     if mode is not None and type(mode) is not UByte:
         raise DecodeError("Transfer.rcv_settle_mode has a wrong type")
     if count > 1:
         state, pos = read_state(buf, pos)
     if count > 2:
-        found, pos = _bool(buf, pos)
-        resume = found is True
+        resume, pos = _bool(buf, pos)
     if count > 3:
-        found, pos = _bool(buf, pos)
-        aborted = found is True
+        aborted, pos = _bool(buf, pos)
     if count > 4:
         _, pos = _bool(buf, pos)
-    return state, resume, aborted, pos
+    return Extras(state, resume is True, aborted is True), pos
 
 
 _STATES: dict[bytes, DeliveryState] = {

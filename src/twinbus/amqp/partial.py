@@ -1,0 +1,15 @@
+"""A delivery whose last frame has not come: what its first frame said, and the payload so far."""
+
+from twinbus.amqp.transfers import Extras
+
+
+class Partial:
+    __slots__ = ("delivery_id", "extras", "message_format", "payload", "settled", "tag")
+
+    def __init__(self, delivery_id: int, tag: bytes, message_format: int, extras: Extras) -> None:
+        self.delivery_id = delivery_id
+        self.tag = tag
+        self.message_format = message_format
+        self.extras = extras
+        self.payload = bytearray()
+        self.settled = False
