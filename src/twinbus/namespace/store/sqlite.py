@@ -24,11 +24,9 @@ from twinbus.namespace.store.writing import Writer
 
 _log = logging.getLogger(__name__)
 
-# Pages in the log (8 KiB each). Folding it in is left to `tidy` until a commit can no longer wait for that.
-_FOLD_PAGES = 1_000
-_FOLD_NOW_PAGES = 2_000
-# Past this the readers are held off while it is folded, so that it can start anew whatever the load.
-_FOLD_ALONE_PAGES = 4_000
+# Pages of 8 KiB that the log takes before it is folded into the file. That is left to `tidy` until a commit finds twice
+# as many; at four times as many the readers are held off meanwhile, so that the log starts anew whatever the load.
+LOG_PAGES = 1_000
 
 # Rows of dropped queues that go with a commit, and those that go by themselves when there is nothing to commit.
 _PURGE_WITH_COMMIT = 200
@@ -40,9 +38,10 @@ class SqliteStore:
 
     inline = False
 
-    def __init__(self, path: Path, *, vfs: str | None = None) -> None:
+    def __init__(self, path: Path, *, vfs: str | None = None, log_pages: int = LOG_PAGES) -> None:
         self.path = path.absolute()
         self._vfs = vfs
+        self._log_pages = log_pages
         self._lock = StoreLock(self.path)
         self._writing: apsw.Connection | None = None
         self._reading: apsw.Connection | None = None
@@ -114,12 +113,12 @@ class SqliteStore:
             self._to_purge += sorted(plan.gone)
         self._to_forget |= plan.forgotten
         self._pages_in_log += connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE, True)[0]
-        if self._pages_in_log >= _FOLD_NOW_PAGES:
+        if self._pages_in_log >= 2 * self._log_pages:
             self._fold_log(connection)
 
     def tidy(self) -> bool:
         connection = self._connection()
-        if self._pages_in_log >= _FOLD_PAGES:
+        if self._pages_in_log >= self._log_pages:
             self._fold_log(connection)
         elif self._to_purge or self._to_forget:
             try:
@@ -143,7 +142,7 @@ class SqliteStore:
                 self._writing.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except apsw.Error as error:
                 # Every commit is in the log; opening folds it in.
-                _log.warning("store %s: the log stays on closing: %s", self.path.name, error)
+                _log.warning("store %s: the log stays on closing: %r", self.path.name, error)
         self._let_go()
 
     def _connection(self) -> apsw.Connection:
@@ -171,19 +170,22 @@ class SqliteStore:
         """Write the log's pages into the file; the next commit then starts the log anew, if no reader is in it."""
         try:
             in_log, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            if in_log >= _FOLD_ALONE_PAGES:
+            if in_log >= 4 * self._log_pages:
                 with self._reader_turn:
                     connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except apsw.Error as error:
             # The commit itself is safe in the log, so this is no failure of it; the next one tries again.
-            _log.error("store %s: the log cannot be folded in: %s", self.path.name, error)
+            _log.error("store %s: the log cannot be folded in: %r", self.path.name, error)
         else:
             self._pages_in_log = 0
 
     def _let_go(self) -> None:
         for connection in (self._reading, self._writing):
             if connection is not None:
-                connection.close(True)
+                try:
+                    connection.close(True)
+                except apsw.Error as error:
+                    _log.warning("store %s: closing: %r", self.path.name, error)
         self._reading = self._writing = None
         self._lock.give_back()
 
@@ -194,7 +196,7 @@ def _roll_back(connection: apsw.Connection) -> None:
             connection.execute("ROLLBACK")
     except apsw.Error as error:
         # A transaction that cannot be rolled back is dropped with the connection; it was never committed.
-        _log.error("store: rollback failed: %s", error)
+        _log.error("store: rollback failed: %r", error)
 
 
 def _closed(path: Path) -> StoreError:

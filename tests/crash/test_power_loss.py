@@ -1,0 +1,137 @@
+"""N2: what was committed survives the loss of power at any instant; nothing is half there. Replayed by seed."""
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import apsw
+import pytest
+
+from tests.crash.power_loss import Disk, Loss
+from tests.namespace.store.model import Engine, Model, assert_shows
+from twinbus.namespace.engine.rows import Opened
+from twinbus.namespace.store.errors import StoreError
+from twinbus.namespace.store.sqlite import SqliteStore
+
+SEEDS = 20
+LIVES = 5
+CONTROLS = 4
+
+
+class Machine:
+    """A store on a disk that loses its power again and again, and what must be on it."""
+
+    def __init__(self, seed: int, folder: Path, *, syncs: bool = True) -> None:
+        self._rng = Random(seed)
+        self._engine = Engine(self._rng)
+        self._folder = folder
+        self._syncs = syncs
+        self.certain = Model()
+        """What was acknowledged."""
+        self.possible = Model()
+        """The same with the commit that was under way."""
+        self.seen: Counter[str] = Counter()
+        self._doing = ""
+
+    def live(self, life: int, loss: Loss) -> None:
+        """Run until the power goes, then look at what is left, and go on from there."""
+        disk = Disk(syncs=self._syncs)
+        home = self._folder / str(life)
+        home.mkdir(exist_ok=True)
+        with disk.plugged_in():
+            # A small log: it is folded in and started anew many times within a life.
+            store = SqliteStore(home / "namespace.db", vfs=disk.vfs, log_pages=self._rng.choice((8, 30)))
+            try:
+                self._work(store, disk)
+            except StoreError:
+                assert disk.is_dead
+            store.close()
+        self.seen["cuts"] += 1
+        self.seen["cuts while " + self._doing] += 1
+        next_home = self._folder / str(life + 1)
+        next_home.mkdir()
+        for name, content in disk.survivors(self._rng, loss).items():
+            (next_home / name).write_bytes(content)
+        self._look(next_home / "namespace.db")
+
+    def _work(self, store: SqliteStore, disk: Disk) -> None:
+        disk.operations_left = self._rng.choice((self._rng.randrange(60), self._rng.randrange(1_500)))
+        self._doing = "opening"
+        store.open()
+        while True:
+            self._doing = "committing"
+            writes, self.possible = self._engine.commit(self.certain, self._rng.choice((1, 1, 4, 12)))
+            store.commit(writes)
+            self.certain = self.possible
+            self.seen["commits"] += 1
+            # A commit that is safe in the log is acknowledged, even if the power went while the log was folded in.
+            self._doing = "folding the log"
+            if not disk.is_dead:
+                store.tidy()
+            if disk.is_dead:
+                return
+
+    def _look(self, path: Path) -> None:
+        disk = Disk()  # only because its syncs are quick
+        with disk.plugged_in():
+            store = SqliteStore(path, vfs=disk.vfs)
+            opened = store.open()
+            try:
+                kept = self._which(store, opened)
+            finally:
+                store.close()
+        if self.possible is not self.certain:
+            self.seen["commits under way " + ("kept" if kept is self.possible else "not kept")] += 1
+        self.certain = self.possible = kept
+        connection = apsw.Connection(str(path))
+        assert connection.pragma("integrity_check") == "ok"
+        connection.close()
+
+    def _which(self, store: SqliteStore, opened: Opened) -> Model:
+        """The commit under way is there whole or not at all."""
+        try:
+            assert_shows(store, opened, self.possible)
+        except AssertionError:
+            assert_shows(store, opened, self.certain)
+            return self.certain
+        return self.possible
+
+
+def survived(seed: int, folder: Path, loss: Loss, *, syncs: bool = True) -> Counter[str]:
+    """All lives of one machine; raises where something was lost."""
+    folder = folder / str(seed)
+    folder.mkdir()
+    machine = Machine(seed, folder, syncs=syncs)
+    for life in range(LIVES):
+        machine.live(life, loss)
+    return machine.seen
+
+
+@pytest.mark.parametrize("loss", Loss)
+def test_everything_committed_survives_power_loss_and_nothing_is_half_there(tmp_path: Path, loss: Loss) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        seen += survived(seed, tmp_path, loss)
+    # The cuts came at all kinds of instants, and a commit under way was found both ways.
+    assert seen["cuts"] == SEEDS * LIVES
+    assert seen["cuts while opening"] > 0
+    assert seen["cuts while committing"] > SEEDS
+    assert seen["cuts while folding the log"] > 0
+    assert seen["commits"] > 5 * SEEDS
+    assert seen["commits under way not kept"] > 0
+
+
+@pytest.mark.parametrize("loss", [Loss.ALL, Loss.SOME, Loss.TORN])
+def test_a_disk_that_does_not_sync_is_found_out(tmp_path: Path, loss: Loss) -> None:
+    failed = 0
+    for seed in range(CONTROLS):
+        try:
+            survived(seed, tmp_path, loss, syncs=False)
+        except (AssertionError, StoreError):
+            failed += 1
+    assert failed == CONTROLS
+
+
+def test_a_disk_that_does_not_sync_loses_nothing_when_only_the_process_dies(tmp_path: Path) -> None:
+    for seed in range(CONTROLS):
+        survived(seed, tmp_path, Loss.NONE, syncs=False)
