@@ -23,6 +23,7 @@ __all__ = ["HttpConnection", "HttpHandler", "Stream"]
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_BODY_BYTES: Final = 1024 * 1024
 
+_VERSIONS: Final = (b"1.0", b"1.1")
 # What a client may send ahead of its answers.
 _MOST_HELD: Final = MAX_BODY_BYTES + MAX_HEADER_BYTES
 _REQUEST_SECONDS: Final = 60.0
@@ -110,6 +111,9 @@ class HttpConnection:
             case h11.Request():
                 self._request = event
                 self._body.clear()
+                if event.http_version not in _VERSIONS:
+                    self._refuse(error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here"))
+                    return
                 self._check_size(int(dict(event.headers).get(b"content-length", b"0")))
             case h11.Data():
                 self._body += event.data

@@ -1,0 +1,111 @@
+"""HttpConnection on a real port, and on none."""
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry, Counter
+
+from twinbus.clock import SystemClock
+from twinbus.connect.sas import make_token
+from twinbus.namespace.engine.descriptions import AuthorizationRule
+from twinbus.namespace.faults import Faults
+from twinbus.namespace.front.http import HttpConnection, HttpHandler
+from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
+
+from .entities import BORN, Entities
+
+TOKEN = make_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000 + 3600)
+
+
+def handler(entities: Entities, *rules: AuthorizationRule) -> HttpHandler:
+    registry = CollectorRegistry()
+    Counter("sends", "Messages sent.", registry=registry).inc()
+    return HttpHandler("primary", entities, SasVerifier([default_rule(), *rules]), Faults(SystemClock()), registry)
+
+
+class Recorder:
+    """A stream that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.closed = False
+
+    def write(self, parts: list[bytes]) -> None:
+        assert not self.closed, "written after it was closed"
+        self.written += b"".join(parts)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def converse(http: HttpHandler, *chunks: bytes, end: bool = True, loopback: bool = True) -> Recorder:
+    """Send the chunks, let every answer come, then end."""
+    stream = Recorder()
+    connection = HttpConnection(http, stream, peer_is_loopback=loopback)
+    for chunk in chunks:
+        connection.data_received(chunk)
+    await settle()
+    if end and not stream.closed:
+        connection.eof_received()
+        await settle()
+    connection.connection_lost()
+    return stream
+
+
+async def settle() -> None:
+    """Until no task but the caller's has anything left to do."""
+    while others := asyncio.all_tasks() - {cast(asyncio.Task[Any], asyncio.current_task())}:
+        await asyncio.wait(others)
+
+
+class _Protocol(asyncio.Protocol):
+    def __init__(self, http: HttpHandler) -> None:
+        self._http = http
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._connection = HttpConnection(self._http, self, peer_is_loopback=True)
+
+    def write(self, parts: list[bytes]) -> None:
+        self._transport.writelines(parts)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._connection.data_received(data)
+
+    def eof_received(self) -> bool:
+        self._connection.eof_received()
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection.connection_lost()
+
+
+@contextmanager
+def served(http: HttpHandler, tls: ssl.SSLContext) -> Iterator[int]:
+    """The handler behind a TLS port of this machine, on a loop in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> asyncio.Server:
+        return await loop.create_server(lambda: _Protocol(http), "127.0.0.1", 0, ssl=tls)
+
+    async def stop(server: asyncio.Server) -> None:
+        server.close()
+        await settle()
+
+    server = asyncio.run_coroutine_threadsafe(start(), loop).result()
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        asyncio.run_coroutine_threadsafe(stop(server), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
