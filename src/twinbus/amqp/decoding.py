@@ -84,12 +84,13 @@ def skip(buf: bytes, pos: int) -> int:
 
 def _skip_described(buf: bytes, pos: int) -> int:
     """A descriptor and a value, either of which may be described again: counted, not recursed into."""
-    open_values = 1
+    open_values, descriptors = 1, 0
     while open_values:
         if buf[pos] == 0:
             pos += 1
             open_values += 1
-            if open_values > MAX_DEPTH:
+            descriptors += 1
+            if descriptors > MAX_DEPTH:
                 raise DecodeError("descriptors are nested too deep")
         else:
             pos = skip(buf, pos)
