@@ -1,1 +1,33 @@
 """A fast Service Bus client on our codec: sockets, TLS, SAS tokens, reconnecting."""
+
+from twinbus.connect.bus import ServiceBusConnection, connect
+from twinbus.connect.connection_string import ConnectionString
+from twinbus.connect.encoding import encode_message
+from twinbus.connect.management import Management
+from twinbus.connect.received import MessageState, ReceivedMessage
+from twinbus.connect.receiver import Receiver
+from twinbus.connect.receiving import NEXT_AVAILABLE, ReceiveMode
+from twinbus.connect.sender import Sender
+from twinbus.connect.tokens import SasTokenSource, Token, TokenSource
+
+PEEK_LOCK = ReceiveMode.PEEK_LOCK
+RECEIVE_AND_DELETE = ReceiveMode.RECEIVE_AND_DELETE
+
+__all__ = [
+    "NEXT_AVAILABLE",
+    "PEEK_LOCK",
+    "RECEIVE_AND_DELETE",
+    "ConnectionString",
+    "Management",
+    "MessageState",
+    "ReceiveMode",
+    "ReceivedMessage",
+    "Receiver",
+    "SasTokenSource",
+    "Sender",
+    "ServiceBusConnection",
+    "Token",
+    "TokenSource",
+    "connect",
+    "encode_message",
+]

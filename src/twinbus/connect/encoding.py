@@ -1,0 +1,126 @@
+"""Messages to bytes: how a caller's values stand in the sections of an AMQP message. Knows no link and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from twinbus.amqp.layout import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS
+from twinbus.amqp.sections import Header, Properties, message, split
+from twinbus.amqp.types import EncodeError, Symbol, Timestamp, encode
+from twinbus.message import BodyType, Message
+
+MOST_TTL: Final = 0xFFFFFFFF  # ms, in a header; a longer life is told by absolute-expiry-time
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+def to_millis(instant: datetime) -> int:
+    """Milliseconds since the epoch; an instant without a zone is UTC."""
+    aware = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
+    return (aware - _EPOCH) // _MILLISECOND
+
+
+def to_datetime(millis: int) -> datetime:
+    """As far as datetime reaches: what lies beyond (a lock that never ends) is its largest instant."""
+    try:
+        return _EPOCH + timedelta(milliseconds=millis)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)
+
+
+def encode_message(source: Message, now: int) -> bytes:
+    """The message as it goes on the wire. `now`, in ms, is needed for a life longer than a header can tell."""
+    lifetime = None if source.time_to_live is None else source.time_to_live // _MILLISECOND
+    if lifetime is not None and lifetime <= 0:
+        raise EncodeError("time_to_live has to be positive")
+    return message(
+        header=_header(source, lifetime),
+        delivery_annotations=_plain(source.delivery_annotations),
+        message_annotations=_annotations(source),
+        properties=_properties(source, lifetime, now),
+        application_properties=_plain(source.application_properties),
+        footer=_plain(source.footer),
+        **_body(source),
+    )
+
+
+def _header(source: Message, lifetime: int | None) -> Header | None:
+    if lifetime is None and source.priority is None and source.durable is None:
+        return None
+    ttl = None if lifetime is None else min(lifetime, MOST_TTL)
+    return Header(durable=source.durable, priority=source.priority, ttl=ttl)
+
+
+def _properties(source: Message, lifetime: int | None, now: int) -> Properties:
+    long_lived = lifetime is not None and lifetime > MOST_TTL
+    return Properties(
+        message_id=source.message_id,
+        user_id=source.user_id,
+        to=source.to,
+        subject=source.subject,
+        reply_to=source.reply_to,
+        correlation_id=source.correlation_id,
+        content_type=source.content_type,
+        content_encoding=source.content_encoding,
+        absolute_expiry_time=now + lifetime if lifetime is not None and long_lived else None,
+        creation_time=now if long_lived else None,
+        group_id=source.session_id,
+        reply_to_group_id=source.reply_to_session_id,
+    )
+
+
+def _annotations(source: Message) -> Mapping[str, Any] | None:
+    annotations = dict(_plain(source.annotations) or {})
+    if source.partition_key is not None:
+        annotations["x-opt-partition-key"] = source.partition_key
+    if source.scheduled_enqueue_time is not None:
+        annotations["x-opt-scheduled-enqueue-time"] = Timestamp(to_millis(source.scheduled_enqueue_time))
+    return annotations or None
+
+
+def _body(source: Message) -> dict[str, Any]:
+    body = source.body
+    match source.body_type:
+        case BodyType.VALUE:
+            return {"value": _amqp(body)}
+        case BodyType.SEQUENCE:
+            return {"sequence": _amqp(body)}
+        case BodyType.DATA:
+            if isinstance(body, str):
+                return {"data": body.encode()}
+            if isinstance(body, bytes | bytearray | memoryview):
+                return {"data": bytes(body)}
+            if isinstance(body, list | tuple) and all(isinstance(part, bytes) for part in body):
+                return {"data": list(body)}
+    raise EncodeError(f"a data body is bytes, text or a list of bytes, not {type(body).__name__}")
+
+
+def _plain(values: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    return {key: _amqp(value) for key, value in values.items()} if values else None
+
+
+def _amqp(value: Any) -> Any:
+    """Instants become timestamps, wherever they stand; all else is what the codec takes or refuses."""
+    if isinstance(value, datetime):
+        return Timestamp(to_millis(value))
+    if type(value) is dict:
+        return {key: _amqp(inner) for key, inner in value.items()}
+    if type(value) in {list, tuple}:
+        return [_amqp(inner) for inner in value]
+    return value
+
+
+def with_scheduled_time(raw: bytes, millis: int) -> bytes:
+    """The encoded message with this scheduled enqueue time; everything else stays as it is."""
+    sections = split(raw)
+    annotations = {**sections.message_annotations, Symbol("x-opt-scheduled-enqueue-time"): Timestamp(millis)}
+    span = sections.spans.get(MESSAGE_ANNOTATIONS)
+    if span is not None:
+        start, end = span[0], span[2]
+    else:
+        before = [sections.spans[code][2] for code in (HEADER, DELIVERY_ANNOTATIONS) if code in sections.spans]
+        start = end = max(before, default=0)
+    return raw[:start] + b"\x00\x53\x72" + encode(annotations) + raw[end:]

@@ -1,0 +1,230 @@
+"""What goes wrong between a client and Service Bus, by who acts next, under the names of azure-servicebus.
+
+One table decides what an AMQP condition becomes, also for conditions it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Self
+
+from twinbus.amqp.conditions import Condition
+from twinbus.errors import CallerError, OperatorError, RetryError, TwinbusError
+
+
+class ServiceBusError(TwinbusError):
+    """`failed` holds the messages it is about, where an operation had several; a send's or a settlement's."""
+
+    default_hint: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        description: str,
+        *,
+        condition: str | None = None,
+        entity: str | None = None,
+        failed: Sequence[Any] = (),
+    ) -> None:
+        Exception.__init__(self, description)
+        self.description = self.text = description
+        self.hint = self.default_hint
+        self.condition = condition
+        self.entity = entity
+        self.failed = tuple(failed)
+
+    def again(self, entity: str | None = None, failed: Sequence[Any] = ()) -> Self:
+        """The same error for another who waited: one exception is raised once only, or its traceback would grow."""
+        return type(self)(
+            self.description, condition=self.condition, entity=entity or self.entity, failed=failed or self.failed
+        )
+
+    def __str__(self) -> str:
+        place = f" (entity {self.entity})" if self.entity else ""
+        kind = f"{self.condition}: " if self.condition else ""
+        hint = f" {self.hint}" if self.hint else ""
+        return f"{kind}{self.description}{place}{hint}"
+
+
+# --- the caller acts -------------------------------------------------------------------------------------------
+
+
+class ServiceBusArgumentError(ServiceBusError, CallerError, ValueError):
+    """The request, or the message, is not one the service takes."""
+
+
+class MessageSizeExceededError(ServiceBusError, CallerError, ValueError):
+    """The message is larger than the link takes."""
+
+
+class MessageAlreadySettled(ServiceBusError, CallerError, ValueError):  # noqa: N818 (its name in azure-servicebus)
+    """The message was settled before, or came settled."""
+
+
+class MessageNotFoundError(ServiceBusError, CallerError):
+    """No message has that sequence number, or it is not where it was looked for."""
+
+
+class MessageLockLostError(ServiceBusError, CallerError):
+    """The message is no longer locked by this receiver: it will be, or was, delivered again."""
+
+
+class SessionLockLostError(ServiceBusError, CallerError):
+    """The session is no longer held by this receiver: accept it again."""
+
+
+class ConnectionClosedError(ServiceBusError, CallerError):
+    """The connection, sender or receiver was closed by its owner."""
+
+
+# --- time acts -------------------------------------------------------------------------------------------------
+
+
+class ServiceBusServerBusyError(ServiceBusError, RetryError):
+    """Wait a little and ask again."""
+
+
+class OperationTimeoutError(ServiceBusError, RetryError):
+    """No answer in time. The operation may have been carried out all the same."""
+
+
+class ServiceBusConnectionError(ServiceBusError, RetryError):
+    """Connection or link broke. What was under way may have been carried out; the next use connects anew."""
+
+
+class ServiceBusCommunicationError(ServiceBusError, RetryError):
+    """The connection could not be made at all."""
+
+
+class SessionCannotBeLockedError(ServiceBusError, RetryError):
+    """Another receiver holds the session."""
+
+
+class ServiceBusInternalError(ServiceBusError, RetryError):
+    """The service failed, or named a condition unknown here."""
+
+
+# --- the operator acts -----------------------------------------------------------------------------------------
+
+
+class MessagingEntityNotFoundError(ServiceBusError, OperatorError):
+    default_hint = "Create the entity, or correct its name."
+
+
+class MessagingEntityAlreadyExistsError(ServiceBusError, OperatorError):
+    default_hint = "Choose another name."
+
+
+class MessagingEntityDisabledError(ServiceBusError, OperatorError):
+    default_hint = "Enable the entity."
+
+
+class ServiceBusQuotaExceededError(ServiceBusError, OperatorError):
+    default_hint = "Receive messages from it, or raise its size."
+
+
+class ServiceBusAuthenticationError(ServiceBusError, OperatorError):
+    default_hint = "Check the key and its name, and this machine's clock."
+
+
+class ServiceBusAuthorizationError(ServiceBusError, OperatorError):
+    default_hint = "Give the key's rule the claim it lacks."
+
+
+class ServiceBusCertificateError(ServiceBusError, OperatorError):
+    default_hint = "Trust the authority that signed it: give its file to the SSLContext that `connect` takes as `tls`."
+
+
+class ServiceBusProtocolError(ServiceBusError, OperatorError):
+    default_hint = "One side speaks AMQP wrongly; that is a defect to report."
+
+
+class ServiceBusUnsupportedError(ServiceBusError, OperatorError):
+    default_hint = "This namespace cannot do that."
+
+
+ERRORS: Final[dict[str, type[ServiceBusError]]] = {
+    Condition.INTERNAL_ERROR: ServiceBusInternalError,
+    Condition.NOT_FOUND: MessagingEntityNotFoundError,
+    Condition.UNAUTHORIZED_ACCESS: ServiceBusAuthorizationError,
+    Condition.DECODE_ERROR: ServiceBusProtocolError,
+    Condition.RESOURCE_LIMIT_EXCEEDED: ServiceBusQuotaExceededError,
+    Condition.NOT_ALLOWED: ServiceBusArgumentError,
+    Condition.INVALID_FIELD: ServiceBusArgumentError,
+    Condition.NOT_IMPLEMENTED: ServiceBusUnsupportedError,
+    Condition.RESOURCE_LOCKED: ServiceBusInternalError,
+    Condition.PRECONDITION_FAILED: ServiceBusArgumentError,
+    Condition.RESOURCE_DELETED: MessagingEntityNotFoundError,
+    Condition.ILLEGAL_STATE: ServiceBusProtocolError,
+    Condition.FRAME_SIZE_TOO_SMALL: ServiceBusProtocolError,
+    Condition.CONNECTION_FORCED: ServiceBusConnectionError,
+    Condition.FRAMING_ERROR: ServiceBusProtocolError,
+    Condition.CONNECTION_REDIRECT: ServiceBusConnectionError,
+    Condition.WINDOW_VIOLATION: ServiceBusProtocolError,
+    Condition.ERRANT_LINK: ServiceBusProtocolError,
+    Condition.HANDLE_IN_USE: ServiceBusProtocolError,
+    Condition.UNATTACHED_HANDLE: ServiceBusProtocolError,
+    Condition.DETACH_FORCED: ServiceBusConnectionError,
+    Condition.TRANSFER_LIMIT_EXCEEDED: ServiceBusProtocolError,
+    Condition.MESSAGE_SIZE_EXCEEDED: MessageSizeExceededError,
+    Condition.LINK_REDIRECT: ServiceBusConnectionError,
+    Condition.LINK_STOLEN: ServiceBusConnectionError,
+    Condition.TRANSACTION_UNKNOWN_ID: ServiceBusArgumentError,
+    Condition.TRANSACTION_ROLLBACK: ServiceBusInternalError,
+    Condition.TRANSACTION_TIMEOUT: OperationTimeoutError,
+    Condition.DEAD_LETTER: ServiceBusArgumentError,
+    Condition.SERVER_BUSY: ServiceBusServerBusyError,
+    Condition.TIMEOUT: OperationTimeoutError,
+    Condition.OPERATION_CANCELLED: ServiceBusInternalError,
+    Condition.CONTAINER_CLOSE: ServiceBusConnectionError,
+    Condition.ENTITY_DISABLED: MessagingEntityDisabledError,
+    Condition.ENTITY_ALREADY_EXISTS: MessagingEntityAlreadyExistsError,
+    Condition.MESSAGE_NOT_FOUND: MessageNotFoundError,
+    Condition.MESSAGE_LOCK_LOST: MessageLockLostError,
+    Condition.SESSION_LOCK_LOST: SessionLockLostError,
+    Condition.SESSION_CANNOT_BE_LOCKED: SessionCannotBeLockedError,
+    Condition.SESSION_NOT_FOUND: MessageNotFoundError,
+    Condition.ARGUMENT_ERROR: ServiceBusArgumentError,
+    Condition.ARGUMENT_OUT_OF_RANGE: ServiceBusArgumentError,
+    Condition.AUTH_FAILED: ServiceBusAuthenticationError,
+    Condition.PUBLISHER_REVOKED: ServiceBusAuthorizationError,
+    Condition.PARTITION_NOT_OWNED: ServiceBusConnectionError,
+}
+
+# Replies of request/response nodes that name no condition: by their status code.
+_STATUS_CONDITIONS: Final[dict[int, str]] = {
+    400: Condition.ARGUMENT_ERROR,
+    401: Condition.UNAUTHORIZED_ACCESS,
+    403: Condition.RESOURCE_LIMIT_EXCEEDED,
+    404: Condition.NOT_FOUND,
+    408: Condition.TIMEOUT,
+    410: Condition.MESSAGE_LOCK_LOST,
+    501: Condition.NOT_IMPLEMENTED,
+    503: Condition.SERVER_BUSY,
+}
+
+
+def error_for(
+    condition: str | None,
+    description: str | None,
+    *,
+    entity: str | None = None,
+    failed: Sequence[Any] = (),
+) -> ServiceBusError:
+    kind = ERRORS.get(condition or "", ServiceBusInternalError)
+    text = description or "The service gave no description."
+    return kind(text, condition=str(condition) if condition else None, entity=entity, failed=failed)
+
+
+def error_for_status(status: int, condition: str | None, description: str | None, entity: str) -> ServiceBusError:
+    """A refused reply of a `$management` node."""
+    return error_for(condition or _STATUS_CONDITIONS.get(status), description or f"status {status}", entity=entity)
+
+
+def error_for_token(status: int, description: str | None, entity: str) -> ServiceBusError:
+    """A refused token: a missing entity is refused here too; anything else is the credential."""
+    text = description or f"status {status}"
+    if status == 404:
+        return MessagingEntityNotFoundError(text, condition=Condition.NOT_FOUND.value, entity=entity)
+    if status in {408, 503}:
+        return error_for(_STATUS_CONDITIONS[status], text, entity=entity)
+    return ServiceBusAuthenticationError(text, condition=Condition.UNAUTHORIZED_ACCESS.value, entity=entity)

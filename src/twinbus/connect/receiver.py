@@ -1,0 +1,326 @@
+"""What a caller receives with: batches under lock or for good, settlement in runs with every confirmation awaited.
+
+Attaches anew when its link is gone, except a session's, whose lock went with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from twinbus.connect import settling
+from twinbus.connect.deadlines import deadline
+from twinbus.connect.encoding import to_datetime
+from twinbus.connect.errors import (
+    ConnectionClosedError,
+    MessageAlreadySettled,
+    MessageLockLostError,
+    ServiceBusArgumentError,
+    ServiceBusError,
+    SessionLockLostError,
+)
+from twinbus.connect.received import ReceivedMessage
+from twinbus.connect.receiving import ReceiveMode, ReceivingLink, Session
+from twinbus.connect.settling import Outcome, Settlement
+
+if TYPE_CHECKING:
+    from twinbus.connect.bus import ServiceBusConnection
+
+_DRAIN_SECONDS: Final = 5.0
+# What the answer to a session attach may take beyond the wait for a session itself.
+_ANSWER_SECONDS: Final = 10.0
+
+
+class Receiver:
+    """Made by `ServiceBusConnection.receiver`."""
+
+    def __init__(
+        self,
+        bus: ServiceBusConnection,
+        entity: str,
+        address: str,
+        *,
+        mode: ReceiveMode,
+        prefetch: int,
+        session: Session,
+        session_timeout: float,
+        timeout: float,
+    ) -> None:
+        self.entity = entity
+        self.mode = mode
+        self.timeout = timeout
+        self._bus = bus
+        self._address = address
+        self._prefetch = prefetch
+        self._session = session
+        self._session_timeout = session_timeout
+        self._link: ReceivingLink | None = None
+        self._kept: deque[ReceivedMessage] = deque()  # deleted on the server, not taken yet: outlives its link
+        self._attaching = asyncio.Lock()
+        self._is_closed = False
+        self._locked_until: datetime | None = None
+        self.management = bus.management(entity, address=address)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self, *, timeout: float | None = None) -> None:
+        """Attaches, unless it is attached. A session receiver waits for its session."""
+        await self._attached_in_time(timeout)
+
+    # --- receiving ---------------------------------------------------------------------------------------------
+
+    async def receive(self, max_messages: int = 1, max_wait: float = 60.0) -> list[ReceivedMessage]:
+        """Up to `max_messages`, as soon as there is one; an empty list after `max_wait` seconds without any."""
+        if max_messages < 1:
+            raise ServiceBusArgumentError("max_messages has to be at least 1", entity=self.entity)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + max_wait
+        if self._kept:
+            return [self._kept.popleft() for _ in range(min(max_messages, len(self._kept)))]
+        link = self._link
+        if link is None or not link.is_open or self._is_closed:
+            link = await self._attached_in_time(None)
+        if not self._prefetch:
+            return await self._receive_on_demand(link, max_messages, end)
+        if not link.buffer:
+            await self._arrived(link, end)
+        return link.take(max_messages)
+
+    async def _receive_on_demand(self, link: ReceivingLink, count: int, end: float) -> list[ReceivedMessage]:
+        """Credit for this call alone: what is left of it is taken back before the call returns."""
+        if len(link.buffer) < count:
+            link.ask(count - len(link.buffer))
+            await self._arrived(link, end)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_DRAIN_SECONDS):
+                    await link.drain()
+        return link.take(count)
+
+    async def _arrived(self, link: ReceivingLink, end: float) -> None:
+        scope = asyncio.timeout_at(end)
+        try:
+            async with scope:
+                await link.arrived()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+
+    async def receive_deferred(self, numbers: Sequence[int], *, timeout: float | None = None) -> list[ReceivedMessage]:
+        """Messages that were deferred, by their sequence numbers."""
+        return await self.management.receive_deferred(
+            numbers,
+            peek_lock=self.mode is ReceiveMode.PEEK_LOCK,
+            session=self.session_id,
+            timeout=self._seconds(timeout),
+        )
+
+    async def peek(
+        self, from_number: int = 0, count: int = 1, *, timeout: float | None = None
+    ) -> list[ReceivedMessage]:
+        """Looks at messages without locking them."""
+        return await self.management.peek(from_number, count, session=self.session_id, timeout=self._seconds(timeout))
+
+    async def delete_batch(self, count: int, before: datetime | None = None, *, timeout: float | None = None) -> int:
+        return await self.management.delete_batch(count, before, timeout=self._seconds(timeout))
+
+    # --- settling ----------------------------------------------------------------------------------------------
+
+    async def complete(self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None) -> None:
+        """All are deleted on return; otherwise the error's `failed` are those that may not be. So for all outcomes."""
+        await self._settle(messages, settling.COMPLETE, timeout)
+
+    async def abandon(
+        self,
+        messages: Sequence[ReceivedMessage],
+        *,
+        properties: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """They are delivered again, with a higher delivery count."""
+        await self._settle(messages, settling.abandon(properties), timeout)
+
+    async def defer(
+        self,
+        messages: Sequence[ReceivedMessage],
+        *,
+        properties: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """They are kept aside for `receive_deferred`."""
+        await self._settle(messages, settling.defer(properties), timeout)
+
+    async def dead_letter(
+        self,
+        messages: Sequence[ReceivedMessage],
+        reason: str | None = None,
+        description: str | None = None,
+        *,
+        properties: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        await self._settle(messages, settling.dead_letter(reason, description, properties), timeout)
+
+    async def release(self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None) -> None:
+        """They are delivered again as if they had not been."""
+        await self._settle(messages, settling.RELEASE, timeout)
+
+    async def _settle(self, messages: Sequence[ReceivedMessage], outcome: Outcome, timeout: float | None) -> None:
+        if not messages:
+            return
+        settled = [message for message in messages if message.is_settled]
+        if settled:
+            raise MessageAlreadySettled("a message is settled already", entity=self.entity, failed=settled)
+        links = {message.link for message in messages}
+        pending: list[tuple[ReceivingLink, Settlement]] = []
+        by_token: list[ReceivedMessage] = []
+
+        def unfinished() -> list[ReceivedMessage]:
+            waiting = [message for _, settlement in pending for message in settlement.unfinished]
+            return waiting + [message for message in by_token if not message.is_settled]
+
+        async with deadline(self._seconds(timeout), outcome.verb, self.entity, unfinished):
+            try:
+                for link in links:
+                    group = messages if len(links) == 1 else [found for found in messages if found.link is link]
+                    if link is None or not link.is_open:
+                        by_token += group
+                        continue
+                    settlement = Settlement(outcome.state, link.wire.loop.create_future())
+                    link.settle(group, settlement, outcome.state)
+                    pending.append((link, settlement))
+                failures = await self._settle_by_token(by_token, outcome) if by_token else []
+                for _, settlement in pending:
+                    await settlement.future
+                    failures += settlement.failures
+            finally:
+                for link, settlement in pending:
+                    if not settlement.future.done() or settlement.future.cancelled():
+                        link.give_up(settlement)
+        if failures:
+            raise settling.failure(outcome.verb, failures, len(messages))
+
+    async def _settle_by_token(
+        self, messages: Sequence[ReceivedMessage], outcome: Outcome
+    ) -> list[tuple[ReceivedMessage, ServiceBusError]]:
+        """Those without a living link, one by one: a refusal tells of one message only."""
+
+        async def settle(message: ReceivedMessage) -> ServiceBusError | None:
+            token = message.lock_token
+            if token is None:
+                return MessageLockLostError("the message has no lock token", entity=self.entity)
+            try:
+                await self.management.settle([token], outcome.status, outcome.extra, session=self.session_id)
+            except ServiceBusError as error:
+                return error
+            message.is_settled = True
+            return None
+
+        answers = await asyncio.gather(*map(settle, messages))
+        return [(message, error) for message, error in zip(messages, answers, strict=True) if error is not None]
+
+    async def renew_locks(self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None) -> None:
+        """All stay locked for another lock duration; `locked_until` of each tells until when."""
+        if not messages:
+            return
+        tokens = [message.lock_token for message in messages]
+        known = [token for token in tokens if token is not None]
+        if len(known) != len(tokens):
+            raise MessageLockLostError("a message has no lock token", entity=self.entity, failed=messages)
+        instants = await self.management.renew_locks(known, timeout=self._seconds(timeout))
+        for message, instant in zip(messages, instants, strict=True):
+            message.renewed(instant)
+
+    # --- the session -------------------------------------------------------------------------------------------
+
+    @property
+    def session_id(self) -> str | None:
+        """The session this receiver holds."""
+        return self._link.session_id if self._link is not None else None
+
+    @property
+    def session_locked_until(self) -> datetime | None:
+        """As told when the session was accepted, or as last renewed."""
+        millis = self._link.session_locked_until if self._link is not None else None
+        return self._locked_until or (None if millis is None else to_datetime(millis))
+
+    async def renew_session_lock(self, *, timeout: float | None = None) -> datetime:
+        session = self._held_session()
+        self._locked_until = await self.management.renew_session_lock(session, timeout=self._seconds(timeout))
+        return self._locked_until
+
+    async def get_session_state(self, *, timeout: float | None = None) -> bytes | None:
+        return await self.management.get_session_state(self._held_session(), timeout=self._seconds(timeout))
+
+    async def set_session_state(self, state: bytes | None, *, timeout: float | None = None) -> None:
+        await self.management.set_session_state(self._held_session(), state, timeout=self._seconds(timeout))
+
+    def _held_session(self) -> str:
+        if self.session_id is None:
+            raise ServiceBusArgumentError("this receiver holds no session", entity=self.entity)
+        return self.session_id
+
+    # --- the link ----------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Gives back what was prefetched under lock, and detaches. Never raises for a peer that does not answer."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._bus.forget(self)
+        link = self._link
+        if link is not None and link.is_open:
+            if self.mode is ReceiveMode.PEEK_LOCK:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_DRAIN_SECONDS):
+                        await link.drain()
+                link.release_buffer()
+            await self._bus.close_attachment(link)
+        await self.management.close()
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else timeout
+
+    async def _attached_in_time(self, timeout: float | None) -> ReceivingLink:
+        seconds = self._seconds(timeout)
+        if self._session is not None:
+            seconds = max(seconds, self._session_timeout + _ANSWER_SECONDS)
+        async with deadline(seconds, "attach", self.entity):
+            return await self._attached()
+
+    async def _attached(self) -> ReceivingLink:
+        async with self._attaching:
+            if self._is_closed:
+                raise ConnectionClosedError("the receiver is closed", entity=self.entity)
+            if self._link is not None and self._link.is_open:
+                return self._link
+            if self._link is not None:
+                self._kept.extend(self._link.buffer)
+                self._link.buffer.clear()
+                if self._session is not None:
+                    raise SessionLockLostError("the link of the session is gone", entity=self.entity)
+            wire = await self._bus.authorized(self.entity)
+            link = ReceivingLink(
+                wire,
+                self.entity,
+                self._address,
+                self._bus.link_name(self._address),
+                mode=self.mode,
+                prefetch=self._prefetch,
+                session=self._session,
+                session_timeout=self._session_timeout,
+            )
+            await link.attached()
+            self._link = link
+            self.management.associated_link = link.name
+            return link

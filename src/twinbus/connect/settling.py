@@ -1,0 +1,112 @@
+"""Outcomes of received messages: what each is on a link and on `$management`, and whether the peer confirmed it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from twinbus.amqp.conditions import Condition
+from twinbus.amqp.performatives import ACCEPTED, RELEASED, DeliveryState, Error, Modified, Rejected
+from twinbus.connect.errors import ServiceBusError, ServiceBusInternalError, error_for
+from twinbus.connect.received import ReceivedMessage
+
+_NAMED_IN_TEXT: Final = 10  # sequence numbers told in an error's text; `failed` has all messages
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`status` and `extra` say the same to `$management`, for messages whose link is gone."""
+
+    verb: str
+    state: DeliveryState
+    status: str
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+COMPLETE: Final = Outcome("complete", ACCEPTED, "completed")
+# `$management` knows no release: there the delivery counts.
+RELEASE: Final = Outcome("release", RELEASED, "abandoned")
+
+
+def abandon(properties: Mapping[str, Any] | None) -> Outcome:
+    return Outcome("abandon", Modified(True, False, _fields(properties)), "abandoned", _modified(properties))
+
+
+def defer(properties: Mapping[str, Any] | None) -> Outcome:
+    # The service's own spelling.
+    return Outcome("defer", Modified(True, True, _fields(properties)), "defered", _modified(properties))
+
+
+def dead_letter(reason: str | None, description: str | None, properties: Mapping[str, Any] | None) -> Outcome:
+    info = {"DeadLetterReason": reason, "DeadLetterErrorDescription": description}
+    given = {name: text for name, text in info.items() if text is not None}
+    state = Rejected(Error(Condition.DEAD_LETTER.value, description, {**given, **(properties or {})}))
+    extra = {"deadletter-reason": reason, "deadletter-description": description, **_modified(properties)}
+    return Outcome("dead_letter", state, "suspended", extra)
+
+
+def _fields(properties: Mapping[str, Any] | None) -> dict[Any, Any] | None:
+    return dict(properties) if properties else None
+
+
+def _modified(properties: Mapping[str, Any] | None) -> dict[str, object]:
+    return {"properties-to-modify": dict(properties)} if properties else {}
+
+
+def refusal(answer: DeliveryState | None, asked: DeliveryState, entity: str) -> ServiceBusError | None:
+    """Why a settlement failed; None when it was confirmed. Some peers echo the error of a dead-letter."""
+    if answer is None or type(answer) is type(asked):
+        error = answer.error if isinstance(answer, Rejected) else None
+        if error is None or error.condition == Condition.DEAD_LETTER:
+            return None
+        return error_for(error.condition, error.description, entity=entity)
+    if isinstance(answer, Rejected) and answer.error is not None:
+        return error_for(answer.error.condition, answer.error.description, entity=entity)
+    return ServiceBusInternalError(f"the service answered with {type(answer).__name__}", entity=entity)
+
+
+class Settlement:
+    """One call that settles many messages: `future` is done when each is confirmed, refused, or past hope."""
+
+    __slots__ = ("_unconfirmed", "asked", "failures", "future")
+
+    def __init__(self, asked: DeliveryState, future: asyncio.Future[None]) -> None:
+        self.asked = asked
+        self.future = future
+        self.failures: list[tuple[ReceivedMessage, ServiceBusError]] = []
+        self._unconfirmed: dict[int, ReceivedMessage] = {}
+
+    def expect(self, messages: Mapping[int, ReceivedMessage]) -> None:
+        self._unconfirmed = dict(messages)
+
+    @property
+    def unfinished(self) -> list[ReceivedMessage]:
+        return [message for message, _ in self.failures] + list(self._unconfirmed.values())
+
+    def answered(self, delivery_id: int, error: ServiceBusError | None) -> None:
+        message = self._unconfirmed.pop(delivery_id)
+        if error is None:
+            message.is_settled = True
+        else:
+            self.failures.append((message, error))
+        if not self._unconfirmed and not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: ServiceBusError) -> None:
+        """The link is gone: whether the rest was settled is not known."""
+        self.failures += [(message, error) for message in self._unconfirmed.values()]
+        self._unconfirmed = {}
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+def failure(verb: str, failures: Sequence[tuple[ReceivedMessage, ServiceBusError]], asked: int) -> ServiceBusError:
+    """One error for all that failed, of the kind of the first; it names them."""
+    messages = [message for message, _ in failures]
+    numbers = ", ".join(str(message.sequence_number) for message in messages[:_NAMED_IN_TEXT])
+    more = "…" if len(messages) > _NAMED_IN_TEXT else ""
+    first = failures[0][1]
+    text = f"{verb} failed for {len(messages)} of {asked} (sequence number {numbers}{more}): {first.description}"
+    return type(first)(text, condition=first.condition, entity=first.entity, failed=messages)
