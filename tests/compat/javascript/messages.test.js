@@ -149,7 +149,7 @@ describe("bodies", CHAPTER, () => {
 });
 
 describe("the raw AMQP message", CHAPTER, () => {
-  test("header, properties, annotations and footer come back", async (t) => {
+  test("header, properties and annotations come back", async (t) => {
     const raw = {
       bodyType: "value",
       body: "raw",
@@ -168,7 +168,6 @@ describe("the raw AMQP message", CHAPTER, () => {
       },
       applicationProperties: { one: 1 },
       messageAnnotations: { "x-opt-partition-key": "g", "x-own": "kept" },
-      footer: { checksum: "abc" },
     };
     const received = await roundTrip(t, raw);
     const back = received._rawAmqpMessage;
@@ -180,6 +179,11 @@ describe("the raw AMQP message", CHAPTER, () => {
     assert.deepEqual(back.applicationProperties, { one: 1 });
     assert.equal(back.messageAnnotations["x-own"], "kept");
     assert.deepEqual([received.partitionKey, received.sessionId, received.timeToLive], ["g", "g", 120_000]);
-    assert.deepEqual(back.footer, { checksum: "abc" });
+  });
+
+  // The SDK's codec writes the footer before the body.
+  test("a footer comes back", async (t) => {
+    const received = await roundTrip(t, { bodyType: "value", body: "raw", footer: { checksum: "abc" } });
+    assert.deepEqual([received.body, received._rawAmqpMessage.footer], ["raw", { checksum: "abc" }]);
   });
 });
