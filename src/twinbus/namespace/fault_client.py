@@ -79,9 +79,13 @@ class FaultClient:
         return answer
 
     def clear(self, id: str | None = None) -> int:
-        """Lift one fault, or all; how many were lifted."""
-        answer = self._ask("DELETE", PATH if id is None else f"{PATH}/{quote(id, safe='')}")
-        return int(answer["cleared"])
+        """Lift one fault, or all; how many were lifted. One that is over by itself counts as none."""
+        try:
+            return int(self._ask("DELETE", PATH if id is None else f"{PATH}/{quote(id, safe='')}")["cleared"])
+        except FaultRequestError as error:
+            if error.status == http.client.NOT_FOUND:
+                return 0
+            raise
 
     def list(self) -> _ShownAll:
         """What is in force."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
+import re
+import signal
 import ssl
 from typing import Protocol, cast
 
-from twinbus.namespace.faults import FaultKind, Point
+from twinbus.namespace.faults import Fault, FaultKind, Point
 from twinbus.namespace.front.amqp import AmqpConnection
 from twinbus.namespace.front.channel import Channel, TlsLayer
 from twinbus.namespace.front.http import HttpConnection
@@ -19,6 +22,9 @@ _log = logging.getLogger(__name__)
 # A peer that connects and does not say what it speaks is let go.
 _SILENT_SECONDS = 60.0
 _TLS_HANDSHAKE = 0x16
+# A peer that is refused and says nothing is refused all the same, a moment later.
+_REFUSAL_SECONDS = 0.2
+_FAULTS_REQUEST = re.compile(rb"[A-Z]+ /(?:\$|%24)faults[/? ]")
 
 
 class Speaker(Protocol):
@@ -39,18 +45,24 @@ class PortConnection(asyncio.Protocol):
         self._speaker: Speaker | None = None
         self._protocol = ""
         self._waiting: list[bytes] = []
+        self._struck: Fault | None = None
+        self._for_faults = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.channel = Channel(self._transport, lambda: self._site.faults.silenced)
+        self.channel = Channel(self._transport, self._is_silenced)
         self._site.connections.add(self)
         self._patience = asyncio.get_running_loop().call_later(_SILENT_SECONDS, self._lose_patience)
-        fault = self._site.faults.strike(Point.CONNECT) if self._site.faults.active else None
-        if fault is not None and fault.kind is FaultKind.REFUSE:
-            self._transport.abort()
+        if self._site.faults.active:
+            self._suffer(self._site.faults.strike(Point.CONNECT))
 
     def data_received(self, data: bytes) -> None:
-        if self._site.faults.silenced:
+        if self._speaker is None and not self._first and not self._waiting:
+            self._for_faults = _FAULTS_REQUEST.match(data) is not None
+        if self._is_refused():
+            self._transport.abort()
+            return
+        if self._is_silenced():
             self._waiting.append(data)
             self.channel.pause_reading()
             return
@@ -84,6 +96,8 @@ class PortConnection(asyncio.Protocol):
 
     def speak_again(self) -> None:
         """A black hole is over: go on where the silence began."""
+        if self._is_silenced():
+            return
         self.channel.speak_again()
         waiting, self._waiting = self._waiting, []
         for data in waiting:
@@ -95,6 +109,37 @@ class PortConnection(asyncio.Protocol):
         if self._speaker is not None:
             self._speaker.shut_down()
         self.channel.close()
+
+    def _suffer(self, fault: Fault | None) -> None:
+        """A fault on connecting. It is carried out on the first bytes: a request to lift faults passes all of them."""
+        if fault is None or fault.silences:
+            return
+        self._struck = fault
+        match fault.kind:
+            case FaultKind.REFUSE:
+                asyncio.get_running_loop().call_later(_REFUSAL_SECONDS, self._refuse)
+            case FaultKind.DELAY:
+                asyncio.get_running_loop().call_later(fault.delay, self._suffered)
+            case FaultKind.CRASH:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _suffered(self) -> None:
+        self._struck = None
+        self.speak_again()
+
+    def _refuse(self) -> None:
+        if not self._for_faults:
+            self._transport.abort()
+
+    def _is_refused(self) -> bool:
+        return self._struck is not None and self._struck.kind is FaultKind.REFUSE and not self._for_faults
+
+    def _is_silenced(self) -> bool:
+        """By a black hole over the namespace, or by one that swallowed, or a delay that holds, this connection."""
+        if self._for_faults:
+            return False
+        held = self._struck is not None and self._struck.kind in (FaultKind.BLACK_HOLE, FaultKind.DELAY)
+        return held or self._site.faults.silenced
 
     def _hear(self, data: bytes) -> None:
         if self.channel.tls is not None:
@@ -127,7 +172,7 @@ class PortConnection(asyncio.Protocol):
         self._speaker.data_received(first)
 
     def _lose_patience(self) -> None:
-        if self._speaker is None and not self._site.faults.silenced:
+        if self._speaker is None and not self._is_silenced():
             self._transport.abort()
 
 
