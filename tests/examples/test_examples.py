@@ -1,0 +1,55 @@
+"""Every example runs, and shows what it is there to show."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SHOWN = {
+    "send_receive": ["received order-1: two coffees"],
+    "sessions": [
+        "ann had tea then cake",
+        "bob had coffee then water",
+        "the session of ann remembers: tea, cake",
+    ],
+    "faults": [
+        "busy twice: the client tried again by itself, and the message arrived",
+        "acknowledgement lost: the client sees OperationTimeoutError, though the message was stored",
+        "sent again under the same id: 1 in the queue",
+        "crash after storing, before answering: the client sees ServiceBusConnectionError",
+        "after the restart the queue holds: patience, last words",
+    ],
+    "demo": [
+        "completed    two coffees",
+        "dead-lettered a tea with no cup",
+        "received three waters",
+        "received breakfast, now that it is due",
+        "found a tea with no cup among the dead letters: tea needs a cup",
+        "audit heard that the shop is open",
+        "billing heard that the shop is open",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_an_example_shows_what_it_is_for(name: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line for line in SHOWN[name] if line not in done.stdout] == []
+    assert done.stderr == ""
+
+
+def test_every_example_is_run() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(SHOWN)
