@@ -9,7 +9,7 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
 import azure.servicebus as sync_sdk
@@ -31,13 +31,25 @@ AIO_TWIN: dict[type, type] = {
     sync_management.ServiceBusAdministrationClient: aio_management.ServiceBusAdministrationClient,
 }
 
+# A scenario takes eight seconds at most; the sync SDK would wait for an answer that never comes for ever.
+LONGEST_SCENARIO = 40.0
+
 _END = object()
-_threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="sync-sdk")
 
 
 async def _in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """In a daemon thread, which a call without an answer cannot keep from ending with the process."""
     call = functools.partial(function, *map(_bare, args), **{name: _bare(value) for name, value in kwargs.items()})
-    return await asyncio.get_running_loop().run_in_executor(_threads, call)
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=f"sync-sdk {function!r}", daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 def _bare(value: Any) -> Any:
@@ -119,7 +131,8 @@ class SideBySide:
         self._closing.add(task)
 
     async def _everything_closed(self) -> None:
-        await asyncio.gather(*self._closing)
+        async with asyncio.timeout(LONGEST_SCENARIO):
+            await asyncio.gather(*self._closing)
 
     def stop(self) -> None:
         self.run(self._everything_closed())
@@ -131,7 +144,12 @@ class SideBySide:
 async def in_every_flavour(scenario: Callable[[Flavour], Awaitable[None]], flavours: Iterable[Flavour]) -> None:
     """Lets each flavour come to its end, then raises what failed, with the flavour's name on it."""
     chosen = list(flavours)
-    outcomes = await asyncio.gather(*map(scenario, chosen), return_exceptions=True)
+
+    async def bounded(flavour: Flavour) -> None:
+        async with asyncio.timeout(LONGEST_SCENARIO):
+            await scenario(flavour)
+
+    outcomes = await asyncio.gather(*map(bounded, chosen), return_exceptions=True)
     failures: list[BaseException] = []
     for flavour, outcome in zip(chosen, outcomes, strict=True):
         if outcome is not None:
