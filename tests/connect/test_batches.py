@@ -1,5 +1,7 @@
 """Packing and runs: nothing is lost, nothing is reordered, nothing is larger than it may be."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,7 +65,7 @@ def test_nothing_makes_no_batch_and_no_run() -> None:
 def test_runs_cover_exactly_their_ids_with_gaps_between_them(ids: set[int]) -> None:
     found = runs(ids)
     assert {number for first, last in found for number in range(first, last + 1)} == ids
-    assert all(later[0] > earlier[1] + 1 for earlier, later in zip(found, found[1:], strict=False))
+    assert all(later[0] > earlier[1] + 1 for earlier, later in pairwise(found))
 
 
 def test_a_run_that_wraps_around_is_told_in_two() -> None:
