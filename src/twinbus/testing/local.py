@@ -66,7 +66,7 @@ class LocalNamespaces:
         for left in reversed(range(_TRIES)):
             ports = {name: self._ports.get(name) or free_port() for name in self.names}
             try:
-                found = self._process.start(self._arguments(ports), timeout)
+                found = self._process.start(self._request(ports), timeout)
             except LocalNamespaceError as error:
                 # Another process was quicker to take a port that was free a moment ago.
                 if "cannot listen" in str(error) and not set(self.names) <= set(self._ports) and left:
@@ -132,13 +132,13 @@ class LocalNamespaces:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _arguments(self, ports: Mapping[str, int]) -> list[str]:
-        arguments = ["--memory"] if self.data is None else ["--data", str(self.data)]
-        for name, port in ports.items():
-            arguments += ["--namespace", f"{name}={port}"]
-        if self._config is not None:
-            arguments += ["--config", str(self._config)]
-        return [*arguments, "--log-level", self._log_level]
+    def _request(self, ports: Mapping[str, int]) -> dict[str, Any]:
+        return {
+            "data": None if self.data is None else str(self.data),
+            "namespaces": [f"{name}={port}" for name, port in ports.items()],
+            "config": None if self._config is None else str(self._config),
+            "log_level": self._log_level,
+        }
 
 
 class LocalEndpoint:

@@ -1,4 +1,4 @@
-"""`twinbus serve` as a process of its own: started, awaited, ended. It never outlives the process that started it."""
+"""A server as a process of its own: started, awaited, ended. It never outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import twinbus
 
@@ -51,14 +51,14 @@ class ServerProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self, arguments: Sequence[str], timeout: float) -> list[Served]:
+    def start(self, request: Mapping[str, Any], timeout: float) -> list[Served]:
         """What it serves, once it says that it is ready."""
         if self.running:
             raise LocalNamespaceError("it is running already")
         told_before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [*_command(), "serve", "--json", "--exit-with-stdin", *arguments],
+                [*_command(), json.dumps(request)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -135,7 +135,11 @@ class ServerProcess:
 def _command() -> list[str]:
     # Wherever this package was imported from, the child finds the same one, and nothing is put before its own modules.
     place = str(Path(twinbus.__file__).resolve().parents[1])
-    return [sys.executable, "-c", f"import sys; sys.path.append({place!r}); from twinbus.cli.main import app; app()"]
+    return [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.append({place!r}); from twinbus.testing.child import main; main()",
+    ]
 
 
 def _served(line: str) -> Served:

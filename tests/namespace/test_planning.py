@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from twinbus.cli.serve import DEFAULT_DATA, Plan, make_plan
 from twinbus.errors import OperatorError
+from twinbus.namespace.planning import DEFAULT_DATA, Plan, make_plan
 
 
 def plan(

@@ -1,0 +1,148 @@
+"""Namespaces of a plan in this process: started, shown, and drained when a signal comes or stdin is closed.
+
+The data directory is held for as long as they run, so that a second server fails before anything is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import uvloop
+
+from twinbus.errors import OperatorError
+from twinbus.namespace.planning import Plan
+from twinbus.namespace.server import DEFAULT_RULES, NamespaceOptions, NamespaceServer
+from twinbus.namespace.store.errors import StoreInUseError
+from twinbus.namespace.store.lock import StoreLock, make_folder
+
+_DRAIN_SECONDS: Final = 10.0
+
+Show = Callable[[Sequence[NamespaceServer]], None]
+
+
+def run(plan: Plan, show: Show, *, exit_with_stdin: bool = False) -> None:
+    """Serve until told to end. `show` is called once all are listening. Raises OperatorError."""
+    with _folder(plan) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(_options(plan, folder), show, exit_with_stdin))
+
+
+def show_json(servers: Sequence[NamespaceServer]) -> None:
+    """One JSON object a line for each namespace, then `ready`: for programs."""
+    lines = []
+    for server in servers:
+        file = server.options.file
+        told = {
+            "name": server.options.name,
+            "connection_string": server.connection_string,
+            "port": server.port,
+            "ca": str(server.ca.absolute()),
+            "data": None if file is None else str(file.absolute()),
+        }
+        lines.append(json.dumps(told))
+    sys.stdout.write("\n".join([*lines, "ready", ""]))
+    sys.stdout.flush()
+
+
+@contextmanager
+def _folder(plan: Plan) -> Iterator[Path]:
+    """The data directory, held against a second server; or one for certificates alone, gone at the end."""
+    if plan.data is None:
+        with TemporaryDirectory(prefix="twinbus-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+        return
+    try:
+        make_folder(plan.data.absolute())
+    except OSError as error:
+        raise OperatorError(f"The data directory {plan.data} cannot be made: {error.strerror}") from error
+    lock = StoreLock(plan.data / "serve")
+    try:
+        lock.take()
+    except StoreInUseError as error:
+        raise OperatorError(
+            f"The data directory {plan.data} is in use by another server", f"{error.text}. {error.hint}"
+        ) from error
+    try:
+        yield plan.data
+    finally:
+        lock.give_back()
+
+
+def _options(plan: Plan, folder: Path) -> list[NamespaceOptions]:
+    return [
+        NamespaceOptions(
+            name=found.name,
+            host=plan.host,
+            port=found.port or 0,
+            file=None if plan.data is None else folder / f"{found.name}.sqlite",
+            tls=folder / "tls",
+            rules=found.rules or DEFAULT_RULES,
+            entities=found.entities,
+        )
+        for found in plan.namespaces
+    ]
+
+
+async def _serve(options: Sequence[NamespaceOptions], show: Show, exit_with_stdin: bool) -> None:
+    asked = asyncio.Event()
+    _listen_to_signals(asyncio.get_running_loop(), asked, exit_with_stdin)
+    running: list[NamespaceServer] = []
+    waiting: asyncio.Future[Any] = asyncio.ensure_future(asked.wait())
+    try:
+        for one in options:
+            server = NamespaceServer(one)
+            await server.start()
+            running.append(server)
+        # What was loaded stays: a full collection need not look at it again and again.
+        gc.freeze()
+        if not asked.is_set():
+            show(running)
+        await asyncio.wait([waiting, *(server.ended for server in running)], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        failed = {server: server.ended.exception() for server in running if server.ended.done()}
+        failed.update(await _drain(running))
+    for server, cause in failed.items():
+        if cause is not None:
+            text, hint = (cause.text, cause.hint) if isinstance(cause, OperatorError) else (repr(cause), "")
+            raise OperatorError(f"The namespace {server.options.name!r} had to stop: {text}", hint) from cause
+
+
+async def _drain(running: Sequence[NamespaceServer]) -> dict[NamespaceServer, BaseException]:
+    """Stop all at once; what went wrong with those that could not.
+
+    A peer that does not let go cannot hold the end back: what was acknowledged is on disk already.
+    """
+    stops = {asyncio.ensure_future(server.stop()): server for server in running}
+    if not stops:
+        return {}
+    done, _ = await asyncio.wait(stops, timeout=_DRAIN_SECONDS)
+    return {stops[stop]: error for stop in done if (error := stop.exception()) is not None}
+
+
+def _listen_to_signals(loop: asyncio.AbstractEventLoop, asked: asyncio.Event, exit_with_stdin: bool) -> None:
+    def signalled(number: signal.Signals) -> None:
+        if asked.is_set():
+            os._exit(128 + number)
+        asked.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled, number)
+    if exit_with_stdin:
+        stdin = sys.stdin.fileno()
+
+        def heard() -> None:
+            if not os.read(stdin, 4096):
+                loop.remove_reader(stdin)
+                asked.set()
+
+        loop.add_reader(stdin, heard)

@@ -1,0 +1,72 @@
+"""What a server is to start: options and a configuration file, made into one plan. Nothing is started here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from twinbus.errors import OperatorError
+from twinbus.namespace.config import ConfigError, NamespaceConfig, namespace_name_fault, parse_config
+
+DEFAULT_NAMESPACES: Final = ("primary=5672", "secondary=5673")
+DEFAULT_DATA: Final = Path("twinbus-data")
+_FIRST_PORT: Final = 5672
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be started. Every namespace has its port; no data means memory."""
+
+    host: str
+    data: Path | None
+    namespaces: tuple[NamespaceConfig, ...]
+
+    @property
+    def keys(self) -> list[str]:
+        """All keys that were given: what no log may show."""
+        rules = [rule for found in self.namespaces for rule in found.rules]
+        return [key for rule in rules for key in (rule.primary_key, rule.secondary_key)]
+
+
+def make_plan(*, data: Path | None, memory: bool, namespaces: Sequence[str], host: str, config: Path | None) -> Plan:
+    """`namespaces` are NAME=PORT. Raises OperatorError for what does not fit together."""
+    if memory and data is not None:
+        raise OperatorError("--data and --memory exclude each other", "Leave one of them away.")
+    planned = {found.name: found for found in _read(config)} if config is not None else {}
+    for index, (name, found) in enumerate(planned.items()):
+        if found.port is None:
+            planned[name] = replace(found, port=_FIRST_PORT + index)
+    for text in namespaces or (() if planned else DEFAULT_NAMESPACES):
+        name, port = _named_port(text)
+        planned[name] = replace(planned.get(name, NamespaceConfig(name=name)), port=port)
+    for found in planned.values():
+        sharing = [other.name for other in planned.values() if found.port and other.port == found.port]
+        if len(sharing) > 1:
+            raise OperatorError(
+                f"Port {found.port} is given to several namespaces: {', '.join(sharing)}", "Each needs its own."
+            )
+    return Plan(host=host, data=None if memory else data or DEFAULT_DATA, namespaces=tuple(planned.values()))
+
+
+def _read(path: Path) -> tuple[NamespaceConfig, ...]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"{path} cannot be read: {error}") from error
+    try:
+        return parse_config(text, toml=path.suffix.lower() == ".toml", environment=os.environ)
+    except ConfigError as error:
+        told = "\n".join(f"  {problem}" for problem in error.problems)
+        raise OperatorError(f"{path} cannot be taken:\n{told}") from error
+
+
+def _named_port(text: str) -> tuple[str, int]:
+    name, _, port = text.partition("=")
+    if fault := namespace_name_fault(name):
+        raise OperatorError(f"--namespace {text}: {fault}", "Write NAME=PORT, as in primary=5672.")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise OperatorError(f"--namespace {text}: {port!r} is not a port", "Write NAME=PORT, as in primary=5672.")
+    return name, int(port)
