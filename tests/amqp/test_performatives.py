@@ -121,6 +121,7 @@ MISSHAPEN: dict[str, Any] = {
     "a long for a uint": Described(ULong(0x16), [5]),
     "a string for an error": Described(ULong(0x18), ["error"]),
     "another composite for an error": Described(ULong(0x18), [Described(ULong(0x24), [])]),
+    "an unknown composite for an error": Described(ULong(0x18), [Described(ULong(0x99), [])]),
     "strings for symbols": Described(ULong(0x10), ["c", None, None, None, None, ["en"]]),
     "too many fields": Described(ULong(0x18), [None, None]),
     "a map for a list": Described(ULong(0x18), {}),

@@ -187,11 +187,11 @@ def decode_composite(buf: bytes, pos: int) -> tuple[Any, int]:
 
 
 def nested(*kinds: type) -> Kind:
-    """A field that holds one of these composites, or a described type this library has no class for."""
+    """A field that holds one of these composites; `Described` among them lets types without a class here pass."""
 
     def read(value: Any) -> Any:
         found = from_described(value)
-        if not isinstance(found, (*kinds, Described)):
+        if not isinstance(found, kinds):
             raise TypeError
         return found
 

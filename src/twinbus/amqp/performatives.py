@@ -83,7 +83,7 @@ class Modified:
 
 
 DeliveryState = Received | Accepted | Rejected | Released | Modified | Described
-_STATE = nested(Received, Accepted, Rejected, Released, Modified)
+_STATE = nested(Received, Accepted, Rejected, Released, Modified, Described)
 
 
 @composite(
@@ -198,8 +198,8 @@ class Begin:
     role=BOOLEAN,
     snd_settle_mode=UBYTE,
     rcv_settle_mode=UBYTE,
-    source=nested(Source),
-    target=nested(Target),
+    source=nested(Source, Described),
+    target=nested(Target, Described),
     unsettled=MAP,
     incomplete_unsettled=BOOLEAN,
     initial_delivery_count=UINT,

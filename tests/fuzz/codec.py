@@ -1,0 +1,343 @@
+"""Fuzzing of `twinbus.amqp`: damaged values, damaged messages and damaged recordings of two joined cores.
+
+`python -m tests.fuzz.codec --inputs 50000 --seed 1` runs as many inputs; a finding names the seed and number that
+repeat it. An input passes if nothing but DecodeError comes out of the readers, nothing at all out of a connection,
+and what the core keeps stays within its limits.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from uuid import UUID
+
+from tests.amqp.joined import Accepting, Joined, cut
+from twinbus.amqp.conditions import Condition, DecodeError
+from twinbus.amqp.connection import Connection
+from twinbus.amqp.events import ConnectionClosed, Event
+from twinbus.amqp.limits import Limits
+from twinbus.amqp.performatives import ACCEPTED, RECEIVER, SENDER, Error, Modified, Rejected, Source, Target
+from twinbus.amqp.sections import (
+    BATCH_FORMAT,
+    Header,
+    Properties,
+    batch_messages,
+    batch_payload,
+    broker_annotations,
+    delivered,
+    lock_token,
+    message,
+    read_envelope,
+    split,
+    with_message_id,
+)
+from twinbus.amqp.types import (
+    Array,
+    Char,
+    Decimal64,
+    Described,
+    Float32,
+    Int,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    decode,
+    encode,
+    skip,
+)
+
+MAX_FRAME = 4096
+LIMITS = Limits(
+    handle_max=31,
+    max_links=20,
+    attach_bytes=8192,
+    incoming_window=50,
+    max_unsettled=40,
+    max_message_size=6000,
+    partial_bytes=8192,
+    enforce_credit=False,
+)
+MAX_KEPT = MAX_FRAME + LIMITS.partial_bytes + LIMITS.attach_bytes + MAX_FRAME
+
+VALUES = [
+    None,
+    True,
+    UByte(5),
+    UInt(70000),
+    ULong(0x24),
+    Int(-5),
+    2**40,
+    Float32(1.5),
+    2.5,
+    Char("é"),
+    Decimal64(bytes(8)),
+    Timestamp(1_700_000_000_000),
+    UUID(int=5),
+    b"binary" * 50,
+    "text",
+    Symbol("symbol"),
+    [1, "two", [3, {"four": 5}]],
+    {Symbol("key"): Described(ULong(3), [None, True])},
+    Array(UInt, [UInt(1), UInt(2)]),
+    Array(Symbol, [Symbol("a"), Symbol("b")], (ULong(1),)),
+    Array(Array, [Array(dict, [{1: 2}])]),
+]
+MESSAGES = [
+    message(data=b"hello"),
+    message(data=[b"several", b"parts" * 100], footer={"f": 1}),
+    message(value={"a": [1, 2, 3]}, header=Header(durable=True, priority=4, ttl=60000)),
+    message(sequence=[[1, 2], ["three"]], properties=Properties(message_id=UUID(int=1))),
+    message(
+        data=b"full" * 100,
+        header=Header(True, 9, 1000, False, 3),
+        delivery_annotations={"x-opt-lock-token": UUID(int=2)},
+        message_annotations={
+            "x-opt-partition-key": "pk",
+            "x-opt-scheduled-enqueue-time": Timestamp(5),
+            "x-opt-sequence-number": 7,
+        },
+        properties=Properties(
+            "id", b"user", "to", "subject", "reply", "corr", "text/plain", "gzip", 1, 2, "s", 3, "rs"
+        ),
+        application_properties={"int": 5, "text": "t" * 300, "when": Timestamp(9), "none": None},
+        footer={"signature": b"x"},
+    ),
+]
+MESSAGES.append(batch_payload(MESSAGES))
+NUMBERS = [0, 1, 0x40, 0x43, 0x45, 0x53, 0x70, 0x7F, 0x80, 0xA0, 0xC0, 0xC1, 0xD0, 0xE0, 0xF0, 0xFF]
+
+
+@dataclass
+class Tally:
+    inputs: int = 0
+    refused: int = 0  # ended in the error the standard names
+    largest_kept: int = 0
+
+
+class FindingError(AssertionError):
+    """An input that did what no input may do."""
+
+
+def mutated(raw: bytes, chance: Random, others: list[bytes]) -> bytes:
+    data = bytearray(raw)
+    for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
+        place = chance.randrange(len(data) + 1)
+        match chance.randrange(8):
+            case 0 if data:
+                data[place % len(data)] ^= 1 << chance.randrange(8)
+            case 1 if data:
+                data[place % len(data)] = chance.choice(NUMBERS)
+            case 2:
+                data[place : place + 4] = chance.choice((0, 1, 0x7FFFFFFF, 0xFFFFFFFF, len(data))).to_bytes(4)
+            case 3:
+                del data[place : place + chance.randrange(1, 9)]
+            case 4:
+                data[place:place] = data[place : place + chance.randrange(1, 40)]
+            case 5:
+                data[place:place] = chance.randbytes(chance.randrange(1, 9))
+            case 6:
+                del data[place:]
+            case _:
+                other = chance.choice(others)
+                data[place:] = other[chance.randrange(len(other) + 1) :]
+    return bytes(data)
+
+
+# --- values and messages
+
+
+def try_value(chance: Random) -> bool:
+    raw = mutated(chance.choice(ENCODED), chance, ENCODED)
+    try:
+        value, end = decode(raw)
+    except DecodeError:
+        return False
+    if skip(raw, 0) != end:
+        raise FindingError(f"skip and decode disagree on {raw.hex()}")
+    again = encode(value)
+    if encode(decode(again)[0]) != again:
+        raise FindingError(f"{raw.hex()} does not survive a round trip")
+    return True
+
+
+def try_message(chance: Random) -> bool:
+    raw = mutated(chance.choice(MESSAGES), chance, MESSAGES)
+    sound = True
+    for read in (_read_everything, batch_messages):
+        try:
+            read(raw)
+        except DecodeError:
+            sound = False
+    try:
+        read_envelope(raw)
+    except DecodeError:
+        return False
+    # What was taken can be given an id and be delivered, and is well formed afterwards.
+    named = with_message_id(raw, "new")
+    split(named)
+    ours = broker_annotations(1, 2, 3)
+    for overlay in (None, {"text": "over"}):
+        parts = delivered(
+            named,
+            delivery_count=chance.choice((0, 300)),
+            delivery_annotations=lock_token(UUID(int=1)),
+            message_annotations=ours,
+            overlay=overlay,
+        )
+        split(b"".join(parts))
+    return sound
+
+
+def _read_everything(raw: bytes) -> None:
+    found = split(raw)
+    for name in ("header", "properties", "delivery_annotations", "message_annotations", "application_properties"):
+        getattr(found, name)
+    assert found.footer is not None
+    if found.body_kind is not None:
+        getattr(found, {"data": "data", "value": "value", "sequence": "sequences"}[found.body_kind])
+
+
+ENCODED = [encode(value) for value in VALUES]
+
+
+# --- connections
+
+
+def record() -> tuple[list[bytes], list[bytes]]:
+    """What a client and a server said to each other, piece by piece."""
+    joined = Joined(
+        Connection.client("client", "host", max_frame_size=600, idle_timeout=30.0),
+        Connection.server("server", max_frame_size=700),
+    )
+    joined.exchange()
+    session, theirs = joined.begin()
+    sender, _ = joined.sender(session, credit=50, max_message_size=5000)
+    receiver, source = joined.receiver(session, credit=20)
+    for number, raw in enumerate(MESSAGES):
+        sender.send(b"%d" % number, raw, message_format=BATCH_FORMAT if number == 5 else 0)
+        source.send(bytes(16), raw, settled=number == 2)
+        joined.exchange()
+    theirs.dispose(RECEIVER, 0, 2, settled=True, state=ACCEPTED)
+    session.dispose(RECEIVER, 0, settled=False, state=Modified(True, False, {"k": 1}))
+    theirs.dispose(SENDER, 0, settled=True, state=Rejected(Error("amqp:not-found", "gone", {"k": "v"})))
+    receiver.flow(5, drain=True, echo=True, properties={"p": 1})
+    joined.exchange()
+    source.drained()
+    refused = session.attach("refused", SENDER, source=Source("a", filter={"f": None}), target=Target("b"))
+    joined.exchange()
+    theirs.links[-1].refuse(Error("amqp:unauthorized-access", "no"))
+    joined.exchange()
+    sender.detach()
+    joined.exchange()
+    refused.detach()
+    session.end()
+    joined.exchange()
+    joined.begin()
+    joined.client.close(Error("amqp:connection:forced", "bye"))
+    joined.exchange()
+    return joined.to_server, joined.to_client
+
+
+def try_connection(chance: Random, tally: Tally) -> bool:
+    as_server = chance.random() < 0.6
+    core = (
+        Connection.server("s", max_frame_size=MAX_FRAME, channel_max=15, bare_allowed=True, limits=LIMITS)
+        if as_server
+        else Connection.client("c", "host", max_frame_size=MAX_FRAME, channel_max=15, limits=LIMITS)
+    )
+    if not as_server:
+        session = core.begin()
+        session.attach("to-0", SENDER, source=Source("here"), target=Target("queue"))
+        session.attach("from-1", RECEIVER, source=Source("queue"), target=Target("here"))
+    pieces = list(TO_SERVER if as_server else TO_CLIENT)
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        index = chance.randrange(len(pieces))
+        pieces[index] = _damaged(pieces[index], chance, pieces)
+    application = Accepting(core)
+    events: list[Event] = []
+    said = 0
+    for piece in pieces:
+        for part in cut(piece, chance if chance.random() < 0.2 else None):
+            found = core.receive(part, 0.0)
+            application.handle(found)
+            events += found
+            said += sum(map(len, core.data_to_send()))
+            _check_bounds(core, tally)
+    _check_end(core, events, said, sum(map(len, pieces)))
+    return not core.is_closed
+
+
+def _damaged(piece: bytes, chance: Random, others: list[bytes]) -> bytes:
+    """Damaged anywhere, or inside one frame whose size is set right again, so that the damage lies deeper."""
+    match chance.randrange(4):
+        case 0:
+            return mutated(piece, chance, others)
+        case 1:
+            return chance.choice(others) + piece
+        case _:
+            size = int.from_bytes(piece[:4])
+            if not 8 < size <= len(piece):
+                return mutated(piece, chance, others)
+            body = mutated(piece[8:size], chance, others)
+            return (len(body) + 8).to_bytes(4) + piece[4:8] + body + piece[size:]
+
+
+def _check_bounds(core: Connection, tally: Tally) -> None:
+    kept = core.buffered_bytes
+    tally.largest_kept = max(tally.largest_kept, kept)
+    if kept > MAX_KEPT:
+        raise FindingError(f"{kept} bytes are kept; {MAX_KEPT} are the bound")
+    if len(core.links) > LIMITS.max_links + 1 or len(core.sessions) > 16:
+        raise FindingError(f"{len(core.links)} links, {len(core.sessions)} sessions")
+    for session in core.sessions:
+        if max(len(session.unsettled_in), len(session.unsettled_out)) > LIMITS.max_unsettled:
+            raise FindingError("more deliveries are unsettled than may be")
+
+
+def _check_end(core: Connection, events: list[Event], said: int, heard: int) -> None:
+    closed = [event for event in events if isinstance(event, ConnectionClosed)]
+    if len(closed) > 1 or bool(closed) != core.is_closed:
+        raise FindingError(f"closed {len(closed)} times, is_closed is {core.is_closed}")
+    if closed and closed[0].error and closed[0].error.condition == Condition.INTERNAL_ERROR:
+        raise FindingError("an internal error")
+    if said > 64 * heard + 4096:
+        raise FindingError(f"{said} bytes were said upon {heard}")
+
+
+TO_SERVER, TO_CLIENT = record()
+
+
+def run(inputs: int, seed: int) -> Tally:
+    tally = Tally()
+    targets: list[Callable[[Random], bool]] = [
+        try_value,
+        try_message,
+        lambda chance: try_connection(chance, tally),
+    ]
+    for number in range(inputs):
+        chance = Random(f"{seed}/{number}")
+        target = targets[number % len(targets)]
+        try:
+            taken = target(chance)
+        except Exception as fault:
+            raise FindingError(f"seed {seed}, input {number}: {type(fault).__name__}: {fault}") from fault
+        tally.inputs += 1
+        tally.refused += not taken
+    return tally
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description="Fuzz the AMQP codec.")
+    arguments.add_argument("--inputs", type=int, default=50_000)
+    arguments.add_argument("--seed", type=int, default=1)
+    chosen = arguments.parse_args()
+    tally = run(chosen.inputs, chosen.seed)
+    print(f"{tally.inputs} inputs, {tally.refused} refused, at most {tally.largest_kept} bytes kept, nothing found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
