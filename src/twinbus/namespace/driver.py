@@ -175,19 +175,22 @@ class Driver:
 
     def _proceed(self, box: Mailbox, decision: Decision, answer: Any, reply: Any) -> bool:
         """Take a decision as far as it goes without rows; True once it is carried out."""
+        # Busy until it is carried out: what the effects submit waits in line, or it would be decided in between.
+        box.busy = True
         try:
             need = decision.throw(answer) if isinstance(answer, Exception) else decision.send(answer)
         except StopIteration as decided:
-            box.busy = False
-            self._carry_out(box, decided.value)
+            try:
+                self._carry_out(box, decided.value)
+            finally:
+                box.busy = False
             return True
         except Exception:
-            box.busy = False
             _log.exception("decision failed", extra={"entity": box.family.path})
             if reply is not None:
                 reply(Refusal(Condition.INTERNAL_ERROR, "The namespace met an internal error; its log tells more."))
+            box.busy = False
             return True
-        box.busy = True
 
         def answered(rows: Any) -> None:
             if self._proceed(box, decision, rows, reply):
@@ -217,21 +220,28 @@ class Driver:
 
     def _release(self, effects: list[Effect]) -> None:
         for effect in effects:
-            match effect:
-                case Answer(reply, result):
+            try:
+                self._let_go(effect)
+            except Exception:  # one connection's trouble must not keep others from their answers
+                _log.exception("an effect could not be carried out: %s", type(effect).__name__)
+
+    def _let_go(self, effect: Effect) -> None:
+        match effect:
+            case Answer(reply, result):
+                if reply is not None:  # nobody asked: the registry's own events
                     reply(result)
-                case Deliver():
-                    effect.receiver.deliver(effect)
-                case Meter():
-                    self._meter.count(effect)
-                case Drain(receiver):
-                    receiver.drain()
-                case AcceptSession(receiver, session, locked_until):
-                    receiver.accept_session(session, locked_until)
-                case DetachReceiver(receiver, refusal):
-                    receiver.detach(refusal)
-                case _:
-                    assert_never(effect)
+            case Deliver():
+                effect.receiver.deliver(effect)
+            case Meter():
+                self._meter.count(effect)
+            case Drain(receiver):
+                receiver.drain()
+            case AcceptSession(receiver, session, locked_until):
+                receiver.accept_session(session, locked_until)
+            case DetachReceiver(receiver, refusal):
+                receiver.detach(refusal)
+            case _:
+                assert_never(effect)
 
     # --- timers ------------------------------------------------------------------------------------------------
 
