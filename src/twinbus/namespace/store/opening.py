@@ -19,8 +19,8 @@ from twinbus.namespace.store.lock import sync_folder
 
 _MAGIC = b"SQLite format 3\x00"
 _BUSY_MS = 5_000
-WRITER_CACHE_KIB = 16 * 1024
-READER_CACHE_KIB = 8 * 1024
+WRITER_CACHE_KIB = 8 * 1024
+READER_CACHE_KIB = 4 * 1024
 
 
 def create(path: Path, vfs: str | None) -> None:

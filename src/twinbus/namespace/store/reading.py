@@ -212,27 +212,32 @@ class Reader:
 
 
 _BEFORE_ALL = -(1 << 63)
+_OVERLAY = Row._fields.index("overlay")
 
 
 def _unpacked(heads: str, blob: bytes | None) -> list[Row]:
-    rows = []
+    """Rows from their heads, each ending in the length of its raw, and all the raws in one piece."""
+    rows: list[list[Any]] = json.loads(heads)
     start = 0
-    for *head, length in json.loads(heads):
-        end = start + length
-        rows.append(_row(head, blob[start:end] if blob else b""))
+    for row in rows:
+        end = start + row[-1]
+        row[-1] = blob[start:end] if blob else b""
         start = end
-    return rows
+    return _made(rows)
 
 
 def _unpacked_heads(heads: str) -> list[Row]:
-    return [_row(head, b"") for head in json.loads(heads)]
+    rows: list[list[Any]] = json.loads(heads)
+    for row in rows:
+        row.append(b"")
+    return _made(rows)
 
 
-def _row(head: list[Any], raw: bytes) -> Row:
-    if head[10] is not None:
-        head[10] = bytes.fromhex(head[10])
-    head.append(raw)
-    return Row._make(head)
+def _made(rows: list[list[Any]]) -> list[Row]:
+    for row in rows:
+        if row[_OVERLAY] is not None:
+            row[_OVERLAY] = bytes.fromhex(row[_OVERLAY])
+    return list(map(Row._make, rows))
 
 
 def empty_answer(need: Need) -> Any:
