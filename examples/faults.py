@@ -33,7 +33,7 @@ def lost_acknowledgement(namespace: LocalNamespace) -> None:
     message = ServiceBusMessage("once only", message_id="order-1")
     with client_of(namespace, retries=0) as client, client.get_queue_sender("orders") as sender:
         try:
-            sender.send_messages(message, timeout=2)
+            sender.send_messages(message, timeout=1)
         except ServiceBusError as error:
             print(f"acknowledgement lost: the client sees {type(error).__name__}, though the message was stored")
     with client_of(namespace, retries=0) as client:
