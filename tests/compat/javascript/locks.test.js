@@ -2,14 +2,18 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { CHAPTER, openClient, openQueue } from "./namespace.js";
-import { assertEmpty, peekAll, receiveOne, signal, until } from "./waiting.js";
+import { assertEmpty, emptied, receiveOne, signal, until } from "./waiting.js";
 
 const SHORTEST_LOCK = { lockDuration: "PT5S" };
 
-async function openLockedMessage(t) {
-  const opened = await openQueue(t, SHORTEST_LOCK);
-  await opened.sender.sendMessages({ body: "locked" });
-  return { ...opened, message: await receiveOne(opened.receiver) };
+// By itself the SDK renews the lock of every message it received, for five minutes.
+const WITHOUT_RENEWAL = { maxAutoLockRenewalDurationInMs: 0 };
+
+async function openLockedMessage(t, receiverOptions = WITHOUT_RENEWAL) {
+  const { queue, client, sender } = await openQueue(t, SHORTEST_LOCK);
+  const receiver = client.createReceiver(queue, receiverOptions);
+  await sender.sendMessages({ body: "locked" });
+  return { queue, client, sender, receiver, message: await receiveOne(receiver) };
 }
 
 /** Waits on another connection until the lock has run out and the message is delivered again. */
@@ -75,11 +79,19 @@ describe("message locks", CHAPTER, () => {
   });
 
   test("lock expiries count as deliveries", async (t) => {
-    const { queue, client, receiver, sender } = await openQueue(t, { ...SHORTEST_LOCK, maxDeliveryCount: 1 });
+    const { queue, client, sender } = await openQueue(t, { ...SHORTEST_LOCK, maxDeliveryCount: 1 });
     await sender.sendMessages({ body: "once" });
-    await receiveOne(receiver);
+    await receiveOne(client.createReceiver(queue, WITHOUT_RENEWAL));
     const dead = await receiveOne(client.createReceiver(queue, { subQueueType: "deadLetter" }));
     assert.equal(dead.deadLetterReason, "MaxDeliveryCountExceeded");
+  });
+
+  test("the SDK renews the lock of a received message by itself", async (t) => {
+    const { receiver, message } = await openLockedMessage(t, {});
+    const first = message.lockedUntilUtc;
+    await until(() => message.lockedUntilUtc > first && new Date() > first, "the first lock is over");
+    await receiver.completeMessage(message);
+    await assertEmpty(receiver);
   });
 
   test("a subscriber's lock is renewed while its handler works", async (t) => {
@@ -97,14 +109,14 @@ describe("message locks", CHAPTER, () => {
       },
     });
     assert.equal((await done.given).body, "slow");
-    await until(async () => (await peekAll(receiver)).length === 0, "the message is completed");
+    await emptied(receiver);
     await subscription.close();
   });
 
   test("without renewal a slow subscriber loses its lock", async (t) => {
     const { queue, client, sender } = await openQueue(t, SHORTEST_LOCK);
     await sender.sendMessages({ body: "slow" });
-    const slowReceiver = client.createReceiver(queue, { maxAutoLockRenewalDurationInMs: 0 });
+    const slowReceiver = client.createReceiver(queue, WITHOUT_RENEWAL);
     const taken = signal();
     const lost = signal();
     slowReceiver.subscribe({

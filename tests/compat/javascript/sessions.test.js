@@ -6,11 +6,11 @@ import {
   assertEmpty,
   assertNothingToReceive,
   bodies,
+  emptied,
   peekAll,
   receiveExactly,
   receiveOne,
   signal,
-  until,
 } from "./waiting.js";
 
 const WITH_SESSIONS = { requiresSession: true };
@@ -159,7 +159,7 @@ describe("settling in a session", CHAPTER, () => {
     });
     await sender.sendMessages({ body: "a3", sessionId: "a" });
     assert.equal(await third.given, "a3");
-    await until(async () => (await peekAll(session)).length === 0, "the streamed message is completed");
+    await emptied(session);
     await subscription.close();
     await session.close();
   });

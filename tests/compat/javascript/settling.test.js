@@ -99,9 +99,13 @@ describe("settling a locked message", CHAPTER, () => {
     await assertEmpty(deadLettersOf(opened));
   });
 
-  test("the transfer dead letters are there and empty", async (t) => {
+  test("transfer dead letters, which come with forwarding, are refused by name for now", async (t) => {
     const { client, queue } = await openQueue(t);
-    await assertNothingToReceive(client.createReceiver(queue, { subQueueType: "transferDeadLetter" }));
+    const receiver = client.createReceiver(queue, { subQueueType: "transferDeadLetter" });
+    await assert.rejects(
+      receiver.receiveMessages(1, { maxWaitTimeInMs: 2000 }),
+      /NotImplementedError: Transfer dead-letter/,
+    );
   });
 
   test("after its receiver was closed a message is still settled", async (t) => {

@@ -2,7 +2,16 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { CHAPTER, admin, createSubscription, createTopic, openClient } from "./namespace.js";
-import { assertEmpty, assertNothingToReceive, bodies, peekAll, receiveExactly, receiveOne, signal } from "./waiting.js";
+import {
+  assertEmpty,
+  assertNothingToReceive,
+  bodies,
+  emptied,
+  peekAll,
+  receiveExactly,
+  receiveOne,
+  signal,
+} from "./waiting.js";
 
 async function openTopic(t, { topicOptions = {}, subscriptionOptions = {}, subscriptions = 1 } = {}) {
   const topic = await createTopic(topicOptions);
@@ -127,6 +136,7 @@ describe("a subscription", CHAPTER, () => {
       },
     });
     assert.equal(await second.given, 2);
+    await emptied(receiver);
     await subscription.close();
   });
 

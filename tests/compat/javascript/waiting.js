@@ -48,6 +48,11 @@ export async function until(question, what) {
   }
 }
 
+/** Waits until nothing is left: a subscriber completes a message only after its handler has returned. */
+export function emptied(receiver) {
+  return until(async () => (await peekAll(receiver)).length === 0, "every message is settled");
+}
+
 export function bodies(messages) {
   return messages.map((message) => message.body);
 }
