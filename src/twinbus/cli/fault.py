@@ -53,7 +53,9 @@ def set_fault(
     duration: Annotated[float | None, typer.Option(help="Over after so many seconds.")] = None,
     delay: Annotated[float | None, typer.Option(help="For kind delay: how many seconds.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed and operations give the same hits.")] = None,
-    after: Annotated[bool, typer.Option("--after", help="For a crash: after storing, before acknowledging.")] = False,
+    after: Annotated[
+        bool, typer.Option("--after", help="For a crash on send: after storing, before acknowledging.")
+    ] = False,
     ca: Authority = None,
     json: Json = False,
     debug: Debug = False,

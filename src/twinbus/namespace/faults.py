@@ -272,8 +272,8 @@ def _read(spec: Mapping[str, Any], id: str, new_seed: Callable[[], int]) -> Faul
     after = given.get("after", False)
     if not isinstance(after, bool):
         raise FaultSpecError(f"after: {after!r} is neither true nor false")
-    if after and (kind is not FaultKind.CRASH or not points):
-        raise FaultSpecError("after: only a crash on named points can come after storing")
+    if after and (kind is not FaultKind.CRASH or points != {Point.SEND}):
+        raise FaultSpecError("after: only a crash on send, and on nothing else, can come after storing")
     entity, link = _text(given, "entity"), _text(given, "link")
     if entity is not None and points <= {Point.CONNECT} and points:
         raise FaultSpecError(f"entity: {kind.value!r} strikes whole connections, and those belong to no entity")
