@@ -11,13 +11,14 @@ from typing import Any, Final
 from twinbus.amqp.conditions import Condition
 from twinbus.amqp.sections import Envelope
 from twinbus.namespace.engine import limits
-from twinbus.namespace.engine.descriptions import QueueDescription, TopicDescription
+from twinbus.namespace.engine.descriptions import EntityStatus, QueueDescription, TopicDescription
 from twinbus.namespace.engine.duplicates import SeenIds, key_of
 from twinbus.namespace.engine.effects import Meter, Operation, Refusal, Step
 from twinbus.namespace.engine.refusals import disabled
 from twinbus.namespace.engine.rows import Need
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
+_ACTIVE: Final = EntityStatus.ACTIVE
 _UNBOUNDED_TTL: Final = 0xFFFF_FFFF
 """What clients write for a time to live that does not fit the header; then absolute-expiry-time tells it."""
 
@@ -26,7 +27,7 @@ def refusal_of(
     messages: Sequence[Envelope], description: QueueDescription | TopicDescription, size: int
 ) -> Refusal | None:
     """Why this transfer is refused as a whole; `size` is what the entity holds already."""
-    if not description.status.takes_sends:
+    if description.status is not _ACTIVE and not description.status.takes_sends:
         return disabled(description.path, "sends")
     wants_session = isinstance(description, QueueDescription) and description.requires_session
     for message in messages:
@@ -94,9 +95,7 @@ def sift(
     messages: Sequence[Envelope], seen: SeenIds | None, now: int, step: Step
 ) -> Generator[Need, Any, list[Envelope | None]]:
     """The accepted messages in their order; None in place of one that is not stored: a ping or a duplicate."""
-    kept: list[Envelope | None] = [
-        None if message.content_type == PING_CONTENT_TYPE else message for message in messages
-    ]
+    kept = without_pings(messages)
     if seen is None:
         return kept
     known = yield from seen.duplicates((message for message in kept if message is not None), now)
@@ -112,13 +111,20 @@ def sift(
     return kept
 
 
+def without_pings(messages: Sequence[Envelope]) -> list[Envelope | None]:
+    return [None if message.content_type == PING_CONTENT_TYPE else message for message in messages]
+
+
 def meter(path: str, operation: Operation, messages: Sequence[Envelope], step: Step) -> None:
     """A duplicate is an operation like any other; a ping is one of its own kind."""
-    pings = [message for message in messages if message.content_type == PING_CONTENT_TYPE]
-    size = sum([len(message.raw) for message in messages])
+    size = pings = pinged = 0
+    for message in messages:
+        if message.content_type == PING_CONTENT_TYPE:
+            pings += 1
+            pinged += len(message.raw)
+        else:
+            size += len(message.raw)
     if pings:
-        pinged = sum([len(message.raw) for message in pings])
-        size -= pinged
-        step.effects.append(Meter(path, Operation.PING, len(pings), pinged))
-    if len(messages) > len(pings):
-        step.effects.append(Meter(path, operation, len(messages) - len(pings), size))
+        step.effects.append(Meter(path, Operation.PING, pings, pinged))
+    if len(messages) > pings:
+        step.effects.append(Meter(path, operation, len(messages) - pings, size))

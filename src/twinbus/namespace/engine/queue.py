@@ -96,7 +96,9 @@ class Queue:
                 self._delete(now, step)
                 step.effects.append(Answer(event.reply, None))
             case _:
-                yield from receiving.decide(shelf, event, now, step)
+                asking = receiving.decide(shelf, event, now, step)
+                if asking is not None:
+                    yield from asking
         if shelf.pending or shelf.sessions.search:
             yield from receiving.follow_up(shelf, now, step)
         if self.counters.changed:

@@ -25,7 +25,7 @@ from twinbus.namespace.engine.events import (
     SessionStateRequested,
     SessionStateSet,
 )
-from twinbus.namespace.engine.receivers import Consumer
+from twinbus.namespace.engine.receivers import Consumer, Feed
 from twinbus.namespace.engine.refusals import disabled, not_allowed, not_found
 from twinbus.namespace.engine.rows import DropEntity, DueAnswer, ExpiredRows, Need, Row
 from twinbus.namespace.engine.shelf import Settings, Shelf
@@ -51,7 +51,8 @@ ReceivingEvent = (
 )
 
 
-def decide(shelf: Shelf, event: ReceivingEvent, now: int, step: Step) -> Asking:
+def decide(shelf: Shelf, event: ReceivingEvent, now: int, step: Step) -> Asking | None:
+    """Decide at once, or return the decision to go through with where rows are needed."""
     match event:
         case MessagesSettled():
             settlement.settle(shelf, event, now, step)
@@ -68,27 +69,34 @@ def decide(shelf: Shelf, event: ReceivingEvent, now: int, step: Step) -> Asking:
         case SessionLockRenewed():
             seating.renew(shelf, event, now, step)
         case MessagesPeeked():
-            yield from browsing.peek(shelf, event, now, step)
+            return browsing.peek(shelf, event, now, step)
         case DeferredRequested():
-            yield from browsing.receive_deferred(shelf, event, now, step)
+            return browsing.receive_deferred(shelf, event, now, step)
         case BatchDeleted():
-            yield from browsing.delete_batch(shelf, event, now, step)
+            return browsing.delete_batch(shelf, event, now, step)
         case SessionStateRequested():
-            yield from browsing.get_state(shelf, event, now, step)
+            return browsing.get_state(shelf, event, now, step)
         case SessionStateSet():
             browsing.set_state(shelf, event, now, step)
         case SessionsListed():
-            yield from browsing.list_sessions(shelf, event, step)
+            return browsing.list_sessions(shelf, event, step)
         case _:
             assert_never(event)
+    return None
 
 
 def follow_up(shelf: Shelf, now: int, step: Step) -> Asking:
     """Give out what the event has made available."""
     if shelf.sessions.search:
         yield from seating.search(shelf, now, step)
-    if shelf.pending:
-        yield from serving.serve(shelf, now, step)
+    unfinished: list[Feed] = []
+    while shelf.pending:
+        feed = shelf.pending.pop()
+        if not (yield from serving.serve(shelf, feed, now, step)):
+            unfinished.append(feed)
+    if unfinished:
+        shelf.pending = unfinished
+        shelf.arm(now)
 
 
 def _attach(shelf: Shelf, event: ReceiverAttached, step: Step) -> None:

@@ -45,19 +45,7 @@ def end_grant(shelf: Shelf, consumer: Consumer, step: Step) -> None:
         step.effects.append(Meter(shelf.path, Operation.RECEIVE_EMPTY, 1))
 
 
-def serve(shelf: Shelf, now: int, step: Step) -> Generator[Need, Any, None]:
-    """Serve every feed that was woken."""
-    unfinished: list[Feed] = []
-    while shelf.pending:
-        feed = shelf.pending.pop()
-        if not (yield from _serve_feed(shelf, feed, now, step)):
-            unfinished.append(feed)
-    if unfinished:
-        shelf.pending = unfinished
-        shelf.arm(now)
-
-
-def _serve_feed(shelf: Shelf, feed: Feed, now: int, step: Step) -> Generator[Need, Any, bool]:
+def serve(shelf: Shelf, feed: Feed, now: int, step: Step) -> Generator[Need, Any, bool]:
     """False if rows must be read that this step may be writing."""
     window = feed.window
     while feed.hungry:

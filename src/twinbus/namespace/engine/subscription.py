@@ -105,8 +105,11 @@ class Subscription:
                 self.delete(now, step)
                 step.effects.append(Answer(event.reply, None))
             case _:
-                yield from receiving.decide(shelf, event, now, step)
-        yield from receiving.follow_up(shelf, now, step)
+                asking = receiving.decide(shelf, event, now, step)
+                if asking is not None:
+                    yield from asking
+        if shelf.pending or shelf.sessions.search:
+            yield from receiving.follow_up(shelf, now, step)
         self.finish(step)
         return step
 

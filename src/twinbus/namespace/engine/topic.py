@@ -185,7 +185,9 @@ class Topic:
             for subscription in takers:
                 subscription.take(message, body, now, step)
         for subscription in takers:
-            yield from follow_up(subscription.shelf, now, step)
+            shelf = subscription.shelf
+            if shelf.pending or shelf.sessions.search:
+                yield from follow_up(shelf, now, step)
             subscription.finish(step)
 
     # --- time and administration ---------------------------------------------------------------------------------
@@ -197,7 +199,8 @@ class Topic:
                 own = yield from subscription.advance(TimerFired(), now)
                 step.writes += own.writes
                 step.effects += own.effects
-        due = yield from self.schedule.read_due(now)
+        # What is due comes in a firing of its own: a queue's counters are written once in a step.
+        due = [] if step.writes else (yield from self.schedule.read_due(now))
         if due:
             yield from self._publish([self._activate(row, step) for row in due], now, step)
         if self.seen is not None:

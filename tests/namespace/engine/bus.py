@@ -1,0 +1,301 @@
+"""A namespace without I/O: the engine over a store, the time in the test's hand, effects collected per receiver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from twinbus.amqp.sections import Envelope, Header, message, read_envelope
+from twinbus.amqp.sections import Properties as MessageProperties
+from twinbus.amqp.types import Symbol, Timestamp, decode_all
+from twinbus.namespace.engine import events
+from twinbus.namespace.engine.descriptions import Description, QueueDescription
+from twinbus.namespace.engine.effects import (
+    AcceptSession,
+    Answer,
+    Decision,
+    Deliver,
+    DetachReceiver,
+    Drain,
+    Meter,
+    Operation,
+    Refusal,
+    Step,
+)
+from twinbus.namespace.engine.namespace import Entity, Namespace
+from twinbus.namespace.engine.rows import PutQueue, Row
+from twinbus.namespace.store.memory import MemoryStore
+
+START = 1_700_000_000_000
+PING = "application/vnd.ms-servicebus-ping"
+
+
+@dataclass(eq=False)
+class Receiver:
+    """What a link of the front would be: it keeps what it was told."""
+
+    deliveries: list[Deliver] = field(default_factory=list)
+    drained: int = 0
+    session: str | None = None
+    locked_until: int | None = None
+    refusal: Refusal | None = None
+
+    @property
+    def rows(self) -> list[Row]:
+        return [delivery.row for delivery in self.deliveries]
+
+    @property
+    def bodies(self) -> list[str]:
+        return [text_of(row) for row in self.rows]
+
+    @property
+    def seqs(self) -> list[int]:
+        return [row.seq for row in self.rows]
+
+    @property
+    def tokens(self) -> list[bytes]:
+        return [delivery.token for delivery in self.deliveries if delivery.token is not None]
+
+
+def envelope(
+    body: str = "x",
+    *,
+    message_id: str | None = None,
+    session: str | None = None,
+    ttl: int | None = None,
+    due: int | None = None,
+    content_type: str | None = None,
+    properties: dict[str, Any] | None = None,
+    partition_key: str | None = None,
+) -> Envelope:
+    annotations: dict[str, Any] = {}
+    if due is not None:
+        annotations["x-opt-scheduled-enqueue-time"] = Timestamp(due)
+    if partition_key is not None:
+        annotations["x-opt-partition-key"] = partition_key
+    raw = message(
+        data=body.encode(),
+        header=Header(ttl=ttl) if ttl is not None else None,
+        message_annotations=annotations or None,
+        properties=MessageProperties(
+            message_id=message_id,
+            group_id=session,
+            content_type=Symbol(content_type) if content_type is not None else None,
+        ),
+        application_properties=properties,
+    )
+    return read_envelope(raw)
+
+
+def ping(session: str | None = "a session") -> Envelope:
+    return envelope("", content_type=PING, ttl=1000, session=session)
+
+
+def text_of(row: Row) -> str:
+    """The body: what follows the marker of its only data section (all test bodies are short)."""
+    at = row.raw.rindex(b"\x00\x53\x75\xa0")
+    return row.raw[at + 5 :].decode()
+
+
+def overlay_of(row: Row) -> dict[str, Any]:
+    overlay: dict[str, Any] = decode_all(row.overlay) if row.overlay else {}
+    return overlay
+
+
+class Bus:
+    """The driver's part, without a loop: decisions run to their end, writes are committed before effects leave."""
+
+    def __init__(self, *descriptions: Description, hot_bytes: int | None = None) -> None:
+        self.store = MemoryStore()
+        self.now = START
+        self.meters: list[Meter] = []
+        self.answers: list[Any] = []
+        self.needs: list[Any] = []
+        self._tokens = count(1)
+        self._hot_bytes = hot_bytes
+        self.restart()
+        for description in descriptions:
+            assert not isinstance(self.create(description), Refusal)
+
+    def restart(self) -> None:
+        """The process is gone with all it held in memory; what was committed is there."""
+        limits = {} if self._hot_bytes is None else {"hot_bytes": self._hot_bytes}
+        self.namespace = Namespace(self.store.open(), new_token=self.token, **limits)
+
+    def token(self) -> bytes:
+        return next(self._tokens).to_bytes(16, "big")
+
+    def entity(self, path: str) -> Entity:
+        found = self.namespace.find(path)
+        assert found is not None, path
+        return found
+
+    # --- driving -------------------------------------------------------------------------------------------------
+
+    def tell(self, path: str | Entity, event: events.Event) -> Any:
+        """One event, and whatever follows at once. Returns the answer to the event."""
+        entity = self.entity(path) if isinstance(path, str) else path
+        self.answers.clear()
+        self.carry_out(entity.advance(event, self.now))
+        answer = self.answers[-1] if self.answers else None
+        self.settle()
+        return answer
+
+    def carry_out(self, decision: Decision) -> Step:
+        answer = None
+        while True:
+            try:
+                need = decision.send(answer)
+            except StopIteration as decided:
+                step: Step = decided.value
+                self.apply(step)
+                return step
+            self.needs.append(need)
+            answer = self.store.load(need)
+
+    def apply(self, step: Step) -> None:
+        touched = [write.queue for write in step.writes if isinstance(write, PutQueue)]
+        assert len(touched) == len(set(touched)), "counters are written once per queue and step"
+        self.store.commit(step.writes)
+        for effect in step.effects:
+            match effect:
+                case Answer(reply, result):
+                    self.answers.append(result)
+                    if callable(reply):
+                        reply(result)
+                case Deliver(receiver):
+                    receiver.deliveries.append(effect)
+                case Drain(receiver):
+                    receiver.drained += 1
+                case AcceptSession(receiver, session, until):
+                    receiver.session, receiver.locked_until = session, until
+                case DetachReceiver(receiver, refusal):
+                    receiver.refusal = refusal
+                case Meter():
+                    self.meters.append(effect)
+
+    def settle(self) -> None:
+        """Fire every timer whose instant has come."""
+        for _ in range(1000):
+            due = [each for each in self.namespace.families() if each.next_timer is not None]
+            due = [family for family in due if (family.next_timer or 0) <= self.now]
+            if not due:
+                return
+            for family in due:
+                self.carry_out(family.advance(events.TimerFired(), self.now))
+        raise AssertionError("timers fire without end")
+
+    def wait(self, milliseconds: int, look: Callable[[], None] = lambda: None) -> None:
+        """Time passes, timers fire punctually; `look` after each."""
+        end = self.now + milliseconds
+        while (at := self.next_timer()) is not None and at <= end:
+            self.now = max(self.now, at)
+            self.settle()
+            look()
+        self.now = end
+
+    def next_timer(self) -> int | None:
+        instants = [family.next_timer for family in self.namespace.families()]
+        return min((instant for instant in instants if instant is not None), default=None)
+
+    # --- administration ------------------------------------------------------------------------------------------
+
+    def create(self, description: Description) -> Refusal | None:
+        outcome = self.namespace.create(description, self.now)
+        if isinstance(outcome, Refusal):
+            return outcome
+        self.apply(outcome)
+        return None
+
+    def update(self, path: str, **changes: Any) -> Refusal | None:
+        description = replace(self.entity(path).description, **changes)
+        outcome = self.namespace.update(description, self.now)
+        if isinstance(outcome, Refusal):
+            return outcome
+        self.carry_out(outcome)
+        self.settle()
+        return None
+
+    def delete(self, path: str) -> Refusal | None:
+        outcome = self.namespace.delete(path, self.now)
+        if isinstance(outcome, Refusal):
+            return outcome
+        self.carry_out(outcome)
+        return None
+
+    # --- the words of a client -----------------------------------------------------------------------------------
+
+    def send(self, path: str, *messages: Envelope | str) -> Refusal | None:
+        sent = tuple(envelope(each) if isinstance(each, str) else each for each in messages)
+        answer: Refusal | None = self.tell(path, events.MessagesSent("reply", sent))
+        return answer
+
+    def schedule(self, path: str, *messages: Envelope) -> Any:
+        return self.tell(path, events.MessagesScheduled("reply", messages))
+
+    def cancel(self, path: str, *seqs: int) -> Any:
+        return self.tell(path, events.ScheduleCancelled("reply", seqs))
+
+    def receiver(self, path: str, credit: int = 0, *, dead: bool = False, peek_lock: bool = True) -> Receiver:
+        receiver = Receiver()
+        receiver.refusal = self.tell(path, events.ReceiverAttached("reply", receiver, dead, peek_lock))
+        if credit and receiver.refusal is None:
+            self.credit(path, receiver, credit)
+        return receiver
+
+    def session(
+        self, path: str, session: str | None = None, credit: int = 0, *, wait: int = 0, peek_lock: bool = True
+    ) -> Receiver:
+        receiver = Receiver()
+        attached = events.SessionReceiverAttached(receiver, session, self.now + wait, peek_lock)
+        self.tell(path, attached)
+        if credit and receiver.refusal is None:
+            self.credit(path, receiver, credit)
+        return receiver
+
+    def credit(self, path: str, receiver: Receiver, more: int, *, drain: bool = False) -> None:
+        """Enough for so many more than it has had."""
+        self.tell(path, events.CreditGranted(receiver, len(receiver.deliveries) + more, drain))
+
+    def receive(self, path: str, most: int = 1000, *, dead: bool = False, peek_lock: bool = True) -> Receiver:
+        """What is there now, through a receiver of its own."""
+        receiver = self.receiver(path, dead=dead, peek_lock=peek_lock)
+        self.credit(path, receiver, most, drain=True)
+        self.tell(path, events.ReceiverDetached(receiver))
+        return receiver
+
+    def detach(self, path: str, receiver: Receiver) -> None:
+        self.tell(path, events.ReceiverDetached(receiver))
+
+    def settle_tokens(
+        self, path: str, tokens: Sequence[bytes], outcome: events.Outcome, session: str | None = None
+    ) -> list[Refusal | None]:
+        answer: list[Refusal | None] = self.tell(path, events.MessagesSettled("reply", tuple(tokens), outcome, session))
+        return answer
+
+    def peek(
+        self, path: str, start: int = 0, count: int = 100, *, dead: bool = False, session: str | None = None
+    ) -> Any:
+        return self.tell(path, events.MessagesPeeked("reply", start, count, dead, session))
+
+    def deferred(
+        self, path: str, *seqs: int, peek_lock: bool = True, dead: bool = False, session: str | None = None
+    ) -> Any:
+        return self.tell(path, events.DeferredRequested("reply", seqs, peek_lock, dead, session))
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def counts(self, path: str) -> tuple[int, int, int, int]:
+        """Active, deferred, scheduled, dead-lettered."""
+        info = self.namespace.info(path)
+        assert info is not None
+        return info.counts.active, info.counts.deferred, info.counts.scheduled, info.counts.dead_letter
+
+    def metered(self, operation: Operation) -> int:
+        return sum(meter.count for meter in self.meters if meter.operation is operation)
+
+
+def queue(path: str = "q", **settings: Any) -> QueueDescription:
+    return QueueDescription(path=path, **settings)
