@@ -12,9 +12,10 @@ import sys
 import time
 from dataclasses import dataclass
 
-from tests.namespace.front.entities import Entities
+from tests.namespace.front.at_work import at_work
 from tests.namespace.front.recorded import traffic
 from tests.namespace.front.serving import TOKEN, Recorder, converse, handler
+from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.front.http import HttpHandler
 
@@ -85,9 +86,10 @@ def mutate(chance: random.Random) -> list[bytes]:
     return [bytes(data[start:end]) for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True) if start < end]
 
 
-def world() -> HttpHandler:
+async def world() -> HttpHandler:
     return handler(
-        Entities(
+        await at_work(
+            Driver,
             QueueDescription(path="a/b"),
             TopicDescription(path="t"),
             SubscriptionDescription(topic="t", name="s"),
@@ -110,7 +112,7 @@ def judge(stream: Recorder, tally: Tally) -> None:
 
 async def run(inputs: int, seed: int) -> Tally:
     tally = Tally()
-    http = world()
+    http = await world()
     for number in range(inputs):
         chance = random.Random(f"{seed}/{number}")
         chunks = mutate(chance)
@@ -119,7 +121,7 @@ async def run(inputs: int, seed: int) -> Tally:
         except Exception as wrong:
             raise FuzzError(f"input {number} of seed {seed}: {wrong!r} for {b''.join(chunks)!r}") from wrong
         if number % 500 == 499:
-            http = world()
+            http = await world()
     return tally
 
 

@@ -6,9 +6,9 @@ from .http import mutate, run
 
 
 async def test_mutated_requests_end_in_answers_and_a_closed_connection() -> None:
-    tally = await run(1500, seed=1)
-    assert tally.inputs == 1500
-    assert tally.answered > 1000, "the mutations leave enough of a request to be answered"
+    tally = await run(1000, seed=1)
+    assert tally.inputs == 1000
+    assert tally.answered > 900, "the mutations leave enough of a request to be answered"
 
 
 def test_an_input_is_repeated_by_its_seed() -> None:

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 from urllib.parse import urlsplit
 
+from twinbus.errors import CallerError
+
 TLS_PORT: Final = 5671
 PLAIN_PORT: Final = 5672
 
 _SCHEMES: Final = ("sb", "amqp", "amqps", "https", "http")
 
 
-class ConnectionStringError(ValueError):
+class ConnectionStringError(CallerError, ValueError):
     """What is wrong with a connection string. The text never holds a key."""
 
 

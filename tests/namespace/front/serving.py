@@ -3,28 +3,32 @@
 import asyncio
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter
 
 from twinbus.clock import SystemClock
 from twinbus.connect.sas import make_token
+from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import AuthorizationRule
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.http import HttpConnection, HttpHandler
 from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
 
-from .entities import BORN, Entities
+from .at_work import BORN, at_work
 
 TOKEN = make_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000 + 3600)
 
+Result = TypeVar("Result")
 
-def handler(entities: Entities, *rules: AuthorizationRule) -> HttpHandler:
+
+def handler(driver: Driver, *rules: AuthorizationRule) -> HttpHandler:
     registry = CollectorRegistry()
     Counter("sends", "Messages sent.", registry=registry).inc()
-    return HttpHandler("primary", entities, SasVerifier([default_rule(), *rules]), Faults(SystemClock()), registry)
+    return HttpHandler("primary", driver, SasVerifier([default_rule(), *rules]), Faults(SystemClock()), registry)
 
 
 class Recorder:
@@ -87,25 +91,42 @@ class _Protocol(asyncio.Protocol):
         self._connection.connection_lost()
 
 
+@dataclass
+class Served:
+    """A namespace behind a port, on a loop in a thread of its own."""
+
+    driver: Driver
+    port: int
+    loop: asyncio.AbstractEventLoop
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run something on the namespace's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+
 @contextmanager
-def served(http: HttpHandler, tls: ssl.SSLContext) -> Iterator[int]:
-    """The handler behind a TLS port of this machine, on a loop in a thread of its own."""
+def served(tls: ssl.SSLContext) -> Iterator[Served]:
+    """An empty namespace that speaks HTTPS on a port of this machine."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
-    thread.start()
 
-    async def start() -> asyncio.Server:
-        return await loop.create_server(lambda: _Protocol(http), "127.0.0.1", 0, ssl=tls)
+    async def start() -> tuple[Driver, asyncio.Server]:
+        driver = await at_work(Driver)
+        http = handler(driver)
+        return driver, await loop.create_server(lambda: _Protocol(http), "127.0.0.1", 0, ssl=tls)
 
-    async def stop(server: asyncio.Server) -> None:
+    async def stop(driver: Driver, server: asyncio.Server) -> None:
         server.close()
         await settle()
+        await driver.close()
 
-    server = asyncio.run_coroutine_threadsafe(start(), loop).result()
+    thread.start()
     try:
-        yield server.sockets[0].getsockname()[1]
+        driver, server = asyncio.run_coroutine_threadsafe(start(), loop).result()
+        place = Served(driver, server.sockets[0].getsockname()[1], loop)
+        yield place
+        place.call(stop(driver, server))
     finally:
-        asyncio.run_coroutine_threadsafe(stop(server), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import h11
 import pytest
 
 from twinbus.connect.sas import make_token
+from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
@@ -23,30 +24,33 @@ from twinbus.namespace.front.http import MAX_BODY_BYTES, HttpConnection, HttpHan
 from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME
 
 from . import recorded
-from .entities import BORN, Entities
+from .at_work import BORN, at_work
 from .recorded import request
 from .serving import TOKEN, Recorder, converse, handler, settle
 
 SIGNED = [("Authorization", TOKEN)]
 SENDER = AuthorizationRule("sender", "send-key", "send-key", frozenset({Claim.SEND}))
 OWN = AuthorizationRule("own", "own-key", "own-key", frozenset({Claim.MANAGE}))
-OF_ORDERS = AuthorizationRule("of-orders", "orders-key", "orders-key", frozenset({Claim.MANAGE}))
+OF_ORDERS = AuthorizationRule("of-orders", "orders-key", "orders-key", frozenset(Claim))
 V = "api-version=2024-05"
 
 
 @pytest.fixture
-def entities() -> Entities:
-    return Entities(
+async def driver() -> AsyncIterator[Driver]:
+    made = await at_work(
+        Driver,
         QueueDescription(path="orders", authorization_rules=(OF_ORDERS,)),
         QueueDescription(path="metrics"),
         TopicDescription(path="news"),
         SubscriptionDescription(topic="news", name="all"),
     )
+    yield made
+    await made.close()
 
 
 @pytest.fixture
-def http(entities: Entities) -> HttpHandler:
-    return handler(entities, SENDER, OWN)
+def http(driver: Driver) -> HttpHandler:
+    return handler(driver, SENDER, OWN)
 
 
 class Answer:
@@ -217,62 +221,68 @@ async def test_a_body_at_the_bound_is_read(http: HttpHandler) -> None:
     assert (answer.status, "well-formed" in answer.detail) == (400, True)
 
 
-class Stuck(Entities):
+class Stuck(Driver):
     """Creation waits for a word."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.word = asyncio.Event()
+    word: asyncio.Event
 
     async def create(self, description: Description) -> EntityInfo | Refusal:
         await self.word.wait()
         return await super().create(description)
 
 
+async def stuck() -> Stuck:
+    made = await at_work(Stuck)
+    made.word = asyncio.Event()
+    return made
+
+
 async def test_what_is_sent_ahead_is_held_only_so_far() -> None:
-    entities = Stuck()
+    driver = await stuck()
     stream = Recorder()
-    connection = HttpConnection(handler(entities), stream, peer_is_loopback=True)
+    connection = HttpConnection(handler(driver), stream, peer_is_loopback=True)
     connection.data_received(request("PUT", f"/q?{V}", recorded.PYTHON_QUEUE, SIGNED))
     for _ in range(40):
         connection.data_received(b"x" * 65_536)
-    entities.word.set()
+    driver.word.set()
     await settle()
     assert answers(stream, "PUT")[0].status == 201
     assert stream.closed
 
 
 async def test_a_change_under_way_is_carried_out_though_the_client_is_gone() -> None:
-    entities = Stuck()
+    driver = await stuck()
     stream = Recorder()
-    connection = HttpConnection(handler(entities), stream, peer_is_loopback=True)
+    connection = HttpConnection(handler(driver), stream, peer_is_loopback=True)
     connection.data_received(request("PUT", f"/q?{V}", recorded.PYTHON_QUEUE, SIGNED))
     connection.connection_lost()
-    entities.word.set()
+    driver.word.set()
     await settle()
-    assert entities.info("q") is not None
+    assert driver.namespace.info("q") is not None
     assert stream.written == b""
 
 
 async def test_the_answer_under_way_is_the_last_when_the_namespace_stops() -> None:
-    entities = Stuck()
+    driver = await stuck()
     stream = Recorder()
-    connection = HttpConnection(handler(entities), stream, peer_is_loopback=True)
+    connection = HttpConnection(handler(driver), stream, peer_is_loopback=True)
     connection.data_received(request("PUT", f"/q?{V}", recorded.PYTHON_QUEUE, SIGNED) * 2)
     connection.shut_down()
-    entities.word.set()
+    driver.word.set()
     await settle()
     assert [answer.headers["connection"] for answer in answers(stream, "PUT")] == ["close"]
     assert stream.closed
 
 
-class Broken(Entities):
+class Broken(Driver):
     async def delete(self, path: str) -> EntityInfo | Refusal:
         raise RuntimeError("the secret of the house")
 
 
 async def test_a_failure_inside_is_a_500_without_a_trace(caplog: pytest.LogCaptureFixture) -> None:
-    stream = await converse(handler(Broken()), request("DELETE", f"/q?{V}", None, SIGNED) + request("GET", "/$health"))
+    stream = await converse(
+        handler(await at_work(Broken)), request("DELETE", f"/q?{V}", None, SIGNED) + request("GET", "/$health")
+    )
     failed, alive = answers(stream, "DELETE", "GET")
     assert (failed.status, alive.status) == (500, 200)
     assert b"secret" not in failed.body
@@ -354,13 +364,13 @@ async def test_faults_need_the_manage_claim(http: HttpHandler) -> None:
 )
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
 async def test_no_one_manages_without_a_token_for_it(
-    http: HttpHandler, entities: Entities, token: str | None, says: str, method: str
+    http: HttpHandler, driver: Driver, token: str | None, says: str, method: str
 ) -> None:
     headers = [] if token is None else [("Authorization", token)]
     answer = await ask(http, method, f"/orders?{V}", b"", headers)
     assert (answer.status, says in answer.detail) == (401, True)
     assert answer.headers["www-authenticate"] == "SharedAccessSignature"
-    assert entities.info("orders") is not None
+    assert driver.namespace.info("orders") is not None
 
 
 async def test_a_rule_of_an_entity_manages_that_entity_only(http: HttpHandler) -> None:
@@ -391,6 +401,9 @@ async def test_the_default_key_does_not_manage_from_elsewhere(http: HttpHandler)
         ("PUT", f"/news?{V}", recorded.PYTHON_QUEUE, [("If-Match", "*")], 400, "another kind"),
         ("PUT", f"/q?{V}", recorded.PYTHON_QUEUE, [("If-Match", '"etag"')], 412, "If-Match"),
         ("PUT", f"/absent?{V}", recorded.PYTHON_QUEUE, [("If-Match", "*")], 404, "absent"),
+        ("PUT", f"/a%20b?{V}", recorded.PYTHON_QUEUE, [], 400, "not allowed"),
+        ("PUT", f"/{'x' * 300}?{V}", recorded.PYTHON_QUEUE, [], 400, "260"),
+        ("PUT", f"/q?{V}", recorded.JAVASCRIPT_QUEUE, [], 400, "ForwardTo"),
         ("PUT", f"/orders?{V}", recorded.PYTHON_QUEUE, [("If-Match", "*")], 400, "RequiresSession"),
         ("PUT", f"/orders?{V}", recorded.PYTHON_QUEUE, [], 409, "exists"),
         ("PUT", f"/ORDERS?{V}", recorded.PYTHON_QUEUE, [], 409, "exists"),
@@ -438,14 +451,14 @@ async def test_a_title_that_contradicts_the_url_is_refused(http: HttpHandler) ->
     assert (await ask(http, "PUT", f"/q?{V}", titled.replace(b"%s", b"Q"), SIGNED)).status == 201
 
 
-async def test_an_update_replaces_all_but_what_cannot_change(http: HttpHandler, entities: Entities) -> None:
+async def test_an_update_replaces_all_but_what_cannot_change(http: HttpHandler, driver: Driver) -> None:
     first = recorded.python(
         "QueueDescription", "<RequiresSession>true</RequiresSession><MaxDeliveryCount>3</MaxDeliveryCount>"
     )
     assert (await ask(http, "PUT", f"/Q?{V}", first, SIGNED)).status == 201
     then = recorded.python("QueueDescription", "<UserMetadata>new</UserMetadata>")
     assert (await ask(http, "PUT", f"/q?{V}", then, [*SIGNED, ("If-Match", "*")])).status == 200
-    info = entities.info("q")
+    info = driver.namespace.info("q")
     assert info is not None
     assert info.description == QueueDescription(path="Q", requires_session=True, user_metadata="new")
 
@@ -453,7 +466,7 @@ async def test_an_update_replaces_all_but_what_cannot_change(http: HttpHandler, 
 @pytest.mark.parametrize(("size", "pages"), [(1, 7), (3, 3), (7, 1), (100, 1), (5000, 1)])
 async def test_pages_hold_everything_once_and_in_order(size: int, pages: int) -> None:
     names = [f"q{number}" for number in range(7)]
-    http = handler(Entities(*(QueueDescription(path=name) for name in names)))
+    http = handler(await at_work(Driver, *(QueueDescription(path=name) for name in names)))
     target: str | None = f"/$Resources/queues?$top={size}&{V}"
     seen: list[str] = []
     turned = 0
@@ -467,7 +480,7 @@ async def test_pages_hold_everything_once_and_in_order(size: int, pages: int) ->
 
 
 async def test_a_page_holds_a_hundred_at_most() -> None:
-    http = handler(Entities(*(QueueDescription(path=f"q{number}") for number in range(150))))
+    http = handler(await at_work(Driver, *(QueueDescription(path=f"q{number}") for number in range(150))))
     for query in ("", "$top=1000&"):
         body = (await ask(http, "GET", f"/$Resources/queues?{query}{V}", None, SIGNED)).body
         assert body.count(b"<entry ") == 100
