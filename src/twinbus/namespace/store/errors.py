@@ -5,6 +5,7 @@ Every one of them is the operator's: the calls a namespace makes are right, so w
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import apsw
@@ -55,11 +56,11 @@ def translated(error: apsw.Error | OSError, path: Path, doing: str) -> StoreErro
     match error:
         case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
             return damaged(path, str(error).partition(": ")[2] or str(error))
-        case apsw.FullError():
+        case apsw.FullError() | OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return StoreFullError(f"The disk is full while {doing}", path, "Make room, then start again.")
         case apsw.ConstraintError():
             return StoreConflictError(f"A stored row would be overwritten while {doing} ({error})", path)
-        case apsw.ReadOnlyError() | apsw.PermissionsError() | apsw.AuthError():
+        case apsw.ReadOnlyError() | apsw.PermissionsError() | PermissionError() | OSError(errno=errno.EROFS):
             return StoreError(
                 f"The store cannot be written while {doing} ({error})",
                 path,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from twinbus.namespace.store.errors import StoreError, StoreInUseError
@@ -43,8 +44,9 @@ class StoreLock:
             raise StoreError(
                 f"The file system does not lock ({error.strerror})", self.path, "Put the data folder on a local disk."
             ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        with suppress(OSError):  # the number only serves the message above; a full disk is met soon enough
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
         self._descriptor = descriptor
 
     def give_back(self) -> None:

@@ -9,6 +9,7 @@ Reads only.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, assert_never
 
 import apsw
@@ -40,7 +41,8 @@ _WITH_BODY = "LEFT JOIN body AS b ON b.id = m.body"
 def _bounded(picked: str, order: str) -> str:
     """Rows of a pick, whole, until :limit rows or :bytes are reached, but at least one.
 
-    The pick runs without bodies first: it is sorted by its index and ends as soon as it has enough.
+    The pick runs without bodies first: it is sorted by its index and ends as soon as it has enough. It is the outer
+    loop of the join, so the rows are packed in its order.
     """
     return f"""{_WHOLE} FROM (
       SELECT id, size, sum(size) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS total FROM ({picked}) LIMIT :limit
@@ -184,7 +186,10 @@ class Reader:
 
     def _by_seq(self, need: RowsBySeq) -> list[Row]:
         arguments = {"queue": need.queue, "seqs": json.dumps(need.seqs), "lanes": json.dumps(need.lanes)}
-        answer = self._one(_BY_SEQ[need.with_raw], arguments)
+        try:
+            answer = self._one(_BY_SEQ[need.with_raw], arguments)
+        except apsw.TooBigError:  # together they are more than SQLite puts into one blob
+            return [found for seq in need.seqs for found in self._by_seq(replace(need, seqs=(seq,)))]
         rows = {row.seq: row for row in (_unpacked(*answer) if need.with_raw else _unpacked_heads(answer))}
         return [rows[seq] for seq in need.seqs if seq in rows]
 

@@ -1,0 +1,55 @@
+"""What goes wrong underneath becomes an error that says what, where, and what to do."""
+
+import errno
+import os
+from pathlib import Path
+
+import apsw
+import pytest
+
+from twinbus.errors import OperatorError
+from twinbus.namespace.store.errors import (
+    StoreConflictError,
+    StoreDamagedError,
+    StoreError,
+    StoreFullError,
+    StoreInUseError,
+    translated,
+)
+
+
+def os_error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (apsw.CorruptError("database disk image is malformed"), StoreDamagedError),
+        (apsw.NotADBError("file is not a database"), StoreDamagedError),
+        (apsw.FullError("database or disk is full"), StoreFullError),
+        (os_error(errno.ENOSPC), StoreFullError),
+        (os_error(errno.EDQUOT), StoreFullError),
+        (apsw.BusyError("database is locked"), StoreInUseError),
+        (apsw.ConstraintError("UNIQUE constraint failed"), StoreConflictError),
+        (apsw.ReadOnlyError("attempt to write a readonly database"), StoreError),
+        (os_error(errno.EACCES), StoreError),
+        (apsw.IOError("disk I/O error"), StoreError),
+    ],
+)
+def test_an_error_underneath_is_told_with_its_file_and_what_to_do(error: apsw.Error | OSError, kind: type) -> None:
+    told = translated(error, Path("/data/primary.db"), "committing")
+    assert type(told) is kind
+    assert isinstance(told, OperatorError)
+    assert "/data/primary.db" in told.text
+    assert str(told) == (f"{told.text}. {told.hint}" if told.hint else told.text)
+    assert told.hint or kind is StoreConflictError
+
+
+def test_damage_is_told_with_the_way_to_save_what_can_be_read() -> None:
+    told = translated(apsw.CorruptError("database disk image is malformed"), Path("/data/primary.db"), "reading")
+    assert str(told) == (
+        "The store is damaged (database disk image is malformed): /data/primary.db. Keep a copy of primary.db, "
+        "primary.db-wal and primary.db-shm first. Then put a backup in their place, or save what can be read: "
+        'sqlite3 primary.db ".recover" | sqlite3 primary-recovered.db'
+    )
