@@ -59,7 +59,8 @@ class Bus:
         sdk = sync_management if self.flavour == "sync" else aio_management
         target = connection_string or self.connection_string
         admin = sdk.ServiceBusAdministrationClient.from_connection_string(
-            target, **{"connection_verify": str(self.namespace.ca), "retry_total": 0, **options}
+            target,
+            **{"connection_verify": str(self.namespace.ca), "retry_total": 0, "read_timeout": PATIENCE, **options},
         )
         return cast(ServiceBusAdministrationClient, awaited(admin))
 
@@ -99,8 +100,19 @@ class Bus:
 
     async def open(self, *handlers: Handler) -> None:
         """All links at the same time."""
-        self._handlers += handlers
-        await asyncio.gather(*(handler.__aenter__() for handler in handlers))
+        await asyncio.gather(*map(self._open, handlers))
+
+    async def _open(self, handler: Handler) -> None:
+        await handler.__aenter__()
+        self._handlers.append(handler)
+
+    async def use(self, handler: Handler) -> None:
+        """Open it and do what it is for: AMQP refuses a link by attaching and detaching it, so it may seem open first."""
+        await self.open(handler)
+        if hasattr(handler, "receive_messages"):
+            await handler.receive_messages(max_wait_time=PATIENCE)
+        else:
+            await handler.send_messages(ServiceBusMessage("x"))
 
     async def open_pair(self, queue: str, **receiver_options: Any) -> tuple[ServiceBusSender, ServiceBusReceiver]:
         sender = self.client.get_queue_sender(queue)
@@ -109,7 +121,8 @@ class Bus:
         return sender, receiver
 
     async def close(self) -> None:
-        await asyncio.gather(*(handler.close() for handler in self._handlers))
+        # A handler that cannot be closed because its link failed is forgiven, as by the SDK's own client.close().
+        await asyncio.gather(*(handler.close() for handler in self._handlers), return_exceptions=True)
         await asyncio.gather(*(client.close() for client in self._clients))
         deletions: list[Coroutine[Any, Any, None]] = [self.admin.delete_queue(name) for name in self._queues]
         deletions += [self.admin.delete_topic(name) for name in self._topics]

@@ -59,7 +59,7 @@ def key_of(bus: Bus) -> tuple[str, str]:
 
 
 async def refused(bus: Bus, *handlers: Handler) -> None:
-    for outcome in await asyncio.gather(*(bus.open(handler) for handler in handlers), return_exceptions=True):
+    for outcome in await asyncio.gather(*map(bus.use, handlers), return_exceptions=True):
         assert isinstance(outcome, REFUSED)
 
 

@@ -1,15 +1,17 @@
 """What the administration client counts and lists: runtime figures, and lists of more than a page."""
 
 import itertools
-import uuid
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import QueueRuntimeProperties, SubscriptionRuntimeProperties
 
 from tests.compat.python.bus import Bus, both_flavours, few_at_a_time, from_now, numbered, receive_all, until
+from tests.compat.python.flavours import SideBySide
+from twinbus.testing import LocalNamespace
 
-MORE_THAN_A_PAGE = 105
+MORE_THAN_A_PAGE = 102
 
 
 @both_flavours
@@ -85,52 +87,61 @@ async def test_topics_and_subscriptions_are_counted_too(bus: Bus) -> None:
     assert listed == {"a": (2, 1, 3), "b": (3, 0, 3)}
 
 
-@both_flavours
-async def test_more_than_a_page_of_queues_is_listed(bus: Bus) -> None:
-    # A prefix that sorts before all others: a list by offset does not mind what comes and goes behind it.
-    prefix = f"0-{uuid.uuid4().hex[:8]}"
-    wanted = [f"{prefix}-{number:03}" for number in range(MORE_THAN_A_PAGE)]
-    await few_at_a_time(bus.admin.create_queue(name, max_delivery_count=7) for name in wanted)
-    for name in wanted:
-        bus.forget_later(queue=name)
+@pytest.fixture(scope="session")
+def crowd(namespace: LocalNamespace, side_by_side: SideBySide) -> list[str]:
+    """The names of queues, of topics (behind `0-t-`), and of the subscriptions of the first topic.
 
+    They sort before the names of all other tests: a list by offset does not mind what comes and goes behind them.
+    """
+    names = [f"0-{number:03}" for number in range(MORE_THAN_A_PAGE)]
+
+    async def make() -> None:
+        bus = Bus("aio", namespace)
+        await few_at_a_time(
+            [bus.admin.create_queue(name, max_delivery_count=7) for name in names]
+            + [bus.admin.create_topic(f"0-t-{name}") for name in names]
+        )
+        await few_at_a_time(bus.admin.create_subscription(f"0-t-{names[0]}", name) for name in names)
+        await bus.close()
+
+    side_by_side.run(make())
+    return names
+
+
+@both_flavours
+async def test_more_than_a_page_of_queues_is_listed(bus: Bus, crowd: list[str]) -> None:
     queues = {queue.name: queue async for queue in bus.admin.list_queues()}
     runtimes = {runtime.name: runtime async for runtime in bus.admin.list_queues_runtime_properties()}
 
-    assert sorted(name for name in queues if name.startswith(prefix)) == wanted
-    assert sorted(name for name in runtimes if name.startswith(prefix)) == wanted
-    assert {queues[name].max_delivery_count for name in wanted} == {7}
-    assert {runtimes[name].total_message_count for name in wanted} == {0}
+    assert set(crowd) <= set(queues)
+    assert set(crowd) <= set(runtimes)
+    assert {queues[name].max_delivery_count for name in crowd} == {7}
+    assert {runtimes[name].total_message_count for name in crowd} == {0}
 
 
 @both_flavours
-async def test_more_than_a_page_of_topics_is_listed(bus: Bus) -> None:
-    prefix = f"0-{uuid.uuid4().hex[:8]}"
-    wanted = [f"{prefix}-{number:03}" for number in range(MORE_THAN_A_PAGE)]
-    await few_at_a_time(bus.admin.create_topic(name) for name in wanted)
-    for name in wanted:
-        bus.forget_later(topic=name)
+async def test_more_than_a_page_of_topics_is_listed(bus: Bus, crowd: list[str]) -> None:
+    topics = {topic.name async for topic in bus.admin.list_topics()}
+    runtimes = {runtime.name: runtime async for runtime in bus.admin.list_topics_runtime_properties()}
 
-    topics = [topic.name async for topic in bus.admin.list_topics()]
-    runtimes = [runtime.name async for runtime in bus.admin.list_topics_runtime_properties()]
-
-    assert sorted(name for name in topics if name.startswith(prefix)) == wanted
-    assert sorted(name for name in runtimes if name.startswith(prefix)) == wanted
+    assert {f"0-t-{name}" for name in crowd} <= topics
+    assert topics.isdisjoint(crowd), "queues are not among them"
+    assert runtimes[f"0-t-{crowd[0]}"].subscription_count == MORE_THAN_A_PAGE
+    assert runtimes[f"0-t-{crowd[1]}"].subscription_count == 0
 
 
 @both_flavours
-async def test_more_than_a_page_of_subscriptions_is_listed_and_only_those_of_the_topic(bus: Bus) -> None:
-    wanted = [f"s-{number:03}" for number in range(MORE_THAN_A_PAGE)]
-    topic, other = await bus.make_topic(), await bus.make_topic("not-mine")
-    await few_at_a_time(bus.admin.create_subscription(topic, name) for name in wanted)
+async def test_more_than_a_page_of_subscriptions_is_listed_and_only_those_of_the_topic(
+    bus: Bus, crowd: list[str]
+) -> None:
+    first, second = f"0-t-{crowd[0]}", f"0-t-{crowd[1]}"
+    pages = [[found.name async for found in page] async for page in bus.admin.list_subscriptions(first).by_page()]
 
-    pages = [[found.name async for found in page] async for page in bus.admin.list_subscriptions(topic).by_page()]
-
-    assert sorted(itertools.chain(*pages)) == wanted
-    assert [len(page) for page in pages] == [100, 5]
-    assert [found.name async for found in bus.admin.list_subscriptions(other)] == ["not-mine"]
-    runtimes = [runtime.name async for runtime in bus.admin.list_subscriptions_runtime_properties(topic)]
-    assert sorted(runtimes) == wanted
+    assert sorted(itertools.chain(*pages)) == crowd
+    assert [len(page) for page in pages] == [100, MORE_THAN_A_PAGE - 100]
+    assert [found.name async for found in bus.admin.list_subscriptions(second)] == []
+    runtimes = [runtime.name async for runtime in bus.admin.list_subscriptions_runtime_properties(first)]
+    assert sorted(runtimes) == crowd
 
 
 @both_flavours

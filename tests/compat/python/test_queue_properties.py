@@ -42,7 +42,6 @@ INVALID: dict[str, dict[str, Any]] = {
     "more megabytes than there are": {"max_size_in_megabytes": 6000},
     "too much metadata": {"user_metadata": "x" * 1025},
     "a message size only premium has": {"max_message_size_in_kilobytes": 10240},
-    "a span that is none": {"lock_duration": "one minute"},
 }
 
 

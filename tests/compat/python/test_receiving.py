@@ -98,7 +98,7 @@ async def test_prefetching_brings_more_than_one_receive_asks_for(bus: Bus) -> No
     await sender.send_messages(numbered(50))
     seen: list[str] = []
     while len(seen) < 50:
-        for received in await receiver.receive_messages(max_message_count=7, max_wait_time=PATIENCE):
+        for received in await receiver.receive_messages(max_message_count=10, max_wait_time=PATIENCE):
             await receiver.complete_message(received)
             seen.append(str(received))
     assert seen == [f"{number}" for number in range(50)]

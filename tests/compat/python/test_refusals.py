@@ -31,9 +31,9 @@ async def test_a_disabled_queue_takes_and_gives_nothing(bus: Bus) -> None:
     await set_status(bus, queue, EntityStatus.DISABLED)
 
     with pytest.raises(MessagingEntityDisabledError):
-        await bus.open(bus.client.get_queue_sender(queue))
+        await bus.use(bus.client.get_queue_sender(queue))
     with pytest.raises(MessagingEntityDisabledError):
-        await bus.open(bus.client.get_queue_receiver(queue))
+        await bus.use(bus.client.get_queue_receiver(queue))
 
     await set_status(bus, queue, EntityStatus.ACTIVE)
     later_receiver = bus.client.get_queue_receiver(queue)
@@ -49,7 +49,7 @@ async def test_a_send_disabled_queue_still_gives(bus: Bus) -> None:
     await set_status(bus, queue, EntityStatus.SEND_DISABLED)
 
     with pytest.raises(MessagingEntityDisabledError):
-        await bus.open(bus.client.get_queue_sender(queue))
+        await bus.use(bus.client.get_queue_sender(queue))
     await receiver.complete_message(await receive_one(receiver))
 
 
@@ -62,7 +62,7 @@ async def test_a_receive_disabled_queue_still_takes(bus: Bus) -> None:
     await sender.send_messages(ServiceBusMessage("for later"))
 
     with pytest.raises(MessagingEntityDisabledError):
-        await bus.open(bus.client.get_queue_receiver(queue))
+        await bus.use(bus.client.get_queue_receiver(queue))
 
     await set_status(bus, queue, EntityStatus.ACTIVE)
     receiver = bus.client.get_queue_receiver(queue)
@@ -93,11 +93,11 @@ async def test_a_disabled_topic_takes_nothing_and_a_disabled_subscription_gives_
     await sender.send_messages(ServiceBusMessage("x"))
     assert len(await peek_all(receiver)) == 1
     with pytest.raises(MessagingEntityDisabledError):
-        await bus.open(bus.client.get_subscription_receiver(topic, "a"))
+        await bus.use(bus.client.get_subscription_receiver(topic, "a"))
 
     await bus.admin.update_topic(await bus.admin.get_topic(topic), status=EntityStatus.SEND_DISABLED)
     with pytest.raises(MessagingEntityDisabledError):
-        await bus.open(bus.client.get_topic_sender(topic))
+        await bus.use(bus.client.get_topic_sender(topic))
 
 
 @both_flavours
@@ -109,7 +109,7 @@ async def test_what_is_not_there_can_neither_be_sent_to_nor_received_from(bus: B
         bus.client.get_topic_sender("no-such-topic"),
         bus.client.get_subscription_receiver(topic, "no-such-subscription"),
     ]
-    for outcome in await asyncio.gather(*(bus.open(handler) for handler in handlers), return_exceptions=True):
+    for outcome in await asyncio.gather(*map(bus.use, handlers), return_exceptions=True):
         assert isinstance(outcome, NOT_THERE)
 
 

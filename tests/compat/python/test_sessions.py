@@ -216,7 +216,7 @@ async def test_a_receiver_of_the_wrong_kind_is_refused(bus: Bus) -> None:
 
     async def refused(receiver: ServiceBusReceiver) -> None:
         with pytest.raises(ServiceBusError) as refusal:
-            await bus.open(receiver)
+            await bus.use(receiver)
         assert not isinstance(refusal.value, OperationTimeoutError | ServiceBusConnectionError)
 
     await asyncio.gather(

@@ -139,4 +139,4 @@ async def test_a_topic_cannot_be_received_from(bus: Bus) -> None:
     topic = await bus.make_topic("a")
     receiver = bus.client.get_queue_receiver(topic)
     with pytest.raises(ServiceBusError):
-        await bus.open(receiver)
+        await bus.use(receiver)
