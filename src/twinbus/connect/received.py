@@ -49,7 +49,7 @@ class ReceivedMessage:
         is_settled: bool = False,
     ) -> None:
         self.raw = raw
-        self.link = link  # None: it came through `$management`, and is settled there
+        self.link = link  # None: it came through `$management`, or its link is done with it; it is settled there
         self.delivery_id = delivery_id
         self.is_settled = is_settled
         self._token = token

@@ -155,7 +155,9 @@ class ReceivingLink(Attachment):
         self.wire.flush_soon()
 
     def give_up(self, settlement: Settlement) -> None:
-        """Nobody waits for the confirmations that are still out."""
+        """Nobody waits for the confirmations that are still out. Asked again, it is by lock token: that is answered."""
+        for message in settlement.unfinished:
+            message.link = None
         self._settling = {number: entry for number, entry in self._settling.items() if entry is not settlement}
 
     # --- from the wire -----------------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class Sender:
             finally:
                 if confirmation.outstanding:
                     link.give_up(confirmation)
+                confirmation.close()
 
     def send_soon(self, message: Message | bytes) -> asyncio.Future[None]:
         """Sends without waiting; the future tells the outcome. `await room()` between calls bounds what is in flight.
@@ -123,6 +124,7 @@ class Sender:
         self._bus.forget(self)
         if self._link is not None:
             await self._bus.close_attachment(self._link)
+        await self._management.close()
 
     def _encode(self, message: Message | bytes) -> bytes:
         return message if isinstance(message, bytes) else encode_message(message, self._bus.clock.now())

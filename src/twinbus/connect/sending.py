@@ -75,6 +75,11 @@ class Confirmation:
         if not self.future.done():
             self.future.set_exception(error)
 
+    def close(self) -> None:
+        """Whoever waited has what it needs, and may have had it from elsewhere."""
+        if not self.future.cancel() and not self.future.cancelled():
+            self.future.exception()
+
 
 class SendingLink(Attachment):
     def __init__(self, wire: Wire, entity: str, name: str) -> None:

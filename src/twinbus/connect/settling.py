@@ -90,6 +90,7 @@ class Settlement:
         if error is None:
             message.is_settled = True
         else:
+            message.link = None  # the link is done with the delivery; the lock may still be had by its token
             self.failures.append((message, error))
         if not self._unconfirmed and not self.future.done():
             self.future.set_result(None)
