@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from twinbus.amqp.conditions import DecodeError
-from twinbus.amqp.decoding import decode, skip
+from twinbus.amqp.decoding import WIDTHS, decode, skip
 from twinbus.amqp.layout import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -25,6 +25,7 @@ from twinbus.amqp.layout import (
 )
 
 _I64 = Struct(">q").unpack_from
+_U32 = Struct(">I").unpack_from
 
 _SCHEDULED = b"x-opt-scheduled-enqueue-time"
 _PARTITION = b"x-opt-partition-key"
@@ -32,7 +33,16 @@ _VIA = b"x-opt-via-partition-key"
 _SYSTEM_PREFIX = b"x-opt-"
 
 _MESSAGE_ID, _TO, _CONTENT_TYPE, _EXPIRY, _CREATION, _GROUP = 0, 2, 6, 8, 9, 10
+_SHORT_TEXT = frozenset((0xA1, 0xA3))
+_TIMES = frozenset((_EXPIRY, _CREATION))
 _WANTED = frozenset((_MESSAGE_ID, _TO, _CONTENT_TYPE, _EXPIRY, _CREATION, _GROUP))
+
+
+# How sections below 256 bytes begin.
+_USUAL = frozenset(
+    b"\x00\x53" + bytes(kind)
+    for kind in ((0x70, 0xC0), (0x71, 0xC1), (0x72, 0xC1), (0x73, 0xC0), (0x74, 0xC1), (0x75, 0xA0), (0x78, 0xC1))
+)
 
 
 @dataclass(slots=True)
@@ -57,20 +67,31 @@ def read_envelope(raw: bytes) -> Envelope:
     pos, last, total = 0, 0, len(raw)
     try:
         while pos < total:
-            if raw[pos] == 0 and raw[pos + 1] == 0x53 and raw[pos + 2] == 0x75 and raw[pos + 3] == 0xA0:
-                code, start, end = 0x75, pos + 3, pos + 5 + raw[pos + 4]
+            if raw[pos : pos + 4] in _USUAL:
+                code, start, end = raw[pos + 2], pos + 3, pos + 5 + raw[pos + 4]
                 if end > total:
-                    raise DecodeError("the message ends inside its data")
+                    raise DecodeError("the message ends inside a section")
             else:
                 code, start, end = section_at(raw, pos)
             if code <= last or last > APPLICATION_PROPERTIES:
+                if code == DELIVERY_ANNOTATIONS and last > code:
+                    return read_envelope(_annotations_first(raw, pos, end))
                 check_order(code, last)
             if code <= APPLICATION_PROPERTIES:
                 _read_section(envelope, code, start, end)
             pos, last = end, code
     except (IndexError, struct_error):
         raise DecodeError("the message ends inside a section") from None
+    except UnicodeDecodeError:
+        raise DecodeError("a property of the message is not valid UTF-8") from None
     return envelope
+
+
+def _annotations_first(raw: bytes, pos: int, end: int) -> bytes:
+    """Python's client writes delivery annotations last: put them where the standard has them."""
+    code, _, header_end = section_at(raw, 0)
+    place = header_end if code == HEADER else 0
+    return raw[:place] + raw[pos:end] + raw[place:pos] + raw[end:]
 
 
 def _read_section(envelope: Envelope, code: int, start: int, end: int) -> None:
@@ -96,11 +117,16 @@ def _read_header(envelope: Envelope, start: int, end: int) -> None:
         raise DecodeError("the header has too many fields")
     for index in range(count):
         if index == 2 and raw[pos] != 0x40:
-            if raw[pos] not in {0x43, 0x52, 0x70}:
+            if raw[pos] == 0x70:
+                envelope.ttl = _U32(raw, pos + 1)[0]
+                pos += 5
+            elif raw[pos] in {0x43, 0x52}:
+                envelope.ttl, pos = decode(raw, pos)
+            else:
                 raise DecodeError("the ttl of the message is no uint")
-            envelope.ttl, pos = decode(raw, pos)
         else:
-            pos = skip(raw, pos)
+            width = WIDTHS[raw[pos]]
+            pos = pos + 1 + width if width >= 0 else skip(raw, pos)
     if pos != end:
         raise DecodeError("the header does not end where it says")
 
@@ -114,13 +140,17 @@ def _read_properties(envelope: Envelope, start: int, end: int) -> None:
         form = raw[pos]
         if form == 0x40:
             pos += 1
-        elif index in _WANTED:
+        elif index not in _WANTED:
+            pos = skip(raw, pos)
+        elif form in _SHORT_TEXT and index not in _TIMES:
+            after = pos + 2 + raw[pos + 1]
+            _set_property(envelope, index, raw[pos + 2 : after].decode())
+            pos = after
+        else:
             value, pos = decode(raw, pos)
             if not isinstance(value, PROPERTY_TYPES[index]):
                 raise DecodeError(f"field {index} of the properties has a wrong type")
             _set_property(envelope, index, value)
-        else:
-            pos = skip(raw, pos)
     if pos != end:
         raise DecodeError("the properties do not end where they say")
 
@@ -152,7 +182,8 @@ def _measure_properties(envelope: Envelope, start: int, end: int) -> None:
             pos = skip(raw, pos)
         else:
             raise DecodeError("the key of an application property is no string")
-        after = skip(raw, pos)
+        width = WIDTHS[raw[pos]]
+        after = pos + 1 + width if width >= 0 else skip(raw, pos)
         largest = max(largest, after - pos)
         pos = after
     if pos != end:
@@ -164,9 +195,11 @@ def _read_annotations(envelope: Envelope, start: int, end: int) -> None:
     raw = envelope.raw
     count, pos = map_items(raw, start)
     for _ in range(count >> 1):
-        after = skip(raw, pos)
-        value_end = skip(raw, after)
-        key = raw[pos + 2 : after] if raw[pos] in {0xA3, 0xA1} else b""
+        form = raw[pos]
+        after = pos + 2 + raw[pos + 1] if form == 0xA3 else skip(raw, pos)
+        key = raw[pos + 2 : after] if form in _SHORT_TEXT else b""
+        width = WIDTHS[raw[after]]
+        value_end = after + 1 + width if width >= 0 else skip(raw, after)
         if key.startswith(_SYSTEM_PREFIX) and raw[after] != 0x40:
             if key == _SCHEDULED:
                 if raw[after] != 0x83:

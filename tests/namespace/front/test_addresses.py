@@ -4,22 +4,26 @@ import pytest
 
 from twinbus.namespace.front.addresses import Address, Node, parse_address
 
+CBS = Address(Node.CBS, "$cbs")
+DEAD = "/$deadletterqueue"
 CASES = {
-    "$cbs": Address(Node.CBS),
-    "amqps://localhost:5672/$cbs": Address(Node.CBS),
-    "orders": Address(Node.ENTITY, "orders"),
-    "/orders/": Address(Node.ENTITY, "orders"),
-    "amqps://localhost:5672/orders": Address(Node.ENTITY, "orders"),
-    "sb://localhost:5672/a/b/c": Address(Node.ENTITY, "a/b/c"),
-    "Orders/$DeadLetterQueue": Address(Node.ENTITY, "Orders", dead_letter=True),
-    "orders/$deadletterqueue/$management": Address(Node.MANAGEMENT, "orders", dead_letter=True),
-    "orders/$Transfer/$DeadLetterQueue": Address(Node.ENTITY, "orders", transfer=True),
-    "orders/$management": Address(Node.MANAGEMENT, "orders"),
-    "$management": Address(Node.MANAGEMENT),
-    "news/Subscriptions/all": Address(Node.ENTITY, "news/Subscriptions/all"),
-    "news/subscriptions/all/$DeadLetterQueue": Address(Node.ENTITY, "news/subscriptions/all", dead_letter=True),
-    "sb://localhost/a%2Fb": Address(Node.ENTITY, "a/b"),
-    "contoso/x-servicebus-transfer/0": Address(Node.ENTITY, "contoso/x-servicebus-transfer/0"),
+    "$cbs": CBS,
+    "amqps://localhost:5672/$cbs": CBS,
+    "orders": Address(Node.ENTITY, "orders", "orders"),
+    "/orders/": Address(Node.ENTITY, "orders", "orders"),
+    "amqps://localhost:5672/orders": Address(Node.ENTITY, "orders", "orders"),
+    "sb://localhost:5672/a/b/c": Address(Node.ENTITY, "a/b/c", "a/b/c"),
+    "sb://localhost/a%2Fb": Address(Node.ENTITY, "a/b", "a/b"),
+    "Orders/$DeadLetterQueue": Address(Node.ENTITY, "orders" + DEAD, "Orders", dead_letter=True),
+    "q/$deadletterqueue/$management": Address(Node.MANAGEMENT, f"q{DEAD}/$management", "q", dead_letter=True),
+    "q/$Transfer/$DeadLetterQueue": Address(Node.ENTITY, f"q/$transfer{DEAD}", "q", transfer=True),
+    "orders/$management": Address(Node.MANAGEMENT, "orders/$management", "orders"),
+    "$management": Address(Node.MANAGEMENT, "$management"),
+    "t/Subscriptions/s": Address(Node.ENTITY, "t/subscriptions/s", "t/Subscriptions/s"),
+    "t/Subscriptions/s/$DeadLetterQueue": Address(
+        Node.ENTITY, "t/subscriptions/s" + DEAD, "t/Subscriptions/s", dead_letter=True
+    ),
+    "contoso/x-servicebus-transfer/0": Address(Node.ENTITY, *["contoso/x-servicebus-transfer/0"] * 2),
 }
 
 

@@ -24,6 +24,8 @@ class Address:
     """A parsed address. `entity` is '' for `$cbs` and for the namespace's own `$management`."""
 
     node: Node
+    path: str
+    """The address without scheme and host, in lower case: what tokens are for."""
     entity: str = ""
     dead_letter: bool = False
     transfer: bool = False
@@ -33,16 +35,16 @@ def parse_address(text: str) -> Address:
     """Understand `entity`, `entity/$DeadLetterQueue`, `…/$management`, `$cbs`, with or without `amqps://host:port/`."""
     _, scheme, rest = text.partition("://")
     path = unquote(rest.partition("/")[2] if scheme else text).strip("/")
-    lower = path.lower()
+    lower = whole = path.lower()
     if lower == "$cbs":
-        return Address(Node.CBS)
+        return Address(Node.CBS, whole)
     node = Node.ENTITY
     if lower == _MANAGEMENT[1:]:
-        return Address(Node.MANAGEMENT)
+        return Address(Node.MANAGEMENT, whole)
     if lower.endswith(_MANAGEMENT):
         node, lower = Node.MANAGEMENT, lower.removesuffix(_MANAGEMENT)
     transfer = lower.endswith(_TRANSFER_DEAD_LETTER)
     lower = lower.removesuffix(_TRANSFER_DEAD_LETTER)
     dead_letter = lower.endswith(_DEAD_LETTER)
     lower = lower.removesuffix(_DEAD_LETTER)
-    return Address(node, path[: len(lower)], dead_letter, transfer)
+    return Address(node, whole, path[: len(lower)], dead_letter, transfer)

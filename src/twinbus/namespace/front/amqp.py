@@ -30,12 +30,11 @@ from twinbus.amqp.events import (
     SessionBegun,
     SessionEnded,
 )
-from twinbus.amqp.link import Link
 from twinbus.amqp.limits import Limits
+from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState, Error
 from twinbus.amqp.session import Session
 from twinbus.namespace.engine import limits
-from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.faults import Fault, FaultKind, Point
 from twinbus.namespace.front import attaching, refusals
@@ -278,7 +277,7 @@ class AmqpConnection:
         translated = translate(request)
         if isinstance(translated, Refusal):
             request.answer(Reply.refused(translated))
-        elif not self.claims.allow(translated.claim, entity.path, self.driver.now()):
+        elif not self.claims.allow(translated.claim, request.address.path, self.driver.now()):
             request.answer(Reply.refused(refusals.unauthorized(translated.claim, entity.path)))
         else:
             respond = translated.respond

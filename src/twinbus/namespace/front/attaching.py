@@ -34,6 +34,7 @@ _DEFAULT_SESSION_WAIT = 60_000
 # .NET ticks (100 ns since year 1) at the Unix epoch.
 _EPOCH_TICKS = 621_355_968_000_000_000
 _SETTLED = 1
+_LARGEST_TRANSFER = 4 * limits.MIB
 
 
 def attach(connection: AmqpConnection, link: Link) -> Attached | Refusal | None:
@@ -51,7 +52,7 @@ def attach(connection: AmqpConnection, link: Link) -> Attached | Refusal | None:
     if entity is None:
         return refusals.not_found(address.entity)
     claim = Claim.LISTEN if receives else Claim.SEND
-    if not connection.claims.allow(claim, entity.path, connection.driver.now()):
+    if not connection.claims.allow(claim, address.path, connection.driver.now()):
         return refusals.unauthorized(claim, entity.path)
     fault = connection.strike(Point.ATTACH, entity.path, link.name)
     match fault.kind if fault is not None else None:
@@ -81,9 +82,9 @@ def accept_session(link: Link, session: str, locked_until: int) -> None:
 def claim_of(attached: Attached) -> tuple[Claim, str] | None:
     """What an attached link keeps needing."""
     if isinstance(attached, IncomingLink):
-        return Claim.SEND, attached.entity.path
+        return Claim.SEND, attached.address.path
     if isinstance(attached, OutgoingLink):
-        return Claim.LISTEN, attached.entity.path
+        return Claim.LISTEN, attached.address.path
     return None
 
 
@@ -98,10 +99,12 @@ def _attach_node(connection: AmqpConnection, link: Link, address: Address, *, re
 
 def _attach_sender(connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> Attached | Refusal:
     if address.dead_letter or address.transfer or isinstance(entity, Subscription):
-        return Refusal(Condition.NOT_ALLOWED, f"Messages cannot be sent to '{address.entity}': it is no queue or topic.")
+        return Refusal(
+            Condition.NOT_ALLOWED, f"Messages cannot be sent to '{address.entity}': it is no queue or topic."
+        )
     size = limits.MAX_MESSAGE_BYTES
     link.accept(max_message_size=size, properties={_BATCH_SIZE: ULong(size)})
-    incoming = IncomingLink(connection, link, entity)
+    incoming = IncomingLink(connection, link, entity, address)
     incoming.grant()
     return incoming
 
@@ -114,7 +117,7 @@ def _attach_receiver(connection: AmqpConnection, link: Link, entity: Entity, add
     if address.transfer:
         return Refusal(Condition.NOT_IMPLEMENTED, "Transfer dead-letter queues come with auto-forwarding.")
     peek_lock = link.snd_settle_mode != _SETTLED
-    receiver = OutgoingLink(connection, link, entity, peek_lock=peek_lock)
+    receiver = OutgoingLink(connection, link, entity, address)
     filters = (link.source.filter if isinstance(link.source, Source) else None) or {}
     if _SESSION_FILTER in filters and not address.dead_letter:
         wanted = filters[_SESSION_FILTER]

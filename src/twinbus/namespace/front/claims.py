@@ -11,7 +11,7 @@ from twinbus.namespace.front.sas import SasVerifier, token_expiry
 
 
 class Claims:
-    """The claims of one connection, by entity path in lower case."""
+    """The claims of one connection, by the path of the audience in lower case."""
 
     def __init__(self, verifier: SasVerifier, namespace: Namespace, *, peer_is_loopback: bool) -> None:
         self._verifier = verifier
@@ -21,14 +21,13 @@ class Claims:
 
     def put(self, audience: str, token: str, now: int) -> None:
         """Take a token into account; raises TokenRefusedError. `now` in milliseconds."""
-        entity = parse_address(audience).entity
-        rules = entity_rules(self._namespace, entity)
-        claims = self._verifier.verify(token, entity, rules, now / 1000, peer_is_loopback=self._loopback)
-        self._granted[entity.lower()] = (claims, (token_expiry(token) or 0) * 1000)
+        address = parse_address(audience)
+        rules = entity_rules(self._namespace, address.entity)
+        claims = self._verifier.verify(token, address.path, rules, now / 1000, peer_is_loopback=self._loopback)
+        self._granted[address.path] = (claims, (token_expiry(token) or 0) * 1000)
 
-    def allow(self, claim: Claim, entity: str, now: int) -> bool:
-        """Whether some token that is still valid covers the entity: its own, its parents', or the namespace's."""
-        path = entity.lower()
+    def allow(self, claim: Claim, path: str, now: int) -> bool:
+        """Whether some token that is still valid covers the path: its own, its parents', or the namespace's."""
         while True:
             claims, until = self._granted.get(path, (frozenset(), 0))
             if claim in claims and until > now:

@@ -27,6 +27,7 @@ from twinbus.namespace.engine.namespace import Entity
 from twinbus.namespace.engine.rows import Lane, Row
 from twinbus.namespace.faults import FaultKind, Point
 from twinbus.namespace.front import refusals
+from twinbus.namespace.front.addresses import Address
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection
@@ -57,11 +58,11 @@ def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[
 class OutgoingLink:
     """A receiver of one entity, as the engine and the peer see it."""
 
-    def __init__(self, connection: AmqpConnection, link: Link, entity: Entity, *, peek_lock: bool) -> None:
+    def __init__(self, connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> None:
         self._connection = connection
         self._link = link
         self.entity = entity
-        self._peek_lock = peek_lock
+        self.address = address
         self._sent = 0
         self._limit = 0
         self._granted = 0

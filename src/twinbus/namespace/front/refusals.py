@@ -58,5 +58,7 @@ def busy() -> Refusal:
     )
 
 
-INTERNAL = Refusal(Condition.INTERNAL_ERROR, "The service was unable to process the request; please retry the operation.")
+INTERNAL = Refusal(
+    Condition.INTERNAL_ERROR, "The service was unable to process the request; please retry the operation."
+)
 DETACHED = Refusal(Condition.DETACH_FORCED, "The link was detached by the service.")

@@ -15,6 +15,7 @@ from twinbus.namespace.engine.events import MessagesSent
 from twinbus.namespace.engine.namespace import Entity
 from twinbus.namespace.faults import Fault, FaultKind, Point
 from twinbus.namespace.front import refusals
+from twinbus.namespace.front.addresses import Address
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection
@@ -26,10 +27,11 @@ _CREDIT = 1000
 class IncomingLink:
     """A link that brings messages to one entity."""
 
-    def __init__(self, connection: AmqpConnection, link: Link, entity: Entity) -> None:
+    def __init__(self, connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> None:
         self._connection = connection
         self._link = link
         self.entity = entity
+        self.address = address
 
     def grant(self) -> None:
         """Let the peer send. Its credit is topped up as it is used."""
