@@ -134,16 +134,12 @@ class Link:
         target: Target | Described | None = None,
         properties: dict[Any, Any] | None = None,
         max_message_size: int | None = None,
-        tolerated_message_size: int | None = None,
         initial_delivery_count: int = 0,
         offered_capabilities: list[str] | None = None,
         snd_settle_mode: int | None = None,
         rcv_settle_mode: int | None = None,
     ) -> None:
-        """Answers the peer's attach. A terminus that is not given is echoed. Without effect once the link is gone.
-
-        What is larger than told but still tolerated reaches the application, to be refused there by its own outcome.
-        """
+        """Answers the peer's attach. A terminus that is not given is echoed. Without effect once the link is gone."""
         remote = self.remote
         if self.state is not LinkState.ATTACH_RECEIVED or remote is None:
             return
@@ -169,8 +165,8 @@ class Link:
 
     def limit_messages(self, max_message_size: int | None) -> None:
         """The largest message taken from the peer; 0 and None stand for the connection's own limit."""
-        if tolerated_message_size or max_message_size:
-            self._limit = tolerated_message_size or max_message_size
+        if max_message_size:
+            self._limit = max_message_size
 
     def refuse(self, error: Error) -> None:
         """§2.6.3: an attach whose own terminus is null, and a closing detach that says why."""
