@@ -8,7 +8,7 @@ from typing import Any
 from twinbus.namespace.engine.counters import Counters
 from twinbus.namespace.engine.descriptions import Description
 from twinbus.namespace.engine.effects import Answer, DetachReceiver, Step
-from twinbus.namespace.engine.events import Event, SessionReceiverAttached
+from twinbus.namespace.engine.events import Deleted, DescriptionChanged, Event, SessionReceiverAttached
 from twinbus.namespace.engine.records import kind_of, write_description
 from twinbus.namespace.engine.refusals import not_found
 from twinbus.namespace.engine.rows import Lane, PutEntity
@@ -55,6 +55,11 @@ class Life:
             self.counters.changed = True
             return False
         return True
+
+
+def confirm(event: DescriptionChanged | Deleted, step: Step) -> None:
+    if event.reply is not None:
+        step.effects.append(Answer(event.reply, None))
 
 
 def refuse_as_gone(event: Event, path: str) -> Step:

@@ -24,7 +24,7 @@ from twinbus.namespace.engine.events import (
     ScheduleCancelled,
     TimerFired,
 )
-from twinbus.namespace.engine.life import Life, refuse_as_gone
+from twinbus.namespace.engine.life import Life, confirm, refuse_as_gone
 from twinbus.namespace.engine.rows import Lane, MoveRow, Need, PutRow, Row
 from twinbus.namespace.engine.schedule import Schedule, remaining
 from twinbus.namespace.engine.shelf import Shelf, Supplies
@@ -94,7 +94,7 @@ class Queue:
                 self._changed(event, now, step)
             case Deleted():
                 self._delete(now, step)
-                step.effects.append(Answer(event.reply, None))
+                confirm(event, step)
             case _:
                 asking = receiving.decide(shelf, event, now, step)
                 if asking is not None:
@@ -198,7 +198,7 @@ class Queue:
         receiving.change_settings(self.shelf, description, now, step)
         self._rearm(now)
         step.writes.append(self.life.record(description))
-        step.effects.append(Answer(event.reply, None))
+        confirm(event, step)
 
     def _delete(self, now: int, step: Step) -> None:
         receiving.close(self.shelf, now, step)

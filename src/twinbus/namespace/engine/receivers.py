@@ -35,14 +35,23 @@ class Consumer:
 class Feed:
     """Rows in order, and the receivers with credit for them, in turn."""
 
-    __slots__ = ("deferred_lane", "hungry", "lane", "session", "window")
+    __slots__ = ("attending", "hungry", "session", "window")
 
-    def __init__(self, window: Window, deferred_lane: int, session: HeldSession | None = None) -> None:
+    def __init__(self, window: Window, session: HeldSession | None = None) -> None:
         self.window = window
-        self.lane = window.lane
-        self.deferred_lane = deferred_lane
         self.session = session
+        self.attending = 0
         self.hungry: deque[Consumer] = deque()
+
+    def enter(self, consumer: Consumer) -> None:
+        consumer.feed = self
+        self.attending += 1
+        self.window.attend(True)
+
+    def exit(self) -> None:
+        self.attending -= 1
+        if not self.attending:
+            self.window.attend(False)
 
     def queue_up(self, consumer: Consumer) -> None:
         if not consumer.hungry:

@@ -107,7 +107,7 @@ def _attach(shelf: Shelf, event: ReceiverAttached, step: Step) -> None:
         refusal = disabled(shelf.path, "receives")
     else:
         consumer = Consumer(event.receiver, event.peek_lock)
-        consumer.feed = shelf.dead if event.dead_letter else shelf.main
+        (shelf.dead if event.dead_letter else shelf.main).enter(consumer)
         shelf.consumers[event.receiver] = consumer
     step.effects.append(Answer(event.reply, refusal))
 
@@ -122,6 +122,8 @@ def _detach(shelf: Shelf, event: ReceiverDetached, now: int, step: Step) -> None
         shelf.sessions.stop_waiting(consumer)
     elif consumer.feed.session is not None:
         seating.give_up(shelf, consumer.feed.session, now, step, failed=False)
+    else:
+        consumer.feed.exit()
 
 
 def detach_all(shelf: Shelf, now: int, step: Step, refusal: Refusal) -> None:

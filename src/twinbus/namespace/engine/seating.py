@@ -109,7 +109,7 @@ def _hold(shelf: Shelf, consumer: Consumer, session: str, now: int, step: Step) 
     held = HeldSession(session, consumer, until)
     empty = shelf.counters.lanes[Lane.ACTIVE] == 0
     window = Window(shelf.counters.queue, Lane.ACTIVE, shelf.supplies.budget, session=session, empty=empty)
-    held.feed = consumer.feed = Feed(window, Lane.DEFERRED, held)
+    held.feed = consumer.feed = Feed(window, held)
     shelf.sessions.held[session] = held
     shelf.sessions.deadlines.set(session, until)
     shelf.sessions.rotation = session

@@ -61,8 +61,8 @@ class Shelf:
         self.locks = Locks()
         self.consumers: dict[Any, Consumer] = {}
         self.sessions = Sessions()
-        self.main = self._feed(Lane.ACTIVE, Lane.DEFERRED)
-        self.dead = self._feed(Lane.DEAD, Lane.DEAD_DEFERRED)
+        self.main = self._feed(Lane.ACTIVE)
+        self.dead = self._feed(Lane.DEAD)
         self.next_expiry = next_expiry
         """Nothing expires before; None: nothing ever will."""
         self.pending: list[Feed] = []
@@ -70,9 +70,9 @@ class Shelf:
         self.next_timer: int | None = next_expiry
         """Nothing is to be done by itself before. It may come for nothing: then it is worked out anew."""
 
-    def _feed(self, lane: Lane, deferred_lane: Lane) -> Feed:
+    def _feed(self, lane: Lane) -> Feed:
         queue, empty = self.counters.queue, self.counters.lanes[lane] == 0
-        return Feed(Window(queue, lane, self.supplies.budget, empty=empty), deferred_lane)
+        return Feed(Window(queue, lane, self.supplies.budget, empty=empty))
 
     def arm(self, at: int) -> None:
         if self.next_timer is None or at < self.next_timer:

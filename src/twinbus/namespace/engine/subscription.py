@@ -20,7 +20,7 @@ from twinbus.namespace.engine.events import (
     ScheduleCancelled,
     TimerFired,
 )
-from twinbus.namespace.engine.life import Life, refuse_as_gone
+from twinbus.namespace.engine.life import Life, confirm, refuse_as_gone
 from twinbus.namespace.engine.overlays import dead_letter_properties, merged
 from twinbus.namespace.engine.refusals import not_allowed
 from twinbus.namespace.engine.rows import Lane, PutRow, Row
@@ -103,7 +103,7 @@ class Subscription:
                 self._changed(event, now, step)
             case Deleted():
                 self.delete(now, step)
-                step.effects.append(Answer(event.reply, None))
+                confirm(event, step)
             case _:
                 asking = receiving.decide(shelf, event, now, step)
                 if asking is not None:
@@ -148,7 +148,7 @@ class Subscription:
         receiving.change_settings(self.shelf, description, now, step)
         self._rearm(now)
         step.writes.append(self.life.record(description))
-        step.effects.append(Answer(event.reply, None))
+        confirm(event, step)
 
     def delete(self, now: int, step: Step) -> None:
         receiving.close(self.shelf, now, step)

@@ -26,7 +26,7 @@ from twinbus.namespace.engine.events import (
     SessionReceiverAttached,
     TimerFired,
 )
-from twinbus.namespace.engine.life import Life, refuse_as_gone
+from twinbus.namespace.engine.life import Life, confirm, refuse_as_gone
 from twinbus.namespace.engine.receiving import ReceivingEvent, follow_up
 from twinbus.namespace.engine.refusals import not_allowed
 from twinbus.namespace.engine.rows import DropEntity, DropRow, Need, PutBody, Row
@@ -115,7 +115,7 @@ class Topic:
                 self._changed(event, now, step)
             case Deleted():
                 self._delete(now, step)
-                step.effects.append(Answer(event.reply, None))
+                confirm(event, step)
             case _:
                 self._refuse(event, step)
         if self.counters.changed:
@@ -225,7 +225,7 @@ class Topic:
             self.seen.window = description.duplicate_window
         self._rearm()
         step.writes.append(self.life.record(description))
-        step.effects.append(Answer(event.reply, None))
+        confirm(event, step)
 
     def _delete(self, now: int, step: Step) -> None:
         """With all its subscriptions."""

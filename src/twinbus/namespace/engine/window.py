@@ -16,6 +16,7 @@ from twinbus.namespace.engine.rows import NextRows, Row, RowsBySeq
 
 MAX_ROWS: Final = 256
 MAX_BYTES: Final = 256 * KIB
+_LEAST_BYTES: Final = 16 * KIB  # read even when the budget is spent: whoever has credit must be served
 MAX_RETURNED: Final = 4096
 """Beyond this many returned rows it is cheaper to read the lane again from the first of them."""
 
@@ -33,7 +34,18 @@ class Budget:
 class Window:
     """The front of one lane, in the order of sequence numbers."""
 
-    __slots__ = ("_budget", "_bytes", "_complete", "_cursor", "_returned", "_rows", "lane", "queue", "session")
+    __slots__ = (
+        "_budget",
+        "_bytes",
+        "_complete",
+        "_cursor",
+        "_returned",
+        "_rows",
+        "attended",
+        "lane",
+        "queue",
+        "session",
+    )
 
     def __init__(self, queue: int, lane: int, budget: Budget, *, session: str | None = None, empty: bool) -> None:
         self.queue = queue
@@ -45,6 +57,8 @@ class Window:
         self._returned: list[tuple[int, int]] = []  # a heap of (seq, size), all at or before the cursor
         self._cursor = 0
         self._complete = empty  # nothing is stored beyond the cursor
+        self.attended = session is not None
+        """Somebody receives from here. Where nobody does, messages stay in memory only while there is plenty."""
 
     def append(self, row: Row) -> None:
         """A new row came to the tail of the lane. It is kept only if nothing unread stands before it."""
@@ -52,7 +66,8 @@ class Window:
             return
         size = row.size
         budget = self._budget
-        if len(self._rows) < MAX_ROWS and self._bytes + size <= MAX_BYTES and budget.used + size <= budget.limit:
+        limit = budget.limit if self.attended else budget.limit >> 1
+        if len(self._rows) < MAX_ROWS and self._bytes + size <= MAX_BYTES and budget.used + size <= limit:
             self._rows.append(row)
             self._bytes += size
             budget.used += size
@@ -90,7 +105,8 @@ class Window:
     def need(self) -> NextRows | RowsBySeq:
         """What to read when `take` has nothing although the window is not exhausted."""
         if not self._returned:
-            return NextRows(self.queue, self.lane, self._cursor, MAX_ROWS, MAX_BYTES, self.session)
+            room = max(_LEAST_BYTES, min(MAX_BYTES, self._budget.limit - self._budget.used))
+            return NextRows(self.queue, self.lane, self._cursor, MAX_ROWS, room, self.session)
         before = self._rows[0].seq if self._rows else self._cursor + 1
         seqs: list[int] = []
         room = MAX_BYTES
@@ -119,15 +135,23 @@ class Window:
             self._charge(sum(row.size for row in kept) - self._bytes)
             self._rows = deque(kept)
 
+    def attend(self, attended: bool) -> None:
+        """Where nobody receives any more, what was read for receivers goes back to where it came from."""
+        self.attended = attended
+        if not attended and self._rows:
+            self._rewind()
+
     def close(self) -> None:
         self._charge(-self._bytes)
         self._rows.clear()
         self._returned.clear()
 
     def _rewind(self) -> None:
-        first = min(self._returned[0][0], self._rows[0].seq) if self._rows else self._returned[0][0]
+        first = [self._rows[0].seq] if self._rows else []
+        if self._returned:
+            first.append(self._returned[0][0])
         self.close()
-        self._cursor = first - 1
+        self._cursor = min(first) - 1
         self._complete = False
 
     def _charge(self, size: int) -> None:
