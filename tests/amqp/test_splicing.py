@@ -33,7 +33,7 @@ def deliver(raw: bytes, **changes: Any) -> bytes:
 
 
 @given(strategies.parts, strategies.bodies)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_delivery_adds_ours_and_keeps_what_the_sender_gave(parts: dict[str, Any], body: dict[str, Any]) -> None:
     raw = message(**parts, **body)
     before, after = split(raw), split(deliver(raw, delivery_count=3))
@@ -52,7 +52,7 @@ def test_a_delivery_adds_ours_and_keeps_what_the_sender_gave(parts: dict[str, An
 
 
 @given(strategies.parts, strategies.bodies, strategies.application_properties)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_an_overlay_is_merged_into_the_application_properties(
     parts: dict[str, Any], body: dict[str, Any], overlay: dict[str, Any]
 ) -> None:

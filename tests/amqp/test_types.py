@@ -156,7 +156,7 @@ def test_encodings_we_never_write_are_read_all_the_same(wire: str, value: Any) -
 
 
 @given(strategies.values)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_any_value_round_trips_with_its_type(value: Any) -> None:
     raw = encode(value)
     found, end = decode(raw)
@@ -167,14 +167,14 @@ def test_any_value_round_trips_with_its_type(value: Any) -> None:
 
 
 @given(strategies.values, st.binary(max_size=8), st.binary(max_size=8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_value_is_found_in_the_midst_of_other_bytes(value: Any, before: bytes, behind: bytes) -> None:
     raw = encode(value)
     assert decode(before + raw + behind, len(before)) == (value, len(before) + len(raw))
 
 
 @given(strategies.values)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_truncation_is_a_decode_error(value: Any) -> None:
     raw = encode(value)
     for end in range(0, len(raw), max(1, len(raw) // 40)):
@@ -185,7 +185,7 @@ def test_every_truncation_is_a_decode_error(value: Any) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_random_bytes_give_a_value_or_a_decode_error(raw: bytes) -> None:
     try:
         value, end = decode(raw)

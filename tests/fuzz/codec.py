@@ -13,6 +13,7 @@ from random import Random
 from uuid import UUID
 
 from tests.amqp.joined import Accepting, Joined, cut
+from tests.fuzz import unruly
 from twinbus.amqp.conditions import Condition, DecodeError
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed, Event
@@ -172,7 +173,7 @@ def try_message(chance: Random) -> bool:
         except DecodeError:
             sound = False
     try:
-        read_envelope(raw)
+        raw = read_envelope(raw).raw
     except DecodeError:
         return False
     # What was taken can be given an id and be delivered, and is well formed afterwards.
@@ -252,10 +253,7 @@ def try_connection(chance: Random, tally: Tally) -> bool:
         session = core.begin()
         session.attach("to-0", SENDER, source=Source("here"), target=Target("queue"))
         session.attach("from-1", RECEIVER, source=Source("queue"), target=Target("here"))
-    pieces = list(TO_SERVER if as_server else TO_CLIENT)
-    for _ in range(chance.choice((1, 1, 2, 5))):
-        index = chance.randrange(len(pieces))
-        pieces[index] = _damaged(pieces[index], chance, pieces)
+    pieces = _damaged_recording(chance, as_server) if chance.random() < 0.6 else unruly.conversation(chance, as_server)
     application = Accepting(core)
     events: list[Event] = []
     said = 0
@@ -268,6 +266,14 @@ def try_connection(chance: Random, tally: Tally) -> bool:
             _check_bounds(core, tally)
     _check_end(core, events, said, sum(map(len, pieces)))
     return not core.is_closed
+
+
+def _damaged_recording(chance: Random, as_server: bool) -> list[bytes]:
+    pieces = list(TO_SERVER if as_server else TO_CLIENT)
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        index = chance.randrange(len(pieces))
+        pieces[index] = _damaged(pieces[index], chance, pieces)
+    return pieces
 
 
 def _damaged(piece: bytes, chance: Random, others: list[bytes]) -> bytes:

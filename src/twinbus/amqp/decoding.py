@@ -66,7 +66,7 @@ def skip(buf: bytes, pos: int) -> int:
         code = buf[pos]
         if code == 0:
             return _skip_described(buf, pos)
-        width = _WIDTHS[code]
+        width = WIDTHS[code]
         if width >= 0:
             pos += 1 + width
         elif width == -1:
@@ -316,4 +316,4 @@ _DECODERS: tuple[Decoder, ...] = tuple(
 
 # Bytes after the constructor, by its upper half (§1.2); -1 and -4: as many as the next 1 or 4 bytes say.
 _CLASSES = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16, 0xA: -1, 0xB: -4, 0xC: -1, 0xD: -4, 0xE: -1, 0xF: -4}
-_WIDTHS: tuple[int, ...] = tuple(_CLASSES[code >> 4] if code in _TYPES else -9 for code in range(256))
+WIDTHS: tuple[int, ...] = tuple(_CLASSES[code >> 4] if code in _TYPES else -9 for code in range(256))

@@ -4,7 +4,7 @@ The messages were validated when they arrived (`read_envelope`). Properties, bod
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from uuid import UUID
 
@@ -30,12 +30,13 @@ from twinbus.amqp.layout import (
 from twinbus.amqp.values import ULong
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Items:
-    """Encoded keys and values of a map; `count` counts both, as AMQP does."""
+    """Encoded keys and values of a map; `count` counts both, as AMQP does. `names`, if given, are the keys' texts."""
 
     count: int
     raw: bytes
+    names: frozenset[bytes] | None = field(default=None, compare=False, repr=False)
 
 
 NO_ITEMS = Items(0, b"")
@@ -48,9 +49,10 @@ def items(values: Mapping[str, object]) -> Items:
 
 def lock_token(token: UUID) -> Items:
     """The delivery annotation that tells the lock token."""
-    return Items(2, _LOCK_TOKEN + token.bytes)
+    return Items(2, _LOCK_TOKEN + token.bytes, _LOCK_TOKEN_NAME)
 
 
+_LOCK_TOKEN_NAME = frozenset((b"x-opt-lock-token",))
 _LOCK_TOKEN = encode_symbol("x-opt-lock-token") + b"\x98"
 _SEQUENCE_KEY = encode_symbol("x-opt-sequence-number") + b"\x81"
 _ENQUEUED_KEY = encode_symbol("x-opt-enqueued-time") + b"\x83"
@@ -77,27 +79,43 @@ def broker_annotations(
     deadletter_source: str | None = None,
 ) -> Items:
     raw = _FIRST_TWO(_SEQUENCE_KEY, seq, _ENQUEUED_KEY, enqueued_ms)
-    count = 4
+    given = 0
     if locked_until_ms is not None:
         raw += _LOCKED(_LOCKED_UNTIL_KEY, locked_until_ms)
-        count += 2
+        given |= 1
     if enqueued_seq is not None:
         raw += _ENQUEUED_SEQUENCE_KEY + _I64(enqueued_seq)
-        count += 2
+        given |= 2
     if partition_key is not None:
         raw += _PARTITION_KEY + encode_str(partition_key)
-        count += 2
+        given |= 4
     if scheduled_ms is not None:
         raw += _SCHEDULED_KEY + _I64(scheduled_ms)
-        count += 2
+        given |= 8
     if state is not None:
         raw += _STATE_KEY + _I32(state)
-        count += 2
+        given |= 16
     if deadletter_source is not None:
         raw += _DEADLETTER_SOURCE_KEY + encode_str(deadletter_source)
-        count += 2
-    return Items(count, raw)
+        given |= 32
+    names = _NAMES[given]
+    return Items(2 * len(names), raw, names)
 
+
+_OPTIONAL_NAMES = (
+    b"x-opt-locked-until",
+    b"x-opt-enqueue-sequence-number",
+    b"x-opt-partition-key",
+    b"x-opt-scheduled-enqueue-time",
+    b"x-opt-message-state",
+    b"x-opt-deadletter-source",
+)
+# By which of the optional annotations are given, one bit each.
+_NAMES = tuple(
+    frozenset((b"x-opt-sequence-number", b"x-opt-enqueued-time"))
+    | {name for bit, name in enumerate(_OPTIONAL_NAMES) if given & 1 << bit}
+    for given in range(64)
+)
 
 _HEADER = b"\x00\x53\x70"
 _NULL = b"\x40"
@@ -205,7 +223,11 @@ def _name(key: bytes) -> bytes:
 def _merged(raw: bytes, start: int, ours: Items) -> Items:
     """The sender's map and ours; ours wins where both have a key."""
     count, pos = map_items(raw, start)
-    set_by_us = {_name(key) for key, _ in _pairs(ours.raw, ours.count, 0)}
+    if count == 0:
+        return ours
+    set_by_us = ours.names
+    if set_by_us is None:
+        set_by_us = frozenset(_name(key) for key, _ in _pairs(ours.raw, ours.count, 0))
     kept = [key + value for key, value in _pairs(raw, count, pos) if _name(key) not in set_by_us]
     return Items(2 * len(kept) + ours.count, b"".join(kept) + ours.raw)
 

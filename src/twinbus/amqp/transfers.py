@@ -100,56 +100,63 @@ _USUAL_TAILS = frozenset(
 def read_transfer(buf: bytes, pos: int, end: int) -> TransferFields:
     """The transfer whose list begins at `pos`, in a frame that ends at `end`."""
     count, pos, stop = _list_at(buf, pos, end)
-    if count == 0:
-        raise AmqpError(Condition.INVALID_FIELD, "Transfer.handle is missing")
+    if count < 6:
+        return _short_transfer(buf, pos, stop, count)
     if count > 11:
         raise DecodeError(f"a transfer with {count} fields")
     handle, pos = _uint(buf, pos)
     if handle is None:
         raise AmqpError(Condition.INVALID_FIELD, "Transfer.handle is missing")
-    delivery_id = tag = message_format = settled = None
-    more = False
-    extras = NO_EXTRAS
-    if count > 3:
-        if buf[pos] == 0x70:
-            delivery_id = _u32_at(buf, pos + 1)[0]
-            pos += 5
-        else:
-            delivery_id, pos = _uint(buf, pos)
-        if buf[pos] == 0xA0:
-            start = pos + 2
-            pos = start + buf[pos + 1]
-            tag = buf[start:pos]
-        else:
-            tag, pos = _tag(buf, pos)
-        if buf[pos] == 0x43:
-            message_format = 0
-            pos += 1
-        else:
-            message_format, pos = _uint(buf, pos)
-        if count > 5:
-            flags = _FLAGS.get(buf[pos : pos + 2])
-            if flags is not None:
-                settled, more = flags
-                pos += 2
-            else:
-                settled, pos = _bool(buf, pos)
-                found, pos = _bool(buf, pos)
-                more = found is True
-            if count > 6:
-                if stop - pos == count - 6 and buf[pos:stop] in _USUAL_TAILS:
-                    pos = stop
-                else:
-                    extras, pos = _extras(buf, pos, count - 6)
-        elif count == 5:
-            settled, pos = _bool(buf, pos)
-    elif count > 1:
+    delivery_id: int | None
+    if buf[pos] == 0x70:
+        delivery_id = _u32_at(buf, pos + 1)[0]
+        pos += 5
+    else:
         delivery_id, pos = _uint(buf, pos)
-        if count > 2:
-            tag, pos = _tag(buf, pos)
+    tag: bytes | None
+    if buf[pos] == 0xA0:
+        start = pos + 2
+        pos = start + buf[pos + 1]
+        tag = buf[start:pos]
+    else:
+        tag, pos = _tag(buf, pos)
+    message_format, pos = _uint(buf, pos)
+    flags = _FLAGS.get(buf[pos : pos + 2])
+    if flags is not None:
+        settled, more = flags
+        pos += 2
+    else:
+        settled, pos = _bool(buf, pos)
+        found, pos = _bool(buf, pos)
+        more = found is True
+    extras = NO_EXTRAS
+    if stop - pos == count - 6 and buf[pos:stop] in _USUAL_TAILS:
+        pos = stop
+    elif count > 6:
+        extras, pos = _extras(buf, pos, count - 6)
     if pos != stop:
         raise DecodeError("a transfer does not end where it says")
     return handle, delivery_id, tag, message_format, settled, more, extras, stop
+
+
+def _short_transfer(buf: bytes, pos: int, stop: int, count: int) -> TransferFields:
+    """A transfer whose list ends before `more`: the later parts of a delivery are often written so."""
+    handle = delivery_id = tag = message_format = settled = None
+    if count > 0:
+        handle, pos = _uint(buf, pos)
+    if count > 1:
+        delivery_id, pos = _uint(buf, pos)
+    if count > 2:
+        tag, pos = _tag(buf, pos)
+    if count > 3:
+        message_format, pos = _uint(buf, pos)
+    if count > 4:
+        settled, pos = _bool(buf, pos)
+    if pos != stop:
+        raise DecodeError("a transfer does not end where it says")
+    if handle is None:
+        raise AmqpError(Condition.INVALID_FIELD, "Transfer.handle is missing")
+    return handle, delivery_id, tag, message_format, settled, False, NO_EXTRAS, stop
 
 
 _FLAGS: dict[bytes, tuple[bool | None, bool]] = {
