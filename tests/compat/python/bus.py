@@ -107,7 +107,7 @@ class Bus:
         self._handlers.append(handler)
 
     async def use(self, handler: Handler) -> None:
-        """Open it and do what it is for: AMQP refuses a link by attaching and detaching it, so it may seem open first."""
+        """Open it and do what it is for: AMQP refuses a link by attaching, then detaching it, so it may seem open."""
         await self.open(handler)
         if hasattr(handler, "receive_messages"):
             await handler.receive_messages(max_wait_time=PATIENCE)
