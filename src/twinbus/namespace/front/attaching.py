@@ -100,10 +100,12 @@ def _attach_node(connection: AmqpConnection, link: Link, address: Address, *, re
 def _attach_sender(connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> Attached | Refusal:
     if address.dead_letter or address.transfer or isinstance(entity, Subscription):
         return Refusal(
-            Condition.NOT_ALLOWED, f"Messages cannot be sent to '{address.entity}': it is no queue or topic."
+            Condition.NOT_ALLOWED, f"Messages cannot be sent to '{address.path}': it is neither a queue nor a topic."
         )
     size = limits.MAX_MESSAGE_BYTES
     link.accept(max_message_size=size, properties={_BATCH_SIZE: ULong(size)})
+    # A message too large is rejected by itself: a detach would take the link from its neighbours.
+    link.limit_messages(_LARGEST_TRANSFER)
     incoming = IncomingLink(connection, link, entity, address)
     incoming.grant()
     return incoming
