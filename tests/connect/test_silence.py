@@ -236,3 +236,21 @@ async def test_a_cancelled_call_leaves_the_sender_usable(bus: ServiceBusConnecti
         await task
     peer.answers = True
     await sender.send([Message(b"2")])
+
+
+async def test_a_peer_that_does_not_read_holds_back_the_sender_until_it_does(
+    bus: ServiceBusConnection, peer: Peer
+) -> None:
+    peer.max_message_size, peer.credit = 1_000_000, 1000
+    sender = await bus.sender("q")
+    await sender.room()
+    transport = peer.line.transport
+    assert transport is not None
+    transport.pause_reading()
+    messages = [Message(bytes(900_000)) for _ in range(30)]
+    with pytest.raises(OperationTimeoutError) as caught:
+        await sender.send(messages, timeout=SHORT)
+    assert caught.value.failed == tuple(messages)
+    transport.resume_reading()
+    await sender.send([Message(b"last")])
+    assert len(peer.received) < 30

@@ -184,11 +184,13 @@ class ReceivingLink(Attachment):
     def disposed(self, event: Disposed) -> None:
         if event.role is not SENDER or not event.settled:
             return
-        settling = self._settling
+        settling, last, error = self._settling, None, None
         for number in event.delivery_ids:
             settlement = settling.pop(number, None)
             if settlement is not None:
-                settlement.answered(number, refusal(event.state, settlement.asked, self.entity))
+                if settlement is not last:
+                    last, error = settlement, refusal(event.state, settlement.asked, self.entity)
+                settlement.answered(number, error)
 
     def failed(self, error: ServiceBusError) -> None:
         if self._peek_lock:

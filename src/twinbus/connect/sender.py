@@ -89,13 +89,15 @@ class Sender:
 
         After a broken link it fails until `room` (or any other call) has attached again.
         """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._link is None or self._is_closed:
+        link = self._link
+        if link is None or self._is_closed:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             future.set_exception(ServiceBusConnectionError("the sender is not attached", entity=self.entity))
-        else:
-            loop = self._link.wire.loop
-            self._link.submit(self._encode(message), 0, Confirmation(future, loop.time() + self.timeout))
-        return future
+            return future
+        loop = link.wire.loop
+        confirmation = Confirmation(loop.create_future(), loop.time() + self.timeout)
+        link.submit(self._encode(message), 0, confirmation)
+        return confirmation.future
 
     async def room(self, *, timeout: float | None = None) -> None:
         """Waits until the next message can leave at once; attaches if need be."""

@@ -113,7 +113,7 @@ class SendingLink(Attachment):
             self._outbox.append((payload, message_format, confirmation, key))
         else:
             self._transfer(payload, message_format, confirmation, key)
-            self.wire.flush_soon()
+            self.wire.flush_soon(len(payload))
         if confirmation.deadline != inf and self._sweeper is None and self.error is None:
             self._sweeper = self.wire.loop.call_at(confirmation.deadline, self._sweep)
 

@@ -31,6 +31,7 @@ from twinbus.connect.errors import ConnectionClosedError, ServiceBusConnectionEr
 if TYPE_CHECKING:
     from twinbus.connect.attachment import Attachment
 
+MUCH_BYTES: Final = 256 * 1024  # a caller that never pauses meets the socket's back-pressure here
 LAST_WORDS_SECONDS: Final = 5.0  # a peer that does not read what is left is cut off then
 
 
@@ -57,6 +58,7 @@ class Wire(asyncio.Protocol):
         self._when_lost: list[Callable[[], None]] = []
         self._waiting_to_write: deque[asyncio.Future[None]] = deque()
         self._flushing = False
+        self._unflushed = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._last_words: asyncio.TimerHandle | None = None
@@ -107,9 +109,12 @@ class Wire(asyncio.Protocol):
     def when_lost(self, call: Callable[[], None]) -> None:
         self._when_lost.append(call)
 
-    def flush_soon(self) -> None:
-        """Send what is there at the end of this turn of the loop, all in one write."""
-        if not self._flushing:
+    def flush_soon(self, size: int = 0) -> None:
+        """Send what is there at the end of this turn of the loop, all in one write; much of it, at once."""
+        self._unflushed += size
+        if self._unflushed > MUCH_BYTES:
+            self._flush()
+        elif not self._flushing:
             self._flushing = True
             self.loop.call_soon(self._flush)
 
@@ -156,6 +161,7 @@ class Wire(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
+        self._unflushed = 0
         transport = self._transport
         if transport is None:
             return
@@ -187,17 +193,17 @@ class Wire(asyncio.Protocol):
     def _handle(self, event: Event) -> None:
         match event:
             case Delivered():
-                _attachment(event.link.session.context).delivered(event)
+                event.link.session.context.delivered(event)
             case Disposed():
-                _attachment(event.session.context).disposed(event)
+                event.session.context.disposed(event)
             case LinkFlowed():
-                _attachment(event.link.session.context).flowed(event.link)
+                event.link.session.context.flowed(event.link)
             case LinkAccepted():
-                _attachment(event.link.session.context).accepted(event.link)
+                event.link.session.context.accepted(event.link)
             case LinkDetached():
-                _attachment(event.link.session.context).detached(event.link, event.error)
+                event.link.session.context.detached(event.link, event.error)
             case SessionEnded():
-                _attachment(event.session.context).ended(event.error)
+                event.session.context.ended(event.error)
             case Opened():
                 if not self.opened.done():
                     self.opened.set_result(None)
@@ -209,7 +215,3 @@ class Wire(asyncio.Protocol):
                 pass
             case _:
                 assert_never(event)
-
-
-def _attachment(context: object) -> Attachment:
-    return cast("Attachment", context)
