@@ -245,6 +245,8 @@ class TestDamage:
             store.commit([*put(5_000), *(DropRow(1, Lane.ACTIVE, seq) for seq in range(1, 2_001))])
         assert next_seqs(store, after=4_000) == []
         assert store.load(NextRows(1, 0, 0, 1, 1))[0].seq == 1
+        store.commit(put(6_000))
+        assert next_seqs(store, after=4_000) == [6_000]
         store.close()
 
 
