@@ -79,10 +79,10 @@ class TestRows:
         assert next_seqs(home.store, queue=2) == list(range(1, 101))
 
     def test_drops_of_consecutive_numbers_in_several_lanes_and_queues_take_all_of_them(self, home: Home) -> None:
-        home.commit(put(1, 5), put(2, 6, lane=Lane.DEAD), put(3, 7, queue=2))
-        home.commit(DropRow(1, Lane.ACTIVE, 1), DropRow(1, Lane.DEAD, 2), DropRow(2, Lane.ACTIVE, 3))
+        home.commit(put(1, 5), put(2, 6, lane=Lane.DEAD), put(3, 7, queue=2, lane=Lane.DEAD))
+        home.commit(DropRow(1, Lane.ACTIVE, 1), DropRow(1, Lane.DEAD, 2), DropRow(2, Lane.DEAD, 3))
         assert everything(home.store) == [row(5), row(6, lane=Lane.DEAD)]
-        assert everything(home.store, 2) == [row(7, queue=2)]
+        assert everything(home.store, 2) == [row(7, queue=2, lane=Lane.DEAD)]
 
     def test_a_drop_or_move_of_a_row_that_is_not_there_does_nothing(self, home: Home) -> None:
         home.commit(put(1))
