@@ -42,6 +42,9 @@ class Receiver:
     locked_until: int | None = None
     refusal: Refusal | None = None
 
+    def holds(self, session: str) -> bool:
+        return self.session == session
+
     @property
     def rows(self) -> list[Row]:
         return [delivery.row for delivery in self.deliveries]
@@ -209,7 +212,7 @@ class Bus:
         self.apply(outcome)
         return None
 
-    def update(self, path: str, **changes: Any) -> Refusal | None:
+    def update(self, path: str, /, **changes: Any) -> Refusal | None:
         description = replace(self.entity(path).description, **changes)
         outcome = self.namespace.update(description, self.now)
         if isinstance(outcome, Refusal):

@@ -50,7 +50,7 @@ class SeenIds:
             _, at = self._ids.popitem(last=False)
             self._covered_since = max(self._covered_since or 0, at + 1)
         if self.purge_at is None:
-            self.purge_at = now + self.window
+            self.purge_at = now + self.window + 1
 
     def purge(self, now: int, writes: list[Write]) -> None:
         """Forget what the window has passed, from time to time."""
@@ -60,7 +60,7 @@ class SeenIds:
         self._prune(since)
         writes.append(ForgetSeenIds(self.queue, since))
         # After a restart memory is empty but the store may not be: one more purge finds what is left of it.
-        self.purge_at = now + self.window if self._ids or self.purge_at == 0 else None
+        self.purge_at = now + self.window + 1 if self._ids or self.purge_at == 0 else None
 
     def _prune(self, since: int) -> None:
         ids = self._ids

@@ -148,18 +148,20 @@ class Topic:
             step.effects.append(Answer(event.reply, refusal))
             return
         messages = yield from sift(event.messages, self.seen, now, step)
-        seqs, published = self._store(messages, now, step)
+        stored, published = self._store(messages, now, step)
+        # A ping or a duplicate is answered like the others: with a number, which nothing has.
+        seqs = [seq or self.counters.take_seq() for seq in stored]
         yield from self._publish(published, now, step)
         meter(self.path, Operation.SCHEDULE, event.messages, step)
         step.effects.append(Answer(event.reply, seqs))
 
     def _store(self, messages: Iterable[Envelope | None], now: int, step: Step) -> tuple[list[int], list[Published]]:
-        """Schedule what is to wait; the numbers of all, and what is to be published now."""
+        """Schedule what is to wait. The numbers given, 0 for what is not stored; and what is to be published now."""
         seqs: list[int] = []
         published: list[Published] = []
         for message in messages:
-            if message is None:  # a ping or a duplicate: answered like the others
-                seqs.append(self.counters.take_seq())
+            if message is None:
+                seqs.append(0)
                 continue
             raw = message.raw
             if message.message_id is None:
