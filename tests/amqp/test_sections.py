@@ -75,7 +75,6 @@ WRONG = {
     "data and value": DATA + VALUE,
     "data and sequence": DATA + SEQUENCE,
     "properties behind the body": DATA + PROPERTIES,
-    "a body behind the footer": FOOTER + DATA,
     "an unknown section": b"\x00\x53\x79\x45",
     "a section below the header": b"\x00\x53\x6f\x45",
     "no descriptor": b"\x53\x75\xa0\x01x",
@@ -143,6 +142,15 @@ def test_delivery_annotations_that_the_python_sdk_writes_last_are_put_in_their_p
     assert read_envelope(header + PROPERTIES + DATA + DELIVERY).raw == header + DELIVERY + PROPERTIES + DATA
     with pytest.raises(DecodeError):
         read_envelope(header + DELIVERY + DATA + DELIVERY)
+
+
+def test_a_footer_that_the_javascript_sdk_writes_before_the_body_is_put_in_its_place() -> None:
+    footer = b"\x00\x53\x78" + encode({Symbol("crc"): 7})
+    with pytest.raises(DecodeError):
+        split(footer + DATA)
+    assert read_envelope(HEADER + footer + PROPERTIES + DATA).raw == HEADER + PROPERTIES + DATA + footer
+    with pytest.raises(DecodeError):
+        read_envelope(footer + DATA + footer)
 
 
 @given(strategies.parts, strategies.bodies)

@@ -35,6 +35,9 @@ class SlowDisk:
             raise self.error
         self.commits.append(writes)
 
+    def tidy(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 

@@ -14,6 +14,7 @@ from twinbus.amqp.decoding import WIDTHS, decode, skip
 from twinbus.amqp.layout import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
+    FOOTER,
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
@@ -74,8 +75,8 @@ def read_envelope(raw: bytes) -> Envelope:
             else:
                 code, start, end = section_at(raw, pos)
             if code <= last or last > APPLICATION_PROPERTIES:
-                if code == DELIVERY_ANNOTATIONS and last > code:
-                    return read_envelope(_annotations_first(raw, pos, end))
+                if (code == DELIVERY_ANNOTATIONS and last > code) or (last == FOOTER and code < FOOTER):
+                    return read_envelope(_in_place(raw))
                 check_order(code, last)
             if code <= APPLICATION_PROPERTIES:
                 _read_section(envelope, code, start, end)
@@ -87,11 +88,23 @@ def read_envelope(raw: bytes) -> Envelope:
     return envelope
 
 
-def _annotations_first(raw: bytes, pos: int, end: int) -> bytes:
-    """Python's client writes delivery annotations last: put them where the standard has them."""
-    code, _, header_end = section_at(raw, 0)
-    place = header_end if code == HEADER else 0
-    return raw[:place] + raw[pos:end] + raw[place:pos] + raw[end:]
+def _in_place(raw: bytes) -> bytes:
+    """The two sections that official clients misplace, put where the standard has them (§3.2).
+
+    Python's writes delivery annotations last, JavaScript's the footer before the body.
+    """
+    pos, spans = 0, []
+    while pos < len(raw):
+        code, _, end = section_at(raw, pos)
+        spans.append((code, raw[pos:end]))
+        pos = end
+    first = [part for code, part in spans if code == HEADER]
+    annotations = [part for code, part in spans if code == DELIVERY_ANNOTATIONS]
+    footer = [part for code, part in spans if code == FOOTER]
+    if len(first) > 1 or len(annotations) > 1 or len(footer) > 1:
+        raise DecodeError("a section of the message is there twice")
+    rest = [part for code, part in spans if code not in (HEADER, DELIVERY_ANNOTATIONS, FOOTER)]
+    return b"".join((*first, *annotations, *rest, *footer))
 
 
 def _read_section(envelope: Envelope, code: int, start: int, end: int) -> None:

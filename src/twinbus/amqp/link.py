@@ -227,7 +227,8 @@ class Link:
         return self._credit
 
     def on_flow(self, flow: FlowFields) -> None:
-        if self.state is not LinkState.ATTACHED:
+        # A receiver may grant credit right behind its attach, before the application has answered it.
+        if self.state not in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED):
             return
         if self.role is SENDER:
             if flow.link_credit is not None:

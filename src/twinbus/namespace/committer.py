@@ -153,13 +153,20 @@ class Committer:
             return error
 
     def _write_forever(self) -> None:
-        while (writes := self._writes.get()) is not None:
-            try:
+        try:
+            self._tidy()
+            while (writes := self._writes.get()) is not None:
                 self._store.commit(writes)
-            except Exception as error:
-                self._call(self._fail, error)
-                return
-            self._call(self._finish)
+                self._call(self._finish)
+                self._tidy()
+        except Exception as error:
+            self._call(self._fail, error)
+
+    def _tidy(self) -> None:
+        """Housekeeping between commits: a piece after each, the rest while nothing waits to be written."""
+        more = self._store.tidy()
+        while more and self._writes.empty():
+            more = self._store.tidy()
 
     def _read_forever(self) -> None:
         while (request := self._needs.get()) is not None:

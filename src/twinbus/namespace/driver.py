@@ -213,17 +213,19 @@ class Driver:
         effects = step.effects
         if not effects:
             return
-        if self.committer.is_on_disk(box.group):
-            self._release(effects)
-        else:
-            self.committer.when(box.group, lambda: self._release(effects))
+        self.committer.when(box.group, lambda: self._release(box, effects))
 
-    def _release(self, effects: list[Effect]) -> None:
+    def _release(self, box: Mailbox, effects: list[Effect]) -> None:
+        # The family is held meanwhile: what these effects bring about must not overtake the rest of them.
+        held, box.busy = box.busy, True
         for effect in effects:
             try:
                 self._let_go(effect)
             except Exception:  # one connection's trouble must not keep others from their answers
                 _log.exception("an effect could not be carried out: %s", type(effect).__name__)
+        box.busy = held
+        if not held:
+            self._next(box)
 
     def _let_go(self, effect: Effect) -> None:
         match effect:

@@ -64,11 +64,12 @@ class AmqpConnection:
         self.driver = site.driver
         self.channel = channel
         self.claims = Claims(site.verifier, site.driver.namespace, peer_is_loopback=peer_is_loopback)
-        self._core = Connection.server(site.name, limits=_LIMITS)
+        self._core = Connection.server(site.name, limits=_LIMITS, bare_allowed=True)
         self._loop = asyncio.get_running_loop()
         self._links: dict[Link, Attached] = {}
         self._unsettled: defaultdict[Session, dict[int, tuple[OutgoingLink, bytes]]] = defaultdict(dict)
         self._accepted: defaultdict[Session, list[int]] = defaultdict(list)
+        self._stalled: set[OutgoingLink] = set()
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -79,11 +80,14 @@ class AmqpConnection:
     def data_received(self, data: bytes) -> None:
         for event in self._core.receive(data, self._loop.time()):
             self._handle(event)
+        if self._stalled:
+            self._resume()
         self._flush()
         self._arm()
 
-    def eof_received(self) -> None:
-        """The peer will send no more; the transport closes."""
+    def eof_received(self) -> bool:
+        """The peer will send no more: the transport closes."""
+        return False
 
     def connection_lost(self) -> None:
         for timer in (self._timer, self._token_timer):
@@ -206,6 +210,17 @@ class AmqpConnection:
     def remember(self, session: Session, delivery_id: int, link: OutgoingLink, token: bytes) -> None:
         """A delivery left and waits to be settled."""
         self._unsettled[session][delivery_id] = (link, token)
+
+    def stall(self, link: OutgoingLink) -> None:
+        """The peer does not read as fast as it grants credit: this link goes on when it does."""
+        self._stalled.add(link)
+        if self.channel.is_full:
+            self.channel.when_room(self._resume)
+
+    def _resume(self) -> None:
+        stalled, self._stalled = self._stalled, set()
+        for link in stalled:
+            link.resume()
 
     def detach(self, link: Link, refusal: Refusal) -> None:
         """End a link from this side."""

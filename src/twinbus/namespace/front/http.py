@@ -74,12 +74,14 @@ class HttpConnection:
                 self._held.clear()
                 self._last = True
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:
+        """True: the stream stays open for the answer under way, and is closed with it."""
         self._peer_ended = True
         if self._linger_left is not None:
             self._close()
         elif self._answering is None and not self._closed:
             self._hear(b"")
+        return True
 
     def connection_lost(self) -> None:
         """What is being answered goes on: a change under way is carried out, only its answer has nowhere to go."""

@@ -31,7 +31,7 @@ class Speaker(Protocol):
     """A protocol on a channel."""
 
     def data_received(self, data: bytes) -> None: ...
-    def eof_received(self) -> None: ...
+    def eof_received(self) -> bool: ...
     def connection_lost(self) -> None: ...
     def shut_down(self) -> None: ...
 
@@ -77,9 +77,10 @@ class PortConnection(asyncio.Protocol):
             self._site.driver.committer.when_relieved(self.channel.resume_reading)
 
     def eof_received(self) -> bool:
-        if self._speaker is not None:
-            self._speaker.eof_received()
-        return False
+        if self._speaker is None:
+            return False
+        # Who asked over HTTP and then closed its side still reads the answer.
+        return self._speaker.eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._patience.cancel()

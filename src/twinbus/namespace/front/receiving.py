@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -31,6 +33,8 @@ from twinbus.namespace.front.addresses import Address
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection
+
+_log = logging.getLogger(__name__)
 
 # The engine decides about this many deliveries at a time, so that a reader slower than its credit fills no memory.
 _SLICE_BYTES = 2 * 1024 * 1024
@@ -63,9 +67,12 @@ class OutgoingLink:
         self._link = link
         self.entity = entity
         self.address = address
-        self._sent = 0
+        # Cumulative since the link was attached: deliveries the engine decided and drained credit; what the peer
+        # allows; what of that the engine was told.
+        self._decided = 0
         self._limit = 0
         self._granted = 0
+        self._held: deque[Deliver] = deque()
         self._slice = _SLICE
         self._open = True
         self.session: str | None = None
@@ -74,6 +81,8 @@ class OutgoingLink:
 
     def flowed(self) -> None:
         """The peer granted credit, took it back, or asked to be drained."""
+        while self._held and self._link.credit > 0:
+            self._send(self._held.popleft())
         fault = self._connection.strike(Point.RECEIVE, self.entity.path, self._link.name)
         if fault is None:
             self._take_credit()
@@ -126,7 +135,7 @@ class OutgoingLink:
                 pass
 
     def _take_credit(self) -> None:
-        self._limit = self._sent + self._link.flow_credit
+        self._limit = self._decided + self._link.flow_credit
         if self._link.drain:
             self._granted = self._limit
             self._connection.driver.submit(self.entity, CreditGranted(self, self._limit, drain=True))
@@ -137,39 +146,50 @@ class OutgoingLink:
         """Pass credit on to the engine, a slice at a time and only while the peer reads."""
         if not self._open:
             return
-        limit = min(self._limit, self._sent + self._slice)
+        limit = min(self._limit, self._decided + self._slice)
         if lowered or limit > self._granted:
-            if self._connection.channel.is_full and not lowered:
-                self._connection.channel.when_room(self._grant)
+            if not lowered and (self._connection.channel.is_full or self._link.pending_bytes > _SLICE_BYTES):
+                self._connection.stall(self)
                 return
             self._granted = limit
             self._connection.driver.submit(self.entity, CreditGranted(self, limit, drain=False))
+
+    def resume(self) -> None:
+        """The peer reads again."""
+        self._grant()
 
     # --- from the engine ---------------------------------------------------------------------------------------
 
     def deliver(self, effect: Deliver) -> None:
         """Send one message to the peer."""
+        self._decided += 1
+        if self._open and self._link.credit > 0:
+            self._send(effect)
+        elif effect.token is not None:
+            # The link is gone, or its credit was taken back meanwhile: as if it had not been delivered.
+            settled = MessagesSettled(_ignore, (effect.token,), Release(), self.session)
+            self._connection.driver.submit(self.entity, settled)
+        elif self._open:
+            self._held.append(effect)  # deleted already: it has to reach this receiver
+        else:
+            _log.warning("a message received and deleted found its receiver gone", extra={"entity": self.entity.path})
+        if self._granted < self._limit and self._granted - self._decided <= self._slice // 2:
+            self._grant()
+
+    def _send(self, effect: Deliver) -> None:
         row, token = effect.row, effect.token
-        if not self._open:
-            if token is not None:  # it never left: as if it had not been delivered
-                settled = MessagesSettled(_ignore, (token,), Release(), self.session)
-                self._connection.driver.submit(self.entity, settled)
-            return
         parts = encoded(row, token=token, locked_until=effect.locked_until)
-        tag = token if token is not None else self._sent.to_bytes(8, "big")
+        tag = token if token is not None else self._decided.to_bytes(8, "big")
         delivery_id = self._link.send(tag, parts, message_format=0, settled=token is None)
-        self._sent += 1
         if token is not None:
             self._connection.remember(self._link.session, delivery_id, self, token)
         self._slice = _SLICE if row.size * _SLICE <= _SLICE_BYTES else max(8, _SLICE_BYTES // row.size)
-        if self._granted < self._limit and self._granted - self._sent <= self._slice // 2:
-            self._grant()
         self._connection.flush_soon()
 
     def drain(self) -> None:
         """Nothing is there: the rest of the credit is used up."""
-        if self._open:
-            self._sent += self._link.flow_credit
+        if self._open and self._link.drain:
+            self._decided += self._link.flow_credit
             self._link.drained()
             self._connection.flush_soon()
 

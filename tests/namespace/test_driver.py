@@ -1,0 +1,149 @@
+"""The driver: one decision at a time per family, effects in their order, nothing said before it is on disk."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinbus.amqp.sections import Properties, message, read_envelope
+from twinbus.clock import SystemClock
+from twinbus.namespace.driver import Driver
+from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
+from twinbus.namespace.engine.effects import Deliver, Refusal
+from twinbus.namespace.engine.events import (
+    Complete,
+    CreditGranted,
+    MessagesPeeked,
+    MessagesSent,
+    MessagesSettled,
+    ReceiverAttached,
+)
+from twinbus.namespace.meter import OperationMeter
+from twinbus.namespace.store.contract import Store
+from twinbus.namespace.store.memory import MemoryStore
+from twinbus.namespace.store.sqlite import SqliteStore
+
+Answers = asyncio.Queue[Any]
+
+
+def open_driver(store: Store) -> Driver:
+    numbers = count(1)
+    failures: list[Exception] = []
+    return Driver(
+        store,
+        SystemClock(),
+        OperationMeter(),
+        new_token=lambda: next(numbers).to_bytes(16, "big"),
+        failed=failures.append,
+    )
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Driver]:
+    driver = open_driver(MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "n.sqlite"))
+    yield driver
+    await driver.close()
+
+
+async def ask(driver: Driver, path: str, event: type, *fields: Any) -> Any:
+    """Submit an event and wait for its answer."""
+    entity = driver.namespace.find(path)
+    assert entity is not None
+    answer = asyncio.get_running_loop().create_future()
+    driver.submit(entity, event(answer.set_result, *fields))
+    return await asyncio.wait_for(answer, 10)
+
+
+async def send(driver: Driver, path: str, *bodies: str) -> None:
+    envelopes = tuple(
+        read_envelope(message(properties=Properties(message_id=body), data=body.encode())) for body in bodies
+    )
+    assert await ask(driver, path, MessagesSent, envelopes) is None
+
+
+class Greedy:
+    """A receiver that grants one more credit in the middle of being delivered to, as a link does."""
+
+    def __init__(self, driver: Driver, path: str, wanted: int) -> None:
+        self._driver, self._path, self._wanted = driver, path, wanted
+        self.limit = 2
+        self.seqs: list[int] = []
+        self.tokens: list[bytes] = []
+        self.done = asyncio.Event()
+
+    def deliver(self, effect: Deliver) -> None:
+        self.limit += 1
+        entity = self._driver.namespace.find(self._path)
+        assert entity is not None
+        self._driver.submit(entity, CreditGranted(self, self.limit, drain=False))
+        assert effect.token is not None
+        self.seqs.append(effect.row.seq)
+        self.tokens.append(effect.token)
+        if len(self.seqs) == self._wanted:
+            self.done.set()
+
+    def drain(self) -> None:
+        raise AssertionError("nobody asked to be drained")
+
+    def detach(self, refusal: Refusal) -> None:
+        raise AssertionError(refusal)
+
+
+async def test_what_an_effect_brings_about_does_not_overtake_the_effects_after_it(driver: Driver) -> None:
+    await driver.create(QueueDescription(path="q"))
+    total = 900
+    receiver = Greedy(driver, "q", total)
+    await ask(driver, "q", ReceiverAttached, receiver, False, True)
+    entity = driver.namespace.find("q")
+    assert entity is not None
+    driver.submit(entity, CreditGranted(receiver, 2, drain=False))
+    await asyncio.gather(*(send(driver, "q", *(f"{part}-{n}" for n in range(9))) for part in range(total // 9)))
+    await asyncio.wait_for(receiver.done.wait(), 10)
+    assert receiver.seqs == list(range(1, total + 1))
+    assert len(set(receiver.tokens)) == total
+
+
+async def test_a_backlog_on_disk_is_delivered_once_and_in_order(driver: Driver) -> None:
+    await driver.create(QueueDescription(path="q"))
+    for part in range(10):
+        await send(driver, "q", *(f"{part}-{n}" for n in range(100)))
+    receiver = Greedy(driver, "q", 1000)
+    await ask(driver, "q", ReceiverAttached, receiver, False, True)
+    entity = driver.namespace.find("q")
+    assert entity is not None
+    driver.submit(entity, CreditGranted(receiver, 2, drain=False))
+    await asyncio.wait_for(receiver.done.wait(), 10)
+    assert receiver.seqs == list(range(1, 1001))
+    results = await ask(driver, "q", MessagesSettled, tuple(receiver.tokens), Complete())
+    assert results == [None] * 1000
+    assert await ask(driver, "q", MessagesPeeked, 0, 10, False) == []
+
+
+async def test_created_updated_and_deleted_entities_are_answered_from_disk(tmp_path: Path) -> None:
+    driver = open_driver(SqliteStore(tmp_path / "n.sqlite"))
+    await driver.create(TopicDescription(path="news"))
+    await driver.create(SubscriptionDescription(topic="news", name="all"))
+    await driver.create(QueueDescription(path="gone"))
+    updated = await driver.update(SubscriptionDescription(topic="news", name="all", max_delivery_count=3))
+    assert not isinstance(updated, Refusal)
+    deleted = await driver.delete("gone")
+    assert not isinstance(deleted, Refusal)
+    assert isinstance(await driver.delete("gone"), Refusal)
+    await driver.close()
+
+    again = open_driver(SqliteStore(tmp_path / "n.sqlite"))
+    assert [info.description.path for info in again.topics()] == ["news"]
+    assert again.queues() == []
+    (subscription,) = again.subscriptions("news")
+    assert isinstance(subscription.description, SubscriptionDescription)
+    assert subscription.description.max_delivery_count == 3
+    await again.close()
+
+
+async def test_two_changes_at_once_are_both_answered(driver: Driver) -> None:
+    await driver.create(QueueDescription(path="q"))
+    first, second = await asyncio.gather(driver.delete("q"), driver.delete("q"))
+    assert sorted(isinstance(outcome, Refusal) for outcome in (first, second)) == [False, True]
