@@ -1,0 +1,61 @@
+"""The server to be measured: `twinbus serve` as a user starts it, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from bench.measuring import ProcessMeter
+
+QUEUES: Final = ("sends", "receives", "deep")
+_LARGEST_MEGABYTES: Final = 5120
+
+
+class Server:
+    """Started on a data folder and ready on return. `seconds_to_ready` counts from the start of its process."""
+
+    def __init__(self, data: Path) -> None:
+        config = data.with_suffix(".json")
+        queues = [{"name": name, "max_size_in_megabytes": _LARGEST_MEGABYTES} for name in QUEUES]
+        config.write_text(json.dumps({"namespaces": [{"name": "bench", "queues": queues}]}))
+        command = [sys.executable, "-m", "twinbus", "serve", "--json", "--data", str(data), "--config", str(config)]
+        started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [*command, "--namespace", "bench=0", "--exit-with-stdin"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        first = self._process.stdout.readline()
+        if self._process.stdout.readline() != b"ready\n":
+            raise RuntimeError("the server did not start")
+        self.seconds_to_ready = time.perf_counter() - started
+        told = json.loads(first)
+        self.connection_string: str = told["connection_string"]
+        self.meter = ProcessMeter(self._process.pid)
+        self._metrics = f"http://127.0.0.1:{told['port']}/metrics"
+
+    def commits(self) -> int:
+        """Groups brought to disk so far."""
+        with urllib.request.urlopen(self._metrics) as answer:  # noqa: S310 - our own server
+            lines = answer.read().decode().splitlines()
+        return next(int(float(line.split()[1])) for line in lines if line.startswith("twinbus_commit_seconds_count"))
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
