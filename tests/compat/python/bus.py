@@ -14,6 +14,7 @@ import azure.servicebus as sync_sdk
 import azure.servicebus.aio as aio_sdk
 import azure.servicebus.aio.management as aio_management
 import azure.servicebus.management as sync_management
+import pytest
 from azure.core.exceptions import ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.aio import AutoLockRenewer, ServiceBusClient, ServiceBusReceiver, ServiceBusSender
@@ -23,9 +24,15 @@ from tests.compat.python.flavours import FLAVOURS, Flavour, SideBySide, awaited,
 from twinbus.testing import LocalNamespace
 
 PATIENCE = 15.0
+AHEAD = 5
 SHORTEST_LOCK = timedelta(seconds=5)
 T = TypeVar("T")
 Handler = ServiceBusSender | ServiceBusReceiver
+
+_OUR_FIXTURES = ("request", "namespace", "side_by_side")
+# Asked for by a plugin in every test.
+_PYTESTS_OWN = ("event_loop_policy",)
+_SCENARIOS: dict[Callable[..., None], Callable[..., Coroutine[Any, Any, None]]] = {}
 
 
 class Bus:
@@ -46,8 +53,9 @@ class Bus:
         """One attempt only, unless asked otherwise: the SDK's retries would hide an error for eleven seconds."""
         sdk = sync_sdk if self.flavour == "sync" else aio_sdk
         target = connection_string or self.connection_string
-        client = sdk.ServiceBusClient.from_connection_string(target, **{"retry_total": 0, **options})
-        return self.keep(client)
+        # The CA, though nothing is encrypted: otherwise the aio SDK reads all of certifi's for every link.
+        defaults = {"retry_total": 0, "connection_verify": str(self.namespace.ca)}
+        return self.keep(sdk.ServiceBusClient.from_connection_string(target, **{**defaults, **options}))
 
     def keep(self, client: sync_sdk.ServiceBusClient | ServiceBusClient) -> ServiceBusClient:
         """The client with the aio face, closed with the bus."""
@@ -131,24 +139,54 @@ class Bus:
 
 
 def both_flavours(scenario: Callable[Concatenate[Bus, ...], Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Turns `async def test_…(bus, …)` into a test that runs it with the sync and with the aio SDK, side by side."""
+    """Turns `async def test_…(bus, …)` into a test that runs it with the sync and with the aio SDK, side by side.
 
-    @functools.wraps(scenario)
-    def test(namespace: LocalNamespace, side_by_side: SideBySide, **fixtures: Any) -> None:
+    The next few scenarios begin with it, if they ask for nothing that pytest has yet to make.
+    """
+
+    async def in_both(namespace: LocalNamespace, side_by_side: SideBySide, asked_for: dict[str, Any]) -> None:
         async def run(flavour: Flavour) -> None:
             bus = Bus(flavour, namespace)
             try:
-                await scenario(bus, **fixtures)
+                await scenario(bus, **asked_for)
             finally:
                 side_by_side.leave_to_close(bus.close())
 
-        side_by_side.run(in_every_flavour(run, FLAVOURS))
+        await in_every_flavour(run, FLAVOURS)
 
-    own = list(inspect.signature(scenario).parameters.values())[1:]
-    ours = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("namespace", "side_by_side")]
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    test.__signature__ = inspect.Signature(ours + own)  # type: ignore[attr-defined]  # pytest finds the fixtures by it
+    @functools.wraps(scenario)
+    def test(
+        request: pytest.FixtureRequest, namespace: LocalNamespace, side_by_side: SideBySide, **asked_for: Any
+    ) -> None:
+        side_by_side.begin(request.node.nodeid, lambda: in_both(namespace, side_by_side, asked_for))
+        for item in _following(request.node):
+            side_by_side.begin(
+                item.nodeid, functools.partial(_SCENARIOS[item.function], namespace, side_by_side, _parameters(item))
+            )
+        side_by_side.finish(request.node.nodeid)
+
+    own = list(inspect.signature(scenario).parameters)[1:]
+    test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # pytest finds the fixtures by it
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in (*_OUR_FIXTURES, *own)]
+    )
+    _SCENARIOS[test] = in_both
     return test
+
+
+def _following(item: pytest.Item) -> list[pytest.Function]:
+    items = item.session.items
+    begun = items.index(item) + 1
+    return [
+        ahead
+        for ahead in items[begun : begun + AHEAD]
+        if isinstance(ahead, pytest.Function)
+        and ahead.function in _SCENARIOS
+        and set(ahead.fixturenames) <= {*_OUR_FIXTURES, *_PYTESTS_OWN, *_parameters(ahead)}
+    ]
+
+
+def _parameters(item: pytest.Function) -> dict[str, Any]:
+    return dict(item.callspec.params) if hasattr(item, "callspec") else {}
 
 
 async def unless_gone(deletion: Coroutine[Any, Any, None]) -> None:

@@ -1,7 +1,8 @@
 """One scenario, both flavours of the SDK: the sync classes are given the face of their aio twins.
 
-Nothing of the SDK is replaced; a sync call runs in a thread, as a program with threads would run it. Both flavours run
-side by side on one event loop, because the SDK mostly sleeps: nine pauses of 50 ms to open a link, up to 1 s to close.
+Nothing of the SDK is replaced; a sync call runs in a thread, as a program with threads would run it. Both flavours, and
+several scenarios, run side by side on one event loop, because the SDK mostly sleeps: nine pauses of 50 ms to open a
+link, up to 1 s to close it.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Literal, TypeVar
 
 import azure.servicebus as sync_sdk
@@ -114,27 +115,40 @@ async def _iterated(items: Iterable[Any]) -> AsyncIterator[Any]:
 
 
 class SideBySide:
-    """An event loop in a thread of its own, so that what closes slowly does so while the next test runs."""
+    """An event loop in a thread of its own, where scenarios run before it is their turn to be reported and close after.
+
+    Every scenario has entities of its own, so that none disturbs another.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="side-by-side", daemon=True)
         self._thread.start()
+        self._begun: dict[str, Future[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    def begin(self, name: str, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Unless it has begun already."""
+        if name not in self._begun:
+            self._begun[name] = asyncio.run_coroutine_threadsafe(scenario(), self._loop)
+
+    def finish(self, name: str) -> None:
+        self._begun[name].result()
+
     def leave_to_close(self, work: Coroutine[Any, Any, None]) -> None:
         """To be called on the loop."""
-        task = self._loop.create_task(work)
-        self._closing.add(task)
+        self._closing.add(self._loop.create_task(work))
 
     async def _everything_closed(self) -> None:
         async with asyncio.timeout(LONGEST_SCENARIO):
             await asyncio.gather(*self._closing)
 
     def stop(self) -> None:
+        """Another worker reports what was begun here ahead of its turn and never had it."""
+        wait(self._begun.values(), LONGEST_SCENARIO)
         self.run(self._everything_closed())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

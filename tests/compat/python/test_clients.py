@@ -5,7 +5,7 @@ from collections.abc import Callable
 import azure.servicebus.aio as aio_sdk
 import azure.servicebus.aio.management as aio_management
 import pytest
-from azure.servicebus import AutoLockRenewer, ServiceBusClient, ServiceBusMessage
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
@@ -93,12 +93,12 @@ async def test_the_aio_admin_client_needs_only_the_connection_string_and_the_ca(
     await admin.close()
 
 
-def test_a_closed_renewer_takes_nothing_more(client: ServiceBusClient, make_queue: Callable[..., str]) -> None:
-    queue = make_queue()
-    renewer = AutoLockRenewer()
-    with client.get_queue_sender(queue) as sender, client.get_queue_receiver(queue) as receiver:
-        sender.send_messages(ServiceBusMessage("x"))
-        [received] = receiver.receive_messages(max_wait_time=10)
-        renewer.close()
-        with pytest.raises(ServiceBusError):
-            renewer.register(receiver, received)
+@both_flavours
+async def test_a_closed_renewer_takes_nothing_more(bus: Bus) -> None:
+    sender, receiver = await bus.open_pair(await bus.make_queue())
+    await sender.send_messages(ServiceBusMessage("x"))
+    [received] = await receiver.receive_messages(max_wait_time=10)
+    renewer = bus.make_renewer()
+    await renewer.close()
+    with pytest.raises(ServiceBusError):
+        renewer.register(receiver, received)

@@ -80,9 +80,9 @@ async def test_a_message_that_expires_while_locked_can_still_be_completed(bus: B
     queue = await bus.make_queue(dead_lettering_on_message_expiration=True)
     sender, receiver = await bus.open_pair(queue)
     witness_sender, witness_receiver = await bus.open_pair(await bus.make_queue())
-    await sender.send_messages(ServiceBusMessage("held", time_to_live=timedelta(seconds=1)))
+    await sender.send_messages(ServiceBusMessage("held", time_to_live=timedelta(seconds=2)))
     received = await receive_one(receiver)
-    await witness_sender.send_messages(ServiceBusMessage("clock", time_to_live=timedelta(seconds=1)))
+    await witness_sender.send_messages(ServiceBusMessage("clock", time_to_live=timedelta(seconds=2)))
     await empty(witness_receiver)
 
     await receiver.complete_message(received)

@@ -97,7 +97,7 @@ async def lock_renewed_by_hand(bus: Bus) -> None:
     first_until = received.locked_until_utc
     assert first_until
 
-    assert await other_receiver.receive_messages(max_wait_time=3) == []
+    assert await other_receiver.receive_messages(max_wait_time=2.5) == []
     renewed_until = await receiver.renew_message_lock(received)
     assert renewed_until == received.locked_until_utc
     assert renewed_until > first_until
@@ -116,7 +116,7 @@ async def session_lock_renewed_by_hand(bus: Bus) -> None:
     first_until = session.locked_until_utc
     assert first_until
 
-    assert await receiver.receive_messages(max_wait_time=3) == []
+    assert await receiver.receive_messages(max_wait_time=2.5) == []
     renewed_until = await session.renew_lock()
     assert renewed_until == session.locked_until_utc
     assert renewed_until > first_until

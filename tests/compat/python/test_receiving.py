@@ -168,11 +168,3 @@ async def test_the_dead_letter_queue_can_be_peeked(bus: Bus) -> None:
 
     assert [message.dead_letter_reason for message in peeked] == ["reason 0", "reason 1"]
     assert await receiver.peek_messages(sequence_number=1) == []
-
-
-@both_flavours
-async def test_the_transfer_dead_letter_queue_is_there_and_empty(bus: Bus) -> None:
-    queue = await bus.make_queue()
-    receiver = bus.client.get_queue_receiver(queue, sub_queue=ServiceBusSubQueue.TRANSFER_DEAD_LETTER)
-    await bus.open(receiver)
-    assert await peek_all(receiver) == []

@@ -23,7 +23,7 @@ from tests.compat.python.bus import (
 @both_flavours
 async def test_a_scheduled_message_comes_at_its_time_and_not_before(bus: Bus) -> None:
     sender, receiver = await bus.open_pair(await bus.make_queue())
-    due = from_now(1.5)
+    due = from_now(2.5)
     [number] = await sender.schedule_messages(ServiceBusMessage("planned"), due)
     assert isinstance(number, int)
     [peeked] = await peek_all(receiver)
@@ -81,9 +81,9 @@ async def test_a_time_already_past_means_now(bus: Bus) -> None:
 async def test_a_cancelled_message_never_comes(bus: Bus) -> None:
     queue = await bus.make_queue()
     sender, receiver = await bus.open_pair(queue)
-    [one] = await sender.schedule_messages(ServiceBusMessage("one"), from_now(1))
-    many = await sender.schedule_messages(numbered(3), from_now(1))
-    [kept] = await sender.schedule_messages(ServiceBusMessage("kept"), from_now(1.5))
+    [one] = await sender.schedule_messages(ServiceBusMessage("one"), from_now(2))
+    many = await sender.schedule_messages(numbered(3), from_now(2))
+    [kept] = await sender.schedule_messages(ServiceBusMessage("kept"), from_now(2.5))
 
     await sender.cancel_scheduled_messages(one)
     await sender.cancel_scheduled_messages(many, timeout=10)
@@ -115,8 +115,8 @@ async def test_a_topic_takes_scheduled_messages_and_gives_them_to_every_subscrip
     sender = bus.client.get_topic_sender(topic)
     receivers = [bus.client.get_subscription_receiver(topic, name) for name in ("left", "right")]
     await bus.open(sender, *receivers)
-    [cancelled] = await sender.schedule_messages(ServiceBusMessage("cancelled"), from_now(1))
-    await sender.schedule_messages(ServiceBusMessage("planned"), from_now(1.5))
+    [cancelled] = await sender.schedule_messages(ServiceBusMessage("cancelled"), from_now(2))
+    await sender.schedule_messages(ServiceBusMessage("planned"), from_now(2.5))
     await sender.cancel_scheduled_messages(cancelled)
 
     received = await asyncio.gather(*map(receive_one, receivers))
