@@ -261,6 +261,8 @@ def watched(server: Server) -> Iterator[Samples]:
 def deep(folder: Path, extent: Extent) -> list[Figure]:
     """Starting and memory: empty, while it is filled through the server, full, and while it is drained."""
     ready: dict[str, Samples] = {name: Samples() for name in ("python", "first", "empty", "deep")}
+    with Server(folder / "compiling"):
+        pass
     for number in range(extent.repeats):
         before = time.perf_counter()
         subprocess.run([sys.executable, "-c", "pass"], check=True)

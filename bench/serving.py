@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -25,9 +26,15 @@ class Server:
         queues = [{"name": name, "max_size_in_megabytes": _LARGEST_MEGABYTES} for name in QUEUES]
         config.write_text(json.dumps({"namespaces": [{"name": "bench", "queues": queues}]}))
         command = [sys.executable, "-m", "twinbus", "serve", "--json", "--data", str(data), "--config", str(config)]
+        # Compiled modules are kept, as they are where the package is installed, whatever holds for this process.
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(data.parent / "compiled")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         started = time.perf_counter()
         self._process = subprocess.Popen(
-            [*command, "--namespace", "bench=0", "--exit-with-stdin"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*command, "--namespace", "bench=0", "--exit-with-stdin"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
         )
         assert self._process.stdout is not None
         first = self._process.stdout.readline()
