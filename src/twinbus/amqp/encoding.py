@@ -143,6 +143,11 @@ def encode_list_of(items: list[bytes]) -> bytes:
     return _compound(0xC0, 0xD0, len(items), b"".join(items))
 
 
+def encode_fields(count: int, content: bytes) -> bytes:
+    """A list of `count` elements, at least one, that are already encoded and joined."""
+    return _compound(0xC0, 0xD0, count, content)
+
+
 def encode_map_of(count: int, content: bytes) -> bytes:
     """A map of `count` keys and values (both counted) that are already encoded."""
     return _compound(0xC1, 0xD1, count, content)

@@ -11,6 +11,7 @@ from uuid import UUID
 from twinbus.amqp.decoding import skip
 from twinbus.amqp.encoding import (
     encode,
+    encode_fields,
     encode_list_of,
     encode_map_of,
     encode_str,
@@ -172,8 +173,9 @@ def with_message_id(raw: bytes, message_id: str | UUID | bytes | int) -> bytes:
     while True:
         code, start, end = _section(raw, pos)
         if code == PROPERTIES:
-            fields = _list_slices(raw, start)
-            return raw[:pos] + b"\x00\x53\x73" + encode_list_of([field, *fields[1:]]) + raw[end:]
+            count, first = list_fields(raw, start)
+            rest = raw[skip(raw, first) : end] if count else b""
+            return raw[:pos] + b"\x00\x53\x73" + encode_fields(max(1, count), field + rest) + raw[end:]
         if code > PROPERTIES or code == 0:
             return raw[:pos] + b"\x00\x53\x73" + encode_list_of([field]) + raw[pos:]
         pos = end
