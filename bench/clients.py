@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -82,7 +83,7 @@ class ConnectClient:
 
     def __init__(self, connection_string: str) -> None:
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self._encoded = encode_message(Message(BODY), int(time.time() * 1000))
+        self._encoded = encode_message(_message(), int(time.time() * 1000))
         self.message_size = len(self._encoded)
         self._runner.run(self._open(connection_string))
 
@@ -130,7 +131,7 @@ class ConnectClient:
         self._runner.close()
 
     async def _send(self, sender: Sender, count: int) -> int:
-        await sender.send([Message(BODY) for _ in range(count)])
+        await sender.send([_message() for _ in range(count)])
         return count
 
     async def _pipeline(self, seconds: float) -> int:
@@ -138,7 +139,7 @@ class ConnectClient:
         count, end = 0, time.perf_counter() + seconds
         while time.perf_counter() < end:
             await sender.room()
-            await asyncio.gather(*(sender.send_soon(Message(BODY)) for _ in range(_PIPELINED)))
+            await asyncio.gather(*(sender.send_soon(_message()) for _ in range(_PIPELINED)))
             count += _PIPELINED
         return count
 
@@ -174,9 +175,14 @@ class ConnectClient:
         sender, found = self._senders["sends"], []
         for _ in range(count):
             before = time.perf_counter()
-            await sender.send([Message(BODY)])
+            await sender.send([_message()])
             found.append(time.perf_counter() - before)
         return found
+
+
+def _message() -> Message:
+    """With an id of its own, as the SDK makes it."""
+    return Message(BODY, message_id=str(uuid.uuid4()))
 
 
 def _timed(call: Callable[[], object]) -> float:
