@@ -1,0 +1,349 @@
+"""The books of one run: what was asked, what was confirmed and what was seen, and whatever contradicts (`wrong`).
+
+A message has an entry in the account of every queue or subscription it was sent to; the entry says where the message
+may be by all that is known. Neither client nor server nor clock comes in here: time is the order of the entries made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+
+
+class Where(Enum):
+    NOWHERE = "nowhere"
+    ACTIVE = "active"
+    DEFERRED = "deferred"
+    DEAD = "dead-letter"
+    SCHEDULED = "scheduled"
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One message as a receiver or a peek saw it. `enqueued` is in ms since the epoch."""
+
+    id: str
+    number: int
+    where: Where
+    body: bytes
+    delivery_count: int = 0
+    enqueued: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One message in one account."""
+
+    id: str
+    body: bytes
+    asked_at: int
+    session: str | None = None
+    due: int | None = None
+    known: set[Where] = field(default_factory=lambda: {Where.NOWHERE})
+    """Where it may be, requests under way left aside."""
+    settling: list[Where] = field(default_factory=list)
+    """Where requests under way would put it."""
+    sending: int = 0
+    stored_by: float = inf
+    """By then it was acknowledged, or seen for the first time."""
+    arrived: bool = False
+    """It was seen: what becomes of a send of it does not matter any more."""
+    numbers: dict[bool, int] = field(default_factory=dict)
+    """By whether it was scheduled: a due message gets a new number."""
+    abandons_asked: int = 0
+    abandons_confirmed: int = 0
+    hold: int = 0
+    """The holder of its session that had it last."""
+
+    @property
+    def may_be(self) -> set[Where]:
+        places = self.known | set(self.settling)
+        if self.sending and not self.arrived:
+            places.add(Where.ACTIVE if self.due is None else Where.SCHEDULED)
+        if Where.SCHEDULED in places:
+            places.add(Where.ACTIVE)
+        return places
+
+    @property
+    def is_gone(self) -> bool:
+        return self.known == {Where.NOWHERE} and not self.settling and not self.sending
+
+    @property
+    def is_surely_active(self) -> bool:
+        return self.known == {Where.ACTIVE} and not self.settling
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One send or schedule under way: the entries of each account."""
+
+    entries: tuple[tuple[Account, Entry], ...]
+    where: Where
+
+
+class Account:
+    """A queue or a subscription."""
+
+    def __init__(self, books: Books, name: str, *, deletes: bool, detects_duplicates: bool) -> None:
+        self.name = name
+        self.deletes = deletes
+        """It is received from with receive-and-delete: what was asked for and did not come may be gone."""
+        self.detects_duplicates = detects_duplicates
+        self.outstanding = 0
+        self.open: dict[str, Entry] = {}
+        self.states: defaultdict[str, set[bytes | None]] = defaultdict(lambda: {None})
+        self._books = books
+        self._schedules = False
+        self._entries: dict[str, Entry] = {}
+        self._numbers: dict[int, tuple[Entry, int]] = {}
+        self._lines: defaultdict[str, list[Entry]] = defaultdict(list)
+
+    # --- asked and answered ------------------------------------------------------------------------------------
+
+    def entry(self, id: str) -> Entry | None:
+        return self._entries.get(id)
+
+    def entered(self, id: str, body: bytes, session: str | None, due: int | None) -> Entry:
+        entry = self._entries.get(id)
+        if entry is None:
+            entry = self._entries[id] = Entry(id, body, self._books.tick(), session, due)
+            self._schedules |= due is not None
+            if session is not None:
+                self._lines[session].append(entry)
+        self.open[id] = entry
+        return entry
+
+    def asked(self, ids: Iterable[str], where: Where) -> None:
+        """A settlement or cancellation leaves; ACTIVE is an abandonment."""
+        for entry in self._known(ids):
+            entry.settling.append(where)
+            if where is Where.ACTIVE:
+                entry.abandons_asked += 1
+
+    def confirmed(self, ids: Iterable[str], where: Where) -> None:
+        for entry in self._known(ids):
+            entry.settling.remove(where)
+            if where is Where.ACTIVE:
+                # Another receiver may have it by now: only the count is certain.
+                entry.abandons_confirmed += 1
+            else:
+                entry.known = {where}
+            self.close_if_gone(entry)
+            self._books.figures[f"{where.value} confirmed"] += 1
+
+    def unanswered(self, ids: Iterable[str], where: Where) -> None:
+        for entry in self._known(ids):
+            entry.settling.remove(where)
+            entry.known.add(where)
+            self._books.figures[f"{where.value} unanswered"] += 1
+
+    def cancel_refused(self, id: str, now: int) -> None:
+        """It is not scheduled any more: so it was due, at `now` at the latest (ms since the epoch)."""
+        for entry in self._known([id]):
+            entry.settling.remove(Where.NOWHERE)
+            if entry.due is None or entry.due > now:
+                self._wrong(id, f"is not scheduled though due at {entry.due}, after {now}")
+            self.close_if_gone(entry)
+
+    def deleted(self, sighting: Sighting) -> None:
+        """Received and deleted in one: seen here, and never again."""
+        self.outstanding -= 1
+        self.sighted(sighting)
+        entry = self._entries.get(sighting.id)
+        if entry is not None:
+            entry.known = {Where.NOWHERE}
+            self.close_if_gone(entry)
+            self._books.figures["received and deleted"] += 1
+
+    # --- seen --------------------------------------------------------------------------------------------------
+
+    def sighted(self, sighting: Sighting, hold: int = 0) -> None:
+        """A receiver was given it, or a peek showed it. `hold` tells holders of sessions apart."""
+        entry = self._entries.get(sighting.id)
+        if entry is None:
+            self._wrong(sighting.id, f"was never sent, and is {sighting.where.value}")
+            return
+        if sighting.where not in entry.may_be:
+            told = " or ".join(sorted(where.value for where in entry.may_be))
+            self._wrong(sighting.id, f"has to be {told}, and is {sighting.where.value} (number {sighting.number})")
+        if sighting.body != entry.body:
+            self._wrong(sighting.id, f"has another body: {sighting.body[:80]!r}")
+        if not entry.abandons_confirmed <= sighting.delivery_count <= entry.abandons_asked:
+            least, most = entry.abandons_confirmed, entry.abandons_asked
+            self._wrong(sighting.id, f"was abandoned {least} to {most} times, not {sighting.delivery_count}")
+        if entry.due is not None and sighting.where is Where.ACTIVE and sighting.enqueued < entry.due:
+            self._wrong(sighting.id, f"was due at {entry.due} and came at {sighting.enqueued}")
+        self.numbered(entry, sighting)
+        if hold:
+            self._in_line(entry, hold)
+        entry.arrived = True
+        entry.known = {sighting.where}
+        self.open[entry.id] = entry
+
+    def numbered(self, entry: Entry, sighting: Sighting) -> None:
+        scheduled = sighting.where is Where.SCHEDULED
+        number = entry.numbers.setdefault(scheduled, sighting.number)
+        if number != sighting.number:
+            self._wrong(entry.id, f"had number {number} and now has {sighting.number}")
+        now = self._books.tick()
+        if entry.due is None or scheduled:
+            entry.stored_by = min(entry.stored_by, now)
+        other, _ = self._numbers.setdefault(sighting.number, (entry, now))
+        if other is not entry:
+            self._wrong(entry.id, f"has number {sighting.number}, which {other.id} had")
+
+    def _in_line(self, entry: Entry, hold: int) -> None:
+        entry.hold = hold
+        line = self._lines[entry.session or ""] = [one for one in self._lines[entry.session or ""] if not one.is_gone]
+        for earlier in line:
+            if earlier is entry:
+                return
+            if earlier.is_surely_active and earlier.hold != hold:
+                self._wrong(entry.id, f"came before {earlier.id} of the same session {entry.session}")
+
+    # --- the state of a session --------------------------------------------------------------------------------
+
+    def state_asked(self, session: str, state: bytes) -> None:
+        self.states[session].add(state)
+
+    def state_certain(self, session: str, state: bytes | None) -> None:
+        """It was confirmed or read: by the one who holds the session, so nobody else sets it."""
+        if state not in self.states[session]:
+            self._wrong(session, f"has state {state!r}, none of {self.states[session]}")
+        self.states[session] = {state}
+
+    # --- all that is there -------------------------------------------------------------------------------------
+
+    def found(self, sightings: Sequence[Sighting]) -> None:
+        """Everything this account holds while nothing goes on: what is not there is gone for good."""
+        seen: dict[str, Where] = {}
+        for sighting in sightings:
+            before = seen.get(sighting.id)
+            # A message may become due between two pages.
+            if before is not None and (before, sighting.where) != (Where.SCHEDULED, Where.ACTIVE):
+                self._wrong(sighting.id, f"is there twice: {before.value} and {sighting.where.value}")
+            seen[sighting.id] = sighting.where
+            self.sighted(sighting)
+        missing = [entry for entry in self.open.values() if entry.id not in seen]
+        vanished = [entry for entry in missing if Where.NOWHERE not in entry.may_be]
+        if not self.deletes or len(vanished) > self.outstanding:
+            for entry in vanished:
+                told = " or ".join(sorted(where.value for where in entry.may_be))
+                self._wrong(entry.id, f"is lost: it has to be {told}")
+        self._books.figures["asked for, deleted and not received"] += len(vanished)
+        self.outstanding = 0
+        for entry in missing:
+            entry.known = {Where.NOWHERE}
+            self.close_if_gone(entry)
+
+    def check_numbers(self) -> None:
+        """What was stored before another was sent has the lower number."""
+        latest, latest_entry = -1, None
+        for number, (entry, seen_at) in sorted(self._numbers.items()):
+            is_of_sending = entry.due is None or entry.numbers.get(True) == number
+            stored_by = min(entry.stored_by, seen_at) if is_of_sending else seen_at
+            if latest > stored_by and latest_entry is not None:
+                self._wrong(entry.id, f"has number {number}, though stored before {latest_entry.id} was sent")
+            if entry.asked_at > latest:
+                latest, latest_entry = entry.asked_at, entry
+
+    def counted(self, counts: dict[Where, int], sightings: Sequence[Sighting]) -> None:
+        """The figures of the management API against what is there; deferred messages count as active."""
+        there = Counter(sighting.where for sighting in {one.id: one for one in sightings}.values())
+        there[Where.ACTIVE] += there.pop(Where.DEFERRED, 0)
+        told = Counter(counts)
+        if self._schedules:
+            # One that becomes due between peek and count moves from one figure to the other.
+            there[Where.ACTIVE] += there.pop(Where.SCHEDULED, 0)
+            told[Where.ACTIVE] += told.pop(Where.SCHEDULED, 0)
+        if +told != +there:
+            self._wrong("the count", f"is {told}, and there are {there}")
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _known(self, ids: Iterable[str]) -> list[Entry]:
+        return [self._entries[id] for id in ids if id in self._entries]
+
+    def close_if_gone(self, entry: Entry) -> None:
+        if entry.is_gone:
+            self.open.pop(entry.id, None)
+
+    def _wrong(self, what: str, text: str) -> None:
+        self._books.wrong.append(f"{self.name}: {what} {text}")
+
+
+class Books:
+    """All accounts of a run. A topic has an account for each of its subscriptions, under `topic/Subscriptions/name`."""
+
+    def __init__(
+        self, routes: dict[str, Sequence[str]], *, deletes: Sequence[str] = (), detects_duplicates: Sequence[str] = ()
+    ) -> None:
+        self.wrong: list[str] = []
+        self.figures: Counter[str] = Counter()
+        self._ticks = 0
+        names = [name for targets in routes.values() for name in targets]
+        self.accounts = {
+            name: Account(self, name, deletes=name in deletes, detects_duplicates=name in detects_duplicates)
+            for name in names
+        }
+        self._routes = {entity: [self.accounts[name] for name in targets] for entity, targets in routes.items()}
+        self._unresolved: list[list[Entry]] = []
+
+    def tick(self) -> int:
+        self._ticks += 1
+        return self._ticks
+
+    def depth(self, entity: str) -> int:
+        return max(len(account.open) for account in self._routes[entity])
+
+    def send_asked(
+        self, entity: str, messages: Iterable[tuple[str, bytes, str | None]], due: int | None = None
+    ) -> Sent:
+        """One transfer or request leaves, with messages of (id, body, session)."""
+        entries = [
+            (account, account.entered(id, body, session, due))
+            for id, body, session in messages
+            for account in self._routes[entity]
+        ]
+        for _, entry in entries:
+            entry.sending += 1
+        self.figures["sends asked"] += len(entries)
+        return Sent(tuple(entries), Where.ACTIVE if due is None else Where.SCHEDULED)
+
+    def send_confirmed(self, sent: Sent, numbers: Sequence[int] = ()) -> None:
+        now = self.tick()
+        for index, (account, entry) in enumerate(sent.entries):
+            entry.sending -= 1
+            if not entry.arrived:
+                entry.known = {sent.where}
+            entry.stored_by = min(entry.stored_by, now)
+            account.close_if_gone(entry)
+            if numbers:
+                account.numbered(entry, Sighting(entry.id, numbers[index], Where.SCHEDULED, entry.body))
+            self.figures[f"sends to {account.name} acknowledged"] += 1
+        self.figures["sends acknowledged"] += len(sent.entries)
+
+    def send_unanswered(self, sent: Sent) -> None:
+        for account, entry in sent.entries:
+            entry.sending -= 1
+            if not entry.arrived:
+                entry.known.add(sent.where)
+            account.close_if_gone(entry)
+        # A transfer is stored as a whole or not at all, in all subscriptions of a topic.
+        whole = [entry for account, entry in sent.entries if not account.deletes and not account.detects_duplicates]
+        self._unresolved.append(whole)
+        self.figures["sends unanswered"] += len(sent.entries)
+
+    def check_wholes(self) -> None:
+        """After everything was looked at: what was sent in one is all there, or nothing of it."""
+        for entries in self._unresolved:
+            if len({entry.arrived for entry in entries}) > 1:
+                there = [entry.id for entry in entries if entry.arrived]
+                missing = [entry.id for entry in entries if not entry.arrived]
+                self.wrong.append(f"of one transfer {there} arrived and {missing} did not")
+            if entries:
+                self.figures["unanswered and " + ("stored" if entries[0].arrived else "not stored")] += 1
+        self._unresolved.clear()

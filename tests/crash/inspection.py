@@ -1,0 +1,148 @@
+"""What a namespace holds while nobody uses it: every message by peeking, its figures, its sessions, its file.
+
+Whether that is right is decided by the books.
+"""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import apsw
+from defusedxml import ElementTree
+
+from tests.crash.books import Account, Books, Sighting, Where
+from tests.crash.load import SESSIONS, TIMEOUT, TOPIC, settlement, sighting
+from twinbus.connect import ConnectionString, MessageState, ReceivedMessage, Receiver, ServiceBusConnection, connect
+from twinbus.connect.sas import make_token
+
+DRAIN_SECONDS = 30.0
+_STATES = {
+    MessageState.ACTIVE: Where.ACTIVE,
+    MessageState.DEFERRED: Where.DEFERRED,
+    MessageState.SCHEDULED: Where.SCHEDULED,
+}
+_PAGE = 500
+_COUNTS = "{http://schemas.microsoft.com/netservices/2011/06/servicebus}"
+_ATOM = "{http://www.w3.org/2005/Atom}"
+
+
+async def inspect(books: Books, connection_string: str) -> None:
+    """Everything, after a restart and before the next load."""
+    async with connect(connection_string, timeout=TIMEOUT) as bus:
+        seen = {name: await _peek_all(bus, name) for name in books.accounts}
+        for name, account in books.accounts.items():
+            account.found(seen[name])
+            account.check_numbers()
+        books.check_wholes()
+        counts = _counts(connection_string)
+        for name, account in books.accounts.items():
+            account.counted(counts[name.lower()], seen[name])
+        sessions = books.accounts[SESSIONS]
+        for session in list(sessions.states):
+            async with await bus.receiver(SESSIONS, session=session, prefetch=0) as receiver:
+                sessions.state_certain(session, await receiver.get_session_state())
+
+
+async def drain(books: Books, connection_string: str) -> None:
+    """Receive all that is left, wherever it is; it has to be what the books say."""
+    async with connect(connection_string, timeout=TIMEOUT) as bus:
+        for account in books.accounts.values():
+            sessions: list[str | None] = [*account.states]
+            for session in sessions or [None]:
+                async with await bus.receiver(account.name, session=session) as receiver:
+                    await _drain_active(account, receiver)
+                    await _drain_deferred(account, receiver)
+            async with await bus.receiver(account.name, dead_letter=True) as receiver:
+                while _left(account, None, Where.DEAD):
+                    await _complete(account, receiver, await receiver.receive(100, DRAIN_SECONDS), Where.DEAD)
+
+
+async def _drain_active(account: Account, receiver: Receiver) -> None:
+    while _left(account, receiver.session_id, Where.ACTIVE, Where.SCHEDULED):
+        messages = await receiver.receive(100, DRAIN_SECONDS)
+        await _complete(account, receiver, messages, Where.ACTIVE)
+
+
+async def _drain_deferred(account: Account, receiver: Receiver) -> None:
+    numbers = [account.open[id].numbers[False] for id in _left(account, receiver.session_id, Where.DEFERRED)]
+    if numbers:
+        await _complete(account, receiver, await receiver.receive_deferred(numbers), Where.DEFERRED)
+
+
+def _left(account: Account, session: str | None, *places: Where) -> list[str]:
+    return [
+        entry.id
+        for entry in account.open.values()
+        if not entry.known.isdisjoint(places) and (entry.session == session or session is None)
+    ]
+
+
+async def _complete(account: Account, receiver: Receiver, messages: Sequence[ReceivedMessage], where: Where) -> None:
+    assert messages, f"{account.name}: {_left(account, receiver.session_id, where)} never came"
+    for message in messages:
+        account.sighted(sighting(message, where))
+    with settlement(account, messages, Where.NOWHERE):
+        await receiver.complete(messages)
+
+
+async def _peek_all(bus: ServiceBusConnection, name: str) -> list[Sighting]:
+    seen: list[Sighting] = []
+    for address in (name, f"{name}/$DeadLetterQueue"):
+        node, start = bus.management(name, address=address), 0
+        while messages := await node.peek(start, _PAGE):
+            seen += [sighting(one, _STATES[one.state] if address == name else Where.DEAD) for one in messages]
+            start = (messages[-1].sequence_number or 0) + 1
+        await node.close()
+    return seen
+
+
+def _counts(connection_string: str) -> dict[str, dict[Where, int]]:
+    """The management API's figures of all queues and subscriptions, by their paths in lower case."""
+    at = ConnectionString.parse(connection_string)
+    token = make_token(at.resource(), at.key_name, at.key, int(time.time()) + 300)
+    found: dict[str, dict[Where, int]] = {}
+    connection = http.client.HTTPConnection(at.host, at.port, timeout=TIMEOUT)
+    try:
+        for list_of, prefix in (("$Resources/queues", ""), (f"{TOPIC}/subscriptions", f"{TOPIC}/subscriptions/")):
+            connection.request("GET", f"/{list_of}?api-version=2021-05&$top=100", headers={"Authorization": token})
+            answer = connection.getresponse()
+            text = answer.read()
+            assert answer.status == http.client.OK, text
+            for entry in ElementTree.fromstring(text).iter(f"{_ATOM}entry"):
+                found[prefix + (entry.findtext(f"{_ATOM}title") or "").lower()] = {
+                    where: int(next(entry.iter(f"{_COUNTS}{kind}MessageCount")).text or 0)
+                    for kind, where in (
+                        ("Active", Where.ACTIVE),
+                        ("DeadLetter", Where.DEAD),
+                        ("Scheduled", Where.SCHEDULED),
+                    )
+                }
+    finally:
+        connection.close()
+    return found
+
+
+def check_file(data: Path, scratch: Path) -> tuple[int, int, int]:
+    """A copy of the store, for the original is not to be touched: (messages, those with shared bodies, bodies)."""
+    scratch.mkdir(exist_ok=True)
+    for file in data.glob("primary.sqlite*"):
+        shutil.copy(file, scratch / file.name)
+    connection = apsw.Connection(str(scratch / "primary.sqlite"))
+    try:
+        assert connection.pragma("integrity_check") == "ok"
+        orphans = "SELECT count(*) FROM body WHERE id NOT IN (SELECT body FROM message WHERE body IS NOT NULL)"
+        doubles = "SELECT count(*) FROM message WHERE (body IS NULL) = (raw IS NULL)"
+        dangling = "SELECT count(*) FROM message WHERE body NOT IN (SELECT id FROM body)"
+        for question in (orphans, doubles, dangling):
+            assert connection.execute(question).get == 0, question
+        rows: tuple[int, int, int] = connection.execute(
+            "SELECT (SELECT count(*) FROM message), (SELECT count(body) FROM message), (SELECT count(*) FROM body)"
+        ).get
+        return rows
+    finally:
+        connection.close()
+        shutil.rmtree(scratch)

@@ -1,0 +1,415 @@
+"""The load of one life of the server: everything at once, each step in the books, until the connections break.
+
+What has to be true is said in `books`; when the server dies, in `test_kill`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import count
+from random import Random
+
+from tests.crash.books import Account, Books, Entry, Sent, Sighting, Where
+from twinbus.connect import (
+    NEXT_AVAILABLE,
+    RECEIVE_AND_DELETE,
+    ReceivedMessage,
+    Receiver,
+    Sender,
+    ServiceBusConnection,
+    connect,
+)
+from twinbus.connect.errors import (
+    MessageNotFoundError,
+    OperationTimeoutError,
+    ServiceBusCommunicationError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+    SessionLockLostError,
+)
+from twinbus.message import Message
+
+PLAIN, DELETED, SCHEDULED, SESSIONS, UNIQUE, TOPIC = "plain", "deleted", "scheduled", "sessions", "unique", "topic"
+COMPLETING, DELETING, BURYING = (f"{TOPIC}/Subscriptions/{name}" for name in ("completing", "deleting", "burying"))
+SESSION_IDS = tuple(f"session {number}" for number in range(5))
+LONG = "PT5M"  # no lock ends by itself
+CONFIG = {
+    "namespaces": [
+        {
+            "name": "primary",
+            "queues": [
+                {"name": PLAIN, "lock_duration": LONG, "max_delivery_count": 100_000},
+                {"name": DELETED},
+                {"name": SCHEDULED, "lock_duration": LONG},
+                {"name": SESSIONS, "lock_duration": LONG, "requires_session": True, "max_delivery_count": 100_000},
+                {
+                    "name": UNIQUE,
+                    "lock_duration": LONG,
+                    "requires_duplicate_detection": True,
+                    "duplicate_detection_history_time_window": "P1D",
+                },
+            ],
+            "topics": [
+                {
+                    "name": TOPIC,
+                    "subscriptions": [
+                        {"name": path.rsplit("/", 1)[1], "lock_duration": LONG}
+                        for path in (COMPLETING, DELETING, BURYING)
+                    ],
+                }
+            ],
+        }
+    ]
+}
+# Deep enough that there is always something to receive, and quickly looked through.
+DEEPEST = 120
+TIMEOUT = 30.0
+LATEST_DUE_MS = 1200
+
+
+def new_books() -> Books:
+    routes: dict[str, Sequence[str]] = {name: (name,) for name in (PLAIN, DELETED, SCHEDULED, SESSIONS, UNIQUE)}
+    routes[TOPIC] = (COMPLETING, DELETING, BURYING)
+    return Books(routes, deletes=(DELETED, DELETING), detects_duplicates=(UNIQUE,))
+
+
+def now_ms() -> int:
+    return round(datetime.now(UTC).timestamp() * 1000)
+
+
+def sighting(message: ReceivedMessage, where: Where) -> Sighting:
+    enqueued = message.enqueued_time
+    return Sighting(
+        str(message.message_id),
+        message.sequence_number or 0,
+        where,
+        message.body,
+        message.delivery_count,
+        round(enqueued.timestamp() * 1000) if enqueued is not None else 0,
+    )
+
+
+@contextmanager
+def settlement(account: Account, messages: Sequence[ReceivedMessage], where: Where) -> Iterator[None]:
+    """What leaves is in the books before, and what came of it after."""
+    ids = [str(message.message_id) for message in messages]
+    account.asked(ids, where)
+    failed = set(ids)
+    try:
+        yield
+        failed.clear()
+    except ServiceBusError as error:
+        failed = {str(message.message_id) for message in error.failed} or failed
+        raise
+    finally:
+        account.confirmed([id for id in ids if id not in failed], where)
+        account.unanswered([id for id in ids if id in failed], where)
+
+
+@contextmanager
+def sending(books: Books, sent: Sent) -> Iterator[list[int]]:
+    """The numbers of a schedule are put into the list."""
+    numbers: list[int] = []
+    try:
+        yield numbers
+    except BaseException:
+        books.send_unanswered(sent)
+        raise
+    books.send_confirmed(sent, numbers)
+
+
+class Load:
+    """All tasks of one life. `begun` is set after some acknowledgements; `broken` has what no kill explains."""
+
+    def __init__(self, books: Books, connection_string: str, life: int, seed: str, unsure: dict[str, Message]) -> None:
+        """`unsure` are the messages of the duplicate-detecting queue that were never acknowledged, of all lives."""
+        self.begun = asyncio.Event()
+        self.is_dying = False
+        self.broken: list[str] = []
+        self._books = books
+        self._connection_string = connection_string
+        self._seed = seed
+        self._unsure = unsure
+        self._names = (f"{life}-{number}" for number in count())
+        self._holds = count(life * 1_000_000 + 1)
+        self._acknowledged = 0
+
+    async def run(self) -> None:
+        """Until every task has met the end of the server."""
+        tasks: list[Callable[[ServiceBusConnection, Random], Awaitable[None]]] = [
+            self._send_plain,
+            self._send_plain,
+            self._receive_plain,
+            self._receive_plain,
+            self._send_deleted,
+            self._receive_deleted,
+            self._receive_put_aside,
+            self._schedule,
+            self._receive_scheduled,
+            self._send_to_even_sessions,
+            self._send_to_odd_sessions,
+            self._receive_sessions,
+            self._receive_sessions,
+            self._send_unique,
+            self._receive_unique,
+            self._publish,
+            self._receive_completing,
+            self._receive_deleting,
+            self._receive_burying,
+        ]
+        async with asyncio.TaskGroup() as group:
+            for number, task in enumerate(tasks):
+                group.create_task(self._until_broken(task, Random(f"{self._seed}-{number}")))
+
+    async def _until_broken(self, task: Callable[[ServiceBusConnection, Random], Awaitable[None]], rng: Random) -> None:
+        # A connection of its own for each, as with the SDK.
+        async with connect(self._connection_string, timeout=TIMEOUT) as bus:
+            try:
+                await task(bus, rng)
+            except (ServiceBusConnectionError, ServiceBusCommunicationError, SessionLockLostError) as error:
+                if not self.is_dying:
+                    self.broken.append(f"{getattr(task, '__name__', task)}: {error!r}")
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _new(self, entity: str, rng: Random, session: str | None = None) -> Message:
+        id = f"{entity}-{next(self._names)}"
+        size = rng.choice((0, 100, 1000, 5000))
+        return Message(f"{id} {'.' * size}".encode(), message_id=id, session_id=session)
+
+    async def _room(self, entity: str, rng: Random) -> bool:
+        """A pause between two steps; whether the entity is not full already."""
+        await asyncio.sleep(rng.random() * 0.004)
+        return self._books.depth(entity) <= DEEPEST
+
+    def _sent(self, entity: str, messages: Sequence[Message], due: int | None = None) -> Sent:
+        return self._books.send_asked(entity, [(str(m.message_id), m.body, m.session_id) for m in messages], due)
+
+    def _count(self) -> None:
+        self._acknowledged += 1
+        if self._acknowledged == 10:
+            self.begun.set()
+
+    async def _settle(
+        self, receiver: Receiver, account: Account, messages: Sequence[ReceivedMessage], fate: str
+    ) -> None:
+        if not messages:
+            return
+        match fate:
+            case "complete":
+                with settlement(account, messages, Where.NOWHERE):
+                    await receiver.complete(messages)
+            case "abandon":
+                with settlement(account, messages, Where.ACTIVE):
+                    await receiver.abandon(messages)
+            case "defer":
+                with settlement(account, messages, Where.DEFERRED):
+                    await receiver.defer(messages)
+            case "dead-letter":
+                with settlement(account, messages, Where.DEAD):
+                    await receiver.dead_letter(messages, "reason", "description")
+            case _:
+                raise AssertionError(fate)
+        self._count()
+
+    async def _receive(
+        self, receiver: Receiver, account: Account, rng: Random, hold: int = 0, wait: float = 1.0
+    ) -> list[ReceivedMessage]:
+        messages = await receiver.receive(rng.randint(1, 12), wait)
+        for message in messages:
+            account.sighted(sighting(message, Where.ACTIVE), hold)
+        return messages
+
+    async def _send_batches(self, bus: ServiceBusConnection, entity: str, rng: Random, largest: int) -> None:
+        sender = await bus.sender(entity)
+        while True:
+            if not await self._room(entity, rng):
+                continue
+            messages = [self._new(entity, rng) for _ in range(rng.choice((1, 1, rng.randint(2, largest))))]
+            with sending(self._books, self._sent(entity, messages)):
+                await sender.send(messages)
+            self._count()
+
+    async def _receive_forever(self, bus: ServiceBusConnection, name: str, rng: Random, fates: Sequence[str]) -> None:
+        account = self._books.accounts[name]
+        receiver = await bus.receiver(name, prefetch=rng.choice((0, 5, 50)))
+        while True:
+            messages = await self._receive(receiver, account, rng)
+            cut = rng.randint(0, len(messages))
+            await self._settle(receiver, account, messages[:cut], rng.choice(fates))
+            await self._settle(receiver, account, messages[cut:], rng.choice(fates))
+
+    async def _delete_forever(self, bus: ServiceBusConnection, name: str, rng: Random) -> None:
+        account = self._books.accounts[name]
+        receiver = await bus.receiver(name, mode=RECEIVE_AND_DELETE)
+        while True:
+            await asyncio.sleep(rng.random() * 0.01)
+            asked = rng.randint(1, 10)
+            account.outstanding += asked
+            messages = await receiver.receive(asked, 1.0)
+            for message in messages:
+                account.deleted(sighting(message, Where.ACTIVE))
+            # What is left of the credit was taken back before this returned, unless the server is gone.
+            if bus.is_connected:
+                account.outstanding -= asked - len(messages)
+            self._count()
+
+    # --- queues ------------------------------------------------------------------------------------------------
+
+    async def _send_plain(self, bus: ServiceBusConnection, rng: Random) -> None:
+        await self._send_batches(bus, PLAIN, rng, 20)
+
+    async def _receive_plain(self, bus: ServiceBusConnection, rng: Random) -> None:
+        fates = ("complete", "complete", "complete", "abandon", "defer", "dead-letter")
+        await self._receive_forever(bus, PLAIN, rng, fates)
+
+    async def _receive_put_aside(self, bus: ServiceBusConnection, rng: Random) -> None:
+        """Deferred messages by their numbers, and those of the dead-letter queues."""
+        plain = self._books.accounts[PLAIN]
+        receiver = await bus.receiver(PLAIN, prefetch=0)
+        dead = {name: await bus.receiver(name, prefetch=0, dead_letter=True) for name in (PLAIN, SESSIONS, BURYING)}
+        while True:
+            await self._receive_deferred(receiver, plain, rng)
+            for name, one in dead.items():
+                account = self._books.accounts[name]
+                messages = await one.receive(rng.randint(1, 8), 0.005)
+                for message in messages:
+                    account.sighted(sighting(message, Where.DEAD))
+                await self._settle(one, account, messages, "complete")
+
+    async def _receive_deferred(self, receiver: Receiver, account: Account, rng: Random) -> None:
+        """Nobody else receives deferred ones of this queue, or of this session: what is known is there."""
+        deferred = [
+            entry.numbers[False]
+            for entry in account.open.values()
+            if entry.known == {Where.DEFERRED} and not entry.settling and entry.session == receiver.session_id
+        ]
+        if deferred:
+            messages = await receiver.receive_deferred(rng.sample(deferred, rng.randint(1, min(4, len(deferred)))))
+            for message in messages:
+                account.sighted(sighting(message, Where.DEFERRED))
+            await self._settle(receiver, account, messages, "complete")
+
+    async def _send_deleted(self, bus: ServiceBusConnection, rng: Random) -> None:
+        await self._send_batches(bus, DELETED, rng, 10)
+
+    async def _receive_deleted(self, bus: ServiceBusConnection, rng: Random) -> None:
+        await self._delete_forever(bus, DELETED, rng)
+
+    async def _schedule(self, bus: ServiceBusConnection, rng: Random) -> None:
+        account = self._books.accounts[SCHEDULED]
+        sender = await bus.sender(SCHEDULED)
+        while True:
+            if not await self._room(SCHEDULED, rng):
+                continue
+            due = now_ms() + rng.randint(20, LATEST_DUE_MS)
+            messages = [self._new(SCHEDULED, rng) for _ in range(rng.randint(1, 4))]
+            with sending(self._books, self._sent(SCHEDULED, messages, due)) as numbers:
+                numbers.extend(await sender.schedule(messages, datetime.fromtimestamp(due / 1000, UTC)))
+            self._count()
+            waiting = [entry for entry in account.open.values() if entry.known == {Where.SCHEDULED}]
+            if waiting and rng.random() < 0.4:
+                await self._cancel(sender, account, rng.choice(waiting))
+
+    async def _cancel(self, sender: Sender, account: Account, entry: Entry) -> None:
+        account.asked([entry.id], Where.NOWHERE)
+        try:
+            await sender.cancel_scheduled([entry.numbers[True]])
+        except MessageNotFoundError:
+            account.cancel_refused(entry.id, now_ms())
+        except BaseException:
+            account.unanswered([entry.id], Where.NOWHERE)
+            raise
+        else:
+            account.confirmed([entry.id], Where.NOWHERE)
+            self._books.figures["cancelled"] += 1
+            self._count()
+
+    async def _receive_scheduled(self, bus: ServiceBusConnection, rng: Random) -> None:
+        await self._receive_forever(bus, SCHEDULED, rng, ("complete",))
+
+    async def _send_unique(self, bus: ServiceBusConnection, rng: Random) -> None:
+        """New ids, ids that may or may not have arrived in an earlier life, and ids that surely have."""
+        sender = await bus.sender(UNIQUE)
+        acknowledged: list[Message] = []
+        while True:
+            if not await self._room(UNIQUE, rng):
+                continue
+            messages = [self._new(UNIQUE, rng) for _ in range(rng.choice((1, 1, 4)))]
+            for known in (list(self._unsure.values()), acknowledged[-20:]):
+                if known and rng.random() < 0.5:
+                    messages.append(rng.choice(known))
+                    self._books.figures["ids sent again"] += 1
+            self._unsure |= {str(message.message_id): message for message in messages}
+            with sending(self._books, self._sent(UNIQUE, messages)):
+                await sender.send(messages)
+            for message in messages:
+                self._unsure.pop(str(message.message_id), None)
+            acknowledged += messages
+            self._count()
+
+    async def _receive_unique(self, bus: ServiceBusConnection, rng: Random) -> None:
+        await self._receive_forever(bus, UNIQUE, rng, ("complete",))
+
+    # --- a topic -----------------------------------------------------------------------------------------------
+
+    async def _publish(self, bus: ServiceBusConnection, rng: Random) -> None:
+        await self._send_batches(bus, TOPIC, rng, 8)
+
+    async def _receive_completing(self, bus: ServiceBusConnection, rng: Random) -> None:
+        await self._receive_forever(bus, COMPLETING, rng, ("complete",))
+
+    async def _receive_deleting(self, bus: ServiceBusConnection, rng: Random) -> None:
+        await self._delete_forever(bus, DELETING, rng)
+
+    async def _receive_burying(self, bus: ServiceBusConnection, rng: Random) -> None:
+        await self._receive_forever(bus, BURYING, rng, ("complete", "dead-letter"))
+
+    # --- sessions ----------------------------------------------------------------------------------------------
+
+    async def _send_to_even_sessions(self, bus: ServiceBusConnection, rng: Random) -> None:
+        await self._send_to_sessions(bus, rng, SESSION_IDS[::2])
+
+    async def _send_to_odd_sessions(self, bus: ServiceBusConnection, rng: Random) -> None:
+        await self._send_to_sessions(bus, rng, SESSION_IDS[1::2])
+
+    async def _send_to_sessions(self, bus: ServiceBusConnection, rng: Random, sessions: Sequence[str]) -> None:
+        """One sender for each session: the order of its messages is the order of its sends."""
+        sender = await bus.sender(SESSIONS)
+        while True:
+            if not await self._room(SESSIONS, rng):
+                continue
+            size = rng.choice((1, 1, 6))
+            messages = [self._new(SESSIONS, rng, rng.choice(sessions)) for _ in range(size)]
+            with sending(self._books, self._sent(SESSIONS, messages)):
+                await sender.send(messages)
+            self._count()
+
+    async def _receive_sessions(self, bus: ServiceBusConnection, rng: Random) -> None:
+        while True:
+            try:
+                receiver = await bus.receiver(SESSIONS, session=NEXT_AVAILABLE, session_timeout=0.5, prefetch=10)
+            except OperationTimeoutError:
+                continue  # nothing in any free session
+            await self._hold(receiver, rng)
+            await receiver.close()
+
+    async def _hold(self, receiver: Receiver, rng: Random) -> None:
+        account, hold = self._books.accounts[SESSIONS], next(self._holds)
+        session = receiver.session_id or ""
+        account.state_certain(session, await receiver.get_session_state())
+        fates = ("complete", "complete", "complete", "abandon", "defer", "dead-letter")
+        for _ in range(rng.randint(1, 4)):
+            messages = await self._receive(receiver, account, rng, hold, wait=0.02)
+            await self._settle(receiver, account, messages, rng.choice(fates))
+            if rng.random() < 0.5:
+                state = next(self._names).encode()
+                account.state_asked(session, state)
+                await receiver.set_session_state(state)
+                account.state_certain(session, state)
+                self._books.figures["states set"] += 1
+                self._count()
+            await self._receive_deferred(receiver, account, rng)
