@@ -45,6 +45,7 @@ class Point(StrEnum):
 
 _ALL: Final = frozenset(Point)
 _ON_A_CONNECTION: Final = _ALL - {Point.CONNECT}
+_STORING: Final = frozenset({Point.SEND, Point.SETTLE, Point.REQUEST})
 # For each kind: where it can be set, and where it is when nothing is said. A crash on no point is a crash now.
 _POINTS: Final[Mapping[FaultKind, tuple[frozenset[Point], frozenset[Point]]]] = {
     FaultKind.REFUSE: (frozenset({Point.CONNECT}), frozenset({Point.CONNECT})),
@@ -52,7 +53,7 @@ _POINTS: Final[Mapping[FaultKind, tuple[frozenset[Point], frozenset[Point]]]] = 
     FaultKind.DELAY: (_ALL, _ON_A_CONNECTION),
     FaultKind.SERVER_BUSY: (_ON_A_CONNECTION, frozenset({Point.ATTACH, Point.SEND, Point.REQUEST})),
     FaultKind.DETACH: (
-        frozenset({Point.ATTACH, Point.SEND, Point.RECEIVE, Point.SETTLE}),
+        frozenset({Point.ATTACH, Point.SEND, Point.RECEIVE, Point.SETTLE, Point.REQUEST}),
         frozenset({Point.SEND, Point.RECEIVE}),
     ),
     FaultKind.INTERNAL_ERROR: (
@@ -60,7 +61,7 @@ _POINTS: Final[Mapping[FaultKind, tuple[frozenset[Point], frozenset[Point]]]] = 
         frozenset({Point.ATTACH, Point.SEND, Point.SETTLE, Point.REQUEST}),
     ),
     FaultKind.DROP_ACK: (
-        frozenset({Point.SEND, Point.SETTLE, Point.REQUEST}),
+        _STORING,
         frozenset({Point.SEND, Point.SETTLE}),
     ),
     FaultKind.CRASH: (_ALL, frozenset()),
@@ -186,6 +187,11 @@ class Faults:
             return fault
         return None
 
+    def is_over(self, fault: Fault) -> bool:
+        """Whether a fault is no longer in force: lifted, used up, or over by its duration."""
+        now = self._clock.now()
+        return not any(one.fault is fault and not _is_over(one, now) for one in self._in_force)
+
     @property
     def silenced(self) -> bool:
         """Whether a black hole over the whole namespace is in force."""
@@ -272,8 +278,8 @@ def _read(spec: Mapping[str, Any], id: str, new_seed: Callable[[], int]) -> Faul
     after = given.get("after", False)
     if not isinstance(after, bool):
         raise FaultSpecError(f"after: {after!r} is neither true nor false")
-    if after and (kind is not FaultKind.CRASH or points != {Point.SEND}):
-        raise FaultSpecError("after: only a crash on send, and on nothing else, can come after storing")
+    if after and (kind is not FaultKind.CRASH or not points or not points <= _STORING):
+        raise FaultSpecError("after: only a crash on send, settle or request can come after storing")
     entity, link = _text(given, "entity"), _text(given, "link")
     if entity is not None and points <= {Point.CONNECT} and points:
         raise FaultSpecError(f"entity: {kind.value!r} strikes whole connections, and those belong to no entity")

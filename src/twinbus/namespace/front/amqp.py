@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 from collections import defaultdict
-from collections.abc import Callable
+from dataclasses import replace
 from typing import assert_never
 
 from twinbus.amqp.conditions import Condition
@@ -36,16 +34,17 @@ from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState
 from twinbus.amqp.session import Session
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.faults import Fault, FaultKind, Point
+from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import attaching, refusals
 from twinbus.namespace.front.addresses import Address, Node
 from twinbus.namespace.front.channel import Channel
 from twinbus.namespace.front.claims import Claims
 from twinbus.namespace.front.operations import translate
-from twinbus.namespace.front.receiving import OutgoingLink
+from twinbus.namespace.front.receiving import OutgoingLink, outcome_of
 from twinbus.namespace.front.requests import Reply, ReplyLink, Request, RequestLink
 from twinbus.namespace.front.sending import IncomingLink
 from twinbus.namespace.front.site import Site
+from twinbus.namespace.front.struck import BlackHoles, Struck, carry_out
 from twinbus.namespace.front.tokens import put_token
 
 _log = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class AmqpConnection:
         self.driver = site.driver
         self.channel = channel
         self.claims = Claims(site.verifier, site.driver.namespace, peer_is_loopback=peer_is_loopback)
-        self._core = Connection.server(site.name, limits=_LIMITS, bare_allowed=True)
+        self._core = Connection.server(site.name, limits=_LIMITS, bare_allowed=True, verifier=self._may_open)
         self._loop = asyncio.get_running_loop()
         self._links: dict[Link, Attached] = {}
         self._unsettled: defaultdict[Session, dict[int, tuple[OutgoingLink, bytes]]] = defaultdict(dict)
@@ -74,6 +73,7 @@ class AmqpConnection:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._token_timer: asyncio.TimerHandle | None = None
+        self._black_holes = BlackHoles(site.faults)
 
     # --- the channel -------------------------------------------------------------------------------------------
 
@@ -93,6 +93,7 @@ class AmqpConnection:
         for timer in (self._timer, self._token_timer):
             if timer is not None:
                 timer.cancel()
+        self._black_holes.forget()
         self._forget(list(self._links))
 
     def shut_down(self) -> None:
@@ -147,7 +148,7 @@ class AmqpConnection:
                 if (link := self._links.get(event.link)) is not None:
                     link.flowed()
             case LinkAttached():
-                self._attach(event.link)
+                attaching.attach(self, event.link)
             case LinkDetached():
                 self._forget([event.link])
             case SessionEnded():
@@ -163,36 +164,44 @@ class AmqpConnection:
             case _:
                 assert_never(event)
 
-    def _attach(self, link: Link) -> None:
-        attached = attaching.attach(self, link)
-        if isinstance(attached, Refusal):
-            link.refuse(refusals.error_of(attached))
-        elif attached is not None:
-            self._links[link] = attached
-
     def _settle(self, event: Disposed) -> None:
         """Settlements by the receiving peer, link by link in runs."""
         unsettled = self._unsettled.get(event.session)
         if event.role != RECEIVER or not unsettled:
             return
+        outcome = outcome_of(event.state, settled=event.settled)
+        if outcome is None:
+            return
         by_link: dict[OutgoingLink, tuple[list[int], list[bytes]]] = {}
         for delivery_id in event.delivery_ids:
-            held = unsettled.get(delivery_id)
+            held = unsettled.pop(delivery_id, None)
             if held is not None:
                 ids, tokens = by_link.setdefault(held[0], ([], []))
                 ids.append(delivery_id)
                 tokens.append(held[1])
-                del unsettled[delivery_id]
         for link, (ids, tokens) in by_link.items():
-            link.settled(event, ids, tuple(tokens))
+            link.settled(event, outcome, ids, tuple(tokens))
 
     def _forget(self, links: list[Link]) -> None:
         for link in links:
             attached = self._links.pop(link, None)
-            if attached is not None:
-                attached.detached()
+            if attached is None:
+                continue
+            if isinstance(attached, OutgoingLink):
+                self._forget_unsettled(link.session, attached)
+            attached.detached()
+
+    def _forget_unsettled(self, session: Session, link: OutgoingLink) -> None:
+        """Deliveries of a link that is gone are settled through `$management`, if at all."""
+        unsettled = self._unsettled.get(session)
+        if unsettled:
+            self._unsettled[session] = {key: held for key, held in unsettled.items() if held[0] is not link}
 
     # --- for the links -----------------------------------------------------------------------------------------
+
+    def attached(self, link: Link, attached: Attached) -> None:
+        """The link is in use from now on."""
+        self._links[link] = attached
 
     def accept(self, session: Session, delivery_id: int) -> None:
         """Accept a received delivery; neighbours leave in one frame."""
@@ -236,12 +245,11 @@ class AmqpConnection:
         """The fault that hits this operation, if any."""
         return self.site.faults.strike(point, entity, link) if self.site.faults.active else None
 
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
-        self._loop.call_later(seconds, call)
+    def suffer(self, fault: Fault, operation: Struck) -> None:
+        carry_out(fault, operation, self._black_holes)
 
-    def crash(self) -> None:
-        """The process ends at once, as by kill -9 (N4)."""
-        os.kill(os.getpid(), signal.SIGKILL)
+    def faults_changed(self) -> None:
+        self._black_holes.let_go()
 
     # --- requests ----------------------------------------------------------------------------------------------
 
@@ -251,24 +259,17 @@ class AmqpConnection:
             request.answer(put_token(request, self.claims, self.driver.namespace, self.driver.now()))
             self._watch_tokens()
             return
-        fault = self.strike(Point.REQUEST, request.address.entity, "$management")
-        if fault is None or fault.kind in (FaultKind.DETACH, FaultKind.REFUSE):
+        fault = self.strike(Point.REQUEST, request.address.entity, request.link.name)
+        if fault is None:
             self._manage(request)
             return
-        match fault.kind:
-            case FaultKind.SERVER_BUSY:
-                request.answer(Reply.refused(refusals.busy()))
-            case FaultKind.INTERNAL_ERROR:
-                request.answer(Reply.refused(refusals.INTERNAL))
-            case FaultKind.DELAY:
-                self.later(fault.delay, lambda: self._manage(request))
-            case FaultKind.DROP_ACK:
-                request.answer = _unheard
-                self._manage(request)
-            case FaultKind.CRASH:
-                self.crash()
-            case FaultKind.BLACK_HOLE:
-                pass
+        struck = Struck(
+            go_on=lambda: self._manage(request),
+            refuse=lambda refusal: request.answer(Reply.refused(refusal)),
+            detach=lambda refusal: self.detach(request.link, refusal),
+            unanswered=lambda call: self._manage(replace(request, answer=lambda _: call())),
+        )
+        self.suffer(fault, struck)
 
     def reply(self, session: Session, address: Address, reply_to: str | None, payload: bytes) -> None:
         """Send a reply on the link that was opened for it."""
@@ -302,7 +303,11 @@ class AmqpConnection:
 
             self.driver.submit(entity, translated.event(answered))
 
-    # --- tokens end --------------------------------------------------------------------------------------------
+    # --- keys and tokens ----------------------------------------------------------------------------------------
+
+    def _may_open(self, mechanism: str, response: bytes) -> bool:
+        """Other mechanisms than PLAIN open nothing yet: tokens do."""
+        return mechanism != "PLAIN" or self.claims.put_key(response)
 
     def _watch_tokens(self) -> None:
         if self._token_timer is not None:
@@ -331,7 +336,3 @@ def _runs(ids: list[int]) -> list[tuple[int, int]]:
         else:
             runs.append((delivery_id, delivery_id))
     return runs
-
-
-def _unheard(_: Reply) -> None:
-    """The answer is dropped on purpose (N4)."""

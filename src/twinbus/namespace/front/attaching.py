@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp.conditions import Condition
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Source
+from twinbus.amqp.states import LinkState
 from twinbus.amqp.types import Described, Long, Symbol, ULong
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import Claim
@@ -16,12 +17,13 @@ from twinbus.namespace.engine.events import ReceiverAttached, SessionReceiverAtt
 from twinbus.namespace.engine.namespace import Entity
 from twinbus.namespace.engine.subscription import Subscription
 from twinbus.namespace.engine.topic import Topic
-from twinbus.namespace.faults import FaultKind, Point
+from twinbus.namespace.faults import Point
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import Address, Node, parse_address
 from twinbus.namespace.front.receiving import OutgoingLink
 from twinbus.namespace.front.requests import ReplyLink, RequestLink
 from twinbus.namespace.front.sending import IncomingLink
+from twinbus.namespace.front.struck import Struck
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection, Attached
@@ -31,44 +33,27 @@ _TIMEOUT = Symbol("com.microsoft:timeout")
 _LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
 _BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
 _DEFAULT_SESSION_WAIT = 60_000
+_LONGEST_SESSION_WAIT = limits.DAY
 # .NET ticks (100 ns since year 1) at the Unix epoch.
 _EPOCH_TICKS = 621_355_968_000_000_000
 _SETTLED = 1
 _LARGEST_TRANSFER = 4 * limits.MIB
 
 
-def attach(connection: AmqpConnection, link: Link) -> Attached | Refusal | None:
-    """Attach, refuse, or (None) leave the answer to a fault."""
+def attach(connection: AmqpConnection, link: Link) -> None:
+    """Attach or refuse; a fault may come in between."""
     receives = link.is_sender
     node = link.source if receives else link.target
     if isinstance(node, Described):
-        return Refusal(Condition.NOT_IMPLEMENTED, "Transactions are not supported yet.")
-    if node is None or not isinstance(node.address, str):
-        return Refusal(Condition.INVALID_FIELD, "The link names no address to attach to.")
-    address = parse_address(node.address)
-    if address.node is not Node.ENTITY:
-        return _attach_node(connection, link, address, receives=receives)
-    entity = connection.driver.namespace.find(address.entity)
-    if entity is None:
-        return refusals.not_found(address.entity)
-    claim = Claim.LISTEN if receives else Claim.SEND
-    if not connection.claims.allow(claim, address.path, connection.driver.now()):
-        return refusals.unauthorized(claim, entity.path)
-    fault = connection.strike(Point.ATTACH, entity.path, link.name)
-    match fault.kind if fault is not None else None:
-        case FaultKind.SERVER_BUSY:
-            return refusals.busy()
-        case FaultKind.INTERNAL_ERROR:
-            return refusals.INTERNAL
-        case FaultKind.DETACH:
-            return refusals.DETACHED
-        case FaultKind.BLACK_HOLE:
-            return None
-        case FaultKind.CRASH:
-            connection.crash()
-    if receives:
-        return _attach_receiver(connection, link, entity, address)
-    return _attach_sender(connection, link, entity, address)
+        _refuse(link, Refusal(Condition.NOT_IMPLEMENTED, "Transactions are not supported yet."))
+    elif node is None or not isinstance(node.address, str):
+        _refuse(link, Refusal(Condition.INVALID_FIELD, "The link names no address to attach to."))
+    else:
+        address = parse_address(node.address)
+        if address.node is Node.ENTITY:
+            _attach_to_entity(connection, link, address, receives=receives)
+        else:
+            _attach_to_node(connection, link, address, receives=receives)
 
 
 def accept_session(link: Link, session: str, locked_until: int) -> None:
@@ -88,16 +73,50 @@ def claim_of(attached: Attached) -> tuple[Claim, str] | None:
     return None
 
 
-def _attach_node(connection: AmqpConnection, link: Link, address: Address, *, receives: bool) -> Attached:
+def _refuse(link: Link, refusal: Refusal) -> None:
+    link.refuse(refusals.error_of(refusal))
+
+
+def _attach_to_node(connection: AmqpConnection, link: Link, address: Address, *, receives: bool) -> None:
     link.accept(max_message_size=limits.MIB)
     if receives:
-        return ReplyLink(link, address)
-    request_link = RequestLink(connection, link, address)
-    request_link.grant()
-    return request_link
+        connection.attached(link, ReplyLink(link, address))
+    else:
+        request_link = RequestLink(connection, link, address)
+        request_link.grant()
+        connection.attached(link, request_link)
 
 
-def _attach_sender(connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> Attached | Refusal:
+def _attach_to_entity(connection: AmqpConnection, link: Link, address: Address, *, receives: bool) -> None:
+    entity = connection.driver.namespace.find(address.entity)
+    if entity is None:
+        _refuse(link, refusals.not_found(address.entity))
+        return
+    claim = Claim.LISTEN if receives else Claim.SEND
+    if not connection.claims.allow(claim, address.path, connection.driver.now()):
+        _refuse(link, refusals.unauthorized(claim, entity.path))
+        return
+
+    def go_on() -> None:
+        if link.state is not LinkState.ATTACH_RECEIVED:
+            return  # the peer left while a fault held it
+        end = (_attach_receiver if receives else _attach_sender)(connection, link, entity, address)
+        if end is not None:
+            _refuse(link, end)
+        connection.flush_soon()
+
+    def refuse(refusal: Refusal) -> None:
+        _refuse(link, refusal)
+        connection.flush_soon()
+
+    fault = connection.strike(Point.ATTACH, entity.path, link.name)
+    if fault is None:
+        go_on()
+    else:
+        connection.suffer(fault, Struck(go_on=go_on, refuse=refuse, detach=refuse, unanswered=lambda _: go_on()))
+
+
+def _attach_sender(connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> Refusal | None:
     if address.dead_letter or address.transfer or isinstance(entity, Subscription):
         return Refusal(
             Condition.NOT_ALLOWED, f"Messages cannot be sent to '{address.path}': it is neither a queue nor a topic."
@@ -108,10 +127,11 @@ def _attach_sender(connection: AmqpConnection, link: Link, entity: Entity, addre
     link.limit_messages(_LARGEST_TRANSFER)
     incoming = IncomingLink(connection, link, entity, address)
     incoming.grant()
-    return incoming
+    connection.attached(link, incoming)
+    return None
 
 
-def _attach_receiver(connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> Attached | Refusal:
+def _attach_receiver(connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> Refusal | None:
     if isinstance(entity, Topic):
         return Refusal(
             Condition.NOT_ALLOWED, f"'{entity.path}' is a topic: receive from one of its subscriptions instead."
@@ -122,13 +142,7 @@ def _attach_receiver(connection: AmqpConnection, link: Link, entity: Entity, add
     receiver = OutgoingLink(connection, link, entity, address)
     filters = (link.source.filter if isinstance(link.source, Source) else None) or {}
     if _SESSION_FILTER in filters and not address.dead_letter:
-        wanted = filters[_SESSION_FILTER]
-        session = wanted.value if isinstance(wanted, Described) else wanted
-        wait = link.properties.get(_TIMEOUT, _DEFAULT_SESSION_WAIT)
-        deadline = connection.driver.now() + int(wait)
-        event = SessionReceiverAttached(receiver, session, deadline, peek_lock)
-        connection.driver.submit(entity, event)
-        return receiver
+        return _attach_session_receiver(connection, link, receiver, filters[_SESSION_FILTER], peek_lock)
 
     def answered(refusal: Refusal | None) -> None:
         if refusal is not None:
@@ -137,5 +151,25 @@ def _attach_receiver(connection: AmqpConnection, link: Link, entity: Entity, add
             link.accept(max_message_size=limits.MAX_MESSAGE_BYTES)
             connection.flush_soon()
 
+    connection.attached(link, receiver)
     connection.driver.submit(entity, ReceiverAttached(answered, receiver, address.dead_letter, peek_lock))
-    return receiver
+    return None
+
+
+def _attach_session_receiver(
+    connection: AmqpConnection, link: Link, receiver: OutgoingLink, wanted: Any, peek_lock: bool
+) -> Refusal | None:
+    session = wanted.value if isinstance(wanted, Described) else wanted
+    if session is not None and (not isinstance(session, str) or len(session) > limits.MAX_SESSION_ID_CHARACTERS):
+        return Refusal(
+            Condition.INVALID_FIELD,
+            f"The session of '{_SESSION_FILTER}' has to be null or a string of at most "
+            f"{limits.MAX_SESSION_ID_CHARACTERS} characters.",
+        )
+    wait = link.properties.get(_TIMEOUT, _DEFAULT_SESSION_WAIT)
+    if not isinstance(wait, int) or not 0 <= wait <= _LONGEST_SESSION_WAIT:
+        return Refusal(Condition.INVALID_FIELD, f"'{_TIMEOUT}' has to be a number of milliseconds, up to a day.")
+    connection.attached(link, receiver)
+    deadline = connection.driver.now() + int(wait)
+    connection.driver.submit(receiver.entity, SessionReceiverAttached(receiver, session, deadline, peek_lock))
+    return None

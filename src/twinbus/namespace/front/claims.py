@@ -1,13 +1,35 @@
-"""Which entities a connection may touch: the tokens put on `$cbs`, each for its audience and until it expires."""
+"""Which entities a connection may touch: the tokens put on `$cbs`, each for its audience and until it expires, and the
+key it may have given with SASL PLAIN."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim, QueueDescription, TopicDescription
 from twinbus.namespace.engine.namespace import Namespace
 from twinbus.namespace.front.addresses import parse_address
-from twinbus.namespace.front.sas import SasVerifier, token_expiry
+from twinbus.namespace.front.sas import SasVerifier, TokenRefusedError, token_expiry
+
+_FOREVER = 1 << 62
+
+
+class _Grant(NamedTuple):
+    """`owner` is the entity whose own rule signed; '' for a rule of the namespace."""
+
+    claims: frozenset[Claim]
+    until: int
+    owner: str
+
+    def covers(self, path: str) -> bool:
+        """An entity's rule is for itself, its sub-queues and subscriptions, not for entities named below it."""
+        if not self.owner:
+            return True
+        rest = path.removeprefix(self.owner)
+        return path.startswith(self.owner) and (not rest or rest.startswith(("/$", "/subscriptions/")))
+
+
+_NOTHING = _Grant(frozenset(), 0, "")
 
 
 class Claims:
@@ -17,36 +39,54 @@ class Claims:
         self._verifier = verifier
         self._namespace = namespace
         self._loopback = peer_is_loopback
-        self._granted: dict[str, tuple[frozenset[Claim], int]] = {}
+        self._granted: dict[str, _Grant] = {}
 
     def put(self, audience: str, token: str, now: int) -> None:
         """Take a token into account; raises TokenRefusedError. `now` in milliseconds."""
-        address = parse_address(audience)
-        rules = entity_rules(self._namespace, address.entity)
-        claims = self._verifier.verify(token, address.path, rules, now / 1000, peer_is_loopback=self._loopback)
-        self._granted[address.path] = (claims, (token_expiry(token) or 0) * 1000)
+        path = parse_address(audience).path
+        owner = ""
+        try:
+            claims = self._verified(token, path, (), now)
+        except TokenRefusedError:
+            owner, rules = _entity_rules(self._namespace, parse_address(audience).entity)
+            if not rules:
+                raise
+            claims = self._verified(token, path, rules, now)
+        self._granted[path] = _Grant(claims, (token_expiry(token) or 0) * 1000, owner)
+
+    def put_key(self, response: bytes) -> bool:
+        """SASL PLAIN (RFC 4616): a rule's name and key open the namespace as far as the rule goes."""
+        name, _, key = response.decode("utf-8", "replace").partition("\0")[2].partition("\0")
+        claims = self._verifier.claims_of_key(name, key, peer_is_loopback=self._loopback)
+        if claims:
+            self._granted[""] = _Grant(claims, _FOREVER, "")
+        return bool(claims)
 
     def allow(self, claim: Claim, path: str, now: int) -> bool:
         """Whether some token that is still valid covers the path: its own, its parents', or the namespace's."""
+        audience = path
         while True:
-            claims, until = self._granted.get(path, (frozenset(), 0))
-            if claim in claims and until > now:
+            granted = self._granted.get(audience, _NOTHING)
+            if claim in granted.claims and granted.until > now and granted.covers(path):
                 return True
-            if not path:
+            if not audience:
                 return False
-            path = path.rpartition("/")[0]
+            audience = audience.rpartition("/")[0]
 
     def next_expiry(self, now: int) -> int | None:
         """When the next token that is still valid ends."""
-        return min((until for _, until in self._granted.values() if until > now), default=None)
+        return min((grant.until for grant in self._granted.values() if grant.until > now), default=None)
+
+    def _verified(self, token: str, path: str, rules: Sequence[AuthorizationRule], now: int) -> frozenset[Claim]:
+        return self._verifier.verify(token, path, rules, now / 1000, peer_is_loopback=self._loopback)
 
 
-def entity_rules(namespace: Namespace, entity: str) -> Sequence[AuthorizationRule]:
-    """The rules of the entity itself, or of a subscription's topic."""
+def _entity_rules(namespace: Namespace, entity: str) -> tuple[str, Sequence[AuthorizationRule]]:
+    """The rules of the entity itself, or of a subscription's topic, and whose they are."""
     found = namespace.find(entity) or namespace.find(entity.lower().partition("/subscriptions/")[0])
     if found is None:
-        return ()
+        return "", ()
     description = found.description
     if isinstance(description, QueueDescription | TopicDescription):
-        return description.authorization_rules
-    return entity_rules(namespace, description.topic)
+        return description.path.lower(), description.authorization_rules
+    return _entity_rules(namespace, description.topic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -27,9 +28,10 @@ from twinbus.namespace.engine.events import (
 )
 from twinbus.namespace.engine.namespace import Entity
 from twinbus.namespace.engine.rows import Lane, Row
-from twinbus.namespace.faults import FaultKind, Point
+from twinbus.namespace.faults import Point
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import Address
+from twinbus.namespace.front.struck import Struck
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection
@@ -87,54 +89,37 @@ class OutgoingLink:
         if fault is None:
             self._take_credit()
             return
-        match fault.kind:
-            case FaultKind.SERVER_BUSY:
-                self._connection.detach(self._link, refusals.busy())
-            case FaultKind.INTERNAL_ERROR:
-                self._connection.detach(self._link, refusals.INTERNAL)
-            case FaultKind.DETACH:
-                self._connection.detach(self._link, refusals.DETACHED)
-            case FaultKind.DELAY:
-                self._connection.later(fault.delay, self._take_credit)
-            case FaultKind.CRASH:
-                self._connection.crash()
-            case FaultKind.BLACK_HOLE | FaultKind.DROP_ACK | FaultKind.REFUSE:
-                pass  # the credit is never seen
+        end = partial(self._connection.detach, self._link)
+        struck = Struck(go_on=self._take_credit, refuse=end, detach=end, unanswered=lambda _: self._take_credit())
+        self._connection.suffer(fault, struck)
 
     def detached(self) -> None:
         if self._open:
             self._open = False
             self._connection.driver.submit(self.entity, ReceiverDetached(self))
 
-    def settled(self, disposition: Disposed, ids: list[int], tokens: tuple[bytes, ...]) -> None:
+    def settled(self, disposition: Disposed, outcome: Outcome, ids: list[int], tokens: tuple[bytes, ...]) -> None:
         """The peer settled deliveries of this link, all with one outcome."""
-        outcome = outcome_of(disposition.state)
-        if outcome is None:
-            return
         reply = _ignore if disposition.settled else partial(self._answer_settled, disposition, ids)
         fault = self._connection.strike(Point.SETTLE, self.entity.path, self._link.name)
-        event = MessagesSettled(reply, tokens, outcome, self.session)
         if fault is None:
-            self._connection.driver.submit(self.entity, event)
+            self._connection.driver.submit(self.entity, MessagesSettled(reply, tokens, outcome, self.session))
             return
-        match fault.kind:
-            case FaultKind.SERVER_BUSY:
-                reply([refusals.busy()] * len(ids))
-            case FaultKind.INTERNAL_ERROR:
-                reply([refusals.INTERNAL] * len(ids))
-            case FaultKind.DETACH:
-                self._connection.detach(self._link, refusals.DETACHED)
-            case FaultKind.DROP_ACK:
-                dropped = MessagesSettled(_ignore, tokens, outcome, self.session)
-                self._connection.driver.submit(self.entity, dropped)
-            case FaultKind.DELAY:
-                self._connection.later(fault.delay, lambda: self._connection.driver.submit(self.entity, event))
-            case FaultKind.CRASH:
-                self._connection.crash()
-            case FaultKind.BLACK_HOLE | FaultKind.REFUSE:
-                pass
+
+        def settle(answer: Callable[[list[Refusal | None] | Refusal], None]) -> None:
+            self._connection.driver.submit(self.entity, MessagesSettled(answer, tokens, outcome, self.session))
+
+        struck = Struck(
+            go_on=lambda: settle(reply),
+            refuse=reply,
+            detach=partial(self._connection.detach, self._link),
+            unanswered=lambda call: settle(lambda _: call()),
+        )
+        self._connection.suffer(fault, struck)
 
     def _take_credit(self) -> None:
+        if not self._open:
+            return
         self._limit = self._decided + self._link.flow_credit
         if self._link.drain:
             self._granted = self._limit
@@ -224,7 +209,7 @@ class OutgoingLink:
                 first = index
 
 
-def outcome_of(state: DeliveryState | None) -> Outcome | None:
+def outcome_of(state: DeliveryState | None, *, settled: bool) -> Outcome | None:
     """What a delivery state asks for; None if it asks for nothing (a mere update)."""
     match state:
         case Accepted():
@@ -239,7 +224,8 @@ def outcome_of(state: DeliveryState | None) -> Outcome | None:
             reason, description = info.pop("DeadLetterReason", None), info.pop("DeadLetterErrorDescription", None)
             return DeadLetter(reason, description, info or None)
         case _:
-            return None
+            # amqp-core-messaging §3.4.5: who settles without an outcome leaves the message as it was.
+            return Release() if settled else None
 
 
 def _text_keys(entries: dict[Any, Any] | None) -> dict[str, Any] | None:

@@ -28,10 +28,11 @@ _CREDIT = 100
 _MOST_UNREAD_REPLIES = 10_000
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request: who asked, what, and where the reply goes."""
 
+    link: Link
     address: Address
     operation: str
     properties: dict[str, Any]
@@ -127,7 +128,7 @@ class RequestLink:
             self._connection.reply(self._link.session, self._address, properties.reply_to, payload)
 
         operation = str(application.get("operation", ""))
-        self._connection.request(Request(self._address, operation, application, body, answer))
+        self._connection.request(Request(self._link, self._address, operation, application, body, answer))
 
 
 def _encoded(reply: Reply, request: Properties) -> bytes:

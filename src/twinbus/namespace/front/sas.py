@@ -123,6 +123,16 @@ class SasVerifier:
             )
         return claims
 
+    def claims_of_key(self, name: str, key: str, *, peer_is_loopback: bool) -> frozenset[Claim]:
+        """What a rule of the namespace allows whoever knows its key; nothing to who does not."""
+        claims: frozenset[Claim] = frozenset()
+        for rule in self._rules:
+            for right in (rule.primary_key, rule.secondary_key):
+                known = right and rule.name == name and hmac.compare_digest(right.encode(), key.encode())
+                if known and (peer_is_loopback or right != DEFAULT_KEY):
+                    claims |= allowed(rule.claims)
+        return claims
+
     def _signed_by(self, token: _Token, entity_rules: Sequence[AuthorizationRule]) -> tuple[frozenset[Claim], str]:
         named = [rule for rule in (*entity_rules, *self._rules) if rule.name in token.key_names]
         if not named:
