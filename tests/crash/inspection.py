@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import apsw
-from defusedxml import ElementTree
+from defusedxml import ElementTree  # type: ignore[import-untyped]  # it ships no types
 
 from tests.crash.books import Account, Books, Sighting, Where
 from tests.crash.load import SESSIONS, TIMEOUT, TOPIC, settlement, sighting

@@ -180,10 +180,10 @@ class Load:
         size = rng.choice((0, 100, 1000, 5000))
         return Message(f"{id} {'.' * size}".encode(), message_id=id, session_id=session)
 
-    async def _room(self, entity: str, rng: Random) -> bool:
-        """A pause between two steps; whether the entity is not full already."""
+    async def _room(self, bus: ServiceBusConnection, entity: str, rng: Random) -> bool:
+        """A pause between two steps; whether the entity is not full already. Who lost the server is to notice it."""
         await asyncio.sleep(rng.random() * 0.004)
-        return self._books.depth(entity) <= DEEPEST
+        return self._books.depth(entity) <= DEEPEST or not bus.is_connected
 
     def _sent(self, entity: str, messages: Sequence[Message], due: int | None = None) -> Sent:
         return self._books.send_asked(entity, [(str(m.message_id), m.body, m.session_id) for m in messages], due)
@@ -226,7 +226,7 @@ class Load:
     async def _send_batches(self, bus: ServiceBusConnection, entity: str, rng: Random, largest: int) -> None:
         sender = await bus.sender(entity)
         while True:
-            if not await self._room(entity, rng):
+            if not await self._room(bus, entity, rng):
                 continue
             messages = [self._new(entity, rng) for _ in range(rng.choice((1, 1, rng.randint(2, largest))))]
             with sending(self._books, self._sent(entity, messages)):
@@ -303,7 +303,7 @@ class Load:
         account = self._books.accounts[SCHEDULED]
         sender = await bus.sender(SCHEDULED)
         while True:
-            if not await self._room(SCHEDULED, rng):
+            if not await self._room(bus, SCHEDULED, rng):
                 continue
             due = now_ms() + rng.randint(20, LATEST_DUE_MS)
             messages = [self._new(SCHEDULED, rng) for _ in range(rng.randint(1, 4))]
@@ -336,7 +336,7 @@ class Load:
         sender = await bus.sender(UNIQUE)
         acknowledged: list[Message] = []
         while True:
-            if not await self._room(UNIQUE, rng):
+            if not await self._room(bus, UNIQUE, rng):
                 continue
             messages = [self._new(UNIQUE, rng) for _ in range(rng.choice((1, 1, 4)))]
             for known in (list(self._unsure.values()), acknowledged[-20:]):
@@ -380,7 +380,7 @@ class Load:
         """One sender for each session: the order of its messages is the order of its sends."""
         sender = await bus.sender(SESSIONS)
         while True:
-            if not await self._room(SESSIONS, rng):
+            if not await self._room(bus, SESSIONS, rng):
                 continue
             size = rng.choice((1, 1, 6))
             messages = [self._new(SESSIONS, rng, rng.choice(sessions)) for _ in range(size)]
