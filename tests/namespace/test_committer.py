@@ -42,6 +42,23 @@ class SlowDisk:
         pass
 
 
+class UntidyDisk(SlowDisk):
+    """A store with pieces of housekeeping to do."""
+
+    def __init__(self, pieces: int) -> None:
+        super().__init__()
+        self.pieces = pieces
+        self.tidied = threading.Event()
+
+    def tidy(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        self.pieces -= 1
+        if self.pieces <= 0:
+            self.tidied.set()
+        return self.pieces > 0
+
+
 def committer_on(disk: SlowDisk, failures: list[Exception] | None = None) -> Committer:
     return Committer(disk, failed=(failures if failures is not None else []).append, committed=lambda _: None)
 
@@ -126,13 +143,13 @@ async def test_much_that_waits_for_the_disk_is_congestion_until_it_is_written() 
     committer = committer_on(disk)
     big = Row(1, 0, 1, 1, 0, None, None, None, 0, CONGESTED_BYTES, None, None, bytes(CONGESTED_BYTES + 1))
     group = committer.add([PutRow(big)])
-    assert committer.is_congested
+    congested_before = committer.is_congested
     relieved = asyncio.Event()
     committer.when_relieved(relieved.set)
     disk.go.release()
     await on_disk(committer, group)
     await asyncio.wait_for(relieved.wait(), 10)
-    assert not committer.is_congested
+    assert (congested_before, committer.is_congested) == (True, False)
     await committer.close()
 
 
@@ -147,3 +164,21 @@ async def test_close_brings_everything_to_disk(busy: bool) -> None:
     disk.go.release(2)
     await asyncio.wait_for(committer.close(), 10)
     assert [write for writes in disk.commits for write in writes] == [drop(1), drop(2)]
+
+
+async def test_the_store_is_kept_tidy_while_there_is_nothing_to_commit() -> None:
+    disk = UntidyDisk(pieces=3)
+    committer = committer_on(disk)
+    assert await asyncio.to_thread(disk.tidied.wait, 10)
+    disk.go.release()
+    await on_disk(committer, committer.add([drop(1)]))
+    await committer.close()
+
+
+async def test_a_store_that_cannot_be_kept_tidy_has_failed() -> None:
+    disk = UntidyDisk(pieces=3)
+    disk.error = OSError("unwritable")
+    failed = asyncio.get_running_loop().create_future()
+    committer = Committer(disk, failed=failed.set_result, committed=lambda _: None)
+    assert await asyncio.wait_for(failed, 10) is disk.error
+    await committer.close()

@@ -93,6 +93,10 @@ class Committer:
         """Run `call` when the congestion is over."""
         self._relieved.append(call)
 
+    async def flushed(self) -> None:
+        """Until nothing waits for the disk."""
+        await self._idle.wait()
+
     async def close(self) -> None:
         """Bring all groups to disk and end the threads."""
         await self._idle.wait()
