@@ -21,7 +21,7 @@ from twinbus.message import Message
 SIZE: Final = 1024
 BATCH: Final = 100
 BODY: Final = bytes(SIZE)
-_IN_FLIGHT: Final = 8
+_IN_FLIGHT: Final = 16
 _PIPELINED: Final = 500
 
 

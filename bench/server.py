@@ -164,7 +164,7 @@ def batches(folder: Path, extent: Extent) -> list[Figure]:
     return [
         Figure("Durable sends in batches against bare SQLite:"),
         Figure(
-            f"batches of {BATCH}, connect, 8 in flight",
+            f"batches of {BATCH}, connect, 16 in flight",
             _rate(ours),
             f"bare loop {_rate(bare)}",
             found.told("{:.2f}"),
