@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import os
-import signal
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from twinbus.namespace.front.http import HttpHandler
 from twinbus.namespace.front.port import PortConnection
 from twinbus.namespace.front.sas import DEFAULT_KEY, SasVerifier, default_rule
 from twinbus.namespace.front.site import Site
+from twinbus.namespace.front.struck import crash
 from twinbus.namespace.front.tls import ca_path, server_context
 from twinbus.namespace.load import LoadCollector
 from twinbus.namespace.meter import OperationMeter
@@ -33,6 +33,9 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_RULES = (default_rule(),)
 _BACKLOG = 1024
+# Bounds of stopping: for what is under way to reach the disk, and for peers to answer the close.
+_DRAIN_SECONDS = 5.0
+_FAREWELL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,7 @@ class NamespaceServer:
         self.faults = Faults(SystemClock())
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._faults_timer: asyncio.TimerHandle | None = None
-        self._was_silenced = False
+        self._server: asyncio.Server | None = None
 
     @property
     def ca(self) -> Path:
@@ -80,34 +83,61 @@ class NamespaceServer:
         """Open the store and listen. Raises OperatorError with what to do."""
         options = self.options
         _refuse_default_key_abroad(options)
-        tls = server_context(options.tls, options.host)
         listener = _listen(options)
         self.port = listener.getsockname()[1]
-        meter = OperationMeter()
-        store: Store = MemoryStore() if options.file is None else SqliteStore(options.file)
         try:
-            self.driver = Driver(store, SystemClock(), meter, new_token=LockTokens(), failed=self._failed)
+            self._site = self._open()
         except BaseException:
             listener.close()
             raise
-        meter.registry.register(LoadCollector(self.driver.namespace))
-        verifier = SasVerifier(options.rules, port=self.port)
-        http = HttpHandler(options.name, self.driver, verifier, self.faults, meter.registry)
-        self._site = Site(options.name, self.driver, verifier, self.faults, meter, tls, http)
-        self.faults.when_changed(self._faults_changed)
-        await self._create_entities()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: PortConnection(self._site), sock=listener, backlog=_BACKLOG)
+        try:
+            await self._create_entities()
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(lambda: PortConnection(self._site), sock=listener, backlog=_BACKLOG)
+        except BaseException:
+            listener.close()
+            await self.driver.close()
+            raise
         _log.info("listening", extra={"namespace": options.name, "port": self.port})
 
     async def stop(self) -> None:
-        """Stop accepting, tell every peer, bring all to disk."""
-        self._server.close()
-        for connection in list(self._site.connections):
+        """Stop accepting, answer what is under way, tell every peer, bring all to disk."""
+        if self._server is not None:
+            self._server.close()
+        connections = self._site.connections
+        for connection in list(connections):
+            connection.channel.pause_reading()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await self.driver.committer.flushed()
+        for connection in list(connections):
             connection.shut_down()
+        await self._connections_end()
+        if self._faults_timer is not None:
+            self._faults_timer.cancel()
         await self.driver.close()
         if not self.ended.done():
             self.ended.set_result(None)
+
+    def _open(self) -> Site:
+        options, meter = self.options, OperationMeter()
+        tls = server_context(options.tls, options.host)
+        store: Store = MemoryStore() if options.file is None else SqliteStore(options.file)
+        self.driver = Driver(store, SystemClock(), meter, new_token=LockTokens(), failed=self._failed)
+        meter.registry.register(LoadCollector(self.driver.namespace))
+        verifier = SasVerifier(options.rules, port=self.port)
+        http = HttpHandler(options.name, self.driver, verifier, self.faults, meter.registry)
+        self.faults.when_changed(self._faults_changed)
+        return Site(options.name, self.driver, verifier, self.faults, meter, tls, http)
+
+    async def _connections_end(self) -> None:
+        """Peers that answer get a moment to do so; then the rest is cut off."""
+        for seconds in (_FAREWELL_SECONDS, None):
+            pending = [connection.gone for connection in self._site.connections]
+            if pending:
+                await asyncio.wait(pending, timeout=seconds)
+            for connection in list(self._site.connections):
+                connection.channel.abort()
 
     async def _create_entities(self) -> None:
         for description in self.options.entities:
@@ -123,7 +153,8 @@ class NamespaceServer:
     def _failed(self, error: Exception) -> None:
         """The store failed: nothing unsaved may be acknowledged, so every connection ends without another word."""
         _log.critical("namespace ends: %s", error, extra={"namespace": self.options.name})
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         for connection in list(self._site.connections):
             connection.channel.abort()
         if not self.ended.done():
@@ -131,17 +162,20 @@ class NamespaceServer:
 
     def _faults_changed(self) -> None:
         if self.faults.crash_now:
-            os.kill(os.getpid(), signal.SIGKILL)
+            crash()
         if self._faults_timer is not None:
             self._faults_timer.cancel()
         end = self.faults.next_end()
+        loop = asyncio.get_running_loop()
         if end is not None:
             seconds = max(0.0, (end - self.driver.now()) / 1000)
-            self._faults_timer = asyncio.get_running_loop().call_later(seconds, self.faults.expire)
-        if self._was_silenced and not self.faults.silenced:
-            for connection in list(self._site.connections):
-                connection.speak_again()
-        self._was_silenced = self.faults.silenced
+            self._faults_timer = loop.call_later(seconds, self.faults.expire)
+        # Not at once: an operation that used up a fault is still being carried out.
+        loop.call_soon(self._tell_connections)
+
+    def _tell_connections(self) -> None:
+        for connection in list(self._site.connections):
+            connection.faults_changed()
 
 
 def _refuse_default_key_abroad(options: NamespaceOptions) -> None:

@@ -97,7 +97,7 @@ class AmqpConnection:
         self._forget(list(self._links))
 
     def shut_down(self) -> None:
-        """Tell the peer that the namespace stops."""
+        """Tell the peer that the namespace stops. Its own close ends the connection."""
         self._core.close(Error(Condition.CONNECTION_FORCED.value, "The namespace is shutting down."))
         self._flush()
 

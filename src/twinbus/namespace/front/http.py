@@ -16,7 +16,14 @@ from typing import Final, Protocol
 import h11
 
 from twinbus.namespace.front.http_handler import HttpHandler
-from twinbus.namespace.front.http_messages import BadTargetError, Request, Response, error, parse_target
+from twinbus.namespace.front.http_messages import (
+    AbandonedError,
+    BadTargetError,
+    Request,
+    Response,
+    error,
+    parse_target,
+)
 
 __all__ = ["HttpConnection", "HttpHandler", "Stream"]
 
@@ -41,10 +48,16 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
+class Answering(Protocol):
+    """Whoever answers requests."""
+
+    async def handle(self, request: Request) -> Response: ...
+
+
 class HttpConnection:
     """One connection. It is told of bytes and of its end; it writes to the stream and closes it."""
 
-    def __init__(self, handler: HttpHandler, stream: Stream, *, peer_is_loopback: bool) -> None:
+    def __init__(self, handler: Answering, stream: Stream, *, peer_is_loopback: bool) -> None:
         self._handler = handler
         self._stream = stream
         self._peer_is_loopback = peer_is_loopback
@@ -91,6 +104,8 @@ class HttpConnection:
     def shut_down(self) -> None:
         """The answer under way is the last."""
         self._last = True
+        if self._answering is None:
+            self._close()
 
     # --- hearing -------------------------------------------------------------------------------------------------
 
@@ -171,6 +186,9 @@ class HttpConnection:
         began = time.monotonic()
         try:
             response = await self._handler.handle(request)
+        except AbandonedError:
+            self._close()
+            return
         except Exception:
             _log.exception("request failed", extra={"method": method, "path": request.path})
             response = error(

@@ -37,6 +37,20 @@ _TEXT: Final = """{name}: a Service Bus namespace served by Twinbus (AMQP 1.0 an
 """
 
 
+def is_for_faults(request: Request) -> bool:
+    return bool(request.segments) and request.segments[0].lower() == "$faults"
+
+
+def is_management(request: Request) -> bool:
+    """Whether the management API is asked, not one of the pages of the namespace itself."""
+    if is_for_faults(request) or (len(request.segments) == 1 and request.segments[0].lower() == "$health"):
+        return False
+    # With an api-version it is the management API that is asked, for an entity of that name.
+    if "api-version" in request.query:
+        return True
+    return request.segments != ("metrics",) and (bool(request.segments) or request.method != "GET")
+
+
 class HttpHandler:
     """The HTTP side of one namespace."""
 
@@ -56,20 +70,15 @@ class HttpHandler:
         self._now = administration.now
 
     async def handle(self, request: Request) -> Response:
-        first = request.segments[0].lower() if request.segments else ""
-        if first == "$health" and len(request.segments) == 1:
-            return self._reading(
-                request, lambda: json_response(HTTPStatus.OK, {"status": "ok", "namespace": self._name})
-            )
-        if first == "$faults":
+        if is_for_faults(request):
             return self._answer_faults(request)
-        # With an api-version it is the management API that is asked, for an entity of that name.
-        if "api-version" not in request.query:
-            if request.segments == ("metrics",):
-                return self._metrics(request)
-            if not request.segments and request.method == "GET":
-                return self._welcome(request)
-        return await self._manage(request)
+        if is_management(request):
+            return await self._manage(request)
+        if not request.segments:
+            return self._welcome(request)
+        if request.segments == ("metrics",):
+            return self._metrics(request)
+        return self._reading(request, lambda: json_response(HTTPStatus.OK, {"status": "ok", "namespace": self._name}))
 
     async def _manage(self, request: Request) -> Response:
         route = find_route(request.segments)

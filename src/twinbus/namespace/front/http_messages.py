@@ -19,6 +19,10 @@ class BadTargetError(ValueError):
     """The request's target is no URL of ours."""
 
 
+class AbandonedError(Exception):
+    """The request is not answered: its connection is gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """`segments` are the parts of the path between its slashes, each decoded by itself; header names are lower-case."""

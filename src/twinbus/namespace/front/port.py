@@ -5,26 +5,24 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import os
-import re
-import signal
 import ssl
 from typing import Protocol, cast
 
-from twinbus.namespace.faults import Fault, FaultKind, Point
+from twinbus.namespace.front.admission import Admission
 from twinbus.namespace.front.amqp import AmqpConnection
 from twinbus.namespace.front.channel import Channel, TlsLayer
 from twinbus.namespace.front.http import HttpConnection
+from twinbus.namespace.front.http_gate import HttpGate
 from twinbus.namespace.front.site import Site
 
 _log = logging.getLogger(__name__)
 
 # A peer that connects and does not say what it speaks is let go.
 _SILENT_SECONDS = 60.0
+# Faults on connecting wait this long for the first words, which may be a request to lift them.
+_FIRST_WORDS_SECONDS = 0.2
 _TLS_HANDSHAKE = 0x16
-# A peer that is refused and says nothing is refused all the same, a moment later.
-_REFUSAL_SECONDS = 0.2
-_FAULTS_REQUEST = re.compile(rb"[A-Z]+ /(?:\$|%24)faults[/? ]")
+_AMQP = b"AMQP"
 
 
 class Speaker(Protocol):
@@ -41,28 +39,27 @@ class PortConnection(asyncio.Protocol):
 
     def __init__(self, site: Site) -> None:
         self._site = site
+        self._admission = Admission(site.faults, self._speak_again)
         self._first = b""
+        self._has_spoken = False
+        self._speaks_amqp = False
         self._speaker: Speaker | None = None
         self._protocol = ""
         self._waiting: list[bytes] = []
-        self._struck: Fault | None = None
-        self._for_faults = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.channel = Channel(self._transport, self._is_silenced)
         self._site.connections.add(self)
-        self._patience = asyncio.get_running_loop().call_later(_SILENT_SECONDS, self._lose_patience)
+        self._loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        self._patience = self._loop.call_later(_SILENT_SECONDS, self._lose_patience)
         if self._site.faults.active:
-            self._suffer(self._site.faults.strike(Point.CONNECT))
+            self._loop.call_later(_FIRST_WORDS_SECONDS, self._strike_if_silent)
 
     def data_received(self, data: bytes) -> None:
-        if self._speaker is None and not self._first and not self._waiting:
-            self._for_faults = _FAULTS_REQUEST.match(data) is not None
-        if self._is_refused():
-            self._transport.abort()
-            return
-        if self._is_silenced():
+        self._has_spoken = True
+        if self._waiting or self._is_silenced():
             self._waiting.append(data)
             self.channel.pause_reading()
             return
@@ -84,10 +81,12 @@ class PortConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._patience.cancel()
+        self._admission.end()
         self._site.connections.discard(self)
         if self._speaker is not None:
             self._site.meter.connections.labels(self._protocol).dec()
             self._speaker.connection_lost()
+        self.gone.set_result(None)
 
     def pause_writing(self) -> None:
         self.channel.filled()
@@ -95,52 +94,20 @@ class PortConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.channel.emptied()
 
-    def speak_again(self) -> None:
-        """A black hole is over: go on where the silence began."""
-        if self._is_silenced():
-            return
-        self.channel.speak_again()
-        waiting, self._waiting = self._waiting, []
-        for data in waiting:
-            self.data_received(data)
-        self.channel.resume_reading()
+    def faults_changed(self) -> None:
+        self._admission.faults_changed()
+        if isinstance(self._speaker, AmqpConnection):
+            self._speaker.faults_changed()
 
     def shut_down(self) -> None:
-        """The namespace stops: say so in the peer's protocol, then close."""
-        if self._speaker is not None:
-            self._speaker.shut_down()
-        self.channel.close()
-
-    def _suffer(self, fault: Fault | None) -> None:
-        """A fault on connecting. It is carried out on the first bytes: a request to lift faults passes all of them."""
-        if fault is None or fault.silences:
-            return
-        self._struck = fault
-        match fault.kind:
-            case FaultKind.REFUSE:
-                asyncio.get_running_loop().call_later(_REFUSAL_SECONDS, self._refuse)
-            case FaultKind.DELAY:
-                asyncio.get_running_loop().call_later(fault.delay, self._suffered)
-            case FaultKind.CRASH:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def _suffered(self) -> None:
-        self._struck = None
-        self.speak_again()
-
-    def _refuse(self) -> None:
-        if not self._for_faults:
+        """The namespace stops: say so in the peer's protocol; what is to be read of its answer is read."""
+        if self._speaker is None:
             self._transport.abort()
+        else:
+            self._speaker.shut_down()
+            self.channel.resume_reading()
 
-    def _is_refused(self) -> bool:
-        return self._struck is not None and self._struck.kind is FaultKind.REFUSE and not self._for_faults
-
-    def _is_silenced(self) -> bool:
-        """By a black hole over the namespace, or by one that swallowed, or a delay that holds, this connection."""
-        if self._for_faults:
-            return False
-        held = self._struck is not None and self._struck.kind in (FaultKind.BLACK_HOLE, FaultKind.DELAY)
-        return held or self._site.faults.silenced
+    # --- who speaks --------------------------------------------------------------------------------------------
 
     def _hear(self, data: bytes) -> None:
         if self.channel.tls is not None:
@@ -155,25 +122,56 @@ class PortConnection(asyncio.Protocol):
             first, self._first = self._first, b""
             self.channel.tls = TlsLayer(self._site.tls)
             self._hear(first)
-        elif len(self._first) >= len(b"AMQP"):
+        elif len(self._first) >= len(_AMQP):
             self._choose_speaker()
 
     def _choose_speaker(self) -> None:
-        self._patience.cancel()
         loopback = _is_loopback(self._transport.get_extra_info("peername"))
-        inside = "+tls" if self.channel.tls is not None else ""
-        if self._first.startswith(b"AMQP"):
-            self._protocol = f"amqp{inside}"
-            self._speaker = AmqpConnection(self._site, self.channel, peer_is_loopback=loopback)
+        self._speaks_amqp = self._first.startswith(_AMQP)
+        if not self._speaks_amqp:
+            gate = HttpGate(self._site.http, self._site.faults, self._admission, self._transport.abort)
+            self._begin("http", HttpConnection(gate, self.channel, peer_is_loopback=loopback))
+        elif not self._admission.ask():
+            self._transport.abort()
+        elif self._admission.is_held:
+            self.channel.pause_reading()
         else:
-            self._protocol = f"http{inside}"
-            self._speaker = HttpConnection(self._site.http, self.channel, peer_is_loopback=loopback)
+            self._begin("amqp", AmqpConnection(self._site, self.channel, peer_is_loopback=loopback))
+
+    def _begin(self, protocol: str, speaker: Speaker) -> None:
+        self._patience.cancel()
+        self._speaker = speaker
+        self._protocol = protocol if self.channel.tls is None else f"{protocol}+tls"
         self._site.meter.connections.labels(self._protocol).inc()
         first, self._first = self._first, b""
-        self._speaker.data_received(first)
+        speaker.data_received(first)
+
+    # --- who may not -------------------------------------------------------------------------------------------
+
+    def _is_silenced(self) -> bool:
+        """HTTP is held request by request, and so is nobody before it is known that it is not HTTP."""
+        return self._speaks_amqp and self._admission.is_held
+
+    def _speak_again(self) -> None:
+        """The silence is over: go on where it began."""
+        if not self._speaks_amqp or self._transport.is_closing():
+            return
+        self.channel.speak_again()
+        if self._speaker is None:
+            self._choose_speaker()
+        waiting, self._waiting = self._waiting, []
+        for data in waiting:
+            self.data_received(data)
+        self.channel.resume_reading()
+
+    def _strike_if_silent(self) -> None:
+        if not self._has_spoken and not self._admission.ask():
+            self._transport.abort()
 
     def _lose_patience(self) -> None:
-        if self._speaker is None and not self._is_silenced():
+        if self._is_silenced():
+            self._patience = self._loop.call_later(_SILENT_SECONDS, self._lose_patience)
+        elif self._speaker is None:
             self._transport.abort()
 
 
