@@ -32,7 +32,7 @@ START = 1_700_000_000_000
 PING = "application/vnd.ms-servicebus-ping"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Receiver:
     """What a link of the front would be: it keeps what it was told."""
 
@@ -41,6 +41,9 @@ class Receiver:
     session: str | None = None
     locked_until: int | None = None
     refusal: Refusal | None = None
+
+    def __repr__(self) -> str:
+        return f"<receiver of {self.bodies}>"
 
     def holds(self, session: str) -> bool:
         return self.session == session

@@ -46,8 +46,8 @@ class Model:
     dead_letters_expired: bool
     sessions: bool
     messages: dict[str, Message] = field(default_factory=dict)
-    holders: dict[int, Holder] = field(default_factory=dict)
-    """By the receiver's identity."""
+    holders: dict[object, Holder] = field(default_factory=dict)
+    """By receiver."""
 
     def arrive(self, body: str, session: str | None, ttl: int | None, due: int | None, now: int) -> None:
         if self.sessions and not session:
@@ -117,7 +117,7 @@ class Model:
             message.state = "deferred" if message.mortal else "dead-deferred"
         return True
 
-    def release_session(self, receiver: int, now: int, *, failed: bool) -> None:
+    def release_session(self, receiver: object, now: int, *, failed: bool) -> None:
         holder = self.holders.pop(receiver)
         for message in self.messages.values():
             if message.held and message.mortal and message.session == holder.session:

@@ -191,6 +191,20 @@ def test_a_completed_message_is_still_remembered_also_after_a_restart() -> None:
     assert bus.receive("q").bodies == ["other"]
 
 
+def test_what_was_seen_before_a_restart_is_known_as_long_as_the_window_reaches_back() -> None:
+    bus = detecting()
+    bus.send("q", envelope("m", message_id="one"))
+    bus.wait(1_000)
+    bus.restart()
+    bus.send("q", envelope("other", message_id="two"))
+    bus.wait(19_000)
+    bus.send("q", envelope("m", message_id="one"))
+    assert bus.counts("q") == (2, 0, 0, 0)
+    bus.wait(1)
+    bus.send("q", envelope("m", message_id="one"))
+    assert bus.counts("q") == (3, 0, 0, 0)
+
+
 def test_messages_without_an_id_are_never_duplicates() -> None:
     bus = detecting()
     bus.send("q", "same", "same")

@@ -91,6 +91,15 @@ def test_a_receive_that_brought_nothing_is_metered_once_per_grant() -> None:
     assert bus.metered(Operation.RECEIVE_EMPTY) == 2
 
 
+def test_a_grant_after_one_that_brought_something_can_be_empty() -> None:
+    bus = Bus(queue())
+    receiver = bus.receiver("q", 1)
+    bus.send("q", "m")
+    bus.tell("q", events.CreditGranted(receiver, 2, False))
+    bus.tell("q", events.CreditGranted(receiver, 2, True))
+    assert bus.metered(Operation.RECEIVE_EMPTY) == 1
+
+
 def test_a_receive_that_brought_something_is_not_empty() -> None:
     bus = Bus(queue())
     receiver = bus.receiver("q", 5)

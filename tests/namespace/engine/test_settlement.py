@@ -206,6 +206,29 @@ def test_an_abandoned_message_comes_first_again() -> None:
     assert receiver.bodies == ["a", "b", "a", "c"]
 
 
+def test_messages_given_back_together_come_again_in_order() -> None:
+    bus = Bus(queue())
+    bus.send("q", *"abcd")
+    receiver = bus.receiver("q", 3)
+    bus.settle_tokens("q", [receiver.tokens[index] for index in (2, 0, 1)], ABANDON)
+    bus.credit("q", receiver, 4)
+    assert receiver.bodies == [*"abc", *"abcd"]
+
+
+def test_what_is_held_is_not_given_to_another_when_the_queue_is_read_again() -> None:
+    bus = Bus(queue())
+    bus.send("q", *"abcd")
+    holder = bus.receiver("q", 4)
+    bus.settle_tokens("q", [holder.tokens[0]], RELEASE)
+    reader = bus.receiver("q", 0)
+    bus.send("q", "e")
+    bus.detach("q", holder)
+    bus.detach("q", reader)
+    assert bus.receive("q").bodies == ["a", "e"]
+    bus.settle_tokens("q", holder.tokens[1:], RELEASE)
+    assert bus.receive("q").bodies == ["b", "c", "d"]
+
+
 def test_an_abandoned_message_goes_to_a_receiver_that_waits() -> None:
     bus = Bus(queue())
     bus.send("q", "a")

@@ -239,8 +239,8 @@ class World(RuleBasedStateMachine):
         self.bus.tell(guest.path, events.ReceiverDetached(guest.receiver))
         self.guests.remove(guest)
         model = self.models[guest.path]
-        if id(guest) in model.holders:
-            model.release_session(id(guest), self.bus.now, failed=False)
+        if guest in model.holders:
+            model.release_session(guest, self.bus.now, failed=False)
         self._look()
 
     # --- settling ------------------------------------------------------------------------------------------------
@@ -355,18 +355,18 @@ class World(RuleBasedStateMachine):
         for receiver, holder in list(model.holders.items()):
             if holder.until <= now:
                 model.release_session(receiver, now, failed=True)
-                [guest] = [guest for guest in self.guests if id(guest) == receiver]
+                [guest] = [guest for guest in self.guests if guest is receiver]
                 assert guest.receiver.refusal is not None
                 assert guest.receiver.refusal.condition is Condition.SESSION_LOCK_LOST
 
     def _take_session(self, guest: Guest, now: int) -> None:
         model = self.models[guest.path]
         session = guest.receiver.session
-        if session is None or id(guest) in model.holders or guest.receiver.refusal is not None:
+        if session is None or guest in model.holders or guest.receiver.refusal is not None:
             return
         assert session not in [holder.session for holder in model.holders.values()], "one holder per session"
         assert guest.receiver.locked_until is not None
-        model.holders[id(guest)] = Holder(session, guest.receiver.locked_until)
+        model.holders[guest] = Holder(session, guest.receiver.locked_until)
 
     def _check(self, guest: Guest, delivery: Deliver, now: int) -> None:
         model = self.models[guest.path]
@@ -438,4 +438,4 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWorld.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

@@ -67,9 +67,8 @@ def _refusal(shelf: Shelf, session: str | None, now: int) -> Refusal | None:
 
 
 def seat_for(shelf: Shelf, session: str, now: int, step: Step) -> None:
-    """A message came for this session: if it is free, it goes to the first who waits."""
-    if shelf.sessions.waiting and session not in shelf.sessions.held:
-        _hold(shelf, shelf.sessions.first_waiting(), session, now, step)
+    """A message came for this session, which is free: it goes to the first who waits."""
+    _hold(shelf, shelf.sessions.first_waiting(), session, now, step)
 
 
 def search(shelf: Shelf, now: int, step: Step) -> Generator[Need, Any, None]:
@@ -94,7 +93,7 @@ def _free_session(shelf: Shelf) -> Generator[Need, Any, str | None]:
         for session in page:
             if session not in held:
                 return session
-        if len(page) == PAGE and not (wrapped and page[-1] >= start > ""):
+        if len(page) == PAGE:
             after = page[-1]
         elif wrapped:
             return None

@@ -118,23 +118,24 @@ def give_back(
     shelf: Shelf, row: Row, now: int, step: Step, *, failed: bool, properties: Mapping[str, Any] | None = None
 ) -> None:
     """A message that was held is free again. A failed delivery counts; after too many it is dead-lettered."""
-    count = row.delivery_count + failed
+    if failed:
+        row = row._replace(delivery_count=row.delivery_count + 1)
     if row.lane < Lane.DEAD:  # neither time nor the number of deliveries ends a message of the dead-letter queue
         if row.expires is not None and row.expires <= now:
             expire(shelf, row, step)
             return
-        if failed and count >= shelf.settings.max_delivery_count:
+        if failed and row.delivery_count >= shelf.settings.max_delivery_count:
             told = dead_letter_properties(
                 "MaxDeliveryCountExceeded",
                 f"Message could not be consumed after {shelf.settings.max_delivery_count} delivery attempts.",
                 properties,
             )
-            bury(shelf, row._replace(delivery_count=count), step, told)
+            bury(shelf, row, step, told)
             return
     if failed or properties:
         overlay = merged(row.overlay, properties)
         place = (row.queue, row.lane, row.seq, row.lane, row.seq)
-        step.writes.append(MoveRow(*place, row.enqueued, row.expires, count, overlay))
+        step.writes.append(MoveRow(*place, row.enqueued, row.expires, row.delivery_count, overlay))
     if row.lane in _DEFERRED_TWIN and (feed := shelf.feed_of(row)) is not None:
         feed.window.arrived(row.seq, row.size)
         shelf.wake(feed)
