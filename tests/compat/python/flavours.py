@@ -10,8 +10,8 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future, wait
-from typing import Any, Literal, TypeVar
+from concurrent.futures import Future
+from typing import Any, Literal, TypeVar, cast
 
 import azure.servicebus as sync_sdk
 import azure.servicebus.aio as aio_sdk
@@ -42,6 +42,7 @@ async def _in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T
     """In a daemon thread, which a call without an answer cannot keep from ending with the process."""
     call = functools.partial(function, *map(_bare, args), **{name: _bare(value) for name, value in kwargs.items()})
     outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # so that who waits may give up, and the thread still has where to answer
 
     def run() -> None:
         try:
@@ -125,6 +126,7 @@ class SideBySide:
         self._thread = threading.Thread(target=self._loop.run_forever, name="side-by-side", daemon=True)
         self._thread.start()
         self._begun: dict[str, Future[None]] = {}
+        self._ahead: dict[str, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -132,24 +134,34 @@ class SideBySide:
 
     def begin(self, name: str, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Unless it has begun already."""
+
+        async def noted() -> None:
+            self._ahead[name] = cast("asyncio.Task[None]", asyncio.current_task())
+            await scenario()
+
         if name not in self._begun:
-            self._begun[name] = asyncio.run_coroutine_threadsafe(scenario(), self._loop)
+            self._begun[name] = asyncio.run_coroutine_threadsafe(noted(), self._loop)
 
     def finish(self, name: str) -> None:
-        self._begun[name].result()
+        try:
+            self._begun[name].result()
+        finally:
+            self._ahead.pop(name)
 
     def leave_to_close(self, work: Coroutine[Any, Any, None]) -> None:
         """To be called on the loop."""
         self._closing.add(self._loop.create_task(work))
 
-    async def _everything_closed(self) -> None:
+    async def _close_everything(self) -> None:
+        """What was begun here and never had its turn is reported by another worker."""
+        for scenario in self._ahead.values():
+            scenario.cancel()
         async with asyncio.timeout(LONGEST_SCENARIO):
+            await asyncio.gather(*self._ahead.values(), return_exceptions=True)
             await asyncio.gather(*self._closing)
 
     def stop(self) -> None:
-        """Another worker reports what was begun here ahead of its turn and never had it."""
-        wait(self._begun.values(), LONGEST_SCENARIO)
-        self.run(self._everything_closed())
+        self.run(self._close_everything())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

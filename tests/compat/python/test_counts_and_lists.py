@@ -96,7 +96,7 @@ def crowd(namespace: LocalNamespace, side_by_side: SideBySide) -> list[str]:
     names = [f"0-{number:03}" for number in range(MORE_THAN_A_PAGE)]
 
     async def make() -> None:
-        bus = Bus("aio", namespace)
+        bus = Bus("sync", namespace)
         await few_at_a_time(
             [bus.admin.create_queue(name, max_delivery_count=7) for name in names]
             + [bus.admin.create_topic(f"0-t-{name}") for name in names]

@@ -39,6 +39,7 @@ INVALID: dict[str, dict[str, Any]] = {
     "no delivery at all": {"max_delivery_count": 0},
     "an idle time of less than five minutes": {"auto_delete_on_idle": timedelta(minutes=4)},
     "no time to live": {"default_message_time_to_live": timedelta(0)},
+    "fewer megabytes than there are": {"max_size_in_megabytes": 1},
     "more megabytes than there are": {"max_size_in_megabytes": 6000},
     "too much metadata": {"user_metadata": "x" * 1025},
     "a message size only premium has": {"max_message_size_in_kilobytes": 10240},
