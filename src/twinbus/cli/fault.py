@@ -54,7 +54,8 @@ def set_fault(
     delay: Annotated[float | None, typer.Option(help="For kind delay: how many seconds.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed and operations give the same hits.")] = None,
     after: Annotated[
-        bool, typer.Option("--after", help="For a crash on send, settle or request: after storing, before acknowledging.")
+        bool,
+        typer.Option("--after", help="For a crash on send, settle or request: after storing, before acknowledging."),
     ] = False,
     ca: Authority = None,
     json: Json = False,
