@@ -1,4 +1,4 @@
-"""How many kills, and from which seed. Runs of equal length, so that workers share them."""
+"""How many kills, and from which seed: in runs of equal length, so that workers share them."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ from pathlib import Path
 
 import pytest
 
+KILLS = 100
 KILLS_PER_RUN = 25
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("crash")
-    group.addoption("--kills", type=int, default=None, help="kills in all (100; with --crash-seed: one run)")
-    group.addoption("--crash-seed", type=int, default=None, help="the seed of the first run, as a failed test told it")
+    group.addoption("--kills", type=int, default=None, help=f"kills in all ({KILLS}; with --crash-seed: one run)")
+    group.addoption("--crash-seed", type=int, default=None, help="seed of the first run, as a failed test told it")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "crash_seed" in metafunc.fixturenames:
-        # Where other tests run too, these options are not known to the command line.
+        # Where all tests run, this file is read too late for its options: then the defaults hold.
         first = metafunc.config.getoption("crash_seed", None)
-        kills = metafunc.config.getoption("kills", None) or (100 if first is None else KILLS_PER_RUN)
-        first = 1 if first is None else first
+        kills = metafunc.config.getoption("kills", None) or (KILLS if first is None else KILLS_PER_RUN)
+        seed = 1 if first is None else first
         runs = [
-            (first + run, min(KILLS_PER_RUN, kills - start)) for run, start in enumerate(range(0, kills, KILLS_PER_RUN))
+            (seed + run, min(KILLS_PER_RUN, kills - before))
+            for run, before in enumerate(range(0, kills, KILLS_PER_RUN))
         ]
-        metafunc.parametrize(("crash_seed", "kills"), runs, ids=[f"seed-{seed}-kills-{kills}" for seed, kills in runs])
+        metafunc.parametrize(("crash_seed", "kills"), runs, ids=[f"seed {seed}, {kills} kills" for seed, kills in runs])
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def compiled(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers started again and again find their modules compiled, also where nothing may be written beside them."""
+    """Servers that are started again and again find their modules compiled, whatever holds for this process."""
     if "PYTHONDONTWRITEBYTECODE" in os.environ:
         monkeypatch.delenv("PYTHONDONTWRITEBYTECODE")
         monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(Path(tmp_path_factory.getbasetemp()) / "compiled"))
