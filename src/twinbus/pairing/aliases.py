@@ -1,0 +1,139 @@
+"""What a diverted message carries instead of its own properties, and back again (S7, Y3).
+
+Plain data on both ways: which fields of which SDK these are, and the body, do not come in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from twinbus.amqp.values import Char, Described, Long, Symbol, Timestamp
+from twinbus.pairing.errors import AliasError, AliasInUseError
+
+PATH: Final = "x-ms-path"
+SESSION_ID: Final = "x-ms-sessionid"
+TIME_TO_LIVE: Final = "x-ms-timetolive"
+SCHEDULED_ENQUEUE_TIME: Final = "x-ms-scheduledenqueuetimeutc"
+# Ours: the body was packed to fit (S9); the value names the packing.
+PACKED: Final = "x-twinbus-packed"
+RESERVED: Final = (PATH, SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE_TIME, PACKED)
+
+TICKS_PER_MILLISECOND: Final = 10_000
+TIMESPAN: Final = "com.microsoft:timespan"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+PropertyName = str | bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sendable:
+    """What diverting touches of a message. None is "not set".
+
+    `time_to_live` is in milliseconds, as in the AMQP header; the two instants are milliseconds since the epoch, UTC.
+    """
+
+    session_id: str | None = None
+    time_to_live: int | None = None
+    scheduled_enqueue_time: int | None = None
+    absolute_expiry_time: int | None = None
+    application_properties: Mapping[PropertyName, object] = field(default_factory=dict)
+
+
+class Restored(NamedTuple):
+    """A message of the backlog as it was meant, where it was meant to go, and how its body is packed."""
+
+    path: str
+    message: Sendable
+    packed: str | None
+
+
+def divert(message: Sendable, path: str, packed: str | None = None) -> Sendable:
+    """The copy for the backlog: the caller's own is not altered. AliasInUseError if it uses one of the names."""
+    properties = message.application_properties
+    if taken := [name for name in RESERVED if name in properties or name.encode() in properties]:
+        raise AliasInUseError(taken)
+    aliases: dict[PropertyName, object] = {PATH: path}
+    if message.session_id is not None:
+        aliases[SESSION_ID] = message.session_id
+    if message.time_to_live is not None:
+        aliases[TIME_TO_LIVE] = Long(message.time_to_live * TICKS_PER_MILLISECOND)
+    if message.scheduled_enqueue_time is not None:
+        aliases[SCHEDULED_ENQUEUE_TIME] = Timestamp(message.scheduled_enqueue_time)
+    if packed is not None:
+        aliases[PACKED] = packed
+    return Sendable(
+        # Cleared with the time to live; one that stands alone is a property like any other.
+        absolute_expiry_time=message.absolute_expiry_time if message.time_to_live is None else None,
+        application_properties={**properties, **aliases},
+    )
+
+
+def restore(message: Sendable) -> Restored:
+    """The way back. AliasError where the path is missing or an alias is of a wrong type (Y6).
+
+    Values are read as AMQP types: a transport whose strings or timestamps come as something else translates first.
+    """
+    aliases: dict[str, object] = {}
+    properties: dict[PropertyName, object] = {}
+    for name, value in message.application_properties.items():
+        plain = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+        if plain in RESERVED:
+            aliases[plain] = value
+        else:
+            properties[name] = value
+    return Restored(
+        _path(aliases),
+        Sendable(
+            session_id=_string(aliases, SESSION_ID, message.session_id),
+            time_to_live=_milliseconds(aliases, message.time_to_live),
+            scheduled_enqueue_time=_instant(aliases, message.scheduled_enqueue_time),
+            absolute_expiry_time=message.absolute_expiry_time,
+            application_properties=properties,
+        ),
+        _string(aliases, PACKED, None),
+    )
+
+
+def _path(aliases: Mapping[str, object]) -> str:
+    path = _string(aliases, PATH, None)
+    if not path:
+        raise AliasError(PATH, "is missing" if path is None else "is empty")
+    return path
+
+
+def _string(aliases: Mapping[str, object], name: str, unset: str | None) -> str | None:
+    if name not in aliases:
+        return unset
+    value = aliases[name]
+    if not isinstance(value, str) or isinstance(value, Symbol | Char):
+        raise _wrong(name, value, "a string")
+    return value
+
+
+def _milliseconds(aliases: Mapping[str, object], unset: int | None) -> int | None:
+    if TIME_TO_LIVE not in aliases:
+        return unset
+    value = aliases[TIME_TO_LIVE]
+    ticks = value.value if isinstance(value, Described) and value.descriptor == TIMESPAN else value
+    if not isinstance(ticks, int) or type(ticks) not in (int, Long) or ticks < 0:
+        raise _wrong(TIME_TO_LIVE, value, "a span in ticks: a long, or com.microsoft:timespan")
+    # Rounded up: a message never lives shorter than it was given.
+    return -(-int(ticks) // TICKS_PER_MILLISECOND)
+
+
+def _instant(aliases: Mapping[str, object], unset: int | None) -> int | None:
+    if SCHEDULED_ENQUEUE_TIME not in aliases:
+        return unset
+    value = aliases[SCHEDULED_ENQUEUE_TIME]
+    if isinstance(value, Timestamp):
+        return int(value)
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return (value - _EPOCH) // timedelta(milliseconds=1)
+    raise _wrong(SCHEDULED_ENQUEUE_TIME, value, "a timestamp")
+
+
+def _wrong(name: str, value: object, wanted: str) -> AliasError:
+    return AliasError(name, f"is {value!r}, not {wanted}")

@@ -1,0 +1,92 @@
+"""What a pair raises, in families by who acts next. When one is raised is decided elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from twinbus.errors import CallerError, OperatorError, RetryError
+from twinbus.pairing.failures import FailureKind
+
+
+class OptionError(CallerError, ValueError):
+    """An option is out of range, of a wrong type, or unknown (P2)."""
+
+    def __init__(self, option: str, value: object, allowed: str) -> None:
+        super().__init__(f"{option} is {value!r}; it must be {allowed}")
+        self.option = option
+        self.value = value
+        self.allowed = allowed
+
+
+class AliasInUseError(CallerError, ValueError):
+    """The message already uses names that diverting needs (S7)."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(f"the message cannot be diverted: it uses the application properties {', '.join(names)}")
+        self.names = tuple(names)
+
+
+class AliasError(OperatorError):
+    """A message in the backlog lacks an alias or has one of a wrong type (Y6)."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name} {problem}", "Mend the message and resubmit it.")
+        self.name = name
+
+
+class QueueCause(NamedTuple):
+    """Why one backlog queue is not in the rotation."""
+
+    queue: str
+    kind: FailureKind
+    detail: str
+
+
+class BacklogUnavailableError(RetryError):
+    """No backlog queue is left; the message stays the caller's (S6)."""
+
+    def __init__(self, entity: str, causes: Sequence[QueueCause]) -> None:
+        listed = "; ".join(f"{queue}: {kind}{f' ({detail})' if detail else ''}" for queue, kind, detail in causes)
+        super().__init__(f"no backlog queue can take the message for {entity}: {listed or 'none was found or created'}")
+        self.entity = entity
+        self.causes = tuple(causes)
+
+
+class PrimaryUnusableError(OperatorError):
+    """The entity is gone from the primary, or its credential is refused, and `on_unusable` is "raise" (G4)."""
+
+    def __init__(self, entity: str, cause: FailureKind) -> None:
+        super().__init__(f"{entity} on the primary is unusable: {cause}", "Create the entity or mend the credential.")
+        self.entity = entity
+        self.cause = cause
+
+
+class MessageTooLargeForBacklogError(CallerError, ValueError):
+    """The message fits the primary but not, with its aliases, the backlog queue (S9)."""
+
+    def __init__(self, message_id: object, size: int, limit: int) -> None:
+        super().__init__(
+            f"message {message_id!r} is {size - limit} bytes too large for the backlog: {size} of at most {limit}"
+        )
+        self.message_id = message_id
+        self.excess = size - limit
+        self.limit = limit
+
+
+class PartialSendError(RetryError):
+    """A batch was split and only some of it is safe (S9)."""
+
+    def __init__(self, safe: Sequence[object], unsafe: Sequence[object], cause: BaseException) -> None:
+        super().__init__(f"{len(safe)} messages are safe, {len(unsafe)} are not: {cause}")
+        self.safe = tuple(safe)
+        self.unsafe = tuple(unsafe)
+        self.cause = cause
+
+
+class ScheduledInBacklogError(RetryError):
+    """A scheduled message waits in the backlog and cannot provably be cancelled there (S10)."""
+
+    def __init__(self, handles: Sequence[int]) -> None:
+        super().__init__(f"not cancelled, the messages wait in the backlog: {', '.join(map(str, handles))}")
+        self.handles = tuple(handles)

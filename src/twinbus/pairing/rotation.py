@@ -1,0 +1,177 @@
+"""The backlog queues a pair now considers usable: who is picked, who leaves, who comes back (S6, P7).
+
+All senders of a pair share one Rotation. Sending, and the random number, are the driver's. Time is in seconds on any
+clock that only goes forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final, NamedTuple, assert_never
+
+from twinbus.pairing.errors import QueueCause
+from twinbus.pairing.failures import EVICTING, FailureKind
+
+
+class Absence(NamedTuple):
+    """A queue outside the rotation. `until` is None for one that was never found or created (P7)."""
+
+    cause: QueueCause
+    since: float
+    until: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """It is never altered, only replaced: a sender reads `usable` without a lock."""
+
+    queues: tuple[str, ...]
+    probation: float
+    absent: tuple[Absence, ...] = ()
+    usable: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        away = {absence.cause.queue for absence in self.absent}
+        object.__setattr__(self, "usable", tuple(queue for queue in self.queues if queue not in away))
+
+    @property
+    def causes(self) -> tuple[QueueCause, ...]:
+        """Why the others are missing: what BacklogUnavailableError carries when none is left."""
+        return tuple(absence.cause for absence in self.absent)
+
+
+def choose(rotation: Rotation, current: str | None, chance: float) -> str | None:
+    """The queue of a sender that was on `current`: it stays there as long as it may. None: none is left."""
+    usable = rotation.usable
+    if current in usable:
+        return current
+    return usable[int(chance * len(usable))] if usable else None
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+class BacklogSendFailed(NamedTuple):
+    """A diverted message was not taken. The step says what becomes of it."""
+
+    queue: str
+    kind: FailureKind
+    detail: str = ""
+
+
+class ProbationEnded(NamedTuple):
+    """The timer that ArmProbation asked for."""
+
+
+class QueueFound(NamedTuple):
+    """Found or created, perhaps only after others (P8)."""
+
+    queue: str
+
+
+class QueueMissing(NamedTuple):
+    """Neither found nor created: it drops out until it is found (P7)."""
+
+    queue: str
+    kind: FailureKind
+    detail: str = ""
+
+
+Event = BacklogSendFailed | ProbationEnded | QueueFound | QueueMissing
+
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+class TryAnother(NamedTuple):
+    """`choose` again and send there, within the call's time-out; none left is BacklogUnavailableError."""
+
+
+class RaiseToCaller(NamedTuple):
+    """The failed send's own error: another queue would fare no better."""
+
+
+class ArmProbation(NamedTuple):
+    """In place of any earlier one."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLeft:
+    """`left` queues are still usable."""
+
+    name: ClassVar[str] = "backlog_queue_left"
+    queue: str
+    at: float
+    kind: FailureKind
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReturned:
+    name: ClassVar[str] = "backlog_queue_returned"
+    queue: str
+    at: float
+
+
+class Emit(NamedTuple):
+    notice: QueueLeft | QueueReturned
+
+
+Effect = TryAnother | RaiseToCaller | ArmProbation | Emit
+
+
+class Step(NamedTuple):
+    rotation: Rotation
+    effects: tuple[Effect, ...] = ()
+
+
+# --- decisions -------------------------------------------------------------------------------------------------------
+
+_TRY_ANOTHER: Final = TryAnother()
+
+
+def advance(rotation: Rotation, event: Event, now: float) -> Step:
+    match event:
+        case BacklogSendFailed():
+            if event.kind not in EVICTING:
+                return Step(rotation, (RaiseToCaller(),))
+            step = _leave(rotation, QueueCause(*event), now, now + rotation.probation)
+            return Step(step.rotation, (*step.effects, _TRY_ANOTHER))
+        case ProbationEnded():
+            over = [a.cause.queue for a in rotation.absent if a.until is not None and a.until <= now]
+            return _return(rotation, over, now)
+        case QueueFound():
+            return _return(rotation, [event.queue], now)
+        case QueueMissing():
+            return _leave(rotation, QueueCause(*event), now, None)
+        case _:
+            assert_never(event)
+
+
+def _leave(rotation: Rotation, cause: QueueCause, now: float, until: float | None) -> Step:
+    if cause.queue not in rotation.usable:
+        # Another sender was told first; its probation is not drawn out by those that were still under way.
+        return Step(rotation)
+    after = replace(rotation, absent=(*rotation.absent, Absence(cause, now, until)))
+    left = Emit(QueueLeft(cause.queue, now, cause.kind, len(after.usable)))
+    return Step(after, (left, *_arm(after)))
+
+
+def _return(rotation: Rotation, queues: Iterable[str], now: float) -> Step:
+    known, absent = rotation.queues, rotation.absent
+    returned = []
+    for queue in queues:
+        if queue not in rotation.usable:
+            returned.append(Emit(QueueReturned(queue, now)))
+            absent = tuple(absence for absence in absent if absence.cause.queue != queue)
+            known = known if queue in known else (*known, queue)
+    after = replace(rotation, queues=known, absent=absent)
+    return Step(after, (*returned, *_arm(after)))
+
+
+def _arm(rotation: Rotation) -> tuple[Effect, ...]:
+    due = [absence.until for absence in rotation.absent if absence.until is not None]
+    return (ArmProbation(min(due)),) if due else ()
