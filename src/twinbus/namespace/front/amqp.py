@@ -68,7 +68,7 @@ class AmqpConnection:
         self._links: dict[Link, Attached] = {}
         self._unsettled: defaultdict[Session, dict[int, tuple[OutgoingLink, bytes]]] = defaultdict(dict)
         self._accepted: defaultdict[Session, list[int]] = defaultdict(list)
-        self._stalled: set[OutgoingLink] = set()
+        self._stalled: set[OutgoingLink | ReplyLink] = set()
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -220,7 +220,7 @@ class AmqpConnection:
         """A delivery left and waits to be settled."""
         self._unsettled[session][delivery_id] = (link, token)
 
-    def stall(self, link: OutgoingLink) -> None:
+    def stall(self, link: OutgoingLink | ReplyLink) -> None:
         """The peer does not read as fast as it grants credit: this link goes on when it does."""
         self._stalled.add(link)
         if self.channel.is_full:

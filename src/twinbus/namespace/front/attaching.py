@@ -80,7 +80,7 @@ def _refuse(link: Link, refusal: Refusal) -> None:
 def _attach_to_node(connection: AmqpConnection, link: Link, address: Address, *, receives: bool) -> None:
     link.accept(max_message_size=limits.MIB)
     if receives:
-        connection.attached(link, ReplyLink(link, address))
+        connection.attached(link, ReplyLink(connection, link, address))
     else:
         request_link = RequestLink(connection, link, address)
         request_link.grant()

@@ -19,6 +19,8 @@ from twinbus.namespace.front.requests import Reply, Request
 
 # The listing mode "all sessions" is asked for with the largest instant .NET knows, or what its codec makes of it.
 _MAX_INSTANT = 253402300799999
+_MAX_LONG = 2**63 - 1
+_MAX_INT = 2**31 - 1
 _NOTHING = Reply(204, "No content")
 
 Respond = Callable[[Any], Reply]
@@ -57,10 +59,12 @@ class _Body:
         self._operation = operation
         self._entries = {str(key): value for key, value in entries.items()}
 
-    def number(self, name: str, default: int | None = None) -> int:
+    def number(self, name: str, default: int | None = None, least: int = -_MAX_LONG - 1, most: int = _MAX_LONG) -> int:
         value = self._entries.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
             raise BadRequestError(f"'{name}' of '{self._operation}' has to be a number, not {value!r}.")
+        if not least <= value <= most:
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be from {least} to {most}, not {value!r}.")
         return int(value)
 
     def text(self, name: str) -> str | None:
@@ -94,7 +98,10 @@ class _Body:
         return tuple(value)
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        return tuple(int(number) for number in self.many(name, int))
+        numbers = self.many(name, int)
+        if any(isinstance(number, bool) or not 0 <= number <= _MAX_LONG for number in numbers):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a list of sequence numbers.")
+        return tuple(map(int, numbers))
 
     def tokens(self, name: str) -> tuple[bytes, ...]:
         return tuple(token.bytes_le for token in self.many(name, UUID))
@@ -113,7 +120,7 @@ class _Body:
 
 
 def _peek(body: _Body, request: Request) -> Translated:
-    start, count = body.number("from-sequence-number", 0), body.number("message-count", 1)
+    start, count = body.number("from-sequence-number", 0), body.number("message-count", 1, 1, _MAX_INT)
     session = body.text("session-id")
     dead = request.address.dead_letter
 
@@ -122,9 +129,7 @@ def _peek(body: _Body, request: Request) -> Translated:
             return _NOTHING
         return Reply(200, body={"messages": [{"message": _raw(row, None, None)} for row in rows]})
 
-    return Translated(
-        Claim.LISTEN, lambda reply: events.MessagesPeeked(reply, start, max(1, count), dead, session), respond
-    )
+    return Translated(Claim.LISTEN, lambda reply: events.MessagesPeeked(reply, start, count, dead, session), respond)
 
 
 def _renew_lock(body: _Body, request: Request) -> Translated:
@@ -137,7 +142,7 @@ def _renew_lock(body: _Body, request: Request) -> Translated:
 
 
 def _receive_by_sequence_number(body: _Body, request: Request) -> Translated:
-    numbers, peek_lock = body.numbers("sequence-numbers"), body.number("receiver-settle-mode", 1) == 1
+    numbers, peek_lock = body.numbers("sequence-numbers"), body.number("receiver-settle-mode", 1, 0, 1) == 1
     session, dead = body.text("session-id"), request.address.dead_letter
 
     def respond(found: list[tuple[Row, bytes | None, int | None]]) -> Reply:
@@ -213,7 +218,7 @@ def _renew_session_lock(body: _Body, request: Request) -> Translated:
 
 
 def _list_sessions(body: _Body, request: Request) -> Translated:
-    skip, top = body.number("skip", 0), body.number("top", 100)
+    skip, top = body.number("skip", 0, 0, _MAX_INT), body.number("top", 100, 0, _MAX_INT)
     since = body.number("last-updated-time", _MAX_INSTANT)
 
     def respond(sessions: list[str]) -> Reply:
@@ -226,7 +231,7 @@ def _list_sessions(body: _Body, request: Request) -> Translated:
 
 
 def _delete_batch(body: _Body, request: Request) -> Translated:
-    count, before = body.number("message-count"), body.number("enqueued-time-utc", _MAX_INSTANT)
+    count, before = body.number("message-count", None, 1, _MAX_INT), body.number("enqueued-time-utc", _MAX_INSTANT)
     dead = request.address.dead_letter
 
     def respond(deleted: int) -> Reply:

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection
 
 _CREDIT = 100
-# Replies that a peer asked for and gives no credit to take; more than this and it is let go.
+# Replies that a peer asked for and does not take; more than this and it is let go.
 _MOST_UNREAD_REPLIES = 10_000
+_MOST_UNREAD_BYTES = 32 * 1024 * 1024
+_MOST_PENDING_BYTES = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,39 +57,50 @@ class Reply:
 
 
 class ReplyLink:
-    """The link on which the peer takes replies."""
+    """The link on which the peer takes replies: as it grants credit, and as it reads."""
 
-    def __init__(self, link: Link, address: Address) -> None:
+    def __init__(self, connection: AmqpConnection, link: Link, address: Address) -> None:
+        self._connection = connection
         self._link = link
         self.address = address
         self._unread: deque[bytes] = deque()
+        self._unread_bytes = 0
         self._sent = 0
 
     def flowed(self) -> None:
-        while self._unread and self._link.credit > 0:
-            self._send(self._unread.popleft())
+        self._send_unread()
         if self._link.drain:
             self._link.drained()
+
+    def resume(self) -> None:
+        """The peer reads again."""
+        self._send_unread()
 
     def detached(self) -> None:
         self._unread.clear()
 
     def send(self, payload: bytes) -> bool:
-        """Send, or keep until there is credit; False if the peer leaves too much unread."""
-        if self._link.credit > 0 and not self._unread:
-            self._send(payload)
-        else:
-            self._unread.append(payload)
-        return len(self._unread) <= _MOST_UNREAD_REPLIES
+        """Send, or keep until the peer takes it; False if it leaves too much."""
+        self._unread.append(payload)
+        self._unread_bytes += len(payload)
+        self._send_unread()
+        return len(self._unread) <= _MOST_UNREAD_REPLIES and self._unread_bytes <= _MOST_UNREAD_BYTES
 
     def is_named(self, reply_to: str | None) -> bool:
         """Whether a request's reply-to means this link: by its name or by its target."""
         target = self._link.target.address if isinstance(self._link.target, Target) else None
         return reply_to is not None and reply_to in (self._link.name, target)
 
-    def _send(self, payload: bytes) -> None:
-        self._link.send(self._sent.to_bytes(8, "big"), payload, message_format=0, settled=True)
-        self._sent += 1
+    def _send_unread(self) -> None:
+        while self._unread and self._link.credit > 0:
+            if self._connection.channel.is_full or self._link.pending_bytes > _MOST_PENDING_BYTES:
+                self._connection.stall(self)
+                return
+            payload = self._unread.popleft()
+            self._unread_bytes -= len(payload)
+            self._link.send(self._sent.to_bytes(8, "big"), payload, message_format=0, settled=True)
+            self._sent += 1
+        self._connection.flush_soon()
 
 
 class RequestLink:
