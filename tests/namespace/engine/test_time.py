@@ -180,6 +180,16 @@ def test_scheduled_messages_survive_a_restart_and_come_in_the_order_of_their_tim
     assert receiver.bodies == ["first", "second", "third"]
 
 
+@pytest.mark.parametrize("plain_send", [True, False])
+def test_a_message_scheduled_later_for_an_earlier_time_is_punctual(plain_send: bool) -> None:
+    bus = Bus(queue())
+    take = bus.send if plain_send else bus.schedule
+    take("q", envelope("second", due=bus.now + 20_000))
+    take("q", envelope("first", due=bus.now + 10_000))
+    bus.wait(10_000)
+    assert bus.counts("q") == (1, 0, 1, 0)
+
+
 def test_many_scheduled_messages_fall_due_at_once() -> None:
     bus = Bus(queue())
     for _ in range(7):

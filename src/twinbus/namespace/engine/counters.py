@@ -49,9 +49,7 @@ class Counters:
 
     def put(self) -> PutQueue:
         self.changed = False
-        active, deferred, scheduled, dead, dead_deferred = self.lanes
-        lanes = (active, deferred, scheduled, dead, dead_deferred)
-        return PutQueue(self.queue, self.next_seq, *lanes, self.size, self.accessed)
+        return tuple.__new__(PutQueue, (self.queue, self.next_seq, *self.lanes, self.size, self.accessed))
 
     def counts(self) -> Counts:
         lanes = self.lanes

@@ -16,11 +16,13 @@ from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.engine.duplicates import SeenIds
 from twinbus.namespace.engine.effects import Answer, Decision, Operation, Step
 from twinbus.namespace.engine.events import (
+    CreditGranted,
     Deleted,
     DescriptionChanged,
     Event,
     MessagesScheduled,
     MessagesSent,
+    MessagesSettled,
     ScheduleCancelled,
     TimerFired,
 )
@@ -82,6 +84,8 @@ class Queue:
         if not isinstance(event, TimerFired):
             self.counters.accessed = now
         match event:
+            case MessagesSettled() | CreditGranted():  # the most frequent first; they never ask
+                receiving.decide(shelf, event, now, step)
             case MessagesSent():
                 yield from self._sent(event, now, step)
             case MessagesScheduled():
