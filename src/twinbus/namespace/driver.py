@@ -220,30 +220,27 @@ class Driver:
         held, box.busy = box.busy, True
         for effect in effects:
             try:
-                self._let_go(effect)
+                match effect:
+                    case Answer():
+                        if effect.reply is not None:  # nobody asked: the registry's own events
+                            effect.reply(effect.result)
+                    case Deliver():
+                        effect.receiver.deliver(effect)
+                    case Meter():
+                        self._meter.count(effect)
+                    case Drain():
+                        effect.receiver.drain()
+                    case AcceptSession():
+                        effect.receiver.accept_session(effect.session, effect.locked_until)
+                    case DetachReceiver():
+                        effect.receiver.detach(effect.refusal)
+                    case _:
+                        assert_never(effect)
             except Exception:  # one connection's trouble must not keep others from their answers
                 _log.exception("an effect could not be carried out: %s", type(effect).__name__)
         box.busy = held
         if not held:
             self._next(box)
-
-    def _let_go(self, effect: Effect) -> None:
-        match effect:
-            case Answer(reply, result):
-                if reply is not None:  # nobody asked: the registry's own events
-                    reply(result)
-            case Deliver():
-                effect.receiver.deliver(effect)
-            case Meter():
-                self._meter.count(effect)
-            case Drain(receiver):
-                receiver.drain()
-            case AcceptSession(receiver, session, locked_until):
-                receiver.accept_session(session, locked_until)
-            case DetachReceiver(receiver, refusal):
-                receiver.detach(refusal)
-            case _:
-                assert_never(effect)
 
     # --- timers ------------------------------------------------------------------------------------------------
 
