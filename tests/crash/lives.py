@@ -6,6 +6,8 @@ When and how it dies comes from the seed. What each life did stays in the books;
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -81,7 +83,9 @@ class Lives:
         if rng.random() < 0.1:
             starting = asyncio.create_task(asyncio.to_thread(self._namespace.start))
             await asyncio.sleep(0.1 + rng.random() * 0.3)
-            self._namespace.kill()
+            if self._namespace.running:
+                # Not by its own `kill`, which would close the pipes that the thread reads from.
+                os.kill(self._namespace.pid, signal.SIGKILL)
             try:
                 await starting
                 self._namespace.kill()
