@@ -151,6 +151,23 @@ def test_a_deep_queue_is_delivered_whole_whatever_fits_in_memory(hot_bytes: int)
     assert receiver.bodies[-1] == "last"
 
 
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_store_that_cannot_be_read_for_a_while_loses_nothing(returned: bool) -> None:
+    bus = Bus(queue())
+    bus.send("q", "a", "b")
+    if returned:
+        bus.settle_tokens("q", bus.receive("q").tokens, events.Release())
+    else:
+        bus.restart()
+    receiver = bus.receiver("q")
+    decision = bus.entity("q").advance(events.CreditGranted(receiver, 5, False), bus.now)
+    next(decision)
+    with pytest.raises(OSError, match="disk"):
+        decision.throw(OSError("disk"))
+    bus.wait(1_000)
+    assert receiver.bodies == ["a", "b"]
+
+
 def test_memory_holds_no_more_than_its_budget_and_gives_it_back() -> None:
     bus = Bus(queue("a"), queue("b"), hot_bytes=10_000)
     for path in ("a", "b"):

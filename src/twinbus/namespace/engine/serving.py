@@ -7,14 +7,17 @@ read and something is written already, the rest is left for a timer that fires a
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Final
 
 from twinbus.namespace.engine.effects import Deliver, Drain, Meter, Operation, Step
 from twinbus.namespace.engine.events import CreditGranted
+from twinbus.namespace.engine.limits import SECOND
 from twinbus.namespace.engine.receivers import Consumer, Feed
 from twinbus.namespace.engine.rows import Need
 from twinbus.namespace.engine.settlement import drop, expire
 from twinbus.namespace.engine.shelf import Shelf
+
+_RETRY: Final = SECOND
 
 
 def grant(shelf: Shelf, event: CreditGranted, step: Step) -> None:
@@ -58,7 +61,13 @@ def serve(shelf: Shelf, feed: Feed, now: int, step: Step) -> Generator[Need, Any
         if step.writes:
             return False
         need = window.need()
-        rows = yield need
+        try:
+            rows = yield need
+        except Exception:  # the store could not be read: nothing must be forgotten for that
+            window.restore(need)
+            shelf.pending.append(feed)
+            shelf.arm(now + _RETRY)
+            raise
         window.fill(need, rows, shelf.locks.by_seq)
     return True
 

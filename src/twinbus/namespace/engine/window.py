@@ -128,6 +128,12 @@ class Window:
             self._complete = True
         self._charge(sum(row.size for row in rows))
 
+    def restore(self, need: NextRows | RowsBySeq) -> None:
+        """The need was not answered: what it asked for is to be asked for again."""
+        if isinstance(need, RowsBySeq):
+            for seq in need.seqs:
+                heappush(self._returned, (seq, 0))
+
     def forget(self, seqs: Container[int]) -> None:
         """These rows are gone. Returned ones need no care: the store leaves out what is missing."""
         kept = [row for row in self._rows if row.seq not in seqs]
