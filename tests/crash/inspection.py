@@ -15,7 +15,8 @@ import apsw
 from defusedxml import ElementTree  # type: ignore[import-untyped]  # it ships no types
 
 from tests.crash.books import Account, Books, Sighting, Where
-from tests.crash.load import SESSIONS, TIMEOUT, TOPIC, settlement, sighting
+from tests.crash.entities import SESSIONS, TOPIC
+from tests.crash.load import TIMEOUT, settlement, sighting
 from twinbus.connect import ConnectionString, MessageState, ReceivedMessage, Receiver, ServiceBusConnection, connect
 from twinbus.connect.sas import make_token
 

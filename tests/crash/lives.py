@@ -13,8 +13,9 @@ from pathlib import Path
 from random import Random
 from typing import Self
 
+from tests.crash.entities import CONFIG, DELETED, PLAIN, SCHEDULED, SESSIONS, TOPIC, UNIQUE, new_books
 from tests.crash.inspection import check_file, drain, inspect
-from tests.crash.load import CONFIG, DELETED, PLAIN, SCHEDULED, SESSIONS, TOPIC, UNIQUE, Load, new_books
+from tests.crash.load import Load
 from twinbus.message import Message
 from twinbus.testing import LocalNamespace, LocalNamespaceError
 
@@ -65,6 +66,8 @@ class Lives:
         began = asyncio.create_task(load.begun.wait())
         try:
             await asyncio.wait((running, began), timeout=BEGIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                await running
             assert load.begun.is_set(), f"seed {self.seed}, life {life}: nothing was acknowledged"
             await self._die(load, rng)
             await running

@@ -13,6 +13,18 @@ from itertools import count
 from random import Random
 
 from tests.crash.books import Account, Books, Entry, Sent, Sighting, Where
+from tests.crash.entities import (
+    BURYING,
+    COMPLETING,
+    DELETED,
+    DELETING,
+    PLAIN,
+    SCHEDULED,
+    SESSION_IDS,
+    SESSIONS,
+    TOPIC,
+    UNIQUE,
+)
 from twinbus.connect import (
     NEXT_AVAILABLE,
     RECEIVE_AND_DELETE,
@@ -32,48 +44,10 @@ from twinbus.connect.errors import (
 )
 from twinbus.message import Message
 
-PLAIN, DELETED, SCHEDULED, SESSIONS, UNIQUE, TOPIC = "plain", "deleted", "scheduled", "sessions", "unique", "topic"
-COMPLETING, DELETING, BURYING = (f"{TOPIC}/Subscriptions/{name}" for name in ("completing", "deleting", "burying"))
-SESSION_IDS = tuple(f"session {number}" for number in range(5))
-LONG = "PT5M"  # no lock ends by itself
-CONFIG = {
-    "namespaces": [
-        {
-            "name": "primary",
-            "queues": [
-                {"name": PLAIN, "lock_duration": LONG, "max_delivery_count": 100_000},
-                {"name": DELETED},
-                {"name": SCHEDULED, "lock_duration": LONG},
-                {"name": SESSIONS, "lock_duration": LONG, "requires_session": True, "max_delivery_count": 100_000},
-                {
-                    "name": UNIQUE,
-                    "lock_duration": LONG,
-                    "requires_duplicate_detection": True,
-                    "duplicate_detection_history_time_window": "P1D",
-                },
-            ],
-            "topics": [
-                {
-                    "name": TOPIC,
-                    "subscriptions": [
-                        {"name": path.rsplit("/", 1)[1], "lock_duration": LONG}
-                        for path in (COMPLETING, DELETING, BURYING)
-                    ],
-                }
-            ],
-        }
-    ]
-}
 # Deep enough that there is always something to receive, and quickly looked through.
 DEEPEST = 120
 TIMEOUT = 30.0
 LATEST_DUE_MS = 1200
-
-
-def new_books() -> Books:
-    routes: dict[str, Sequence[str]] = {name: (name,) for name in (PLAIN, DELETED, SCHEDULED, SESSIONS, UNIQUE)}
-    routes[TOPIC] = (COMPLETING, DELETING, BURYING)
-    return Books(routes, deletes=(DELETED, DELETING), detects_duplicates=(UNIQUE,))
 
 
 def now_ms() -> int:
@@ -177,7 +151,7 @@ class Load:
 
     def _new(self, entity: str, rng: Random, session: str | None = None) -> Message:
         id = f"{entity}-{next(self._names)}"
-        size = rng.choice((0, 100, 1000, 5000))
+        size = rng.choice((0, 100, 1000, 5000, 20_000))  # the largest takes several pages of the store
         return Message(f"{id} {'.' * size}".encode(), message_id=id, session_id=session)
 
     async def _room(self, bus: ServiceBusConnection, entity: str, rng: Random) -> bool:

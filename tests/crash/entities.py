@@ -1,0 +1,46 @@
+"""The queues and the topic that the load is for, as the server is configured with them and as the books know them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.crash.books import Books
+
+PLAIN, DELETED, SCHEDULED, SESSIONS, UNIQUE, TOPIC = "plain", "deleted", "scheduled", "sessions", "unique", "topic"
+COMPLETING, DELETING, BURYING = (f"{TOPIC}/Subscriptions/{name}" for name in ("completing", "deleting", "burying"))
+SESSION_IDS = tuple(f"session {number}" for number in range(5))
+LONG = "PT5M"  # no lock ends by itself
+CONFIG = {
+    "namespaces": [
+        {
+            "name": "primary",
+            "queues": [
+                {"name": PLAIN, "lock_duration": LONG, "max_delivery_count": 100_000},
+                {"name": DELETED},
+                {"name": SCHEDULED, "lock_duration": LONG},
+                {"name": SESSIONS, "lock_duration": LONG, "requires_session": True, "max_delivery_count": 100_000},
+                {
+                    "name": UNIQUE,
+                    "lock_duration": LONG,
+                    "requires_duplicate_detection": True,
+                    "duplicate_detection_history_time_window": "P1D",
+                },
+            ],
+            "topics": [
+                {
+                    "name": TOPIC,
+                    "subscriptions": [
+                        {"name": path.rsplit("/", 1)[1], "lock_duration": LONG}
+                        for path in (COMPLETING, DELETING, BURYING)
+                    ],
+                }
+            ],
+        }
+    ]
+}
+
+
+def new_books() -> Books:
+    routes: dict[str, Sequence[str]] = {name: (name,) for name in (PLAIN, DELETED, SCHEDULED, SESSIONS, UNIQUE)}
+    routes[TOPIC] = (COMPLETING, DELETING, BURYING)
+    return Books(routes, deletes=(DELETED, DELETING), detects_duplicates=(UNIQUE,))
