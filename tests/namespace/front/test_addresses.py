@@ -23,7 +23,9 @@ CASES = {
     "t/Subscriptions/s/$DeadLetterQueue": Address(
         Node.ENTITY, "t/subscriptions/s" + DEAD, "t/Subscriptions/s", dead_letter=True
     ),
-    "contoso/x-servicebus-transfer/0": Address(Node.ENTITY, *["contoso/x-servicebus-transfer/0"] * 2),
+    "contoso/x-servicebus-transfer/0": Address(
+        Node.ENTITY, "contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/0"
+    ),
 }
 
 
