@@ -126,7 +126,7 @@ class NamespaceServer:
         self.driver = Driver(store, SystemClock(), meter, new_token=LockTokens(), failed=self._failed)
         meter.registry.register(LoadCollector(self.driver.namespace))
         verifier = SasVerifier(options.rules, port=self.port)
-        http = HttpHandler(options.name, self.driver, verifier, self.faults, meter.registry)
+        http = HttpHandler(options.name, self.driver, verifier, self.faults, meter.registry, self.ca.read_bytes())
         self.faults.when_changed(self._faults_changed)
         return Site(options.name, self.driver, verifier, self.faults, meter, tls, http)
 

@@ -17,6 +17,7 @@ from twinbus.namespace.front.management import Administration, Management
 from twinbus.namespace.front.routes import Kind, find_route
 from twinbus.namespace.front.sas import SasVerifier, TokenRefusedError
 
+_OWN_PAGES: Final = ("$health", "$ca")
 _CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{name} · Twinbus</title>
@@ -26,6 +27,7 @@ _PAGE: Final = """<!doctype html>
 <ul>
 <li><a href="/$health">/$health</a>: whether it is up</li>
 <li><a href="/metrics">/metrics</a>: its figures, for Prometheus</li>
+<li><a href="/$ca">/$ca</a>: the certificate authority of its TLS, for clients on this machine</li>
 <li>/$Resources/queues, /$Resources/topics: the management API, for the official clients (needs a key)</li>
 </ul>
 </html>
@@ -33,6 +35,7 @@ _PAGE: Final = """<!doctype html>
 _TEXT: Final = """{name}: a Service Bus namespace served by Twinbus (AMQP 1.0 and HTTP on this port).
 /$health            whether it is up
 /metrics            its figures, for Prometheus
+/$ca                the certificate authority of its TLS, for clients on this machine
 /$Resources/queues  the management API, for the official clients (needs a key)
 """
 
@@ -43,7 +46,7 @@ def is_for_faults(request: Request) -> bool:
 
 def is_management(request: Request) -> bool:
     """Whether the management API is asked, not one of the pages of the namespace itself."""
-    if is_for_faults(request) or (len(request.segments) == 1 and request.segments[0].lower() == "$health"):
+    if is_for_faults(request) or (len(request.segments) == 1 and request.segments[0].lower() in _OWN_PAGES):
         return False
     # With an api-version it is the management API that is asked, for an entity of that name.
     if "api-version" in request.query:
@@ -61,12 +64,14 @@ class HttpHandler:
         verifier: SasVerifier,
         faults: FaultControl,
         registry: CollectorRegistry,
+        authority: bytes = b"",
     ) -> None:
         self._name = name
         self._management = Management(name, administration)
         self._verifier = verifier
         self._faults = faults
         self._registry = registry
+        self._authority = authority
         self._now = administration.now
 
     async def handle(self, request: Request) -> Response:
@@ -78,6 +83,8 @@ class HttpHandler:
             return self._welcome(request)
         if request.segments == ("metrics",):
             return self._metrics(request)
+        if request.segments[0].lower() == "$ca":
+            return self._reading(request, self._offer_authority)
         return self._reading(request, lambda: json_response(HTTPStatus.OK, {"status": "ok", "namespace": self._name}))
 
     async def _manage(self, request: Request) -> Response:
@@ -101,6 +108,12 @@ class HttpHandler:
         return self._reading(
             request, lambda: Response(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_LATEST)
         )
+
+    def _offer_authority(self) -> Response:
+        """A certificate is no secret; whom it is to be trusted for, the client decides."""
+        if not self._authority:
+            return error(HTTPStatus.NOT_FOUND, "the namespace has no certificate authority of its own")
+        return Response(HTTPStatus.OK, self._authority, "application/x-pem-file")
 
     def _welcome(self, request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):

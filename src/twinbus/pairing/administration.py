@@ -1,0 +1,334 @@
+"""Runs provisioning with the SDK's administration clients, sync and aio, and tells their errors apart.
+
+What is asked and when it is given up is decided in `provisioning`; every request ends within the time given here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Self, TypeVar, assert_never
+
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.core.exceptions import HttpResponseError
+from azure.servicebus import ServiceBusClient
+from azure.servicebus._base_handler import ServiceBusSASTokenCredential, ServiceBusSharedKeyCredential
+from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
+from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioServiceBusAdministrationClient
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from twinbus.errors import OperatorError
+from twinbus.pairing.failures import FailureKind, evidence_of
+from twinbus.pairing.local_authority import LocalAuthority
+from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.provisioning import (
+    PROPERTIES,
+    Answer,
+    CreateQueues,
+    Failure,
+    GetQueues,
+    Outcomes,
+    Pause,
+    Provisioned,
+    Steps,
+    provisioning,
+    provisioning_again,
+)
+
+T = TypeVar("T")
+
+# Queues are asked about side by side, so that ten silent ones cost one time-out.
+_AT_ONCE: Final = 32
+_LONGEST_DETAIL: Final = 200
+
+
+class Administration:
+    """The secondary's management, for one pair. A client that was given is not closed with it."""
+
+    def __init__(self, client: ServiceBusAdministrationClient, *, seconds: float = 10.0, owned: bool = False) -> None:
+        self.client = client
+        self.namespace = str(client.fully_qualified_namespace)
+        self._owned = owned
+        self._seconds = seconds
+        self._authority = LocalAuthority(self.namespace, seconds)
+
+    @classmethod
+    def of(
+        cls, client: ServiceBusClient, admin: ServiceBusAdministrationClient | None = None, *, seconds: float = 10.0
+    ) -> Self:
+        """With the admin client given, or one made from the credential of the client."""
+        if admin is not None:
+            return cls(admin, seconds=seconds)
+        made = ServiceBusAdministrationClient(client.fully_qualified_namespace, credential_of(client))
+        return cls(made, seconds=seconds, owned=True)
+
+    @classmethod
+    def from_connection_string(cls, text: str, *, seconds: float = 10.0) -> Self:
+        return cls(ServiceBusAdministrationClient.from_connection_string(text), seconds=seconds, owned=True)
+
+    def provision(self, paths: Iterable[str], options: SendAvailabilityOptions) -> Provisioned:
+        """Found or created, or ProvisioningError with each cause (P7). Asks nobody with provision="assume" (P8)."""
+        return self.run(_begin(paths, options))
+
+    def provision_again(self, paths: Iterable[str]) -> Provisioned:
+        """One try for those that failed, for on_secondary_down="background". Never raises."""
+        return self.run(provisioning_again(paths))
+
+    def run(self, steps: Steps, pause: Callable[[float], None] = time.sleep) -> Provisioned:
+        outcomes: Any = None
+        while True:
+            try:
+                request = steps.send(outcomes)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return] # typeshed: the value of any generator
+            match request:
+                case Pause(seconds):
+                    pause(seconds)
+                    outcomes = {}
+                case GetQueues(paths):
+                    outcomes = self._each(paths, self._look)
+                case CreateQueues(paths):
+                    outcomes = self._each(paths, self._create)
+                case _:
+                    assert_never(request)
+
+    def ask(self, method: Callable[..., T], *arguments: object, **keywords: object) -> T:
+        """A call of the client's, in our own time, trusting a local namespace."""
+        try:
+            return method(*arguments, **request_keywords(self._seconds, self._authority.file()), **keywords)
+        except Exception as error:
+            if failure_of(error).kind is FailureKind.CERTIFICATE:
+                self._authority.forget()
+            raise
+
+    def close(self) -> None:
+        self._authority.close()
+        if self._owned:
+            self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _each(self, paths: tuple[str, ...], one: Callable[[str], Answer | Failure]) -> Outcomes:
+        with ThreadPoolExecutor(min(len(paths), _AT_ONCE), thread_name_prefix="twinbus-provision") as pool:
+            return dict(zip(paths, pool.map(one, paths), strict=True))
+
+    def _look(self, path: str) -> Answer | Failure:
+        try:
+            self.ask(self.client.get_queue, path)
+        except Exception as error:
+            return looked(error)
+        return Answer.FOUND
+
+    def _create(self, path: str) -> Answer | Failure:
+        try:
+            self.ask(self.client.create_queue, path, **PROPERTIES)
+        except Exception as error:
+            return created(error)
+        return Answer.CREATED
+
+
+class AioAdministration:
+    """The same for asyncio."""
+
+    def __init__(
+        self, client: AioServiceBusAdministrationClient, *, seconds: float = 10.0, owned: bool = False
+    ) -> None:
+        self.client = client
+        self.namespace = str(client.fully_qualified_namespace)
+        self._owned = owned
+        self._seconds = seconds
+        self._authority = LocalAuthority(self.namespace, seconds)
+
+    @classmethod
+    def of(
+        cls,
+        client: AioServiceBusClient,
+        admin: AioServiceBusAdministrationClient | None = None,
+        *,
+        seconds: float = 10.0,
+    ) -> Self:
+        """With the admin client given, or one made from the credential of the client."""
+        if admin is not None:
+            return cls(admin, seconds=seconds)
+        made = AioServiceBusAdministrationClient(client.fully_qualified_namespace, credential_of(client))
+        return cls(made, seconds=seconds, owned=True)
+
+    @classmethod
+    def from_connection_string(cls, text: str, *, seconds: float = 10.0) -> Self:
+        return cls(AioServiceBusAdministrationClient.from_connection_string(text), seconds=seconds, owned=True)
+
+    async def provision(self, paths: Iterable[str], options: SendAvailabilityOptions) -> Provisioned:
+        """Found or created, or ProvisioningError with each cause (P7). Asks nobody with provision="assume" (P8)."""
+        return await self.run(_begin(paths, options))
+
+    async def provision_again(self, paths: Iterable[str]) -> Provisioned:
+        """One try for those that failed, for on_secondary_down="background". Never raises."""
+        return await self.run(provisioning_again(paths))
+
+    async def run(self, steps: Steps, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Provisioned:
+        outcomes: Any = None
+        while True:
+            try:
+                request = steps.send(outcomes)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return] # typeshed: the value of any generator
+            match request:
+                case Pause(seconds):
+                    await pause(seconds)
+                    outcomes = {}
+                case GetQueues(paths):
+                    outcomes = await self._each(paths, self._look)
+                case CreateQueues(paths):
+                    outcomes = await self._each(paths, self._create)
+                case _:
+                    assert_never(request)
+
+    async def ask(self, method: Callable[..., Awaitable[T]], *arguments: object, **keywords: object) -> T:
+        """A call of the client's, in our own time, trusting a local namespace."""
+        # Only a local namespace is ever asked for its authority: no other costs a thread.
+        authority = await asyncio.to_thread(self._authority.file) if self._authority.is_for else None
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await method(*arguments, **request_keywords(self._seconds, authority), **keywords)
+        except Exception as error:
+            if failure_of(error).kind is FailureKind.CERTIFICATE:
+                self._authority.forget()
+            raise
+
+    async def close(self) -> None:
+        self._authority.close()
+        if self._owned:
+            await self.client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _each(self, paths: tuple[str, ...], one: Callable[[str], Awaitable[Answer | Failure]]) -> Outcomes:
+        permits = asyncio.Semaphore(_AT_ONCE)
+
+        async def permitted(path: str) -> Answer | Failure:
+            async with permits:
+                return await one(path)
+
+        return dict(zip(paths, await asyncio.gather(*map(permitted, paths)), strict=True))
+
+    async def _look(self, path: str) -> Answer | Failure:
+        try:
+            await self.ask(self.client.get_queue, path)
+        except Exception as error:
+            return looked(error)
+        return Answer.FOUND
+
+    async def _create(self, path: str) -> Answer | Failure:
+        try:
+            await self.ask(self.client.create_queue, path, **PROPERTIES)
+        except Exception as error:
+            return created(error)
+        return Answer.CREATED
+
+
+# --- what both share -------------------------------------------------------------------------------------------------
+
+
+def _begin(paths: Iterable[str], options: SendAvailabilityOptions) -> Steps:
+    return provisioning(
+        paths, assume=options.provision == "assume", background=options.on_secondary_down == "background"
+    )
+
+
+def request_keywords(seconds: float, authority: str | None) -> dict[str, Any]:
+    """One attempt per request, ours to repeat; connecting and reading together take no longer than `seconds`."""
+    keywords: dict[str, Any] = {
+        "retry_total": 0,
+        "connection_timeout": seconds / 2,
+        "read_timeout": seconds / 2,
+    }
+    if authority is not None:
+        keywords["connection_verify"] = authority
+    return keywords
+
+
+def credential_of(client: ServiceBusClient | AioServiceBusClient) -> Any:
+    """The credential a client was made with, as an administration client takes it."""
+    credential = client._credential
+    if isinstance(credential, AzureNamedKeyCredential):
+        return ServiceBusSharedKeyCredential(*credential.named_key)
+    if isinstance(credential, AzureSasCredential | ServiceBusSASTokenCredential):
+        raise OperatorError(
+            "the secondary's client has a shared access signature, which its management does not take",
+            'Give secondary_admin=, or let an operator run `twinbus provision` and pair with provision="assume".',
+        )
+    return credential
+
+
+def looked(error: Exception) -> Answer | Failure:
+    failure = failure_of(error)
+    return Answer.MISSING if failure.kind is FailureKind.ENTITY_NOT_FOUND else failure
+
+
+def created(error: Exception) -> Answer | Failure:
+    # 40901 is a conflict with an operation under way, not with a queue that exists.
+    if getattr(error, "status_code", None) == 409 and "40901" not in str(error):
+        return Answer.EXISTS
+    return failure_of(error)
+
+
+_STATUSES: Final = {
+    400: FailureKind.BAD_MESSAGE,
+    401: FailureKind.UNAUTHORIZED,
+    404: FailureKind.ENTITY_NOT_FOUND,
+    408: FailureKind.TIMEOUT,
+    429: FailureKind.SERVER_BUSY,
+    503: FailureKind.SERVER_BUSY,
+    504: FailureKind.TIMEOUT,
+}
+_TEXTS: Final = (
+    ("CERTIFICATE_VERIFY_FAILED", FailureKind.CERTIFICATE),
+    ("Certificate verify failed", FailureKind.CERTIFICATE),
+    ("NameResolutionError", FailureKind.DNS),
+    ("Name or service not known", FailureKind.DNS),
+    ("Connection refused", FailureKind.CONNECTION_LOST),
+    ("timed out", FailureKind.TIMEOUT),
+)
+_NAMES: Final = (
+    ("ResourceNotFoundError", FailureKind.ENTITY_NOT_FOUND),
+    ("ClientAuthenticationError", FailureKind.AUTHENTICATION),
+    ("CredentialUnavailableError", FailureKind.AUTHENTICATION),
+    ("ServiceRequestTimeoutError", FailureKind.TIMEOUT),
+    ("ServiceResponseTimeoutError", FailureKind.TIMEOUT),
+    ("TimeoutError", FailureKind.TIMEOUT),
+    ("gaierror", FailureKind.DNS),
+    ("SSLError", FailureKind.TLS),
+    ("ServiceRequestError", FailureKind.CONNECTION_LOST),
+    ("ServiceResponseError", FailureKind.CONNECTION_LOST),
+    ("OSError", FailureKind.CONNECTION_LOST),
+)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an error of an administration client is called: by its status, or by how the service was not reached."""
+    return Failure(_kind_of(error), " ".join(str(error).split())[:_LONGEST_DETAIL])
+
+
+def _kind_of(error: BaseException) -> FailureKind:
+    text = str(error)
+    status = error.status_code if isinstance(error, HttpResponseError) else None
+    if status == 403:
+        # The service says 403 when the namespace is full; what stands before it says so when it lets nobody in.
+        return FailureKind.QUOTA_EXCEEDED if "quota" in text.lower() else FailureKind.UNAUTHORIZED
+    if status is not None:
+        return _STATUSES.get(status, FailureKind.INTERNAL)
+    for part, kind in _TEXTS:
+        if part in text:
+            return kind
+    names = evidence_of(error).names
+    return next((kind for name, kind in _NAMES if name in names), FailureKind.UNKNOWN)

@@ -1,0 +1,171 @@
+"""Backlog queues found or created, decided: what is looked for, what is created, when it is tried again (P5–P8).
+
+A generator yields what to ask of the secondary and is sent the outcomes; who asks is `administration`'s. Nothing is
+altered or deleted here, and the primary does not come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from twinbus.errors import OperatorError
+from twinbus.pairing.errors import QueueCause
+from twinbus.pairing.failures import FailureKind
+
+# P5, in the names of the SDK's QueueProperties; all else is left to the service.
+LONGEST: Final = "P10675199DT2H48M5.4775807S"
+PROPERTIES: Final[Mapping[str, int | str | bool]] = {
+    "max_size_in_megabytes": 5120,
+    "max_delivery_count": 2147483647,
+    "default_message_time_to_live": LONGEST,
+    "auto_delete_on_idle": LONGEST,
+    "lock_duration": "PT1M",
+    "dead_lettering_on_message_expiration": True,
+    "enable_batched_operations": True,
+}
+
+# P7: three tries.
+PAUSES: Final = (1.0, 3.0)
+# P8, in the background: growing, then steady.
+BACKGROUND_PAUSES: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
+
+
+# --- asked and answered ----------------------------------------------------------------------------------------------
+
+
+class GetQueues(NamedTuple):
+    """Sent FOUND, MISSING or Failure for each."""
+
+    paths: tuple[str, ...]
+
+
+class CreateQueues(NamedTuple):
+    """With PROPERTIES. Sent CREATED, EXISTS or Failure for each."""
+
+    paths: tuple[str, ...]
+
+
+class Pause(NamedTuple):
+    seconds: float
+
+
+Request = GetQueues | CreateQueues | Pause
+
+
+class Answer(Enum):
+    FOUND = "found"
+    MISSING = "missing"
+    CREATED = "created"
+    EXISTS = "already exists"
+
+
+class Failure(NamedTuple):
+    kind: FailureKind
+    detail: str = ""
+
+
+Outcomes = Mapping[str, Answer | Failure]
+
+
+class Provisioned(NamedTuple):
+    """`found` counts those just `created` too, in the order asked for; `failed` are those that drop out (P7)."""
+
+    found: tuple[str, ...] = ()
+    failed: tuple[QueueCause, ...] = ()
+    created: tuple[str, ...] = ()
+
+
+class ProvisioningError(OperatorError):
+    """No backlog queue was found or could be created (P7). `causes` has one entry per queue."""
+
+    def __init__(self, causes: Sequence[QueueCause]) -> None:
+        listed = "; ".join(f"{queue}: {kind}{f' ({detail})' if detail else ''}" for queue, kind, detail in causes)
+        super().__init__(f"no backlog queue was found or could be created: {listed}", _hint(causes))
+        self.causes = tuple(causes)
+
+
+Steps = Generator[Request, Outcomes, Provisioned]
+
+
+# --- decisions -------------------------------------------------------------------------------------------------------
+
+
+def provisioning(paths: Iterable[str], *, assume: bool = False, background: bool = False) -> Steps:
+    """What pairing does before it returns (P1). Raises ProvisioningError when no queue is left.
+
+    `assume` asks nobody. With `background` there is one try, and only a secondary that refuses the credential is an
+    error: the rest is for `provisioning_again`.
+    """
+    wanted = tuple(dict.fromkeys(paths))
+    if assume:
+        return Provisioned(wanted)
+    done = yield from _tries(wanted, () if background else PAUSES)
+    refused = all(cause.kind in REFUSED for cause in done.failed)
+    if not done.found and (refused or not background):
+        raise ProvisioningError(done.failed)
+    return done
+
+
+def provisioning_again(paths: Iterable[str]) -> Steps:
+    """One try for queues that were not found, in the background (P8). It never raises."""
+    return _tries(tuple(dict.fromkeys(paths)), ())
+
+
+def background_pause(tries: int) -> float:
+    """How long to wait after so many tries in the background."""
+    return BACKGROUND_PAUSES[min(tries, len(BACKGROUND_PAUSES)) - 1]
+
+
+def _tries(wanted: tuple[str, ...], pauses: Sequence[float]) -> Steps:
+    """All queues take their tries together: ten that fail pause as long as one."""
+    outcomes: dict[str, Answer | Failure] = {}
+    left = wanted
+    for number in range(len(pauses) + 1):
+        if number:
+            yield Pause(pauses[number - 1])
+        outcomes.update((yield from _once(left)))
+        left = tuple(path for path in left if _is_worth_another_try(outcomes[path]))
+        if not left:
+            break
+    failures = [(path, outcome) for path, outcome in outcomes.items() if isinstance(outcome, Failure)]
+    return Provisioned(
+        found=tuple(path for path in wanted if not isinstance(outcomes[path], Failure)),
+        failed=tuple(QueueCause(path, failure.kind, failure.detail) for path, failure in failures),
+        created=tuple(path for path in wanted if outcomes[path] is Answer.CREATED),
+    )
+
+
+def _once(paths: tuple[str, ...]) -> Generator[Request, Outcomes, dict[str, Answer | Failure]]:
+    """P6: look first, create only what is missing."""
+    outcomes = dict((yield GetQueues(paths)))
+    if missing := _with(outcomes, Answer.MISSING):
+        outcomes.update((yield CreateQueues(missing)))
+    if existing := _with(outcomes, Answer.EXISTS):
+        # Another pair was quicker, which is as good as found (P7); but a topic of that name would swallow messages.
+        again = yield GetQueues(existing)
+        for path in _with(again, Answer.MISSING):
+            outcomes[path] = Failure(FailureKind.ENTITY_NOT_FOUND, "something that is no queue has this name")
+    return outcomes
+
+
+def _with(outcomes: Outcomes, answer: Answer) -> tuple[str, ...]:
+    return tuple(path for path, outcome in outcomes.items() if outcome is answer)
+
+
+def _is_worth_another_try(outcome: Answer | Failure) -> bool:
+    return isinstance(outcome, Failure) and outcome.kind not in REFUSED
+
+
+def _hint(causes: Sequence[QueueCause]) -> str:
+    kinds = {cause.kind for cause in causes}
+    if kinds & REFUSED:
+        return (
+            "Give the secondary's credential the Manage right, or let an operator run `twinbus provision` and pair "
+            'with provision="assume".'
+        )
+    if FailureKind.CERTIFICATE in kinds:
+        return "Trust the secondary's certificate authority: an admin client with connection_verify=, or a CA bundle."
+    return 'Mend the secondary; on_secondary_down="background" lets an application start without it.'
