@@ -24,6 +24,7 @@ class Admission:
         self._struck: Fault | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: set[asyncio.Future[None]] = set()
+        self._peer_listens = True
 
     def ask(self) -> bool:
         """False if the connection is refused. It is struck once, with its first words."""
@@ -41,10 +42,20 @@ class Admission:
             self._struck is not None and self._struck.kind in (FaultKind.DELAY, FaultKind.BLACK_HOLE)
         )
 
+    @property
+    def is_lost(self) -> bool:
+        """Swallowed by a black hole of counted hits, which gives nothing back."""
+        return self._struck is not None and self._struck.kind is FaultKind.BLACK_HOLE and self._struck.count is not None
+
     def faults_changed(self) -> None:
         struck = self._struck
         if struck is not None and struck.kind is FaultKind.BLACK_HOLE and self._has_let_go(struck):
             self._struck = None
+        self._look_again()
+
+    def peer_ended(self) -> None:
+        """The peer says no more: it may wait for answers, but not for those that never come."""
+        self._peer_listens = False
         self._look_again()
 
     def end(self) -> None:
@@ -58,12 +69,12 @@ class Admission:
     async def held(self) -> None:
         """Wait while the connection is held; AbandonedError if it ends meanwhile."""
         while self.is_held:
-            await self._change()
+            await self._change(for_good=self.is_lost)
 
     async def swallowed(self, fault: Fault) -> None:
         """Wait while a black hole swallows one request; AbandonedError if the connection ends meanwhile."""
         while not self._has_let_go(fault):
-            await self._change()
+            await self._change(for_good=fault.count is not None)
 
     def _suffer(self, fault: Fault) -> None:
         self._struck = fault
@@ -87,7 +98,9 @@ class Admission:
         if not self.is_held:
             self._freed()
 
-    async def _change(self) -> None:
+    async def _change(self, *, for_good: bool) -> None:
+        if for_good and not self._peer_listens:
+            raise AbandonedError
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         try:

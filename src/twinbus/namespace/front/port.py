@@ -76,6 +76,7 @@ class PortConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         if self._speaker is None:
             return False
+        self._admission.peer_ended()
         # Who asked over HTTP and then closed its side still reads the answer.
         return self._speaker.eof_received()
 
@@ -169,7 +170,7 @@ class PortConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _lose_patience(self) -> None:
-        if self._is_silenced():
+        if self._is_silenced() and not self._admission.is_lost:
             self._patience = self._loop.call_later(_SILENT_SECONDS, self._lose_patience)
         elif self._speaker is None:
             self._transport.abort()
