@@ -1,27 +1,33 @@
-"""The mode table drawn as a Mermaid state diagram: `python -m twinbus.pairing.diagram`. It decides nothing."""
+"""The mode table drawn, as docs/guides/failover-machine.md shows it: `python -m twinbus.pairing.diagram`."""
 
 from __future__ import annotations
 
 import sys
 
-from twinbus.pairing.failover import TABLE, Decision, Mode, Trigger
+from twinbus.pairing.failover import TABLE, Mode, Trigger
 
 
 def diagram() -> str:
-    """Every cell of the table that changes the mode or does something; what a mode passes over is not drawn."""
+    """The changes of mode, as a Mermaid state diagram."""
     lines = ["stateDiagram-v2", f"    [*] --> {Mode.HEALTHY}"]
-    lines += [_arrow(mode, trigger, decision) for (mode, trigger), decision in TABLE.items() if _drawn(mode, decision)]
+    for (mode, trigger), decision in TABLE.items():
+        if decision.mode is not mode:
+            lines.append(f"    {mode} --> {decision.mode}: {trigger}")
     return "\n".join(lines) + "\n"
 
 
-def _drawn(mode: Mode, decision: Decision) -> bool:
-    return decision.mode is not mode or bool(decision.actions)
+def table() -> str:
+    """Every cell, as a Markdown table: the mode that follows, if it is another, and what is done."""
+    lines = [f"| | {' | '.join(Mode)} |", "| --- " * (len(Mode) + 1) + "|"]
+    lines += [f"| {trigger} | {' | '.join(_cell(mode, trigger) for mode in Mode)} |" for trigger in Trigger]
+    return "\n".join(lines) + "\n"
 
 
-def _arrow(mode: Mode, trigger: Trigger, decision: Decision) -> str:
-    doing = f" / {', '.join(decision.actions)}" if decision.actions else ""
-    return f"    {mode} --> {decision.mode}: {trigger}{doing}"
+def _cell(mode: Mode, trigger: Trigger) -> str:
+    decision = TABLE[mode, trigger]
+    change = [f"**→ {decision.mode}**"] if decision.mode is not mode else []
+    return "; ".join([*change, *decision.actions])
 
 
 if __name__ == "__main__":
-    sys.stdout.write(diagram())
+    sys.stdout.write(f"```mermaid\n{diagram()}```\n\n{table()}")

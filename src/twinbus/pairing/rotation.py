@@ -52,7 +52,8 @@ def choose(rotation: Rotation, current: str | None, chance: float) -> str | None
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-class BacklogSendFailed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BacklogSendFailed:
     """A diverted message was not taken. The step says what becomes of it."""
 
     queue: str
@@ -60,17 +61,20 @@ class BacklogSendFailed(NamedTuple):
     detail: str = ""
 
 
-class ProbationEnded(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ProbationEnded:
     """The timer that ArmProbation asked for."""
 
 
-class QueueFound(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class QueueFound:
     """Found or created, perhaps only after others (P8)."""
 
     queue: str
 
 
-class QueueMissing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class QueueMissing:
     """Neither found nor created: it drops out until it is found (P7)."""
 
     queue: str
@@ -84,15 +88,18 @@ Event = BacklogSendFailed | ProbationEnded | QueueFound | QueueMissing
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
-class TryAnother(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TryAnother:
     """`choose` again and send there, within the call's time-out; none left is BacklogUnavailableError."""
 
 
-class RaiseToCaller(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RaiseToCaller:
     """The failed send's own error: another queue would fare no better."""
 
 
-class ArmProbation(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ArmProbation:
     """In place of any earlier one."""
 
     at: float
@@ -116,7 +123,8 @@ class QueueReturned:
     at: float
 
 
-class Emit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Emit:
     notice: QueueLeft | QueueReturned
 
 
@@ -138,7 +146,7 @@ def advance(rotation: Rotation, event: Event, now: float) -> Step:
         case BacklogSendFailed():
             if event.kind not in EVICTING:
                 return Step(rotation, (RaiseToCaller(),))
-            step = _leave(rotation, QueueCause(*event), now, now + rotation.probation)
+            step = _leave(rotation, QueueCause(event.queue, event.kind, event.detail), now, now + rotation.probation)
             return Step(step.rotation, (*step.effects, _TRY_ANOTHER))
         case ProbationEnded():
             over = [a.cause.queue for a in rotation.absent if a.until is not None and a.until <= now]
@@ -146,7 +154,7 @@ def advance(rotation: Rotation, event: Event, now: float) -> Step:
         case QueueFound():
             return _return(rotation, [event.queue], now)
         case QueueMissing():
-            return _leave(rotation, QueueCause(*event), now, None)
+            return _leave(rotation, QueueCause(event.queue, event.kind, event.detail), now, None)
         case _:
             assert_never(event)
 

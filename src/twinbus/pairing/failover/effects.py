@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from twinbus.pairing.failures import FailureKind
 
@@ -18,41 +18,49 @@ class Drill(StrEnum):
 Cause = FailureKind | Drill
 
 
-class ArmFailoverTimer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ArmFailoverTimer:
     """In place of any earlier one."""
 
     at: float
 
 
-class DisarmFailoverTimer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DisarmFailoverTimer:
     pass
 
 
-class ArmPing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ArmPing:
     """In place of any earlier one."""
 
     at: float
 
 
-class SendPing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SendPing:
     """Report PingSucceeded or PingFailed with this episode, always: without it no further ping is armed."""
 
     episode: int
 
 
-class StopPings(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StopPings:
     """Disarm the ping timer and give up a ping under way."""
 
 
-class RaiseToCaller(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RaiseToCaller:
     """The failed call's own error."""
 
 
-class SendToBacklog(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SendToBacklog:
     """The failed call goes on to the backlog, and its caller sees what comes of that (S4, S5)."""
 
 
-class RaiseUnusable(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RaiseUnusable:
     """PrimaryUnusableError instead of the failed call's own error (G4)."""
 
     cause: FailureKind
@@ -92,7 +100,8 @@ class PrimaryUnusable:
 Notice = FailoverEngaged | Restored | PrimaryUnusable
 
 
-class Emit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Emit:
     """To callbacks, log, metrics and ledger (S11)."""
 
     notice: Notice

@@ -2,53 +2,63 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from twinbus.pairing.failures import FailureKind
 
 
-class PrimarySendSucceeded(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PrimarySendSucceeded:
     """A call on the primary; opening, entering, making a batch and scheduling are calls like sends (S3)."""
 
 
-class PrimarySendFailed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PrimarySendFailed:
     """Such a call failed for good. The step says what becomes of it."""
 
     kind: FailureKind
 
 
-class TimerFired(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TimerFired:
     """The failover timer. One that was disarmed too late does no harm."""
 
 
-class PingDue(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PingDue:
     """The ping timer. One that was stopped too late does no harm."""
 
 
-class PingSucceeded(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PingSucceeded:
     episode: int
 
 
-class PingFailed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PingFailed:
     episode: int
     kind: FailureKind
 
 
-class MessagesDiverted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MessagesDiverted:
     """The backlog has taken them."""
 
     messages: int = 1
 
 
-class FailoverForced(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FailoverForced:
     pass
 
 
-class RestoreForced(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RestoreForced:
     pass
 
 
-class PairClosed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PairClosed:
     """Closed or faulted (C1): the driver knows which, and with what error sends are refused."""
 
 

@@ -1,0 +1,175 @@
+"""The options of a pair: names, units, ranges and defaults (P2, and those marked ★ in S and G)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Final, Literal, NamedTuple, Self
+
+from twinbus.pairing.errors import OptionError
+from twinbus.pairing.failover import Policy
+from twinbus.pairing.failures import FailureKind, counting
+from twinbus.pairing.paths import NAME
+
+_SECOND, _MINUTE, _HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+
+
+class Range(NamedTuple):
+    """Both ends are allowed."""
+
+    least: timedelta
+    most: timedelta
+
+    def __str__(self) -> str:
+        return f"a timedelta from {_spoken(self.least)} to {_spoken(self.most)}"
+
+
+RANGES: Final[Mapping[str, Range]] = {
+    "failover_interval": Range(timedelta(0), 60 * _MINUTE),
+    "ping_interval": Range(_SECOND, 30 * _MINUTE),
+    "try_timeout": Range(_SECOND / 10, 5 * _MINUTE),
+    "probation": Range(_SECOND, _HOUR),
+}
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "on_unusable": ("divert", "raise"),
+    "ping": ("auto", "message", "link"),
+    "provision": ("create", "assume"),
+    "on_secondary_down": ("raise", "background"),
+    "ttl": ("restart", "absolute"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendAvailabilityOptions:
+    """How a pair keeps its senders available. Out of range: OptionError."""
+
+    backlog_queue_count: int = 10
+    """Backlog queues on the secondary (≥ 1)."""
+    failover_interval: timedelta = 60 * _SECOND
+    """From an entity's first counting failure to its failover; 0: the failing call itself diverts (S3, S4)."""
+    ping_interval: timedelta = 60 * _SECOND
+    """Between pings of a failed-over entity (G2)."""
+    ping_jitter: float = 0.1
+    """By how much of an interval, at most, the first ping of a failover is put off (0 to 1)."""
+    enable_syphon: bool = False
+    try_timeout: timedelta = 10 * _SECOND
+    """Every attempt ends within it (S12)."""
+    failover_on: Collection[str] = ()
+    """Kinds of failure that count too, or with `-` before them no longer (S2)."""
+    on_unusable: Literal["divert", "raise"] = "divert"
+    """What sends do while the entity is gone from the primary or its credential refused (G4)."""
+    ping: Literal["auto", "message", "link"] = "auto"
+    """`link` opens the entity's sender link and delivers nothing; `auto` is `message` where pings are hidden (G3)."""
+    provision: Literal["create", "assume"] = "create"
+    """`assume` needs no Manage right: the queues are there (P8)."""
+    on_secondary_down: Literal["raise", "background"] = "raise"
+    """`background` lets the application start while the secondary is away (P8)."""
+    primary_name: str | None = None
+    """The first part of the backlog queues' paths, in place of the primary's own name (P4)."""
+    probation: timedelta = 30 * _SECOND
+    """How long a backlog queue that failed stays out of the rotation (S6)."""
+    ttl: Literal["restart", "absolute"] = "restart"
+    """`absolute` deducts the time spent in the backlog from a message's time to live (Y7)."""
+
+    def __post_init__(self) -> None:
+        for option, span in RANGES.items():
+            value = getattr(self, option)
+            _check(option, value, isinstance(value, timedelta) and span.least <= value <= span.most, str(span))
+        for option, choices in CHOICES.items():
+            _check(option, getattr(self, option), getattr(self, option) in choices, f"one of {', '.join(choices)}")
+        count, jitter = self.backlog_queue_count, self.ping_jitter
+        name: object = self.primary_name
+        _check("backlog_queue_count", count, type(count) is int and count >= 1, "an integer from 1")
+        _check("ping_jitter", jitter, type(jitter) in (int, float) and 0 <= jitter <= 1, "a number from 0 to 1")
+        _check("enable_syphon", self.enable_syphon, type(self.enable_syphon) is bool, "true or false")
+        _check(
+            "primary_name",
+            name,
+            name is None or (isinstance(name, str) and bool(NAME.fullmatch(name))),
+            "letters, digits, '.', '-' and '_', beginning and ending with a letter or digit, at most 63 of them",
+        )
+        kinds = f"kinds of failure, '-' before those that shall not count: {', '.join(FailureKind)}"
+        _check("failover_on", self.failover_on, _are_kinds(self.failover_on), kinds)
+        object.__setattr__(self, "failover_on", tuple(map(str, self.failover_on)))
+
+    @property
+    def policy(self) -> Policy:
+        """What the failover machine needs of it."""
+        return Policy(
+            failover_interval=self.failover_interval.total_seconds(),
+            ping_interval=self.ping_interval.total_seconds(),
+            ping_jitter=self.ping_jitter,
+            counting=counting(self.failover_on),
+            divert_while_unusable=self.on_unusable == "divert",
+        )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], prefix: str = "TWINBUS_") -> Self:
+        """From `TWINBUS_FAILOVER_INTERVAL=30s` and the like; variables that are no options are not looked at."""
+        names = {field.name: prefix + field.name.upper() for field in fields(cls)}
+        found = {option: environment[name] for option, name in names.items() if name in environment}
+        return cls(**{option: _read(option, text) for option, text in found.items()})
+
+    @classmethod
+    def from_file(cls, text: str) -> Self:
+        """From the table `[pairing]` of a TOML text. A name that is no option is refused."""
+        table = tomllib.loads(text).get("pairing", {})
+        known = [field.name for field in fields(cls)]
+        for option, value in table.items():
+            _check(option, value, option in known, f"left out: options are {', '.join(known)}")
+        return cls(**{option: _span(option, value) for option, value in table.items()})
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|)")
+_UNITS: Final = {"ms": _SECOND / 1000, "s": _SECOND, "": _SECOND, "m": _MINUTE, "min": _MINUTE, "h": _HOUR}
+_BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def _read(option: str, text: str) -> Any:
+    """An option from a text; what cannot be read is left as it is, for the check to name."""
+    plain = text.strip()
+    if option in RANGES:
+        return _span(option, plain)
+    if option == "enable_syphon":
+        return _BOOLEANS.get(plain.lower(), text)
+    if option == "failover_on":
+        return tuple(kind.strip() for kind in plain.split(",") if kind.strip())
+    if option in {"backlog_queue_count", "ping_jitter"}:
+        try:
+            return int(plain) if option == "backlog_queue_count" else float(plain)
+        except ValueError:
+            return text
+    return plain
+
+
+def _span(option: str, value: Any) -> Any:
+    """`30`, `30s`, `500ms`, `5m` or `1h` as a timedelta, where the option is one."""
+    if option not in RANGES or isinstance(value, bool) or not isinstance(value, int | float | str):
+        return value
+    found = _SPAN.fullmatch(str(value).lower())
+    return float(found[1]) * _UNITS[found[2]] if found else value
+
+
+def _are_kinds(value: object) -> bool:
+    if isinstance(value, str) or not isinstance(value, Collection):
+        return False
+    try:
+        counting(value)
+    except (ValueError, AttributeError):
+        return False
+    return True
+
+
+def _check(option: str, value: object, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise OptionError(option, value, allowed)
+
+
+def _spoken(span: timedelta) -> str:
+    seconds = span.total_seconds()
+    return f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"

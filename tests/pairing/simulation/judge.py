@@ -1,0 +1,161 @@
+"""What must hold, worked out from what happened and from the clauses alone: no part of the product decides here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from twinbus.pairing.failures import FailureKind
+
+from .places import TRY_TIMEOUT, Message
+
+K = FailureKind
+# S2's first list, in the spec's words.
+FIRST_LIST = {K.TIMEOUT, K.CONNECTION_LOST, K.DETACHED, K.INTERNAL, K.ENTITY_DISABLED, K.QUOTA_EXCEEDED}
+REFUSED = {K.ENTITY_NOT_FOUND, K.UNAUTHORIZED}
+NEVER_EVICT = {K.SERVER_BUSY, K.MESSAGE_TOO_LARGE}
+SLACK = 1e-6
+
+
+class ViolationError(AssertionError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The options of a world."""
+
+    failover_interval: float
+    ping_interval: float
+    ping_jitter: float
+    probation: float
+    raise_while_unusable: bool
+    counting: frozenset[FailureKind]
+    lateness: float
+    """How late the driver's timers are, at most."""
+
+
+@dataclass(slots=True)
+class Belief:
+    """One entity of one pair, as the clauses would have it."""
+
+    rules: Rules
+    armed: float | None = None
+    over: bool = False
+    unusable: bool = False
+    last_ping: float = 0.0
+    pinging: bool = False
+    failovers: int = 0
+    closed: bool = False
+
+    @property
+    def mode(self) -> str:
+        if self.closed:
+            return "closed"
+        if self.over:
+            return "unusable" if self.unusable else "failed_over"
+        return "healthy" if self.armed is None else "failing"
+
+    def sent(self) -> None:
+        if not self.over:
+            self.armed = None
+
+    def failed(self, kind: FailureKind, now: float) -> bool:
+        """Whether the call goes on instead of failing (S4, S5)."""
+        if not self.over and not self.closed and kind in self.rules.counting:
+            if self.armed is None:
+                self.armed = now
+            if now >= self.armed + self.rules.failover_interval:
+                self.engage(now)
+        return self.over and kind is not K.MESSAGE_TOO_LARGE
+
+    def close(self) -> None:
+        self.restore()
+        self.closed = True
+
+    def timer(self, now: float) -> None:
+        if self.armed is not None and now >= self.armed + self.rules.failover_interval:
+            self.engage(now)
+
+    def engage(self, now: float) -> None:
+        self.armed, self.over, self.unusable = None, True, False
+        self.last_ping, self.pinging = now, False
+        self.failovers += 1
+
+    def restore(self) -> None:
+        self.armed, self.over, self.unusable, self.pinging = None, False, False, False
+
+    def ping(self, now: float) -> None:
+        if not self.over:
+            raise ViolationError("a ping to an entity that is not failed over")
+        if self.pinging:
+            raise ViolationError("two pings at once")
+        if now < self.last_ping + self.rules.ping_interval - SLACK:
+            raise ViolationError(f"a ping at {now}, the last at {self.last_ping}")
+        self.last_ping, self.pinging = now, True
+
+    def pinged(self, failover: int, kind: FailureKind | None) -> None:
+        if failover != self.failovers or not self.pinging:
+            return
+        self.pinging = False
+        if kind is None:
+            self.restore()
+        elif kind in REFUSED:
+            self.unusable = True
+
+    def check(self, now: float, mode: str) -> None:
+        if mode != self.mode:
+            raise ViolationError(f"{mode}, but {self.mode} by the clauses")
+        if self.armed is not None and now > self.armed + self.rules.failover_interval + self.rules.lateness + SLACK:
+            raise ViolationError("the failover timer did not fire")
+        longest = self.rules.ping_interval * (1 + self.rules.ping_jitter) + self.rules.lateness
+        if self.over and now > self.last_ping + max(longest, TRY_TIMEOUT + self.rules.lateness) + SLACK:
+            raise ViolationError("no ping came")
+
+
+@dataclass(slots=True)
+class Shelf:
+    """The backlog queues of one pair, as the clauses would have them."""
+
+    rules: Rules
+    queues: list[str]
+    away: dict[str, float] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)
+    """Which queue each sender is on."""
+
+    def usable(self) -> tuple[str, ...]:
+        return tuple(queue for queue in self.queues if queue not in self.away)
+
+    def picked(self, sender: int, queue: str) -> None:
+        if queue in self.away:
+            raise ViolationError(f"{queue} was used though it left the rotation")
+        before = self.places.get(sender, queue)
+        if before != queue and before in self.usable():
+            raise ViolationError(f"a sender left {before} for {queue} without need")
+        self.places[sender] = queue
+
+    def failed(self, queue: str, kind: FailureKind, now: float) -> bool:
+        """Whether another queue is tried."""
+        if kind in NEVER_EVICT:
+            return False
+        self.away.setdefault(queue, now + self.rules.probation)
+        return True
+
+    def ended(self, now: float) -> None:
+        self.away = {queue: until for queue, until in self.away.items() if until > now}
+
+    def check(self, now: float, usable: tuple[str, ...]) -> None:
+        if usable != self.usable():
+            raise ViolationError(f"the rotation is {usable}, but {self.usable()} by the clauses")
+        if any(now > until + self.rules.lateness + SLACK for until in self.away.values()):
+            raise ViolationError("a probation did not end")
+
+
+def check_messages(messages: list[Message], found: dict[Message, int]) -> None:
+    for message in messages:
+        copies = found.get(message, 0)
+        if message.accepted and message.refused:
+            raise ViolationError(f"message {message.number} has two results")
+        if message.accepted and not copies:
+            raise ViolationError(f"message {message.number} was accepted and is nowhere")
+        if copies > message.accepted and not message.doubtful:
+            raise ViolationError(f"message {message.number} is stored {copies} times without a lost acknowledgement")
