@@ -86,9 +86,16 @@ PROPERTY_TYPES: tuple[type | tuple[type, ...], ...] = (
     str,
 )
 
+# How a body of 256 bytes and more usually begins.
+_LARGE_DATA = b"\x00\x53\x75\xb0"
+
 
 def section_at(raw: bytes, pos: int) -> tuple[int, int, int]:
     """Code of the section at `pos`, start of its value, end. The value's constructor is checked against the section."""
+    if raw[pos : pos + 4] == _LARGE_DATA and pos + 8 <= len(raw):
+        end = pos + 8 + int.from_bytes(raw[pos + 4 : pos + 8])
+        if end <= len(raw):
+            return DATA, pos + 3, end
     try:
         if raw[pos] != 0:
             raise DecodeError(f"no section begins at byte {pos} of the message")
@@ -252,7 +259,8 @@ def batch_messages(raw: bytes) -> list[bytes]:
     pos, last, total = 0, 0, len(raw)
     while pos < total:
         code, start, end = section_at(raw, pos)
-        check_order(code, last)
+        if last != DATA or code != DATA:
+            check_order(code, last)
         if code == DATA:
             found.append(raw[start + 2 : end] if raw[start] == 0xA0 else raw[start + 5 : end])
         elif SEQUENCE <= code <= VALUE:

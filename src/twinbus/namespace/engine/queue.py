@@ -155,7 +155,7 @@ class Queue:
             expires = None if ttl is None else now + ttl
             size = len(raw)
             row = tuple.__new__(Row, (queue, 0, seq, seq, now, expires, None, session, 0, size, None, None, raw))
-            writes.append(PutRow(row))
+            writes.append(tuple.__new__(PutRow, (row,)))
             counters.add(0, size)
             fresh.append(row)
             seqs.append(seq)
