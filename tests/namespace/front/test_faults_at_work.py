@@ -323,27 +323,27 @@ def _request(server: NamespaceServer, method: str, path: str, body: bytes = b"")
     return f"{head}Connection: close\r\n\r\n".encode() + body
 
 
-def _queue(server: NamespaceServer, name: str) -> bytes:
+def queue_request(server: NamespaceServer, name: str) -> bytes:
     return _request(server, "GET", f"/{name}?api-version=2021-05")
 
 
 @pytest.mark.parametrize(("kind", "status"), [("server-busy", b"503"), ("internal-error", b"500")])
 async def test_the_management_api_is_refused_per_entity(server: NamespaceServer, kind: str, status: bytes) -> None:
     server.faults.set({"kind": kind, "points": ["http"], "entity": "orders", "count": 1})
-    assert (await talk(server, _queue(server, "bills"))).startswith(b"HTTP/1.1 200")
+    assert (await talk(server, queue_request(server, "bills"))).startswith(b"HTTP/1.1 200")
     assert (await talk(server, HEALTH)).startswith(b"HTTP/1.1 200")
-    assert (await talk(server, _queue(server, "orders"))).startswith(b"HTTP/1.1 " + status)
-    assert (await talk(server, _queue(server, "orders"))).startswith(b"HTTP/1.1 200")
+    assert (await talk(server, queue_request(server, "orders"))).startswith(b"HTTP/1.1 " + status)
+    assert (await talk(server, queue_request(server, "orders"))).startswith(b"HTTP/1.1 200")
 
 
 async def test_the_management_api_is_delayed_or_swallowed_and_goes_on(server: NamespaceServer) -> None:
     loop = asyncio.get_running_loop()
     server.faults.set({"kind": "delay", "delay": 0.05, "points": ["http"], "count": 1})
     began = loop.time()
-    assert (await talk(server, _queue(server, "orders"))).startswith(b"HTTP/1.1 200")
+    assert (await talk(server, queue_request(server, "orders"))).startswith(b"HTTP/1.1 200")
     assert loop.time() - began >= 0.05
     fault = server.faults.set({"kind": "black-hole", "points": ["http"]})
-    asked = asyncio.ensure_future(talk(server, _queue(server, "orders")))
+    asked = asyncio.ensure_future(talk(server, queue_request(server, "orders")))
     assert (await talk(server, HEALTH)).startswith(b"HTTP/1.1 200")
     assert not asked.done()
     server.faults.clear(fault["id"])
@@ -353,7 +353,7 @@ async def test_the_management_api_is_delayed_or_swallowed_and_goes_on(server: Na
 async def test_who_leaves_a_swallowed_request_leaves_nothing_behind(server: NamespaceServer) -> None:
     server.faults.set({"kind": "black-hole", "points": ["http"], "count": 1})
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(_queue(server, "orders"))
+    writer.write(queue_request(server, "orders"))
     assert (await talk(server, HEALTH)).startswith(b"HTTP/1.1 200")
     writer.write_eof()
     assert await asyncio.wait_for(reader.read(), SECONDS) == b""
