@@ -7,6 +7,7 @@ altered or deleted here, and the primary does not come in.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -36,19 +37,22 @@ REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION
 # --- asked and answered ----------------------------------------------------------------------------------------------
 
 
-class GetQueues(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GetQueues:
     """Sent FOUND, MISSING or Failure for each."""
 
     paths: tuple[str, ...]
 
 
-class CreateQueues(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CreateQueues:
     """With PROPERTIES. Sent CREATED, EXISTS or Failure for each."""
 
     paths: tuple[str, ...]
 
 
-class Pause(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pause:
     seconds: float
 
 

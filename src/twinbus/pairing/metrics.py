@@ -1,0 +1,125 @@
+"""A pair's figures for Prometheus: what is counted, and the gauges, read from the pair when they are asked for.
+
+All pairs of a process share one set per registry, told apart by the label `pair`. Every metric is explained here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Final, NamedTuple, Self
+from weakref import WeakKeyDictionary
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from twinbus.pairing.failover import Entity, FailoverEngaged, Mode, PrimaryUnusable, Restored
+from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.rotation import QueueLeft, Rotation
+
+SUCCEEDED: Final = "succeeded"
+
+
+class _Watched(NamedTuple):
+    entities: Callable[[], Iterable[Entity]]
+    rotation: Callable[[], Rotation]
+
+
+class PairMetrics(Collector):
+    """The metrics of all pairs in one registry."""
+
+    _made: ClassVar[WeakKeyDictionary[CollectorRegistry, PairMetrics]] = WeakKeyDictionary()
+    _making: ClassVar = threading.Lock()
+
+    @classmethod
+    def of(cls, registry: CollectorRegistry | None) -> PairMetrics:
+        """Those of the registry, or of the process' own."""
+        wanted = REGISTRY if registry is None else registry
+        with cls._making:
+            if wanted not in cls._made:
+                cls._made[wanted] = cls()._registered(wanted)
+            return cls._made[wanted]
+
+    def __init__(self) -> None:
+        self._watched: dict[str, _Watched] = {}
+        self._failovers = _counter("failovers", "Failovers of an entity, by their cause.", "entity", "cause")
+        self._restores = _counter("restores", "Returns of an entity to the primary.", "entity", "forced")
+        self._unusable = _counter("unusable", "Times an entity was found gone or its credential refused.", "entity")
+        self._outage = _counter("outage_seconds", "Time an entity spent failed over, once it is back.", "entity")
+        self._diverted = _counter("diverted_messages", "Messages that the backlog has taken.", "entity")
+        self._pings = _counter("pings", "Pings, by what came of them.", "entity", "outcome")
+        self._left = _counter("backlog_queues_left", "Times a backlog queue left the rotation.", "queue", "cause")
+        self._counters = (
+            self._failovers,
+            self._restores,
+            self._unusable,
+            self._outage,
+            self._diverted,
+            self._pings,
+            self._left,
+        )
+
+    def _registered(self, registry: CollectorRegistry) -> Self:
+        registry.register(self)
+        return self
+
+    # --- counted -----------------------------------------------------------------------------------------------
+
+    def told(self, pair: str, notice: object) -> None:
+        match notice:
+            case FailoverEngaged():
+                self._failovers.labels(pair, notice.entity, str(notice.cause)).inc()
+            case Restored():
+                self._restores.labels(pair, notice.entity, str(notice.forced).lower()).inc()
+                self._outage.labels(pair, notice.entity).inc(max(0.0, notice.outage))
+            case PrimaryUnusable():
+                self._unusable.labels(pair, notice.entity).inc()
+            case QueueLeft():
+                self._left.labels(pair, notice.queue, str(notice.kind)).inc()
+            case _:
+                pass  # nothing to count: the gauges show it
+
+    def diverted(self, pair: str, entity: str, messages: int) -> None:
+        self._diverted.labels(pair, entity).inc(messages)
+
+    def pinged(self, pair: str, entity: str, failure: FailureKind | None) -> None:
+        self._pings.labels(pair, entity, SUCCEEDED if failure is None else str(failure)).inc()
+
+    # --- read --------------------------------------------------------------------------------------------------
+
+    def watch(self, pair: str, entities: Callable[[], Iterable[Entity]], rotation: Callable[[], Rotation]) -> None:
+        self._watched[pair] = _Watched(entities, rotation)
+
+    def unwatch(self, pair: str) -> None:
+        self._watched.pop(pair, None)
+
+    def collect(self) -> Iterator[Metric]:
+        for counter in self._counters:
+            yield from counter.collect()
+        state = _gauge("entity_state", "1 for the state an entity is in, 0 for the others.", "entity", "state")
+        known = _gauge("backlog_queues", "Backlog queues the pair knows of.")
+        usable = _gauge("backlog_queues_usable", "Backlog queues in the rotation now.")
+        for pair, watched in list(self._watched.items()):
+            for entity in watched.entities():
+                for mode in Mode:
+                    state.add_metric((pair, entity.path, mode), float(entity.mode is mode))
+            rotation = watched.rotation()
+            known.add_metric((pair,), len(rotation.queues))
+            usable.add_metric((pair,), len(rotation.usable))
+        yield from (state, known, usable)
+
+    def describe(self) -> Iterable[Metric]:
+        """What it will show, so that registering asks no pair."""
+        for counter in self._counters:
+            yield from counter.describe()
+        for name in ("entity_state", "backlog_queues", "backlog_queues_usable"):
+            yield _gauge(name, "")
+
+
+def _counter(name: str, meaning: str, *labels: str) -> Counter:
+    return Counter(f"twinbus_pair_{name}", meaning, ("pair", *labels), registry=None)
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Any:
+    return GaugeMetricFamily(f"twinbus_pair_{name}", meaning, labels=("pair", *labels))
