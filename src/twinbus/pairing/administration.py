@@ -52,7 +52,7 @@ class Administration:
         self.namespace = str(client.fully_qualified_namespace)
         self._owned = owned
         self._seconds = seconds
-        self._authority = LocalAuthority(self.namespace, seconds)
+        self._authority = LocalAuthority(self.namespace, seconds / 2)
 
     @classmethod
     def of(
@@ -143,7 +143,7 @@ class AioAdministration:
         self.namespace = str(client.fully_qualified_namespace)
         self._owned = owned
         self._seconds = seconds
-        self._authority = LocalAuthority(self.namespace, seconds)
+        self._authority = LocalAuthority(self.namespace, seconds / 2)
 
     @classmethod
     def of(
@@ -191,10 +191,10 @@ class AioAdministration:
 
     async def ask(self, method: Callable[..., Awaitable[T]], *arguments: object, **keywords: object) -> T:
         """A call of the client's, in our own time, trusting a local namespace."""
-        # Only a local namespace is ever asked for its authority: no other costs a thread.
-        authority = await asyncio.to_thread(self._authority.file) if self._authority.is_for else None
         try:
             async with asyncio.timeout(self._seconds):
+                # Only a local namespace is ever asked for its authority: no other costs a thread.
+                authority = await asyncio.to_thread(self._authority.file) if self._authority.is_for else None
                 return await method(*arguments, **request_keywords(self._seconds, authority), **keywords)
         except Exception as error:
             if failure_of(error).kind is FailureKind.CERTIFICATE:
