@@ -83,7 +83,7 @@ def _left(account: Account, session: str | None, *places: Where) -> list[str]:
 
 
 async def _complete(account: Account, receiver: Receiver, messages: Sequence[ReceivedMessage], where: Where) -> None:
-    assert messages, f"{account.name}: {_left(account, receiver.session_id, where)} never came"
+    assert messages, f"{account.name}: {_left(account, receiver.session_id, *Where)} never came"
     for message in messages:
         account.sighted(sighting(message, where))
     with settlement(account, messages, Where.NOWHERE):
