@@ -10,10 +10,10 @@ NODE_STAMP := $(JAVASCRIPT)/node_modules/.installed
 export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench crash fuzz node lock clean
+.PHONY: help demo test lint bench crash fuzz simulate node lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMP) ## the server, with the official SDK sending and receiving
 	$(VENV)/bin/python examples/demo.py
@@ -35,6 +35,11 @@ crash: $(STAMP) ## 1,000 kills under load
 fuzz: $(STAMP) ## 100,000 inputs to the codec, 20,000 to the front
 	$(VENV)/bin/python -m tests.fuzz.codec --inputs 100000
 	$(VENV)/bin/python -m tests.fuzz.front --inputs 20000
+
+SEEDS ?= 100000
+START ?= 0
+simulate: $(STAMP) ## worlds of two namespaces, by seed: SEEDS=100000 START=0
+	$(VENV)/bin/python -m tests.pairing.simulation --seeds $(SEEDS) --start $(START)
 
 node: $(if $(wildcard $(JAVASCRIPT)/package.json),$(NODE_STAMP)) ## the JavaScript SDK for tests/compat
 

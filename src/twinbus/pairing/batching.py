@@ -33,6 +33,9 @@ def split(sizes: Sequence[int], limit: int, *, envelope: int = 0) -> Parts:
     group: list[int] = []
     room = limit - envelope
     for position, size in enumerate(sizes):
+        if size > limit:
+            oversized.append(position)
+            continue
         section = section_size(size)
         if section > room and group:
             groups.append(tuple(group))
@@ -40,10 +43,8 @@ def split(sizes: Sequence[int], limit: int, *, envelope: int = 0) -> Parts:
         if section <= room:
             group.append(position)
             room -= section
-        elif size <= limit:
-            groups.append((position,))
         else:
-            oversized.append(position)
+            groups.append((position,))
     if group:
         groups.append(tuple(group))
     return Parts(tuple(groups), tuple(oversized))

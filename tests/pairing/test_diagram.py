@@ -1,0 +1,21 @@
+"""The guide shows the table that the machine works by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twinbus.pairing.diagram import diagram, table
+from twinbus.pairing.failover import Mode, Trigger
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "failover-machine.md"
+
+
+def test_the_guide_holds_the_diagram_and_the_table_as_drawn() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    assert f"```mermaid\n{diagram()}```\n" in text
+    assert table() in text
+
+
+def test_every_mode_is_drawn_and_every_trigger_has_its_row() -> None:
+    assert all(f"--> {mode}" in diagram() for mode in Mode)
+    assert all(f"| {trigger} |" in table() for trigger in Trigger)

@@ -1,0 +1,35 @@
+"""What a pair raises says who acts next, and carries what they need."""
+
+from __future__ import annotations
+
+from twinbus.errors import CallerError, OperatorError, RetryError
+from twinbus.pairing import errors
+from twinbus.pairing.failures import FailureKind
+
+
+def test_s9_too_large_for_the_backlog_says_by_how_many_bytes_and_of_which_limit() -> None:
+    error = errors.MessageTooLargeForBacklogError("m1", 262_200, 262_144)
+    assert isinstance(error, CallerError)
+    assert (error.message_id, error.excess, error.limit) == ("m1", 56, 262_144)
+    assert "56 bytes too large" in str(error)
+
+
+def test_s9_a_partial_send_names_the_ids() -> None:
+    cause = TimeoutError("too slow")
+    error = errors.PartialSendError(["a"], ["b", "c"], cause)
+    assert isinstance(error, RetryError)
+    assert (error.safe, error.unsafe, error.cause) == (("a",), ("b", "c"), cause)
+    assert str(error) == "1 messages are safe, 2 are not: too slow"
+
+
+def test_s10_what_was_not_cancelled_is_named() -> None:
+    error = errors.ScheduledInBacklogError([-1, -2])
+    assert error.handles == (-1, -2)
+    assert "-1, -2" in str(error)
+
+
+def test_g4_an_unusable_primary_is_the_operators_with_a_hint() -> None:
+    error = errors.PrimaryUnusableError("orders", FailureKind.ENTITY_NOT_FOUND)
+    assert isinstance(error, OperatorError)
+    assert (error.entity, error.cause) == ("orders", FailureKind.ENTITY_NOT_FOUND)
+    assert str(error).endswith("Create the entity or mend the credential.")

@@ -1,0 +1,410 @@
+"""The failover machine, clause by clause."""
+
+from __future__ import annotations
+
+import pytest
+
+from twinbus.pairing import failover as f
+from twinbus.pairing.failover import Mode, Route, Step, advance
+from twinbus.pairing.failures import CALLERS, COUNTING, JUDGEMENTS, UNUSABLE, FailureKind
+
+K = FailureKind
+POLICY = f.Policy(failover_interval=60, ping_interval=30, ping_jitter=0.5)
+AT_ONCE = f.Policy(failover_interval=0, ping_interval=30)
+RAISING = f.Policy(failover_interval=0, ping_interval=30, divert_while_unusable=False)
+FAILED = f.PrimarySendFailed(K.TIMEOUT)
+SENT = f.PrimarySendSucceeded()
+HEALTHY = f.Entity("orders", POLICY, 0.0)
+FAILING = advance(HEALTHY, FAILED, 10.0).entity
+OVER = advance(FAILING, f.TimerFired(), 70.0).entity
+PINGING = advance(OVER, f.PingDue(), 100.0).entity
+GONE = advance(PINGING, f.PingFailed(1, K.ENTITY_NOT_FOUND), 101.0).entity
+CLOSED = advance(OVER, f.PairClosed(), 80.0).entity
+
+
+def raising(kind: FailureKind = K.ENTITY_NOT_FOUND) -> f.Entity:
+    over = advance(f.Entity("orders", RAISING, 0.0), FAILED, 0.0).entity
+    return advance(advance(over, f.PingDue(), 30.0).entity, f.PingFailed(1, kind), 31.0).entity
+
+
+# --- S1, S3 ----------------------------------------------------------------------------------------------------------
+
+
+def test_s1_a_healthy_entity_sends_to_the_primary_and_a_success_changes_nothing() -> None:
+    assert HEALTHY.route is Route.PRIMARY
+    assert HEALTHY.deadline is None
+    step = advance(HEALTHY, SENT, 5.0)
+    assert step == Step(HEALTHY)
+    assert step.entity is HEALTHY
+
+
+@pytest.mark.parametrize("kind", sorted(COUNTING))
+def test_s3_the_first_counting_failure_starts_the_timer(kind: FailureKind) -> None:
+    entity, effects = advance(HEALTHY, f.PrimarySendFailed(kind), 10.0)
+    assert effects == (f.ArmFailoverTimer(70.0), f.RaiseToCaller())
+    assert (entity.mode, entity.since, entity.cause, entity.deadline) == (Mode.FAILING, 10.0, kind, 70.0)
+    assert entity.route is Route.PRIMARY
+
+
+@pytest.mark.parametrize("kind", sorted(set(FailureKind) - COUNTING))
+def test_s2_a_failure_that_does_not_count_reaches_the_caller_and_starts_nothing(kind: FailureKind) -> None:
+    assert advance(HEALTHY, f.PrimarySendFailed(kind), 10.0) == Step(HEALTHY, (f.RaiseToCaller(),))
+    assert advance(FAILING, f.PrimarySendFailed(kind), 11.0) == Step(FAILING, (f.RaiseToCaller(),))
+
+
+def test_s3_further_failures_reach_the_caller_and_do_not_move_the_timer() -> None:
+    later = advance(FAILING, f.PrimarySendFailed(K.DETACHED), 69.9)
+    assert later == Step(FAILING, (f.RaiseToCaller(),))
+
+
+def test_s3_any_success_stops_the_timer() -> None:
+    entity, effects = advance(FAILING, SENT, 69.9)
+    assert effects == (f.DisarmFailoverTimer(),)
+    assert entity == f.Entity("orders", POLICY, 69.9)
+
+
+def test_s3_after_a_success_the_timer_starts_anew_with_the_next_failure() -> None:
+    entity, _ = advance(advance(FAILING, SENT, 69.0).entity, f.PrimarySendFailed(K.INTERNAL), 100.0)
+    assert (entity.deadline, entity.cause) == (160.0, K.INTERNAL)
+
+
+def test_s3_the_timer_fires_without_traffic() -> None:
+    entity, effects = advance(FAILING, f.TimerFired(), 70.0)
+    assert effects == (f.Emit(f.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT)), f.ArmPing(100.0))
+    assert (entity.mode, entity.since, entity.engaged, entity.deadline) == (Mode.FAILED_OVER, 70.0, 70.0, None)
+    assert (entity.cause, entity.episode, entity.next_ping, entity.diverted) == (K.TIMEOUT, 1, 100.0, 0)
+    assert entity.route is Route.BACKLOG
+
+
+def test_s3_a_timer_that_fires_early_is_armed_again() -> None:
+    assert advance(FAILING, f.TimerFired(), 69.999) == Step(FAILING, (f.ArmFailoverTimer(70.0),))
+
+
+def test_s3_a_failure_after_the_deadline_need_not_wait_for_the_timer() -> None:
+    entity, effects = advance(FAILING, f.PrimarySendFailed(K.DETACHED), 70.0)
+    engaged = f.Emit(f.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT))
+    assert effects == (f.DisarmFailoverTimer(), engaged, f.ArmPing(100.0), f.SendToBacklog())
+    assert entity.mode is Mode.FAILED_OVER
+
+
+@pytest.mark.parametrize("entity", [HEALTHY, OVER, GONE, CLOSED])
+def test_s3_a_timer_that_was_disarmed_too_late_does_no_harm(entity: f.Entity) -> None:
+    assert advance(entity, f.TimerFired(), 1e6) == Step(entity)
+
+
+def test_s2_failover_on_decides_what_counts() -> None:
+    busy = f.Entity("orders", f.Policy(counting=frozenset({K.SERVER_BUSY})), 0.0)
+    assert advance(busy, f.PrimarySendFailed(K.SERVER_BUSY), 1.0).entity.mode is Mode.FAILING
+    assert advance(busy, FAILED, 1.0) == Step(busy, (f.RaiseToCaller(),))
+
+
+def test_s2_a_fault_of_the_caller_counts_where_it_was_asked_for() -> None:
+    strict = f.Entity("orders", f.Policy(failover_interval=0, counting=frozenset({K.UNKNOWN})), 0.0)
+    entity, effects = advance(strict, f.PrimarySendFailed(K.UNKNOWN), 1.0)
+    assert (entity.mode, effects[-1]) == (Mode.FAILED_OVER, f.SendToBacklog())
+
+
+# --- S4, S5 ----------------------------------------------------------------------------------------------------------
+
+
+def test_s4_with_interval_0_the_failing_call_itself_diverts() -> None:
+    entity, effects = advance(f.Entity("orders", AT_ONCE, 0.0), f.PrimarySendFailed(K.DNS), 10.0)
+    assert effects == (f.Emit(f.FailoverEngaged("orders", 10.0, 1, K.DNS)), f.ArmPing(40.0), f.SendToBacklog())
+    assert (entity.mode, entity.cause, entity.engaged) == (Mode.FAILED_OVER, K.DNS, 10.0)
+
+
+def test_s4_with_an_interval_above_0_the_failing_call_does_not_divert() -> None:
+    policy = f.Policy(failover_interval=0.001)
+    assert advance(f.Entity("orders", policy, 0.0), FAILED, 0.0).effects[-1] == f.RaiseToCaller()
+
+
+@pytest.mark.parametrize("entity", [OVER, PINGING, GONE])
+@pytest.mark.parametrize("kind", sorted(set(FailureKind) - CALLERS))
+def test_s5_a_call_in_flight_that_fails_after_failover_diverts(entity: f.Entity, kind: FailureKind) -> None:
+    assert advance(entity, f.PrimarySendFailed(kind), 102.0) == Step(entity, (f.SendToBacklog(),))
+
+
+@pytest.mark.parametrize("entity", [OVER, GONE, raising()])
+@pytest.mark.parametrize("kind", sorted(CALLERS))
+def test_s5_a_call_in_flight_that_fails_by_its_own_fault_raises(entity: f.Entity, kind: FailureKind) -> None:
+    assert advance(entity, f.PrimarySendFailed(kind), 102.0) == Step(entity, (f.RaiseToCaller(),))
+
+
+def test_s5_with_interval_0_a_call_in_flight_diverts_without_a_second_failover() -> None:
+    over = advance(f.Entity("orders", AT_ONCE, 0.0), FAILED, 10.0).entity
+    assert advance(over, FAILED, 11.0) == Step(over, (f.SendToBacklog(),))
+
+
+@pytest.mark.parametrize("entity", [OVER, GONE])
+def test_s5_a_late_success_neither_restores_nor_errors(entity: f.Entity) -> None:
+    assert advance(entity, SENT, 102.0) == Step(entity)
+
+
+# --- S11 -------------------------------------------------------------------------------------------------------------
+
+
+def test_s11_force_failover_diverts_a_healthy_entity_and_pings_it() -> None:
+    entity, effects = advance(HEALTHY, f.FailoverForced(), 5.0)
+    assert effects == (f.Emit(f.FailoverEngaged("orders", 5.0, 1, f.Drill.FORCED)), f.ArmPing(35.0))
+    assert (entity.mode, entity.route, entity.cause) == (Mode.FAILED_OVER, Route.BACKLOG, f.Drill.FORCED)
+
+
+def test_s11_force_failover_takes_the_place_of_a_timer_that_runs() -> None:
+    entity, effects = advance(FAILING, f.FailoverForced(), 20.0)
+    engaged = f.Emit(f.FailoverEngaged("orders", 20.0, 1, f.Drill.FORCED))
+    assert effects == (f.DisarmFailoverTimer(), engaged, f.ArmPing(50.0))
+    assert (entity.deadline, entity.cause) == (None, f.Drill.FORCED)
+
+
+@pytest.mark.parametrize("entity", [OVER, GONE, CLOSED])
+def test_s11_force_failover_of_what_does_not_send_to_the_primary_changes_nothing(entity: f.Entity) -> None:
+    assert advance(entity, f.FailoverForced(), 102.0) == Step(entity)
+
+
+@pytest.mark.parametrize("entity", [OVER, PINGING, GONE])
+def test_s11_force_restore_sends_to_the_primary_again(entity: f.Entity) -> None:
+    diverting = advance(entity, f.MessagesDiverted(7), 101.0).entity
+    after, effects = advance(diverting, f.RestoreForced(), 130.0)
+    restored = f.Restored("orders", 130.0, 1, outage=60.0, diverted=7, forced=True)
+    assert effects == (f.StopPings(), f.Emit(restored))
+    assert after == f.Entity("orders", POLICY, 130.0, episode=1, diverted=7)
+    assert after.route is Route.PRIMARY
+
+
+def test_s11_force_restore_stops_a_timer_that_runs() -> None:
+    assert advance(FAILING, f.RestoreForced(), 20.0) == Step(
+        f.Entity("orders", POLICY, 20.0), (f.DisarmFailoverTimer(),)
+    )
+
+
+@pytest.mark.parametrize("entity", [HEALTHY, CLOSED])
+def test_s11_force_restore_of_what_is_not_failed_over_changes_nothing(entity: f.Entity) -> None:
+    assert advance(entity, f.RestoreForced(), 102.0) == Step(entity)
+
+
+def test_s11_the_notices_have_the_names_of_the_spec() -> None:
+    names = [f.FailoverEngaged.name, f.Restored.name, f.PrimaryUnusable.name]
+    assert names == ["failover_engaged", "restored", "primary_unusable"]
+
+
+@pytest.mark.parametrize("entity", [HEALTHY, FAILING, OVER, GONE, CLOSED])
+def test_s11_diverted_messages_are_counted_in_any_mode(entity: f.Entity) -> None:
+    once = advance(entity, f.MessagesDiverted(), 110.0)
+    assert (once.entity.diverted, once.effects) == (entity.diverted + 1, ())
+    assert advance(once.entity, f.MessagesDiverted(5), 111.0).entity.diverted == entity.diverted + 6
+
+
+def test_s11_each_failover_counts_its_own_messages_and_has_its_own_number() -> None:
+    first = advance(OVER, f.MessagesDiverted(3), 80.0).entity
+    back = advance(first, f.RestoreForced(), 90.0).entity
+    again = advance(back, f.FailoverForced(), 95.0).entity
+    assert (again.episode, again.diverted, again.engaged, again.since) == (2, 0, 95.0, 95.0)
+
+
+# --- G2 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("chance", "at"), [(0.0, 100.0), (0.5, 107.5), (0.999, 114.985)])
+def test_g2_the_first_ping_comes_one_interval_after_failover_spread_by_chance(chance: float, at: float) -> None:
+    entity, effects = advance(FAILING, f.TimerFired(), 70.0, chance)
+    assert effects[-1] == f.ArmPing(pytest.approx(at))  # type: ignore[arg-type]  # approx stands in for the number
+    assert entity.next_ping == pytest.approx(at)
+
+
+@pytest.mark.parametrize("entity", [OVER, advance(GONE, SENT, 0.0).entity])
+def test_g2_a_ping_is_sent_when_due_and_the_next_one_an_interval_later(entity: f.Entity) -> None:
+    due = 131.0
+    pinging, effects = advance(entity, f.PingDue(), due)
+    assert effects == (f.SendPing(1),)
+    assert (pinging.pinging, pinging.next_ping, pinging.mode) == (True, due + 30.0, entity.mode)
+    waiting, effects = advance(pinging, f.PingFailed(1, K.TIMEOUT), due + 10.0)
+    assert effects == (f.ArmPing(due + 30.0),)
+    assert (waiting.pinging, waiting.mode, waiting.cause) == (False, entity.mode, entity.cause)
+
+
+def test_g2_a_ping_that_is_due_early_waits_for_its_time() -> None:
+    assert advance(OVER, f.PingDue(), 99.9) == Step(OVER, (f.ArmPing(100.0),))
+
+
+def test_g2_after_a_ping_longer_than_its_interval_the_next_one_follows_at_once() -> None:
+    assert advance(PINGING, f.PingFailed(1, K.TIMEOUT), 145.0).effects == (f.ArmPing(145.0),)
+
+
+def test_g2_there_are_never_two_pings_at_once() -> None:
+    assert advance(PINGING, f.PingDue(), 200.0) == Step(PINGING)
+
+
+@pytest.mark.parametrize("entity", [PINGING, advance(GONE, f.PingDue(), 131.0).entity])
+def test_g2_a_ping_that_succeeds_restores_and_stops_the_pings(entity: f.Entity) -> None:
+    after, effects = advance(entity, f.PingSucceeded(1), 132.0)
+    restored = f.Restored("orders", 132.0, 1, outage=62.0, diverted=0, forced=False)
+    assert effects == (f.StopPings(), f.Emit(restored))
+    assert after == f.Entity("orders", POLICY, 132.0, episode=1)
+    assert after.route is Route.PRIMARY
+
+
+@pytest.mark.parametrize("event", [f.PingSucceeded(1), f.PingFailed(1, K.TIMEOUT), f.PingFailed(1, K.UNAUTHORIZED)])
+def test_g2_a_ping_of_an_earlier_failover_tells_nothing_about_this_one(event: f.Event) -> None:
+    back = advance(PINGING, f.RestoreForced(), 101.0).entity
+    over = advance(back, f.FailoverForced(), 102.0).entity
+    pinging = advance(over, f.PingDue(), 132.0).entity
+    assert pinging.pinging
+    for entity in (back, over, pinging):
+        assert advance(entity, event, 133.0) == Step(entity)
+
+
+@pytest.mark.parametrize("event", [f.PingSucceeded(1), f.PingFailed(1, K.TIMEOUT), f.PingFailed(1, K.UNAUTHORIZED)])
+def test_g2_an_answer_that_nobody_waits_for_is_passed_over(event: f.Event) -> None:
+    assert advance(OVER, event, 133.0) == Step(OVER)
+
+
+@pytest.mark.parametrize("entity", [HEALTHY, FAILING, CLOSED])
+def test_g2_a_ping_timer_that_was_stopped_too_late_does_no_harm(entity: f.Entity) -> None:
+    assert advance(entity, f.PingDue(), 1e6) == Step(entity)
+
+
+# --- G4 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sorted(UNUSABLE))
+def test_g4_a_ping_that_finds_the_entity_gone_or_the_credential_refused_makes_it_unusable(kind: FailureKind) -> None:
+    entity, effects = advance(PINGING, f.PingFailed(1, kind), 101.0)
+    assert effects == (f.Emit(f.PrimaryUnusable("orders", 101.0, 1, kind)), f.ArmPing(130.0))
+    assert (entity.mode, entity.cause, entity.since, entity.pinging) == (Mode.UNUSABLE, kind, 101.0, False)
+    assert entity.engaged == 70.0
+
+
+def test_g4_unusable_is_gone_or_refused_and_nothing_else() -> None:
+    assert {K.ENTITY_NOT_FOUND, K.UNAUTHORIZED, K.AUTHENTICATION} == UNUSABLE
+
+
+@pytest.mark.parametrize("kind", sorted(set(FailureKind) - UNUSABLE))
+def test_g4_any_other_failure_goes_on_pinging(kind: FailureKind) -> None:
+    entity, effects = advance(PINGING, f.PingFailed(1, kind), 101.0)
+    assert (entity.mode, entity.since, entity.cause) == (Mode.FAILED_OVER, 70.0, K.TIMEOUT)
+    assert effects == (f.ArmPing(130.0),)
+
+
+def test_g4_while_unusable_sends_still_divert_and_pings_go_on() -> None:
+    assert GONE.route is Route.BACKLOG
+    pinging = advance(GONE, f.PingDue(), 130.0).entity
+    for kind, cause in ((K.TIMEOUT, K.ENTITY_NOT_FOUND), (K.UNAUTHORIZED, K.UNAUTHORIZED)):
+        entity, effects = advance(pinging, f.PingFailed(1, kind), 131.0)
+        assert (entity.mode, entity.cause, entity.since) == (Mode.UNUSABLE, cause, 101.0)
+        assert not entity.pinging
+        assert effects == (f.ArmPing(160.0),)
+
+
+@pytest.mark.parametrize("kind", sorted(UNUSABLE))
+def test_g4_on_unusable_raise_makes_sends_raise(kind: FailureKind) -> None:
+    entity = raising(kind)
+    assert entity.route is Route.UNUSABLE
+    assert advance(entity, FAILED, 32.0) == Step(entity, (f.RaiseUnusable(kind),))
+    assert advance(entity, f.PrimarySendFailed(K.SERVER_BUSY), 32.0) == Step(entity, (f.RaiseUnusable(kind),))
+
+
+def test_g4_on_unusable_raise_diverts_as_long_as_the_entity_is_only_failed_over() -> None:
+    over = advance(f.Entity("orders", RAISING, 0.0), FAILED, 0.0).entity
+    assert over.route is Route.BACKLOG
+    assert advance(over, FAILED, 1.0) == Step(over, (f.SendToBacklog(),))
+
+
+# --- C -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entity", "effects"),
+    [
+        (HEALTHY, ()),
+        (FAILING, (f.DisarmFailoverTimer(),)),
+        (OVER, (f.StopPings(),)),
+        (PINGING, (f.StopPings(),)),
+        (GONE, (f.StopPings(),)),
+        (CLOSED, ()),
+    ],
+)
+def test_c1_closing_stops_timers_and_pings(entity: f.Entity, effects: tuple[f.Effect, ...]) -> None:
+    step = advance(entity, f.PairClosed(), 80.0)
+    assert step.effects == effects
+    assert step.entity == f.Entity("orders", POLICY, 80.0, Mode.CLOSED, episode=entity.episode)
+    assert (step.entity.next_ping, step.entity.deadline, step.entity.pinging) == (None, None, False)
+
+
+def test_c3_a_closed_entity_refuses_sends_and_its_calls_in_flight_raise() -> None:
+    assert CLOSED.route is Route.CLOSED
+    for kind in FailureKind:
+        assert advance(CLOSED, f.PrimarySendFailed(kind), 81.0) == Step(CLOSED, (f.RaiseToCaller(),))
+
+
+def test_c3_with_interval_0_a_call_in_flight_of_a_closed_entity_raises() -> None:
+    closed = advance(f.Entity("orders", AT_ONCE, 0.0), f.PairClosed(), 1.0).entity
+    assert advance(closed, FAILED, 2.0) == Step(closed, (f.RaiseToCaller(),))
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+EVENTS: tuple[f.Event, ...] = (
+    SENT,
+    *(f.PrimarySendFailed(kind) for kind in FailureKind),
+    f.TimerFired(),
+    f.PingDue(),
+    *(f.PingSucceeded(episode) for episode in (0, 1, 2)),
+    *(f.PingFailed(1, kind) for kind in FailureKind),
+    f.MessagesDiverted(2),
+    f.FailoverForced(),
+    f.RestoreForced(),
+    f.PairClosed(),
+)
+
+
+def test_every_cell_of_the_table_is_decided() -> None:
+    assert set(f.TABLE) == {(mode, trigger) for mode in Mode for trigger in f.Trigger}
+
+
+def test_a_walk_through_every_state_that_can_be_reached_meets_every_cell_that_can_be_met() -> None:
+    met = set().union(*(walk(policy) for policy in (POLICY, AT_ONCE, RAISING)))
+    t = f.Trigger
+    timers = {(mode, t.TIMER_DUE) for mode in Mode if mode is not Mode.FAILING}
+    answers = (t.PING_DUE, t.PING_BUSY, t.PING_SUCCEEDED, t.PING_REFUSED, t.PING_FAILED)
+    pings = {(mode, answer) for mode in (Mode.HEALTHY, Mode.FAILING, Mode.CLOSED) for answer in answers}
+    # A timer is due only where one runs, a ping only where there are pings.
+    assert set(f.TABLE) - met == timers | pings
+
+
+def walk(policy: f.Policy) -> set[tuple[Mode, f.Trigger]]:
+    """Every event, soon and late, from every state it leads to; instants and counts are folded together."""
+    waiting = [(f.Entity("orders", policy, 0.0), 0.0)]
+    seen = set[tuple[Mode, bool, int]]()
+    met = set[tuple[Mode, f.Trigger]]()
+    while waiting:
+        entity, now = waiting.pop()
+        for event in EVENTS:
+            for later in (now + 1.0, now + 1000.0):
+                met.add((entity.mode, f.trigger_of(entity, event, later)))
+                after, effects = advance(entity, event, later)
+                check_step(entity, event, after, effects)
+                shape = (after.mode, after.pinging, after.episode)
+                if after.episode <= 2 and shape not in seen:
+                    seen.add(shape)
+                    waiting.append((after, later))
+    return met
+
+
+def check_step(before: f.Entity, event: f.Event, after: f.Entity, effects: tuple[f.Effect, ...]) -> None:
+    over = after.mode in (Mode.FAILED_OVER, Mode.UNUSABLE)
+    assert (after.deadline is not None) is (after.mode is Mode.FAILING)
+    assert (after.next_ping is not None) is over
+    assert (after.engaged is not None) is over
+    assert over or not after.pinging
+    answers = [e for e in effects if isinstance(e, f.RaiseToCaller | f.SendToBacklog | f.RaiseUnusable)]
+    assert len(answers) == isinstance(event, f.PrimarySendFailed)
+    if before.mode is Mode.FAILING and after.mode is not Mode.FAILING:
+        assert f.DisarmFailoverTimer() in effects or isinstance(event, f.TimerFired)
+    if before.next_ping is not None and after.next_ping is None:
+        assert f.StopPings() in effects
+    if over and not after.pinging and (before.pinging or before.next_ping is None):
+        assert any(isinstance(effect, f.ArmPing) for effect in effects)
+
+
+def test_every_kind_of_failure_is_judged() -> None:
+    assert set(JUDGEMENTS) == set(FailureKind)

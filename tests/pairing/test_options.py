@@ -1,0 +1,211 @@
+"""P2: options, ranges, and where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from twinbus.pairing.errors import OptionError
+from twinbus.pairing.failures import COUNTING, FailureKind
+from twinbus.pairing.options import SendAvailabilityOptions
+
+Options = SendAvailabilityOptions
+SECOND = timedelta(seconds=1)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def test_p2_the_defaults_are_those_of_the_spec() -> None:
+    options = Options()
+    assert (options.backlog_queue_count, options.enable_syphon) == (10, False)
+    assert (options.failover_interval, options.ping_interval) == (60 * SECOND, 60 * SECOND)
+    assert options.try_timeout == 10 * SECOND
+    assert (options.on_unusable, options.provision, options.on_secondary_down) == ("divert", "create", "raise")
+
+
+@pytest.mark.parametrize(
+    ("option", "least", "most"),
+    [
+        ("failover_interval", 0 * SECOND, 3600 * SECOND),
+        ("ping_interval", SECOND, 1800 * SECOND),
+        ("try_timeout", SECOND / 10, 300 * SECOND),
+        ("probation", SECOND, 3600 * SECOND),
+    ],
+)
+def test_p2_the_ends_of_a_range_are_in_it_and_what_is_beyond_is_named(
+    option: str, least: timedelta, most: timedelta
+) -> None:
+    given: dict[str, Any]
+    for value in (least, most):
+        given = {option: value}
+        assert getattr(Options(**given), option) == value
+    for value in (least - MICROSECOND, most + MICROSECOND):
+        given = {option: value}
+        with pytest.raises(OptionError, match=option) as caught:
+            Options(**given)
+        assert (caught.value.option, caught.value.value) == (option, value)
+        assert repr(value) in str(caught.value)
+
+
+def test_p2_an_error_names_option_value_and_range() -> None:
+    with pytest.raises(OptionError) as caught:
+        Options(failover_interval=timedelta(hours=2))
+    text = "failover_interval is datetime.timedelta(seconds=7200); it must be a timedelta from 0 s to 60 min"
+    assert str(caught.value) == text
+    with pytest.raises(OptionError, match=r"from 0\.1 s to 5 min"):
+        Options(try_timeout=timedelta(0))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"backlog_queue_count": 0},
+        {"backlog_queue_count": True},
+        {"backlog_queue_count": 2.0},
+        {"failover_interval": 30},
+        {"ping_jitter": -0.1},
+        {"ping_jitter": 1.1},
+        {"ping_jitter": "0.5"},
+        {"enable_syphon": "yes"},
+        {"on_unusable": "ignore"},
+        {"ping": "http"},
+        {"provision": "delete"},
+        {"on_secondary_down": "panic"},
+        {"ttl": "forever"},
+        {"failover_on": "timeout"},
+        {"failover_on": ["nonsense"]},
+        {"failover_on": [1]},
+        {"failover_on": None},
+        {"primary_name": ""},
+        {"primary_name": "a/b"},
+        {"primary_name": "-a"},
+        {"primary_name": "a" * 64},
+        {"primary_name": 5},
+    ],
+    ids=str,
+)
+def test_p2_what_is_of_a_wrong_type_or_no_choice_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError) as caught:
+        Options(**wrong)
+    assert caught.value.option == next(iter(wrong))
+
+
+def test_p2_options_are_keywords_and_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        Options(10)  # type: ignore[call-arg]  # that it is refused is what is tested
+    with pytest.raises(FrozenInstanceError):
+        Options().ping_interval = SECOND  # type: ignore[misc]  # that it is refused is what is tested
+
+
+def test_s2_failover_on_reaches_the_machine() -> None:
+    policy = Options(failover_on=[FailureKind.SERVER_BUSY, "-timeout"]).policy
+    assert policy.counting == COUNTING - {FailureKind.TIMEOUT} | {FailureKind.SERVER_BUSY}
+
+
+def test_the_machine_gets_seconds() -> None:
+    options = Options(failover_interval=1.5 * SECOND, ping_interval=2 * SECOND, ping_jitter=0.2, on_unusable="raise")
+    policy = options.policy
+    assert (policy.failover_interval, policy.ping_interval, policy.ping_jitter) == (1.5, 2.0, 0.2)
+    assert policy.divert_while_unusable is False
+    assert Options().policy.divert_while_unusable is True
+    assert Options().policy.counting == COUNTING
+
+
+# --- environment and file --------------------------------------------------------------------------------------------
+
+EVERY = Options(
+    backlog_queue_count=3,
+    failover_interval=0 * SECOND,
+    ping_interval=90 * SECOND,
+    ping_jitter=0.25,
+    enable_syphon=True,
+    try_timeout=0.5 * SECOND,
+    failover_on=("server_busy", "-timeout"),
+    on_unusable="raise",
+    ping="link",
+    provision="assume",
+    on_secondary_down="background",
+    primary_name="contoso",
+    probation=3600 * SECOND,
+    ttl="absolute",
+)
+
+
+def test_p2_options_from_the_environment() -> None:
+    environment = {
+        "TWINBUS_BACKLOG_QUEUE_COUNT": "3",
+        "TWINBUS_FAILOVER_INTERVAL": "0",
+        "TWINBUS_PING_INTERVAL": "1.5m",
+        "TWINBUS_PING_JITTER": "0.25",
+        "TWINBUS_ENABLE_SYPHON": "True",
+        "TWINBUS_TRY_TIMEOUT": " 500 ms ",
+        "TWINBUS_FAILOVER_ON": "server_busy, -timeout,",
+        "TWINBUS_ON_UNUSABLE": "raise",
+        "TWINBUS_PING": "link",
+        "TWINBUS_PROVISION": "assume",
+        "TWINBUS_ON_SECONDARY_DOWN": "background",
+        "TWINBUS_PRIMARY_NAME": "contoso",
+        "TWINBUS_PROBATION": "1h",
+        "TWINBUS_TTL": "absolute",
+        "TWINBUS_SOMETHING_ELSE": "1",
+        "PATH": "/bin",
+    }
+    assert len(environment) - 2 == len(fields(Options))
+    assert Options.from_environment(environment) == EVERY
+
+
+def test_p2_an_empty_environment_leaves_the_defaults() -> None:
+    assert Options.from_environment({}) == Options()
+    assert Options.from_environment({"MINE_PING": "link"}, "MINE_").ping == "link"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("BACKLOG_QUEUE_COUNT", "many"),
+        ("FAILOVER_INTERVAL", "soon"),
+        ("FAILOVER_INTERVAL", "-1"),
+        ("PING_JITTER", "some"),
+        ("ENABLE_SYPHON", "perhaps"),
+        ("FAILOVER_ON", "nonsense"),
+    ],
+)
+def test_p2_what_cannot_be_read_is_refused_by_name(variable: str, text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Options.from_environment({f"TWINBUS_{variable}": text})
+    assert caught.value.option == variable.lower()
+    assert text in str(caught.value)
+
+
+def test_p2_options_from_a_file() -> None:
+    text = """
+        title = "mine"
+        [pairing]
+        backlog_queue_count = 3
+        failover_interval = 0
+        ping_interval = "90s"
+        ping_jitter = 0.25
+        enable_syphon = true
+        try_timeout = 0.5
+        failover_on = ["server_busy", "-timeout"]
+        on_unusable = "raise"
+        ping = "link"
+        provision = "assume"
+        on_secondary_down = "background"
+        primary_name = "contoso"
+        probation = "60min"
+        ttl = "absolute"
+    """
+    assert Options.from_file(text) == EVERY
+    assert Options.from_file("") == Options()
+
+
+@pytest.mark.parametrize(
+    ("line", "option"), [("pings = 1", "pings"), ("ping_interval = true", "ping_interval"), ("ttl = 1", "ttl")]
+)
+def test_p2_a_line_that_is_no_option_is_refused_by_name(line: str, option: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Options.from_file(f"[pairing]\n{line}")
+    assert caught.value.option == option

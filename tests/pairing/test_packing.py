@@ -1,0 +1,45 @@
+"""S9: bodies packed to fit, and back."""
+
+from __future__ import annotations
+
+import zlib
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from twinbus.pairing.errors import AliasError
+from twinbus.pairing.packing import DEFLATE, pack, unpack
+
+
+@given(st.binary(max_size=4000), st.integers(0, 10))
+def test_s9_a_packed_body_comes_back_byte_for_byte(sections: bytes, spare: int) -> None:
+    assert unpack(pack(sections), DEFLATE, len(sections) + spare) == sections
+
+
+def test_s9_packing_makes_room() -> None:
+    assert len(pack(b"the same again " * 1000)) < 200
+
+
+@given(st.binary(min_size=1, max_size=4000), st.data())
+def test_s9_a_body_beyond_the_limit_is_an_error(sections: bytes, data: st.DataObject) -> None:
+    limit = data.draw(st.integers(1, len(sections)))
+    if limit < len(sections):
+        with pytest.raises(AliasError, match="does not end within"):
+            unpack(pack(sections), DEFLATE, limit)
+
+
+def test_s9_a_bomb_is_not_unpacked() -> None:
+    with pytest.raises(AliasError, match="does not end within 1000 bytes"):
+        unpack(zlib.compress(bytes(10_000_000)), DEFLATE, 1000)
+
+
+@pytest.mark.parametrize("packed", [b"", b"nonsense", pack(b"x" * 100)[:-1], pack(b"x" * 100) + b"more"])
+def test_y6_what_is_no_packed_body_is_an_error(packed: bytes) -> None:
+    with pytest.raises(AliasError, match="x-twinbus-packed"):
+        unpack(packed, DEFLATE, 1000)
+
+
+def test_y6_a_mark_that_is_not_ours_is_an_error() -> None:
+    with pytest.raises(AliasError, match="'zstd'"):
+        unpack(pack(b"x"), "zstd", 10)

@@ -1,0 +1,126 @@
+"""The backlog queues in use (S6, P7)."""
+
+from __future__ import annotations
+
+import pytest
+
+from twinbus.pairing import rotation as r
+from twinbus.pairing.errors import BacklogUnavailableError, QueueCause
+from twinbus.pairing.failures import COUNTING, EVICTING, FailureKind
+from twinbus.pairing.rotation import Rotation, Step, advance, choose
+
+K = FailureKind
+FULL = Rotation(("b0", "b1", "b2"), 30.0)
+LOST = QueueCause("b1", K.CONNECTION_LOST, "reset by peer")
+WITHOUT_1 = advance(FULL, r.BacklogSendFailed(*LOST), 5.0).rotation
+
+
+@pytest.mark.parametrize(("chance", "queue"), [(0.0, "b0"), (0.33, "b0"), (0.34, "b1"), (0.67, "b2"), (0.999999, "b2")])
+def test_s6_a_sender_picks_a_queue_at_random(chance: float, queue: str) -> None:
+    assert choose(FULL, None, chance) == queue
+
+
+@pytest.mark.parametrize("queue", ["b0", "b1", "b2"])
+def test_s6_a_sender_stays_on_its_queue(queue: str) -> None:
+    assert choose(FULL, queue, 0.0) == queue
+    assert choose(FULL, queue, 0.999) == queue
+
+
+@pytest.mark.parametrize("kind", sorted(COUNTING))
+def test_s6_a_queue_that_fails_for_a_reason_of_the_first_list_leaves_for_all_senders(kind: FailureKind) -> None:
+    after, effects = advance(FULL, r.BacklogSendFailed("b1", kind, "text"), 5.0)
+    assert after.usable == ("b0", "b2")
+    assert effects == (r.Emit(r.QueueLeft("b1", 5.0, kind, 2)), r.ArmProbation(35.0), r.TryAnother())
+    assert after.causes == (("b1", kind, "text"),)
+    assert after.absent == (r.Absence(QueueCause("b1", kind, "text"), 5.0, 35.0),)
+    assert [choose(after, "b1", chance) for chance in (0.0, 0.49, 0.5, 0.99)] == ["b0", "b0", "b2", "b2"]
+    assert choose(after, "b2", 0.0) == "b2"
+
+
+def test_s6_a_queue_that_is_gone_or_closed_to_us_alone_leaves_too() -> None:
+    assert {K.ENTITY_NOT_FOUND, K.UNAUTHORIZED, K.AUTHENTICATION} == EVICTING - COUNTING
+
+
+@pytest.mark.parametrize("kind", sorted(set(FailureKind) - EVICTING))
+def test_s6_a_fault_of_the_message_and_server_busy_never_evict_a_queue(kind: FailureKind) -> None:
+    assert advance(FULL, r.BacklogSendFailed("b1", kind), 5.0) == Step(FULL, (r.RaiseToCaller(),))
+
+
+def test_s6_those_still_under_way_to_a_queue_that_left_go_on_and_do_not_draw_out_its_probation() -> None:
+    assert advance(WITHOUT_1, r.BacklogSendFailed("b1", K.TIMEOUT), 20.0) == Step(WITHOUT_1, (r.TryAnother(),))
+
+
+def test_s6_the_earliest_probation_is_waited_for() -> None:
+    after, effects = advance(WITHOUT_1, r.BacklogSendFailed("b0", K.TIMEOUT), 10.0)
+    assert r.ArmProbation(35.0) in effects
+    after, effects = advance(after, r.ProbationEnded(), 35.0)
+    assert effects == (r.Emit(r.QueueReturned("b1", 35.0)), r.ArmProbation(40.0))
+    assert after.usable == ("b1", "b2")
+    after, effects = advance(after, r.ProbationEnded(), 40.0)
+    assert effects == (r.Emit(r.QueueReturned("b0", 40.0)),)
+    assert after == FULL
+
+
+def test_s6_a_probation_that_ends_early_is_waited_for_again() -> None:
+    assert advance(WITHOUT_1, r.ProbationEnded(), 34.9) == Step(WITHOUT_1, (r.ArmProbation(35.0),))
+
+
+def test_s6_a_probation_timer_with_nobody_away_does_no_harm() -> None:
+    assert advance(FULL, r.ProbationEnded(), 1e6) == Step(FULL)
+
+
+def test_s6_a_queue_that_came_back_and_fails_again_leaves_again() -> None:
+    back = advance(WITHOUT_1, r.ProbationEnded(), 35.0).rotation
+    assert advance(back, r.BacklogSendFailed(*LOST), 36.0).rotation.absent == (r.Absence(LOST, 36.0, 66.0),)
+
+
+def test_s6_with_none_left_the_error_carries_every_cause() -> None:
+    rotation = FULL
+    for queue in FULL.queues:
+        rotation = advance(rotation, r.BacklogSendFailed(queue, K.QUOTA_EXCEEDED, f"{queue} is full"), 5.0).rotation
+    assert choose(rotation, "b0", 0.5) is None
+    error = BacklogUnavailableError("orders", rotation.causes)
+    assert [cause.queue for cause in error.causes] == ["b0", "b1", "b2"]
+    assert "orders" in str(error)
+    assert "b2: quota_exceeded (b2 is full)" in str(error)
+
+
+def test_s6_with_no_queue_at_all_the_error_says_so() -> None:
+    assert "none was found or created" in str(BacklogUnavailableError("orders", ()))
+
+
+# --- P7, P8 ----------------------------------------------------------------------------------------------------------
+
+
+def test_p7_a_queue_that_could_not_be_created_drops_out_without_probation() -> None:
+    after, effects = advance(FULL, r.QueueMissing("b2", K.UNAUTHORIZED, "Manage"), 1.0)
+    assert effects == (r.Emit(r.QueueLeft("b2", 1.0, K.UNAUTHORIZED, 2)),)
+    assert after.usable == ("b0", "b1")
+    assert after.causes == (("b2", K.UNAUTHORIZED, "Manage"),)
+    assert advance(after, r.ProbationEnded(), 1e9) == Step(after)
+
+
+def test_p7_one_that_never_was_does_not_hide_the_probation_of_another() -> None:
+    after = advance(FULL, r.QueueMissing("b2", K.UNAUTHORIZED), 1.0).rotation
+    assert r.ArmProbation(32.0) in advance(after, r.BacklogSendFailed("b0", K.TIMEOUT), 2.0).effects
+
+
+def test_p8_a_queue_found_later_joins_in_its_place() -> None:
+    missing = advance(FULL, r.QueueMissing("b0", K.TIMEOUT), 1.0).rotation
+    assert advance(missing, r.QueueFound("b0"), 9.0) == Step(FULL, (r.Emit(r.QueueReturned("b0", 9.0)),))
+
+
+def test_p8_a_pair_may_begin_with_no_queue_and_get_them_one_by_one() -> None:
+    rotation = Rotation((), 30.0)
+    assert choose(rotation, None, 0.5) is None
+    for queue in ("b0", "b1"):
+        rotation = advance(rotation, r.QueueFound(queue), 1.0).rotation
+    assert rotation == Rotation(("b0", "b1"), 30.0)
+
+
+def test_p8_a_queue_found_twice_is_one() -> None:
+    assert advance(FULL, r.QueueFound("b1"), 9.0) == Step(FULL)
+
+
+def test_the_notices_have_names_of_their_own() -> None:
+    assert (r.QueueLeft.name, r.QueueReturned.name) == ("backlog_queue_left", "backlog_queue_returned")
