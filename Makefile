@@ -32,9 +32,10 @@ bench: $(STAMP) ## figures of the server, as ratios against peers of the same ru
 crash: $(STAMP) ## 1,000 kills under load
 	$(VENV)/bin/python -m pytest tests/crash --kills 1000 --timeout 0 -q
 
-fuzz: $(STAMP) ## 100,000 inputs to the codec, 20,000 to the front
+fuzz: $(STAMP) ## 100,000 inputs to the codec, 20,000 to each side of the front
 	$(VENV)/bin/python -m tests.fuzz.codec --inputs 100000
 	$(VENV)/bin/python -m tests.fuzz.front --inputs 20000
+	$(VENV)/bin/python -m tests.fuzz.http --inputs 20000
 
 SEEDS ?= 100000
 START ?= 0

@@ -1,0 +1,257 @@
+"""Mutations of recorded AMQP traffic against a live namespace, while a well-behaved client goes about its work.
+
+    python -m tests.fuzz.front --inputs 20000 --seed 1
+
+Nothing may be logged as an error, every connection has to end when its peer does, memory stays bounded, and what the
+other client stored is neither lost nor altered. A failure shows the input that brought it about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import Metric
+
+from tests.fuzz.recording import QUEUE, SESSIONS, SUBSCRIPTION, TOPIC, Recording, recordings
+from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
+from twinbus.message import Message
+from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
+from twinbus.namespace.server import NamespaceOptions, NamespaceServer
+
+INPUTS_PER_WORLD = 1000
+_AT_ONCE = 10
+_SECONDS = 20.0
+_MOST_GROWTH = 400 * 1024  # KiB of memory, over what the recordings took
+ENTITIES = (
+    QueueDescription(path=QUEUE),
+    QueueDescription(path=SESSIONS, requires_session=True),
+    TopicDescription(path=TOPIC),
+    SubscriptionDescription(topic=TOPIC, name=SUBSCRIPTION),
+    QueueDescription(path="kept"),
+    QueueDescription(path="passing"),
+)
+
+
+class FuzzError(AssertionError):
+    """An input after which the namespace was not what it should be."""
+
+
+@dataclass
+class Tally:
+    inputs: int = 0
+    answered: int = 0
+    rounds: int = 0
+    operations: int = 0
+    """What of the damaged traffic still was understood, and carried out."""
+
+
+class Errors(logging.Handler):
+    """What the namespace or its loop logged as an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(logging.Formatter().format(record))
+
+
+# --- damage --------------------------------------------------------------------------------------------------------
+
+
+def mutate(chance: random.Random, recorded: Sequence[Recording]) -> list[bytes]:
+    """One recording, damaged, in the pieces in which it is sent."""
+    frames = list(chance.choice(recorded))
+    for _ in range(chance.choice((1, 1, 2, 3, 8))):
+        if not frames:
+            break
+        place = chance.randrange(len(frames))
+        match chance.randrange(9):
+            case 0:
+                frames[place] = _flipped(chance, frames[place])
+            case 1:
+                frames[place] = _renumbered(chance, frames[place])
+            case 2:
+                frames[place] = frames[place][: chance.randrange(len(frames[place]) + 1)]
+            case 3:
+                frames.insert(place, frames[place])
+            case 4:
+                other = chance.randrange(len(frames))
+                frames[place], frames[other] = frames[other], frames[place]
+            case 5:
+                start = chance.randrange(len(source := chance.choice(recorded)))
+                frames[place:place] = source[start : start + chance.choice((1, 3, 20))]
+            case 6:
+                del frames[place : place + chance.choice((1, 1, 4))]
+            case 7:
+                del frames[place:]
+            case _:
+                frames[place] = _resized(chance, frames[place])
+    return _in_pieces(chance, [frame for frame in frames if frame] or [b"\x00"])
+
+
+def _in_pieces(chance: random.Random, frames: Sequence[bytes]) -> list[bytes]:
+    """As a network brings them: mostly frame by frame, some together, some cut."""
+    together = chance.choice((0.0, 0.0, 0.1, 1.0))
+    pieces = [b""]
+    for frame in frames:
+        if pieces[-1] and chance.random() >= together:
+            pieces.append(b"")
+        pieces[-1] += frame
+    if chance.random() < 0.3:
+        place = chance.randrange(len(pieces))
+        cut = chance.randrange(len(pieces[place])) or 1
+        pieces[place : place + 1] = [piece for piece in (pieces[place][:cut], pieces[place][cut:]) if piece]
+    return pieces
+
+
+def _flipped(chance: random.Random, frame: bytes) -> bytes:
+    damaged = bytearray(frame)
+    for _ in range(chance.choice((1, 1, 4))):
+        if damaged:
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+    return bytes(damaged)
+
+
+def _renumbered(chance: random.Random, frame: bytes) -> bytes:
+    """Another channel, or another small number where a handle, an id or a code may be."""
+    damaged = bytearray(frame)
+    if len(damaged) < 16:
+        return frame
+    if chance.random() < 0.3:
+        damaged[6:8] = chance.choice((0, 1, 2, 3, 500, 65535)).to_bytes(2, "big")
+    else:
+        damaged[chance.randrange(10, min(len(damaged), 40))] = chance.choice((0x00, 0x01, 0x02, 0x40, 0x41, 0x43, 0xFF))
+    return bytes(damaged)
+
+
+def _resized(chance: random.Random, frame: bytes) -> bytes:
+    """Cut out or doubled inside, with a size that fits: the frame is whole, its content is not."""
+    start = chance.randrange(8, max(9, len(frame)))
+    length = chance.choice((1, 2, 8, 64))
+    body = frame[8:start] + frame[start:][length:] if chance.random() < 0.5 else frame[8:start] + frame[start:] * 2
+    return (len(body) + 8).to_bytes(4, "big") + frame[4:8] + body
+
+
+# --- the world -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Steady:
+    """A client that behaves: what it stores has to be there, and what it sends has to arrive as it was sent."""
+
+    bus: ServiceBusConnection
+    kept: list[bytes] = field(default_factory=list)
+
+    async def work(self, chance: random.Random) -> None:
+        body = chance.randbytes(chance.choice((1, 100, 3000)))
+        async with asyncio.timeout(_SECONDS):
+            await (await self.bus.sender("kept")).send([Message(body)])
+            self.kept.append(body)
+            sender, receiver = await self.bus.sender("passing"), await self.bus.receiver("passing")
+            await sender.send([Message(body), Message(body[::-1])])
+            found: list[ReceivedMessage] = []
+            while len(found) < 2:
+                found += await receiver.receive(2 - len(found), _SECONDS)
+            if [bytes(message.body) for message in found] != [body, body[::-1]]:
+                raise FuzzError("a message arrived altered")
+            await receiver.complete(found)
+            await sender.close()
+            await receiver.close()
+
+    async def check(self) -> None:
+        found: list[bytes] = []
+        async with asyncio.timeout(_SECONDS):
+            number = 0
+            while page := await self.bus.management("kept").peek(number, 100):
+                found += [bytes(message.body) for message in page]
+                number = (page[-1].sequence_number or 0) + 1
+        if found != self.kept:
+            raise FuzzError(f"{len(self.kept)} messages were stored, {len(found)} are there, or they are others")
+
+
+async def converse(port: int, pieces: Sequence[bytes], turns: int) -> int:
+    """Say all that, end, and read until the namespace ends too; how many bytes it answered."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = bytearray()
+
+    async def listen() -> None:
+        with suppress(OSError):  # it ended while more was being said
+            while data := await reader.read(1 << 20):
+                answer.extend(data)
+
+    listening = asyncio.ensure_future(listen())
+    try:
+        async with asyncio.timeout(_SECONDS):
+            with suppress(OSError):
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                    for _ in range(turns):  # of the loop, so that the namespace can act on it
+                        await asyncio.sleep(0)
+                writer.write_eof()
+            await listening
+    except TimeoutError as error:
+        raise FuzzError(f"the connection did not end with its peer: {pieces!r}") from error
+    finally:
+        listening.cancel()
+        writer.transport.abort()
+    return len(answer)
+
+
+async def _batch(server: NamespaceServer, seed: int, numbers: range, recorded: list[Recording], tally: Tally) -> None:
+    inputs = []
+    for number in numbers:
+        chance = random.Random(f"{seed}/{number}")
+        inputs.append((mutate(chance, recorded), chance.choice((1, 3, 8))))
+    answers = await asyncio.gather(*(converse(server.port, pieces, turns) for pieces, turns in inputs))
+    tally.inputs += len(answers)
+    tally.answered += sum(map(bool, answers))
+
+
+async def _started(folder: Path, port: int = 0) -> NamespaceServer:
+    server = NamespaceServer(NamespaceOptions(name="one", file=None, tls=folder, entities=ENTITIES, port=port))
+    await server.start()
+    return server
+
+
+async def _one_world(
+    server: NamespaceServer, recorded: list[Recording], seed: int, numbers: range, errors: Errors, tally: Tally
+) -> None:
+    async with connect(server.connection_string, timeout=_SECONDS) as bus:
+        steady = Steady(bus)
+        for start in range(numbers.start, numbers.stop, _AT_ONCE):
+            part = range(start, min(start + _AT_ONCE, numbers.stop))
+            try:
+                work = steady.work(random.Random(start))
+                await asyncio.gather(_batch(server, seed, part, recorded, tally), work)
+            except Exception as wrong:
+                raise FuzzError(f"inputs {part} of seed {seed}: {wrong!r}") from wrong
+            if errors.found:
+                raise FuzzError(f"inputs {part} of seed {seed} made the namespace fail:\n{errors.found[0]}")
+            tally.rounds += 1
+        await steady.check()
+        if len(server._site.connections) != 1:
+            raise FuzzError(f"{len(server._site.connections)} connections are left of inputs {numbers} of seed {seed}")
+    tally.operations += sum(map(_operations, server._site.meter.registry.collect()))
+    await server.stop()
+
+
+def _operations(metric: Metric) -> int:
+    if metric.name != "twinbus_operations":
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+"""A short run of the fuzzer of the AMQP front; `make fuzz` runs the long one, with the official SDK's traffic too."""
+
+import random
+
+from .front import mutate, run
+
+
+async def test_mutated_traffic_harms_neither_the_namespace_nor_the_client_beside_it() -> None:
+    tally = await run(500, seed=1, with_sdk=False)
+    assert tally.inputs == 500
+    assert tally.answered > 250, "the mutations leave enough of a conversation to be answered"
+    assert tally.operations > 500, "and to be understood"
+    assert tally.rounds == 50
+
+
+def test_an_input_is_repeated_by_its_seed() -> None:
+    recorded = [[b"AMQP\x00\x01\x00\x00", bytes(range(40)), bytes(range(60))], [b"AMQP\x03\x01\x00\x00"]]
+    assert mutate(random.Random("1/7"), recorded) == mutate(random.Random("1/7"), recorded)
