@@ -117,13 +117,13 @@ class Shelf:
     """The backlog queues of one pair, as the clauses would have them."""
 
     rules: Rules
-    queues: list[str]
+    queues: tuple[str, ...]
     away: dict[str, float] = field(default_factory=dict)
     places: dict[int, str] = field(default_factory=dict)
     """Which queue each sender is on."""
 
     def usable(self) -> tuple[str, ...]:
-        return tuple(queue for queue in self.queues if queue not in self.away)
+        return tuple([queue for queue in self.queues if queue not in self.away]) if self.away else self.queues
 
     def picked(self, sender: int, queue: str) -> None:
         if queue in self.away:
@@ -146,7 +146,7 @@ class Shelf:
     def check(self, now: float, usable: tuple[str, ...]) -> None:
         if usable != self.usable():
             raise ViolationError(f"the rotation is {usable}, but {self.usable()} by the clauses")
-        if any(now > until + self.rules.lateness + SLACK for until in self.away.values()):
+        if self.away and now > min(self.away.values()) + self.rules.lateness + SLACK:
             raise ViolationError("a probation did not end")
 
 

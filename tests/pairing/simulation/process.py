@@ -48,7 +48,7 @@ class Process:
         self.alive = True
         self.calls: set[Call] = set()
         self.beliefs = {path: Belief(rules) for path in primary}
-        self.shelf = Shelf(rules, list(backlog))
+        self.shelf = Shelf(rules, tuple(backlog))
         self.notices: list[failover.Notice] = []
 
     # --- sending -----------------------------------------------------------------------------------------------------
