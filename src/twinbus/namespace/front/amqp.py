@@ -32,6 +32,7 @@ from twinbus.amqp.limits import Limits
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState, Error
 from twinbus.amqp.session import Session
+from twinbus.amqp.values import Symbol
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.faults import Fault, Point
@@ -53,6 +54,8 @@ Attached = IncomingLink | OutgoingLink | RequestLink | ReplyLink
 _ACCEPTED = Accepted()
 # The Python SDK's sender grants itself new credit, so credit cannot be held against a sender.
 _LIMITS = Limits(enforce_credit=False, max_message_size=limits.MIB, partial_bytes=16 * limits.MIB)
+# A pair knows by it that pings are hidden here (G3).
+_PROPERTIES = {Symbol("product"): "Twinbus"}
 
 
 class AmqpConnection:
@@ -63,7 +66,9 @@ class AmqpConnection:
         self.driver = site.driver
         self.channel = channel
         self.claims = Claims(site.verifier, site.driver.namespace, peer_is_loopback=peer_is_loopback)
-        self._core = Connection.server(site.name, limits=_LIMITS, bare_allowed=True, verifier=self._may_open)
+        self._core = Connection.server(
+            site.name, limits=_LIMITS, bare_allowed=True, verifier=self._may_open, properties=_PROPERTIES
+        )
         self._loop = asyncio.get_running_loop()
         self._links: dict[Link, Attached] = {}
         self._unsettled: defaultdict[Session, dict[int, tuple[OutgoingLink, bytes]]] = defaultdict(dict)

@@ -1,0 +1,281 @@
+"""The asyncio pair: its loop, tasks and timers. What a pair is: `partnership`; what its senders do: `calls`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Self
+
+from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
+
+from twinbus.pairing.administration import AioAdministration
+from twinbus.pairing.aio_attempts import Attempts
+from twinbus.pairing.aio_backlog import BacklogLinks
+from twinbus.pairing.aio_deadline import AioTimer
+from twinbus.pairing.aio_receivers import QuietReceiver
+from twinbus.pairing.aio_sender import PairedSender
+from twinbus.pairing.entity import EntityCell
+from twinbus.pairing.events import Callback, Notice
+from twinbus.pairing.failover import PingFailed, PingSucceeded
+from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.partnership import EntityState, Partnership, Syphon
+from twinbus.pairing.pings import ping_message
+from twinbus.pairing.provisioning import background_pause
+from twinbus.pairing.sdk import hides_pings, kind_of, open_link, without_retries
+from twinbus.pairing.sides import PairForkedError, Side, SideState
+
+
+class PairSide:
+    """`pair.primary` or `pair.secondary` (C1)."""
+
+    def __init__(self, pair: Pair, side: Side) -> None:
+        self._pair = pair
+        self._side = side
+
+    @property
+    def state(self) -> SideState:
+        return self._side.state
+
+    @property
+    def cause(self) -> BaseException | None:
+        """Why it faulted."""
+        return self._side.cause
+
+    async def close(self) -> None:
+        self._side.leave(SideState.CLOSED)
+        await self._pair._end_if_closed()
+
+    def fault(self, cause: BaseException) -> None:
+        self._side.leave(SideState.FAULTED, cause)
+
+
+class Pair:
+    """Two namespaces as one. Made by `pair_namespaces` or `pair_connection_strings` of `twinbus.aio`."""
+
+    def __init__(
+        self,
+        primary: ServiceBusClient,
+        secondary: ServiceBusClient,
+        options: SendAvailabilityOptions,
+        *,
+        owns_clients: bool = False,
+    ) -> None:
+        self._clients = {"primary": primary, "secondary": secondary}
+        self._owns_clients = owns_clients
+        self._loop = asyncio.get_running_loop()
+        self._attempts = Attempts(options.try_timeout.total_seconds())
+        self._pinging: dict[EntityCell, asyncio.Task[Any]] = {}
+        self._senders: set[PairedSender] = set()
+        self._provisioning: asyncio.Task[Any] | None = None
+        self._state = Partnership((primary, secondary), options, self, threaded=False, let_go=self._let_go)
+        self._links = BacklogLinks(secondary, self._state.rotation, self._attempts)
+        self.primary = PairSide(self, self._state.primary)
+        self.secondary = PairSide(self, self._state.secondary)
+        self.options = options
+
+    # --- senders and receivers -------------------------------------------------------------------------------------
+
+    def get_queue_sender(self, queue_name: str, **kwargs: Any) -> PairedSender:
+        return self._sender(queue_name, lambda: self._clients["primary"].get_queue_sender(queue_name, **kwargs))
+
+    def get_topic_sender(self, topic_name: str, **kwargs: Any) -> PairedSender:
+        return self._sender(topic_name, lambda: self._clients["primary"].get_topic_sender(topic_name, **kwargs))
+
+    def get_queue_receiver(
+        self, queue_name: str, *, quiet_while_down: bool = False, **kwargs: Any
+    ) -> ServiceBusReceiver | QuietReceiver:
+        receiver = self._clients["primary"].get_queue_receiver(queue_name, **kwargs)
+        return QuietReceiver(receiver) if quiet_while_down else receiver
+
+    def get_subscription_receiver(
+        self, topic_name: str, subscription_name: str, *, quiet_while_down: bool = False, **kwargs: Any
+    ) -> ServiceBusReceiver | QuietReceiver:
+        receiver = self._clients["primary"].get_subscription_receiver(topic_name, subscription_name, **kwargs)
+        return QuietReceiver(receiver) if quiet_while_down else receiver
+
+    def _sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
+        if self._state.primary.state is not SideState.OPEN:
+            raise self._state.primary.refusal()
+        return PairedSender(self._state.place(path), make, self._links, self._attempts)
+
+    # --- what it shows and obeys -----------------------------------------------------------------------------------
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        return self._clients["primary"].fully_qualified_namespace
+
+    @property
+    def backlog_queues(self) -> tuple[str, ...]:
+        """Those usable now: the pair's effective count is their number (P7)."""
+        return self._state.rotation.rotation.usable
+
+    @property
+    def syphon(self) -> Syphon | None:
+        return self._state.syphon
+
+    @syphon.setter
+    def syphon(self, syphon: Syphon | None) -> None:
+        self._state.syphon = syphon
+
+    def entities(self) -> tuple[EntityState, ...]:
+        return self._state.entities()
+
+    def on(self, event: str, callback: Callback) -> Callable[[], None]:
+        """Call back at every `failover_engaged`, `restored`, `primary_unusable`…; what is returned takes it off."""
+        return self._state.events.on(event, callback)
+
+    def force_failover(self, entity: str) -> None:
+        self._state.force_failover(entity)
+
+    def force_restore(self, entity: str) -> None:
+        self._state.force_restore(entity)
+
+    # --- closing ---------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        for side in (self._state.primary, self._state.secondary):
+            side.leave(SideState.CLOSED)
+        await self._end_if_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _end_if_closed(self) -> None:
+        if not self._state.closed or isinstance(self._state.primary.cause, PairForkedError):
+            return
+        if self._provisioning is not None:
+            self._provisioning.cancel()
+        await self._attempts.end()
+        self._state.events.close()
+        if self._owns_clients:
+            for client in self._clients.values():
+                await client.close()
+
+    def _let_go(self, side: Side) -> None:
+        if side is self._state.secondary:
+            self._links.close()
+
+    # --- what the cells ask of a driver ----------------------------------------------------------------------------
+
+    def timer(self, due: Callable[[], object]) -> AioTimer:
+        return AioTimer(self._loop, due)
+
+    def emit(self, notice: Notice) -> None:
+        self._state.events.emit(notice)
+
+    def ping(self, cell: EntityCell, episode: int) -> None:
+        self._pinging[cell] = self._attempts.start(self._ping(cell, episode))
+
+    def stop_ping(self, cell: EntityCell) -> None:
+        task = self._pinging.pop(cell, None)
+        # It may be the ping's own success that stops the pings.
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    async def _ping(self, cell: EntityCell, episode: int) -> None:
+        sender = without_retries(self._clients["primary"].get_queue_sender(cell.entity.path))
+        begun = time.monotonic()
+        failure: FailureKind | None = None
+        try:
+            await self._attempts.bound(self._pinged(sender), self._attempts.seconds)
+        except Exception as error:
+            failure = kind_of(error)
+        finally:
+            self._attempts.discard(sender, politely=failure is None)
+        self._state.events.pinged(cell.entity.path, failure, time.monotonic() - begun)
+        cell.advance(PingSucceeded(episode) if failure is None else PingFailed(episode, failure))
+
+    async def _pinged(self, sender: Any) -> None:
+        how = self.options.ping
+        await open_link(sender, self._attempts.seconds)
+        if how == "message" or (how == "auto" and hides_pings(sender)):
+            await sender.send_messages(ping_message(), timeout=self._attempts.seconds)
+
+    # --- backlog queues --------------------------------------------------------------------------------------------
+
+    async def _provision(self, administration: AioAdministration) -> None:
+        """P1. What could not be reached is tried again in the background where that was asked for (P8)."""
+        done = await administration.provision(self._state.queues, self.options)
+        self._state.provisioned(done)
+        if done.failed and self.options.on_secondary_down == "background":
+            missing = tuple(cause.queue for cause in done.failed)
+            self._provisioning = self._attempts.start(self._provision_again(administration, missing))
+        else:
+            await administration.close()
+
+    async def _provision_again(self, administration: AioAdministration, missing: tuple[str, ...]) -> None:
+        tries = 0
+        try:
+            while missing and not self._state.closed:
+                tries += 1
+                await asyncio.sleep(background_pause(tries))
+                done = await administration.provision_again(missing)
+                self._state.provisioned(done)
+                missing = tuple(cause.queue for cause in done.failed)
+        finally:
+            await administration.close()
+
+
+class Pairing:
+    """What pairing returns: awaited it is the pair; as a context manager it makes the pair and closes it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._pair: Pair | None = None
+
+    def __await__(self) -> Generator[Any, None, Pair]:
+        made: Generator[Any, None, Pair] = self._make().__await__()
+        return made
+
+    async def __aenter__(self) -> Pair:
+        self._pair = await self
+        return self._pair
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._pair is not None:
+            await self._pair.close()
+
+
+def pair_namespaces(
+    primary: ServiceBusClient,
+    secondary: ServiceBusClient,
+    *,
+    secondary_admin: ServiceBusAdministrationClient | None = None,
+    options: SendAvailabilityOptions | None = None,
+) -> Pairing:
+    """Pair two namespaces on clients the caller made (P1). Await it, or use it with `async with`."""
+    return Pairing(lambda: _paired(primary, secondary, secondary_admin, options or SendAvailabilityOptions(), False))
+
+
+def pair_connection_strings(
+    primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
+) -> Pairing:
+    """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
+
+    async def make() -> Pair:
+        clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
+        return await _paired(clients[0], clients[1], None, options or SendAvailabilityOptions(), True)
+
+    return Pairing(make)
+
+
+async def _paired(
+    primary: ServiceBusClient,
+    secondary: ServiceBusClient,
+    admin: ServiceBusAdministrationClient | None,
+    options: SendAvailabilityOptions,
+    owns_clients: bool,
+) -> Pair:
+    pair = Pair(primary, secondary, options, owns_clients=owns_clients)
+    try:
+        await pair._provision(AioAdministration.of(secondary, admin, seconds=options.try_timeout.total_seconds()))
+    except BaseException:
+        await pair.close()
+        raise
+    return pair

@@ -1,0 +1,251 @@
+"""A sender's calls, one description for both drivers: each is a generator that yields what to try next.
+
+A driver tries it and sends the result, or throws the error, back in. Nothing here waits, sends or knows threads.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+from uuid import uuid4
+
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from twinbus.pairing.batching import tally
+from twinbus.pairing.entity import EntityCell, RotationCell
+from twinbus.pairing.errors import (
+    BacklogUnavailableError,
+    PartialSendError,
+    PrimaryUnusableError,
+    ScheduledInBacklogError,
+)
+from twinbus.pairing.events import PairEvents
+from twinbus.pairing.failover import (
+    MessagesDiverted,
+    PrimarySendFailed,
+    RaiseUnusable,
+    Route,
+    SendToBacklog,
+)
+from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.outgoing import Payload, fit, id_of
+from twinbus.pairing.rotation import choose
+from twinbus.pairing.sdk import Limits, kind_of
+from twinbus.pairing.sides import Side, SideState
+
+T = TypeVar("T")
+
+
+class OnPrimary(NamedTuple):
+    """The call itself, on the primary, within `try_timeout`."""
+
+
+class LimitsOf(NamedTuple):
+    """What this backlog queue takes; its link is opened for it."""
+
+    queue: str
+
+
+class ToBacklog(NamedTuple):
+    """Send this to that queue, in at most so many seconds."""
+
+    queue: str
+    payload: Payload
+
+
+Step = OnPrimary | LimitsOf | ToBacklog
+Steps = Generator[Step, Any, T]
+
+
+class QueueLeftMeanwhileError(Exception):
+    """Thrown in by a driver whose turn on a queue came after the queue had left the rotation."""
+
+
+class BacklogHandle(int):
+    """What stands for a message scheduled while failed over: negative, and no sequence number of the primary (S10)."""
+
+    message_id: object
+
+    @classmethod
+    def new(cls, message_id: object) -> BacklogHandle:
+        handle = cls(-1 - (uuid4().int >> 66))
+        handle.message_id = message_id
+        return handle
+
+    def __repr__(self) -> str:
+        return f"BacklogHandle({int(self)})"
+
+
+class Shared(Protocol):
+    """What a sender needs of its pair."""
+
+    primary: Side
+    secondary: Side
+    rotation: RotationCell
+    events: PairEvents
+
+    def notice_closed_clients(self) -> None: ...
+
+
+class Place:
+    """Where a sender stands: its entity, its pair, the backlog queue it stays on (S6)."""
+
+    def __init__(self, path: str, cell: EntityCell, pair: Shared) -> None:
+        self.path = path
+        self.cell = cell
+        self.rotation = pair.rotation
+        self.primary = pair.primary
+        self.secondary = pair.secondary
+        self.events = pair.events
+        self.notice_closed_clients = pair.notice_closed_clients
+        self.queue: str | None = None
+
+    def pick(self) -> str:
+        self.notice_closed_clients()
+        if self.secondary.state is not SideState.OPEN:
+            raise self.secondary.refusal()
+        self.queue = choose(self.rotation.rotation, self.queue, random.random())
+        if self.queue is None:
+            raise BacklogUnavailableError(self.path, self.rotation.rotation.causes)
+        return self.queue
+
+
+# --- the primary, or else --------------------------------------------------------------------------------------------
+
+
+def call(place: Place, backlog: Callable[[], Steps[T]], failed: Exception | None = None) -> Steps[T]:
+    """Any call of a sender. `backlog` is what it does instead while failed over; `failed`: it was tried already."""
+    if failed is None:
+        match place.cell.entity.route:
+            case Route.PRIMARY:
+                try:
+                    result: T = yield OnPrimary()
+                except Exception as error:
+                    failed = error
+                else:
+                    place.cell.succeeded()
+                    return result
+            case Route.BACKLOG:
+                return (yield from backlog())
+            case Route.UNUSABLE:
+                raise _unusable(place)
+            case Route.CLOSED:
+                raise _refusal(place)
+    return (yield from _after(place, backlog, failed))
+
+
+def _after(place: Place, backlog: Callable[[], Steps[T]], failed: Exception) -> Steps[T]:
+    place.notice_closed_clients()
+    match place.cell.advance(PrimarySendFailed(kind_of(failed))):
+        case SendToBacklog():
+            try:
+                return (yield from backlog())
+            except Exception as error:
+                # The caller sees why the backlog did not take it, and behind that why the primary had not.
+                error.__context__ = failed
+                raise
+        case RaiseUnusable():
+            raise _unusable(place) from failed
+        case _:
+            if place.cell.entity.route is Route.CLOSED:
+                raise _refusal(place) from failed
+            raise failed
+
+
+def _unusable(place: Place) -> PrimaryUnusableError:
+    cause = place.cell.entity.cause
+    return PrimaryUnusableError(place.path, cause if isinstance(cause, FailureKind) else FailureKind.UNKNOWN)
+
+
+def _refusal(place: Place) -> Exception:
+    side = place.primary if place.primary.state is not SideState.OPEN else place.secondary
+    return side.refusal()
+
+
+# --- what a call does while failed over ------------------------------------------------------------------------------
+
+
+def nothing() -> Steps[None]:
+    """Opening and entering: there is nothing to divert (S3)."""
+    yield from ()
+
+
+def instead(make: Callable[[], T]) -> Steps[T]:
+    """Something that needs no namespace: a batch (S3)."""
+    yield from ()
+    return make()
+
+
+def divert(
+    place: Place, raws: Sequence[AmqpAnnotatedMessage], seconds: float | None, at: datetime | None = None
+) -> Steps[None]:
+    """Send copies to the backlog, in as many transfers as it takes (S6, S7, S9)."""
+    until = None if seconds is None else time.monotonic() + seconds
+    limits: Limits = yield from _on_a_queue(place, LimitsOf, until)
+    diversion = fit(raws, place.path, limits, at)
+    for taken, payload in enumerate(diversion.payloads):
+        begun = time.monotonic()
+        try:
+            yield from _on_a_queue(place, partial(_to_backlog, payload), until)
+        except Exception as error:
+            told = tally([id_of(raw) for raw in raws], diversion.parts, taken)
+            if told.partial:
+                raise PartialSendError(told.safe, told.unsafe, error) from error
+            raise
+        messages = len(diversion.parts.groups[taken])
+        place.cell.advance(MessagesDiverted(messages))
+        place.events.diverted(place.path, place.queue or "", messages, time.monotonic() - begun)
+
+
+def _to_backlog(payload: Payload, queue: str) -> Step:
+    return ToBacklog(queue, payload)
+
+
+def schedule(
+    place: Place, raws: Sequence[AmqpAnnotatedMessage], seconds: float | None, at: datetime
+) -> Steps[list[int]]:
+    """The messages wait in the backlog; the syphon schedules them on the primary (S10)."""
+    yield from divert(place, raws, seconds, at)
+    return [BacklogHandle.new(id_of(raw)) for raw in raws]
+
+
+def cannot_cancel(numbers: Sequence[int]) -> Steps[None]:
+    """Nothing is sent to the primary now, so nothing can be cancelled there: that is said, not passed over (S10)."""
+    yield from ()
+    raise ScheduledInBacklogError(numbers)
+
+
+def in_backlog(numbers: int | Sequence[int]) -> list[int]:
+    """Those among the numbers given to cancel that never were the primary's."""
+    given = [numbers] if isinstance(numbers, int) else list(numbers)
+    return [number for number in given if number < 0 or isinstance(number, BacklogHandle)]
+
+
+def _on_a_queue(place: Place, step: Callable[[str], Step], until: float | None) -> Steps[Any]:
+    """The sender's queue, or another while there is one and time is left (S6)."""
+    while True:
+        queue = place.pick()
+        try:
+            return (yield step(queue))
+        except QueueLeftMeanwhileError:
+            continue
+        except Exception as error:
+            over = until is not None and time.monotonic() >= until
+            if over and kind_of(error) is FailureKind.TIMEOUT:
+                # The caller's own time ended, which says nothing about the queue.
+                raise
+            another = place.rotation.failed(queue, kind_of(error), _first_line(error))
+            if not another:
+                raise
+            if over:
+                raise OperationTimeoutError(message=f"the call's time-out ended in the backlog: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,155 @@
+"""The entities and the rotation of a pair where all its senders find them, replaced under a lock, read without one.
+
+What follows from an event is decided by `failover` and `rotation`; timers and pings are the driver's.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from twinbus.pairing import failover, rotation
+from twinbus.pairing.errors import QueueCause
+from twinbus.pairing.failover import (
+    ArmFailoverTimer,
+    ArmPing,
+    DisarmFailoverTimer,
+    Emit,
+    Entity,
+    PairClosed,
+    PingDue,
+    Policy,
+    PrimarySendSucceeded,
+    RaiseToCaller,
+    RaiseUnusable,
+    SendPing,
+    SendToBacklog,
+    StopPings,
+    TimerFired,
+)
+from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.rotation import ArmProbation, ProbationEnded, Rotation
+
+Verdict = RaiseToCaller | SendToBacklog | RaiseUnusable
+
+
+class Timer(Protocol):
+    """Calls back once, at a time on the monotonic clock; armed anew it forgets the time before."""
+
+    def arm(self, at: float) -> None: ...
+
+    def disarm(self) -> None: ...
+
+
+class Driver(Protocol):
+    """What a driver does for the cells. None of it may block: it is asked for under a cell's lock."""
+
+    def timer(self, due: Callable[[], object]) -> Timer: ...
+
+    def ping(self, cell: EntityCell, episode: int) -> None: ...
+
+    def stop_ping(self, cell: EntityCell) -> None: ...
+
+    def emit(self, notice: failover.Notice | rotation.QueueLeft | rotation.QueueReturned) -> None: ...
+
+
+class EntityCell:
+    """One entity of one pair: `entity` is read without a lock, and replaced by `advance` alone."""
+
+    def __init__(self, path: str, policy: Policy, driver: Driver) -> None:
+        self.entity = Entity(path, policy, time.monotonic())
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._failover_timer = driver.timer(lambda: self.advance(TimerFired()))
+        self._ping_timer = driver.timer(lambda: self.advance(PingDue()))
+
+    def advance(self, event: failover.Event) -> Verdict | None:
+        """What becomes of the call that failed, if the event is one."""
+        verdict: Verdict | None = None
+        notices: list[failover.Notice] = []
+        with self._lock:
+            step = failover.advance(self.entity, event, time.monotonic(), random.random())
+            self.entity = step.entity
+            for effect in step.effects:
+                match effect:
+                    case RaiseToCaller() | SendToBacklog() | RaiseUnusable():
+                        verdict = effect
+                    case Emit(notice):
+                        notices.append(notice)
+                    case _:
+                        self._arrange(effect)
+        # Outside the lock: a callback may ask for this entity's state.
+        for notice in notices:
+            self._driver.emit(notice)
+        return verdict
+
+    def succeeded(self) -> None:
+        """A call on the primary did. Only the first after a failure has news in it."""
+        if self.entity.deadline is not None:
+            self.advance(PrimarySendSucceeded())
+
+    def forked(self) -> None:
+        self._lock = threading.Lock()
+        self.entity = failover.advance(self.entity, PairClosed(), self.entity.since).entity
+
+    def _arrange(self, effect: ArmFailoverTimer | DisarmFailoverTimer | ArmPing | SendPing | StopPings) -> None:
+        match effect:
+            case ArmFailoverTimer(at):
+                self._failover_timer.arm(at)
+            case DisarmFailoverTimer():
+                self._failover_timer.disarm()
+            case ArmPing(at):
+                self._ping_timer.arm(at)
+            case SendPing(episode):
+                self._driver.ping(self, episode)
+            case StopPings():
+                self._ping_timer.disarm()
+                self._driver.stop_ping(self)
+
+
+class RotationCell:
+    """The backlog queues, for all senders of a pair. `rotation` is read without a lock."""
+
+    def __init__(self, queues: tuple[str, ...], probation: float, driver: Driver) -> None:
+        self.rotation = Rotation(queues, probation)
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._timer = driver.timer(self._ended)
+
+    def advance(self, event: rotation.Event) -> bool:
+        """Whether the call that failed, if the event is one, should try another queue."""
+        another = False
+        notices: list[rotation.QueueLeft | rotation.QueueReturned] = []
+        with self._lock:
+            step = rotation.advance(self.rotation, event, time.monotonic())
+            self.rotation = step.rotation
+            for effect in step.effects:
+                match effect:
+                    case rotation.TryAnother():
+                        another = True
+                    case rotation.RaiseToCaller():
+                        another = False
+                    case ArmProbation(at):
+                        self._timer.arm(at)
+                    case rotation.Emit(notice):
+                        notices.append(notice)
+        for notice in notices:
+            self._driver.emit(notice)
+        return another
+
+    def missing(self, causes: tuple[QueueCause, ...]) -> None:
+        """Those that provisioning could neither find nor create (P7)."""
+        for cause in causes:
+            self.advance(rotation.QueueMissing(*cause))
+
+    def failed(self, queue: str, kind: FailureKind, detail: str) -> bool:
+        return self.advance(rotation.BacklogSendFailed(queue, kind, detail))
+
+    def close(self) -> None:
+        self._timer.disarm()
+
+    def _ended(self) -> None:
+        self.advance(ProbationEnded())

@@ -1,0 +1,227 @@
+"""Messages of the SDK on their way out: ids before the first attempt (S8), and copies for the backlog (S7, S9).
+
+The caller's objects are never altered here. Which names and how sizes are shared out: `aliases`, `packing`, `batching`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
+
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus._pyamqp._encode import encode_payload
+from azure.servicebus._pyamqp.message import Message
+from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
+from azure.servicebus.amqp import (
+    AmqpAnnotatedMessage,
+    AmqpMessageBodyType,
+    AmqpMessageHeader,
+    AmqpMessageProperties,
+)
+
+from twinbus.amqp.values import Long, Timestamp
+from twinbus.pairing.aliases import Sendable, divert
+from twinbus.pairing.batching import Parts, split
+from twinbus.pairing.errors import MessageTooLargeForBacklogError
+from twinbus.pairing.packing import DEFLATE, pack
+from twinbus.pairing.sdk import Limits
+
+SCHEDULED_ENQUEUE_TIME: Final = b"x-opt-scheduled-enqueue-time"
+# What a batch takes beside its messages: the ids of the first one, each of at most 128 characters.
+ENVELOPE: Final = 1024
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Payload = ServiceBusMessage | ServiceBusMessageBatch
+
+
+# --- ids (S8) --------------------------------------------------------------------------------------------------------
+
+
+def identified(message: Any) -> Any:
+    """What a caller gave to send, each message with an id: itself where it has one, otherwise a copy."""
+    if isinstance(message, ServiceBusMessage):
+        properties = message._raw_amqp_message.properties
+        if properties is not None and properties.message_id:
+            return message
+        return _wrapped(_with_id(message._raw_amqp_message))
+    if isinstance(message, IdentifiedBatch):
+        return message
+    if isinstance(message, ServiceBusMessageBatch):
+        return _identified_batch(message)
+    if isinstance(message, AmqpAnnotatedMessage):
+        return message if message.properties and message.properties.message_id else _with_id(message)
+    if isinstance(message, Mapping):
+        # Turned into a message once, so that every attempt carries the same id.
+        return identified(_from_mapping(message))
+    if isinstance(message, Iterable):
+        return [identified(one) for one in message]
+    return message
+
+
+class IdentifiedBatch(ServiceBusMessageBatch):
+    """A batch whose messages have ids as they come in."""
+
+    @classmethod
+    def of(cls, batch: ServiceBusMessageBatch) -> IdentifiedBatch:
+        made = cls(
+            max_size_in_bytes=batch.max_size_in_bytes,
+            amqp_transport=batch._amqp_transport,
+            tracing_attributes=batch._tracing_attributes,
+        )
+        made._from_list(batch._messages)
+        return made
+
+    def _add(self, add_message: Any) -> None:
+        super()._add(identified(add_message))
+
+
+def _identified_batch(batch: ServiceBusMessageBatch) -> ServiceBusMessageBatch:
+    if all(message.message_id for message in batch._messages):
+        return batch
+    return IdentifiedBatch.of(batch)
+
+
+def _with_id(raw: AmqpAnnotatedMessage) -> AmqpAnnotatedMessage:
+    made = copy.copy(raw)
+    # Its own: the SDK turns bytes among these into text where it finds them.
+    made.application_properties = dict(raw.application_properties) if raw.application_properties else None
+    given = dict(raw.properties.items()) if raw.properties else {}
+    made.properties = AmqpMessageProperties(**{**given, "message_id": str(uuid4())})
+    return made
+
+
+def _from_mapping(message: Mapping[str, Any]) -> ServiceBusMessage:
+    try:
+        return ServiceBusMessage(**message)
+    except TypeError:
+        raise TypeError(f"a mapping with the names of a ServiceBusMessage was expected, not {message!r}") from None
+
+
+# --- copies for the backlog (S7, S9) ---------------------------------------------------------------------------------
+
+
+class Diversion(NamedTuple):
+    """Payloads for one backlog queue each, in order, and which messages, by position, are in which."""
+
+    payloads: tuple[Payload, ...]
+    parts: Parts
+
+
+def raws_of(message: Any) -> list[AmqpAnnotatedMessage]:
+    """The AMQP messages of what `identified` gave."""
+    if isinstance(message, ServiceBusMessageBatch):
+        return [one.raw_amqp_message for one in message._messages]
+    return [_raw(one) for one in (message if isinstance(message, list) else [message])]
+
+
+def id_of(raw: AmqpAnnotatedMessage) -> object:
+    found = raw.properties.message_id if raw.properties else None
+    return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
+
+
+def fit(raws: Sequence[AmqpAnnotatedMessage], path: str, limits: Limits, at: datetime | None = None) -> Diversion:
+    """Copies that the backlog takes, as few transfers as can be. MessageTooLargeForBacklogError, AliasInUseError."""
+    copies = [_fitted(raw, path, limits.message, at) for raw in raws]
+    if len(copies) == 1:
+        return Diversion((_wrapped(copies[0][0]),), Parts(((0,),), ()))
+    groups, oversized = split([size for _, size in copies], limits.batch, envelope=ENVELOPE)
+    # Too large for a batch, but not for a message: alone.
+    groups = (*groups, *((position,) for position in oversized))
+    payloads = tuple(_payload([copies[position][0] for position in group], limits) for group in groups)
+    return Diversion(payloads, Parts(groups, ()))
+
+
+def _payload(raws: list[AmqpAnnotatedMessage], limits: Limits) -> Payload:
+    if len(raws) == 1:
+        return _wrapped(raws[0])
+    batch = ServiceBusMessageBatch(max_size_in_bytes=limits.batch, amqp_transport=limits.transport)
+    for raw in raws:
+        batch.add_message(raw)
+    return batch
+
+
+def _fitted(raw: AmqpAnnotatedMessage, path: str, limit: int, at: datetime | None) -> tuple[AmqpAnnotatedMessage, int]:
+    made = diverted(raw, path, at)
+    size = _size(made)
+    if size <= limit:
+        return made, size
+    packed = diverted(raw, path, at, packed=True)
+    packed_size = _size(packed)
+    if packed_size <= limit:
+        return packed, packed_size
+    raise MessageTooLargeForBacklogError(id_of(raw), min(size, packed_size), limit)
+
+
+def diverted(
+    raw: AmqpAnnotatedMessage, path: str, at: datetime | None = None, *, packed: bool = False
+) -> AmqpAnnotatedMessage:
+    """The changed copy. `at` is the time it was scheduled for, in place of the message's own."""
+    properties = raw.properties or AmqpMessageProperties()
+    header = raw.header or AmqpMessageHeader()
+    annotations = dict(raw.annotations or {})
+    own = [annotations.pop(name, None) for name in (SCHEDULED_ENQUEUE_TIME, SCHEDULED_ENQUEUE_TIME.decode())]
+    scheduled = at if at is not None else next((time for time in own if time is not None), None)
+    sendable = divert(
+        Sendable(
+            session_id=_text(properties.group_id),
+            time_to_live=header.time_to_live,
+            scheduled_enqueue_time=_milliseconds(scheduled),
+            absolute_expiry_time=properties.absolute_expiry_time,
+            application_properties=raw.application_properties or {},
+        ),
+        path,
+        DEFLATE if packed else None,
+    )
+    made = copy.copy(raw)
+    made.annotations = annotations or None
+    made.header = AmqpMessageHeader(**{**dict(header.items()), "time_to_live": None})
+    kept = {"group_id": None, "absolute_expiry_time": sendable.absolute_expiry_time}
+    made.properties = AmqpMessageProperties(**{**dict(properties.items()), **kept})
+    made.application_properties = {name: _amqp(value) for name, value in sendable.application_properties.items()}
+    if packed:
+        made._data_body, made._sequence_body, made._value_body = [pack(_body_sections(raw))], None, None
+        made._body_type = AmqpMessageBodyType.DATA
+    return made
+
+
+def _raw(message: Any) -> AmqpAnnotatedMessage:
+    raw: AmqpAnnotatedMessage = message.raw_amqp_message if isinstance(message, ServiceBusMessage) else message
+    return raw
+
+
+def _wrapped(raw: AmqpAnnotatedMessage) -> ServiceBusMessage:
+    return ServiceBusMessage(None, message=PyamqpTransport.to_outgoing_amqp_message(raw), raw_amqp_message=raw)
+
+
+def _size(raw: AmqpAnnotatedMessage) -> int:
+    return len(encode_payload(bytearray(), PyamqpTransport.to_outgoing_amqp_message(raw)))
+
+
+def _body_sections(raw: AmqpAnnotatedMessage) -> bytes:
+    sections: dict[str, Any] = {"data": raw._data_body, "sequence": raw._sequence_body, "value": raw._value_body}
+    return bytes(encode_payload(bytearray(), Message(**sections)))
+
+
+def _amqp(value: object) -> Any:
+    match value:
+        case Long():
+            return PyamqpTransport.AMQP_LONG_VALUE(int(value))
+        case Timestamp():
+            return PyamqpTransport.AMQP_TIMESTAMP_VALUE(int(value))
+        case _:
+            return value
+
+
+def _text(value: Any) -> str | None:
+    return value.decode("utf-8") if isinstance(value, bytes) else value
+
+
+def _milliseconds(value: Any) -> int | None:
+    if isinstance(value, datetime):
+        # A naive one is UTC, as the SDK encodes it.
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        return (aware - _EPOCH) // timedelta(milliseconds=1)
+    return None if value is None else int(value)

@@ -1,0 +1,183 @@
+"""What a pair is, whichever driver runs it: two sides, its entities, its rotation, its events, its syphon's slot.
+
+All senders of the pair share it. It opens no connection and starts no thread or task.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from twinbus.pairing import rotation
+from twinbus.pairing.calls import Place
+from twinbus.pairing.entity import Driver, EntityCell, RotationCell
+from twinbus.pairing.events import PairEvents, SideClosed, SideFaulted
+from twinbus.pairing.failover import Cause, FailoverForced, Mode, PairClosed, RestoreForced
+from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.paths import backlog_queue_paths, primary_name
+from twinbus.pairing.provisioning import Provisioned
+from twinbus.pairing.sdk import canary_of, endpoint_of, is_shut
+from twinbus.pairing.sides import (
+    OTHER_SIDE_SECONDS,
+    OtherSideLostError,
+    Side,
+    SideState,
+    forget_all,
+    register,
+    release,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EntityState:
+    """One entity as `pair.entities()` shows it. `diverted` counts the messages of the present or last failover."""
+
+    path: str
+    state: Mode
+    since: datetime
+    cause: Cause | None
+    diverted: int
+
+
+class Syphon(Protocol):
+    """A pair's syphon, if it has one: a component that is started and stopped with the pair (C2)."""
+
+    @property
+    def state(self) -> str:
+        """`running`, or anything else."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Partnership:
+    """The state of one pair. A side that leaves OPEN is told to `let_go`, once."""
+
+    def __init__(
+        self,
+        clients: tuple[Any, Any],
+        options: SendAvailabilityOptions,
+        driver: Driver,
+        *,
+        threaded: bool,
+        let_go: Callable[[Side], None],
+    ) -> None:
+        primary, secondary = clients
+        self.options = options
+        self.primary = Side("primary", endpoint_of(primary), self._side_changed)
+        self.secondary = Side("secondary", endpoint_of(secondary), self._side_changed)
+        register(self.primary.endpoint, self.secondary.endpoint)
+        self.name = options.primary_name or primary_name(self.primary.endpoint)
+        self.queues = backlog_queue_paths(self.name, options.backlog_queue_count)
+        self.events = PairEvents(self.name, threaded=threaded)
+        self.syphon: Syphon | None = None
+        self._canaries = {self.primary: canary_of(primary), self.secondary: canary_of(secondary)}
+        self._driver = driver
+        self._let_go = let_go
+        self._cells: dict[str, EntityCell] = {}
+        self._making = threading.Lock()
+        self.rotation = RotationCell(self.queues, options.probation.total_seconds(), driver)
+        self._other_side = driver.timer(self._other_side_due)
+        self.events.watch(lambda: [cell.entity for cell in list(self._cells.values())], lambda: self.rotation.rotation)
+        _partnerships.add(self)
+
+    def place(self, path: str) -> Place:
+        """For one more sender of this entity."""
+        return Place(path, self.cell(path), self)
+
+    def cell(self, path: str) -> EntityCell:
+        key = path.strip("/").lower()
+        with self._making:
+            found = self._cells.get(key)
+            if found is None:
+                found = self._cells[key] = EntityCell(path, self.options.policy, self._driver)
+                if self.primary.state is not SideState.OPEN:
+                    found.advance(PairClosed())
+        return found
+
+    def provisioned(self, result: Provisioned) -> None:
+        """What came of looking for the backlog queues, at first or later (P7, P8)."""
+        for queue in result.found:
+            self.rotation.advance(rotation.QueueFound(queue))
+        self.rotation.missing(result.failed)
+
+    def entities(self) -> tuple[EntityState, ...]:
+        now, wall = time.monotonic(), datetime.now(UTC)
+        found = [cell.entity for cell in list(self._cells.values())]
+        return tuple(
+            EntityState(one.path, one.mode, wall - timedelta(seconds=now - one.since), one.cause, one.diverted)
+            for one in found
+        )
+
+    def force_failover(self, entity: str) -> None:
+        self._refuse_unless_open()
+        self.cell(entity).advance(FailoverForced())
+
+    def force_restore(self, entity: str) -> None:
+        self._refuse_unless_open()
+        self.cell(entity).advance(RestoreForced())
+
+    def notice_closed_clients(self) -> None:
+        """C1: a client that its owner closed behind the pair's back counts as its side's close."""
+        for side, canary in self._canaries.items():
+            if is_shut(canary):
+                side.leave(SideState.CLOSED)
+
+    @property
+    def closed(self) -> bool:
+        return self.primary.state is not SideState.OPEN and self.secondary.state is not SideState.OPEN
+
+    def forked(self) -> None:
+        self.primary.forked()
+        self.secondary.forked()
+        self._making = threading.Lock()
+        for cell in self._cells.values():
+            cell.forked()
+
+    def _refuse_unless_open(self) -> None:
+        if self.primary.state is not SideState.OPEN:
+            raise self.primary.refusal()
+
+    def _side_changed(self, side: Side) -> None:
+        at = time.monotonic()
+        faulted = side.state is SideState.FAULTED
+        self.events.emit(SideFaulted(side.name, at, str(side.cause)) if faulted else SideClosed(side.name, at))
+        if side is self.primary:
+            for cell in list(self._cells.values()):
+                cell.advance(PairClosed())
+        else:
+            self.rotation.close()
+        if self.closed:
+            self._other_side.disarm()
+            release(self.primary.endpoint, self.secondary.endpoint)
+            if self.syphon is not None:
+                self.syphon.stop()
+        elif self.syphon is not None and self.syphon.state == "running":
+            self._other_side.arm(at + OTHER_SIDE_SECONDS)
+        self._let_go(side)
+
+    def _other_side_due(self) -> None:
+        lost, left = self.primary, self.secondary
+        if lost.state is SideState.OPEN:
+            lost, left = left, lost
+        if lost.state is not SideState.OPEN:
+            left.leave(SideState.FAULTED, OtherSideLostError(lost.name, lost.state))
+
+
+_partnerships: WeakSet[Partnership] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    forget_all()
+    for partnership in list(_partnerships):
+        partnership.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

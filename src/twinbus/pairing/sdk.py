@@ -1,0 +1,149 @@
+"""What azure-servicebus does not tell in public: limits of a link, its socket, whether a client was closed.
+
+The only module that reads its private parts. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from typing import Any, Final, NamedTuple
+
+from azure.servicebus import ServiceBusMessageBatch
+
+from twinbus.pairing.failures import FailureKind, classify, evidence_of
+from twinbus.pairing.paths import Endpoint
+
+TLS_PORT: Final = 5671
+PLAIN_PORT: Final = 5672
+STANDARD_BATCH: Final = 262_144
+_PRODUCT: Final = "twinbus"
+_UNUSED_ENTITY: Final = "twinbus-canary"
+
+
+class Limits(NamedTuple):
+    """What a link takes, in bytes, and the transport that batches for it are made with."""
+
+    message: int
+    batch: int
+    transport: Any
+
+
+def kind_of(error: BaseException) -> FailureKind:
+    return classify(evidence_of(error))
+
+
+def endpoint_of(client: Any) -> Endpoint:
+    """Host and port of the namespace a client was made for."""
+    plain = not client._config.use_tls
+    host, _, port = str(client.fully_qualified_namespace).rpartition(":")
+    if host and port.isdigit() and not host.endswith(":"):
+        return Endpoint.of(host, int(port))
+    return Endpoint.of(client.fully_qualified_namespace, PLAIN_PORT if plain else TLS_PORT)
+
+
+def canary_of(client: Any) -> Any:
+    """A handler that is never opened: `client.close()` closes it, and tells by that that it was called (C1)."""
+    name = client._entity_name or _UNUSED_ENTITY
+    return client.get_queue_sender(name)
+
+
+def is_shut(handler: Any) -> bool:
+    return bool(handler._shutdown.is_set())
+
+
+def is_open(sender: Any) -> bool:
+    return bool(sender._running)
+
+
+def limits_of(sender: Any) -> Limits:
+    """Of a link that was open; the standard tier's for one that never was."""
+    batch = sender._max_batch_size_on_link or STANDARD_BATCH
+    return Limits(sender._max_message_size_on_link or batch, batch, sender._amqp_transport)
+
+
+def empty_batch(sender: Any, max_size_in_bytes: int | None) -> ServiceBusMessageBatch:
+    """A batch for a sender that cannot be opened now."""
+    limits = limits_of(sender)
+    if max_size_in_bytes and sender._max_batch_size_on_link and max_size_in_bytes > limits.batch:
+        raise ValueError(
+            f"Max message size: {max_size_in_bytes} is too large, acceptable max batch size is: {limits.batch} bytes."
+        )
+    return ServiceBusMessageBatch(max_size_in_bytes=max_size_in_bytes or limits.batch, amqp_transport=limits.transport)
+
+
+def hides_pings(sender: Any) -> bool:
+    """Whether the service on an open link says that it is Twinbus, which shows pings to nobody (G3)."""
+    connection = getattr(sender._handler, "_connection", None)
+    told = getattr(connection, "_remote_properties", None) or {}
+    product = told.get(b"product") or told.get("product") or b""
+    return (product.decode("utf-8", "replace") if isinstance(product, bytes) else str(product)).lower() == _PRODUCT
+
+
+async def open_link(sender: Any, seconds: float) -> None:
+    """Open an aio sender with the SDK's own retries; its own wait ends by then, and so does its cleaning up."""
+    await sender._do_retryable_operation(sender._open, timeout=seconds, operation_requires_timeout=True)
+
+
+def open_link_once(sender: Any, seconds: float) -> None:
+    """Open a sync sender, one try."""
+    sender._do_retryable_operation(sender._open, timeout=seconds, operation_requires_timeout=True)
+
+
+# --- one try at a time (sync) ----------------------------------------------------------------------------------------
+
+
+class Retries(NamedTuple):
+    """How often and with which pauses the caller's client tries again."""
+
+    total: int
+    factor: float
+    longest: float
+    fixed: bool
+
+    def pause(self, tried: int) -> float:
+        """Before the next try, after `tried` failed ones: as the SDK's own."""
+        if self.fixed:
+            return min(self.factor, self.longest)
+        return min(self.factor * 2.0**tried * random.uniform(0.8, 1.2), self.longest)
+
+
+def retries_of(client: Any) -> Retries:
+    config = client._config
+    fixed = str(getattr(config.retry_mode, "value", config.retry_mode)).lower() == "fixed"
+    return Retries(config.retry_total, config.retry_backoff_factor, config.retry_backoff_max, fixed)
+
+
+def without_retries(sender: Any) -> Any:
+    """The same sender, which tries once: its pauses cannot be cut short from outside, ours can."""
+    sender._config.retry_total = 0
+    sender._error_policy.total_retries = 0
+    return sender
+
+
+def may_try_again(error: BaseException) -> bool:
+    """The SDK's own opinion."""
+    return bool(getattr(error, "_retryable", False))
+
+
+# --- ending a connection from outside --------------------------------------------------------------------------------
+
+
+def shut_socket(sender: Any) -> None:
+    """A sync sender's socket is shut down under the thread that waits on it: its call ends with an error at once."""
+    transport = getattr(getattr(sender._handler, "_connection", None), "_transport", None)
+    found = getattr(transport, "sock", None)
+    found = getattr(found, "sock", found)  # a WebSocket holds the socket
+    if isinstance(found, socket.socket):
+        # The socket's own method: that of a TLS socket would take its state from under the reader.
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(found, socket.SHUT_RDWR)
+
+
+def abort(sender: Any) -> None:
+    """An aio sender's socket is closed without a word to the other end."""
+    transport = getattr(getattr(sender._handler, "_connection", None), "_transport", None)
+    writer = getattr(transport, "writer", None)
+    if writer is not None:
+        writer.transport.abort()

@@ -1,0 +1,128 @@
+"""The two sides of a pair, open, closed or faulted (C1), and which namespaces are paired in this process (P3).
+
+What a side lets go of when it closes is the driver's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+from twinbus.errors import CallerError, OperatorError
+from twinbus.pairing.paths import Endpoint, same_endpoint
+
+OTHER_SIDE_SECONDS: Final = 5.0
+"""How long one side may stay open after the other closed or faulted, where the syphon runs (C2)."""
+
+
+class SideState(StrEnum):
+    OPEN = "open"
+    CLOSED = "closed"
+    FAULTED = "faulted"
+
+
+class PairClosedError(CallerError):
+    """The pair, or the side of it that is needed, was closed (C3)."""
+
+    def __init__(self, side: str) -> None:
+        super().__init__(f"the {side} of this pair is closed; pair the namespaces again")
+        self.side = side
+
+
+class PairFaultedError(OperatorError):
+    """A side of the pair faulted (C1); `cause` says why."""
+
+    def __init__(self, side: str, cause: BaseException) -> None:
+        super().__init__(f"the {side} of this pair faulted: {cause}", "Mend the cause and pair the namespaces again.")
+        self.side = side
+        self.cause = cause
+        self.__cause__ = cause
+
+
+class OtherSideLostError(OperatorError):
+    """What the syphon faults the side with that stayed open alone (C2)."""
+
+    def __init__(self, lost: str, state: SideState) -> None:
+        super().__init__(f"the {lost} is {state}, and this side was still open {OTHER_SIDE_SECONDS:g} s later")
+        self.lost = lost
+
+
+class PairForkedError(CallerError):
+    """The pair was made by the parent of this process: its connections are the parent's (S13)."""
+
+    def __init__(self) -> None:
+        super().__init__("this pair belongs to the parent process; pair the namespaces again after the fork")
+
+
+class PairingRefusedError(CallerError, ValueError):
+    """These two namespaces cannot be paired (P3)."""
+
+
+class Side:
+    """`on_change` is called once, when it leaves OPEN."""
+
+    def __init__(self, name: str, endpoint: Endpoint, on_change: Callable[[Side], None]) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self.state = SideState.OPEN
+        self.cause: BaseException | None = None
+        self._on_change = on_change
+        self._changing = threading.Lock()
+
+    def refusal(self) -> Exception:
+        """What a send is refused with (C3). Of a side that is not open."""
+        if isinstance(self.cause, PairForkedError):
+            return PairForkedError()
+        return PairClosedError(self.name) if self.cause is None else PairFaultedError(self.name, self.cause)
+
+    def leave(self, state: SideState, cause: BaseException | None = None) -> bool:
+        with self._changing:
+            if self.state is not SideState.OPEN:
+                return False
+            self.cause = cause
+            self.state = state
+        self._on_change(self)
+        return True
+
+    def forked(self) -> None:
+        """In the child of a fork: no lock is taken, nothing is told, nothing is let go of."""
+        self.cause = PairForkedError()
+        self.state = SideState.FAULTED
+
+
+# --- which namespaces are paired here (P3) ---------------------------------------------------------------------------
+
+_registry: set[tuple[Endpoint, Endpoint]] = set()
+_registering = threading.Lock()
+
+
+def register(primary: Endpoint, secondary: Endpoint) -> None:
+    """PairingRefusedError where P3 forbids it."""
+    if same_endpoint(primary, secondary):
+        raise PairingRefusedError(f"{_name(primary)} cannot be its own secondary")
+    with _registering:
+        if any(primary == paired for paired, _ in _registry):
+            raise PairingRefusedError(f"{_name(primary)} is the primary of a pair already: use that pair, or close it")
+        if any(secondary == paired for paired, _ in _registry):
+            raise PairingRefusedError(f"{_name(secondary)} is itself the primary of a pair: it cannot be a secondary")
+        if any(primary == backing for _, backing in _registry):
+            raise PairingRefusedError(f"{_name(primary)} is the secondary of a pair: it cannot be paired itself")
+        _registry.add((primary, secondary))
+
+
+def release(primary: Endpoint, secondary: Endpoint) -> None:
+    with _registering:
+        _registry.discard((primary, secondary))
+
+
+def forget_all() -> None:
+    """In the child of a fork: pairs are the parent's."""
+    global _registering  # noqa: PLW0603 - its holder may not exist here
+    _registering = threading.Lock()
+    _registry.clear()
+
+
+def _name(endpoint: Endpoint) -> str:
+    return f"{endpoint.host}:{endpoint.port}"
