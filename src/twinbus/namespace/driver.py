@@ -21,6 +21,7 @@ from twinbus.namespace.engine.effects import (
     DetachReceiver,
     Drain,
     Effect,
+    ForgetEntity,
     Meter,
     Refusal,
     Step,
@@ -234,6 +235,8 @@ class Driver:
                         effect.receiver.accept_session(effect.session, effect.locked_until)
                     case DetachReceiver():
                         effect.receiver.detach(effect.refusal)
+                    case ForgetEntity():
+                        self._meter.forget(effect.entity)
                     case _:
                         assert_never(effect)
             except Exception:  # one connection's trouble must not keep others from their answers

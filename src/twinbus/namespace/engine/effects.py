@@ -95,7 +95,13 @@ class Meter:
     bytes: int = 0
 
 
-Effect = Answer | Deliver | Drain | AcceptSession | DetachReceiver | Meter
+class ForgetEntity(NamedTuple):
+    """The entity is gone: nothing about it is kept."""
+
+    entity: str
+
+
+Effect = Answer | Deliver | Drain | AcceptSession | DetachReceiver | Meter | ForgetEntity
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import Any, Final, assert_never
 
 from twinbus.namespace.engine import browsing, seating, serving, settlement
-from twinbus.namespace.engine.effects import Answer, DetachReceiver, Refusal, Step
+from twinbus.namespace.engine.effects import Answer, DetachReceiver, ForgetEntity, Refusal, Step
 from twinbus.namespace.engine.events import (
     BatchDeleted,
     CreditGranted,
@@ -148,7 +148,7 @@ def close(shelf: Shelf, now: int, step: Step) -> None:
     shelf.pending.clear()
     shelf.sessions.search = False
     step.writes[:] = [DropEntity(shelf.counters.queue)]
-    step.effects += last.effects
+    step.effects += (*last.effects, ForgetEntity(shelf.path))
 
 
 # --- time --------------------------------------------------------------------------------------------------------

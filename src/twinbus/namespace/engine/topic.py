@@ -13,7 +13,7 @@ from twinbus.namespace.engine.arrival import meter, refusal_of, sift, time_to_li
 from twinbus.namespace.engine.counters import Counters
 from twinbus.namespace.engine.descriptions import TopicDescription
 from twinbus.namespace.engine.duplicates import SeenIds
-from twinbus.namespace.engine.effects import Answer, Decision, DetachReceiver, Operation, Step
+from twinbus.namespace.engine.effects import Answer, Decision, DetachReceiver, ForgetEntity, Operation, Step
 from twinbus.namespace.engine.events import (
     CreditGranted,
     Deleted,
@@ -238,6 +238,7 @@ class Topic:
             step.writes += own.writes
             step.effects += own.effects
         step.writes.append(DropEntity(self.counters.queue))
+        step.effects.append(ForgetEntity(self.path))
         self.life.end(self.path)
 
     def _arm(self) -> None:
