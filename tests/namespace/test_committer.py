@@ -114,6 +114,46 @@ async def test_a_call_for_what_is_on_disk_runs_at_once() -> None:
     await committer.close()
 
 
+async def test_what_a_call_brings_about_comes_after_the_other_calls_of_its_group() -> None:
+    disk = SlowDisk()
+    committer = committer_on(disk)
+    said: list[str] = []
+    group = committer.add([drop(1)])
+    committer.when(group, lambda: committer.when(group, lambda: said.append("brought about")))
+    committer.when(group, lambda: said.append("waiting"))
+    disk.go.release()
+    await on_disk(committer, group)
+    await committer.close()
+    assert said == ["waiting", "brought about"]
+
+
+async def test_a_call_that_fails_does_not_keep_the_others_from_being_run() -> None:
+    disk = SlowDisk()
+    committer = committer_on(disk)
+    given_up = asyncio.get_running_loop().create_future()
+    given_up.cancel()
+    group = committer.add([drop(1)])
+    committer.when(group, lambda: given_up.set_result(None))
+    disk.go.release(2)
+    await on_disk(committer, group)
+    await on_disk(committer, committer.add([drop(2)]))
+    await committer.close()
+
+
+async def test_after_a_failed_commit_writes_that_come_late_do_not_hold_up_closing() -> None:
+    disk = SlowDisk()
+    failures: list[Exception] = []
+    committer = committer_on(disk, failures)
+    disk.error = OSError("disk full")
+    committer.add([drop(1)])
+    disk.go.release(5)
+    await asyncio.wait_for(committer.flushed(), 10)
+    said: list[int] = []
+    committer.when(committer.add([drop(2)]), lambda: said.append(2))
+    await asyncio.wait_for(committer.close(), 10)
+    assert (failures, said) == ([disk.error], [])
+
+
 async def test_after_a_failed_commit_nothing_more_is_said() -> None:
     disk = SlowDisk()
     failures: list[Exception] = []

@@ -56,6 +56,8 @@ class Committer:
 
     def add(self, writes: list[Write]) -> int:
         """Put writes into the open group and return its number."""
+        if self._broken is not None:
+            return self._group  # which never comes to disk: what waits for it is never said
         self._open += writes
         for write in writes:
             if isinstance(write, PutRow):
@@ -72,7 +74,7 @@ class Committer:
         return group <= self._on_disk
 
     def when(self, group: int, call: Callable[[], None]) -> None:
-        """Run `call` once the group is on disk: now, if it is."""
+        """Run `call` once the group is on disk and all said of it before: now, if so."""
         if group <= self._on_disk:
             call()
         else:
@@ -124,14 +126,20 @@ class Committer:
         if self._broken is not None:
             return
         self._observe(time.perf_counter() - self._started_at)
-        self._on_disk += 1
+        group = self._on_disk + 1
         self._disk_bytes = 0
         if self._open:
             self._start_soon()
         else:
             self._idle.set()
-        for call in self._waiting.pop(self._on_disk, ()):
-            call()
+        # What these calls bring about takes its place behind them: said at once, it would overtake the rest.
+        for call in self._waiting[group]:
+            try:
+                call()
+            except Exception:  # the others are not to wait for ever because of one
+                _log.exception("a call after a commit failed")
+        del self._waiting[group]
+        self._on_disk = group
         if self._relieved and not self.is_congested:
             relieved, self._relieved = self._relieved, []
             for call in relieved:
