@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twinbus.cli import fault, serve
+from twinbus.cli import doctor, fault, provision, serve
 
 app = typer.Typer(
     name="twinbus",
@@ -17,6 +17,8 @@ app = typer.Typer(
 )
 app.command(name="serve", help=serve.serve.__doc__)(serve.serve)
 app.add_typer(fault.app, name="fault")
+app.command(name="provision", help=provision.provision.__doc__)(provision.provision)
+app.command(name="doctor", help=doctor.doctor.__doc__)(doctor.doctor)
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,154 @@
+"""`twinbus doctor`: the backlog queues of a pair as they are (P6), and whether the primary hides pings (G3)."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_text
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twinbus.cli import reaching
+from twinbus.cli.reaching import Count, Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.telling import Debug, told
+from twinbus.errors import OperatorError
+
+if TYPE_CHECKING:
+    from twinbus.pairing.administration import Administration
+    from twinbus.pairing.inspection import FoundQueue, Inspection
+    from twinbus.pairing.ping_check import PingCheck
+
+PROBLEMS = 3
+
+
+def doctor(
+    primary: Primary,
+    secondary: Secondary,
+    count: Count = 10,
+    primary_name: PrimaryName = None,
+    ping: Annotated[bool, typer.Option(help="Try whether the primary hides pings, in a scratch queue there.")] = True,
+    ping_entity: Annotated[
+        str | None, typer.Option(help="Try it in this queue of the primary instead, where no queue may be created.")
+    ] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove extras that are empty, once confirmed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --clean: do not ask.")] = False,
+    seconds: Seconds = 10.0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what is right and wrong about a pair's backlog. Nothing is altered without --clean.
+
+    Ends with 0 when all is well, with 3 when something should be mended, with 1 when it could not be found out.
+    """
+    with told(debug=debug):
+        if json and clean and not yes:
+            raise OperatorError("--clean asks before it removes anything, and --json leaves no room to", "Add --yes.")
+        reaching.refuse_same(primary, secondary)
+        name = reaching.backlog_name(primary, primary_name)
+        with reaching.administration(secondary, seconds) as administration:
+            inspection = _inspected(administration, name, count)
+            pings = asyncio.run(_pings(primary, ping_entity, seconds)) if ping else None
+            report = _report(inspection, pings)
+            if not json:
+                _print(inspection, pings)
+            if clean:
+                report["cleaned"] = _clean(administration, inspection, count, yes=yes, quiet=json)
+        if json:
+            typer.echo(json_text.dumps(report))
+        if inspection.problems:
+            raise typer.Exit(PROBLEMS)
+
+
+def _inspected(administration: Administration, name: str, count: int) -> Inspection:
+    from azure.core.exceptions import AzureError  # noqa: PLC0415 - slow
+
+    from twinbus.pairing.inspection import inspect_backlog  # noqa: PLC0415
+
+    try:
+        return inspect_backlog(administration, name, count)
+    except (AzureError, OSError) as error:
+        raise reaching.explained("secondary", error) from error
+
+
+async def _pings(primary: str, entity: str | None, seconds: float) -> PingCheck:
+    from twinbus.pairing.ping_check import check_pings  # noqa: PLC0415 - slow
+
+    async with reaching.aio_client(primary) as client, reaching.aio_administration(primary, seconds) as administration:
+        return await check_pings(client, administration, entity=entity, seconds=2 * seconds)
+
+
+def _clean(
+    administration: Administration, inspection: Inspection, count: int, *, yes: bool, quiet: bool
+) -> dict[str, str]:
+    """Each extra by itself: what holds messages is kept, and looked at once more before it goes."""
+    from twinbus.pairing.inspection import clean_extra  # noqa: PLC0415 - slow
+
+    empty = [extra.path for extra in inspection.extras if not extra.depth.total]
+    cleaned: dict[str, str] = {}
+    if not empty:
+        if not quiet:
+            typer.echo("no extra is empty: nothing to remove")
+        return cleaned
+    if not yes:
+        typer.echo("These are used by no sender whose backlog_queue_count is as said:")
+        for path in empty:
+            typer.echo(f"  {path}")
+        typer.confirm(f"Remove {len(empty)} from {administration.namespace}?", abort=True)
+    for path in empty:
+        cleaned[path] = clean_extra(administration, inspection.primary, count, path)
+        if not quiet:
+            typer.echo(f"{path}: {cleaned[path]}")
+    return cleaned
+
+
+# --- shown -----------------------------------------------------------------------------------------------------------
+
+
+def _report(inspection: Inspection, pings: PingCheck | None) -> dict[str, Any]:
+    return {
+        "primary": inspection.primary,
+        "secondary": inspection.secondary,
+        "queues": [_queue(queue) for queue in inspection.queues],
+        "missing": list(inspection.missing),
+        "extras": [_queue(queue) for queue in inspection.extras],
+        "orphans": [_queue(queue) for queue in inspection.orphans],
+        "pings": None
+        if pings is None
+        else {"visibility": str(pings.visibility), "detail": pings.detail, "advice": pings.advice},
+        "problems": inspection.problems,
+    }
+
+
+def _queue(queue: FoundQueue) -> dict[str, Any]:
+    depth = queue.depth
+    return {
+        "path": queue.path,
+        "messages": depth.active,
+        "dead_lettered": depth.dead_lettered,
+        "other": depth.other,
+        "differences": [difference._asdict() for difference in queue.differences],
+    }
+
+
+def _print(inspection: Inspection, pings: PingCheck | None) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow, and not wanted with --json
+    from rich.table import Table  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    table = Table("backlog queue", "what", "messages", "dead-lettered", "other", "differs in")
+    for what, queues in (("used", inspection.queues), ("extra", inspection.extras), ("orphan", inspection.orphans)):
+        for queue in queues:
+            depth = queue.depth
+            differs = "\n".join(f"{d.property}: {d.found}, not {d.wanted}" for d in queue.differences)
+            counts = (str(depth.active), str(depth.dead_lettered), str(depth.other))
+            table.add_row(queue.path, what, *counts, differs or "-")
+    for path in inspection.missing:
+        table.add_row(path, "missing", "", "", "", "")
+    console.print(table)
+    if inspection.orphans:
+        console.print("Orphans belong to another primary. They are never cleaned: its applications may be using them.")
+    if pings is not None:
+        console.print(f"pings are {pings.visibility} on the primary: {pings.detail}. {pings.advice}", markup=False)
+    for problem in inspection.problems:
+        console.print(f"- {problem}", markup=False, soft_wrap=True)
+    console.print("something should be mended" if inspection.problems else "all is well")

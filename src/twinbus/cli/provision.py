@@ -1,0 +1,63 @@
+"""`twinbus provision`: the backlog queues, created by an operator so that applications need no Manage right (P8)."""
+
+from __future__ import annotations
+
+import json as json_text
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from twinbus.cli.reaching import Count, Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.telling import Debug, told
+
+if TYPE_CHECKING:
+    from twinbus.pairing.provisioning import Provisioned
+
+PARTLY = 3
+
+
+def provision(
+    primary: Primary,
+    secondary: Secondary,
+    count: Count = 10,
+    primary_name: PrimaryName = None,
+    seconds: Seconds = 10.0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Create the backlog queues that are missing on the secondary. The primary is not contacted, only its name used.
+
+    Ends with 0 when every queue is there, with 3 when some are, with 1 when none is.
+    """
+    with told(debug=debug):
+        from twinbus.cli import reaching  # noqa: PLC0415 - other verbs start without it
+        from twinbus.pairing.paths import backlog_queue_paths  # noqa: PLC0415
+        from twinbus.pairing.provisioning import provisioning  # noqa: PLC0415
+
+        reaching.refuse_same(primary, secondary)
+        paths = backlog_queue_paths(reaching.backlog_name(primary, primary_name), count)
+        reaching.endpoint("secondary", secondary)
+        with reaching.administration(secondary, seconds) as administration:
+            done = administration.run(provisioning(paths))
+            if json:
+                _print_json(administration.namespace, done)
+            else:
+                _print(administration.namespace, done)
+        if done.failed:
+            raise typer.Exit(PARTLY)
+
+
+def _print_json(secondary: str, done: Provisioned) -> None:
+    failed = [{"queue": cause.queue, "kind": str(cause.kind), "detail": cause.detail} for cause in done.failed]
+    existed = [path for path in done.found if path not in done.created]
+    told = {"secondary": secondary, "created": list(done.created), "existed": existed, "failed": failed}
+    typer.echo(json_text.dumps(told))
+
+
+def _print(secondary: str, done: Provisioned) -> None:
+    for path in done.found:
+        typer.echo(f"{'created' if path in done.created else 'existed'}  {path}")
+    for cause in done.failed:
+        typer.echo(f"failed   {cause.queue}: {cause.kind} ({cause.detail})", err=True)
+    total = len(done.found) + len(done.failed)
+    typer.echo(f"{len(done.found)} of {total} backlog queues are there on {secondary}")

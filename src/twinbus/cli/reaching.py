@@ -1,0 +1,165 @@
+"""Which two namespaces a verb is about: the options for it, and clients made from what a person gave.
+
+A namespace is given as a connection string, or by its host alone where Entra ID is to vouch for the caller.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twinbus.errors import OperatorError
+
+if TYPE_CHECKING:
+    from azure.servicebus import ServiceBusClient
+    from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
+
+    from twinbus.pairing.administration import Administration, AioAdministration
+    from twinbus.pairing.paths import Endpoint
+
+Primary = Annotated[
+    str,
+    typer.Option(
+        "--primary",
+        envvar="TWINBUS_PRIMARY_CONNECTION_STRING",
+        show_envvar=True,
+        show_default=False,
+        help="Connection string of the primary, or its host where Entra ID is used.",
+    ),
+]
+Secondary = Annotated[
+    str,
+    typer.Option(
+        "--secondary",
+        envvar="TWINBUS_SECONDARY_CONNECTION_STRING",
+        show_envvar=True,
+        show_default=False,
+        help="Connection string of the secondary, or its host where Entra ID is used.",
+    ),
+]
+PrimaryName = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TWINBUS_PRIMARY_NAME",
+        help="First part of the backlog queues' paths, where the application sets primary_name.",
+    ),
+]
+Count = Annotated[
+    int,
+    typer.Option(
+        min=1, envvar="TWINBUS_BACKLOG_QUEUE_COUNT", show_envvar=True, help="backlog_queue_count of the application."
+    ),
+]
+Seconds = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for each request.")]
+
+
+def endpoint(side: str, text: str) -> Endpoint:
+    """Where it is. Nothing is contacted."""
+    from twinbus.connect.connection_string import (  # noqa: PLC0415 - other verbs start without it
+        TLS_PORT,
+        ConnectionString,
+        ConnectionStringError,
+    )
+    from twinbus.pairing.paths import Endpoint  # noqa: PLC0415
+
+    if _is_host(text):
+        from twinbus.pairing.local_authority import split_namespace  # noqa: PLC0415
+
+        host, port = split_namespace(text.strip())
+        return Endpoint.of(host, port if ":" in text else TLS_PORT)
+    try:
+        found = ConnectionString.parse(text)
+    except ConnectionStringError as error:
+        raise OperatorError(
+            f"--{side}: {error}",
+            "The portal shows a namespace's connection strings; `twinbus serve` prints those of local ones.",
+        ) from None
+    return Endpoint.of(found.host, found.port)
+
+
+def backlog_name(primary: str, given: str | None) -> str:
+    """P4: the name of the primary, as applications that pair with it make it."""
+    from twinbus.pairing.options import SendAvailabilityOptions  # noqa: PLC0415 - slow
+    from twinbus.pairing.paths import primary_name  # noqa: PLC0415
+
+    return SendAvailabilityOptions(primary_name=given).primary_name or primary_name(endpoint("primary", primary))
+
+
+def refuse_same(primary: str, secondary: str) -> None:
+    """P3."""
+    from twinbus.pairing.paths import same_endpoint  # noqa: PLC0415 - other verbs start without it
+
+    if same_endpoint(endpoint("primary", primary), endpoint("secondary", secondary)):
+        raise OperatorError("--primary and --secondary are the same namespace", "Name two different ones.")
+
+
+def administration(text: str, seconds: float) -> Administration:
+    from azure.servicebus.management import ServiceBusAdministrationClient  # noqa: PLC0415 - slow
+
+    from twinbus.pairing.administration import Administration  # noqa: PLC0415
+
+    if _is_host(text):
+        made = ServiceBusAdministrationClient(text.strip(), _entra())
+        return Administration(made, seconds=seconds, owned=True)
+    return Administration.from_connection_string(text, seconds=seconds)
+
+
+def aio_administration(text: str, seconds: float) -> AioAdministration:
+    from azure.servicebus.aio.management import ServiceBusAdministrationClient  # noqa: PLC0415 - slow
+
+    from twinbus.pairing.administration import AioAdministration  # noqa: PLC0415
+
+    if _is_host(text):
+        made = ServiceBusAdministrationClient(text.strip(), _entra(aio=True))
+        return AioAdministration(made, seconds=seconds, owned=True)
+    return AioAdministration.from_connection_string(text, seconds=seconds)
+
+
+def client(text: str) -> ServiceBusClient:
+    from azure.servicebus import ServiceBusClient  # noqa: PLC0415 - slow
+
+    return ServiceBusClient(text.strip(), _entra()) if _is_host(text) else ServiceBusClient.from_connection_string(text)
+
+
+def aio_client(text: str) -> AioServiceBusClient:
+    from azure.servicebus.aio import ServiceBusClient  # noqa: PLC0415 - slow
+
+    if _is_host(text):
+        return ServiceBusClient(text.strip(), _entra(aio=True))
+    return ServiceBusClient.from_connection_string(text)
+
+
+def explained(side: str, error: Exception) -> OperatorError:
+    """An error of the administration client, for a person."""
+    from twinbus.pairing.administration import failure_of  # noqa: PLC0415 - slow
+    from twinbus.pairing.failures import FailureKind  # noqa: PLC0415
+
+    failure = failure_of(error)
+    hints = {
+        FailureKind.UNAUTHORIZED: "The key or identity needs the Manage right on this namespace.",
+        FailureKind.AUTHENTICATION: "The credential was refused: look at its key name and key.",
+        FailureKind.CERTIFICATE: "Name its certificate authority in REQUESTS_CA_BUNDLE.",
+    }
+    hint = hints.get(failure.kind, "Is the namespace there, and does its management answer?")
+    return OperatorError(f"the {side} cannot be inspected ({failure.kind}): {failure.detail}", hint)
+
+
+def _is_host(text: str) -> bool:
+    return "=" not in text
+
+
+def _entra(*, aio: bool = False) -> Any:
+    try:
+        if aio:
+            from azure.identity.aio import DefaultAzureCredential as AioCredential  # noqa: PLC0415 - optional
+
+            return AioCredential()
+        from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - optional
+
+        return DefaultAzureCredential()
+    except ImportError:
+        raise OperatorError(
+            "a host without a key needs Entra ID, and azure-identity is not installed",
+            "Install azure-identity, or give a connection string.",
+        ) from None
