@@ -115,8 +115,8 @@ class ConnectClient:
     def fill(self, queue: str, count: int) -> None:
         self._runner.run(self._flood(queue, None, count))
 
-    def drain(self, queue: str, seconds: float) -> int:
-        return self._runner.run(self._drain(queue, seconds))
+    def drain(self, queue: str, seconds: float, at_most: int) -> int:
+        return self._runner.run(self._drain(queue, seconds, at_most))
 
     def send_latencies(self, count: int) -> list[float]:
         return self._runner.run(self._latencies(count))
@@ -157,17 +157,15 @@ class ConnectClient:
         await asyncio.gather(*(one_lane() for _ in range(_IN_FLIGHT)))
         return count
 
-    async def _drain(self, queue: str, seconds: float) -> int:
+    async def _drain(self, queue: str, seconds: float, at_most: int | None = None) -> int:
         receiver: Receiver = await self._bus.receiver(queue)
-
-        async def step() -> int:
+        count, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end and (at_most is None or count < at_most):
             found = await receiver.receive(BATCH, max_wait=10)
             if not found:
                 raise RuntimeError("the queue is empty")
             await receiver.complete(found)
-            return len(found)
-
-        count = await _repeat(seconds, step)
+            count += len(found)
         await receiver.close()
         return count
 

@@ -19,7 +19,7 @@ _LARGEST_MEGABYTES: Final = 5120
 
 
 class Server:
-    """Started on a data folder and ready on return. `seconds_to_ready` counts from the start of its process."""
+    """Started on a data folder and ready on return. The seconds to ready count from the start of its process."""
 
     def __init__(self, data: Path) -> None:
         config = data.with_suffix(".json")
@@ -44,6 +44,7 @@ class Server:
         told = json.loads(first)
         self.connection_string: str = told["connection_string"]
         self.meter = ProcessMeter(self._process.pid)
+        self.cpu_seconds_to_ready = self.meter.cpu_seconds()
         self._metrics = f"http://127.0.0.1:{told['port']}/metrics"
 
     def commits(self) -> int:
