@@ -271,7 +271,7 @@ def deep(folder: Path, extent: Extent) -> list[Figure]:
         for name in ("first", "empty"):
             with Server(folder / f"empty-{number}") as server:
                 ready[name].values.append(server.seconds_to_ready)
-        cpu.values.append(server.cpu_seconds_to_ready)
+                cpu.values.append(server.cpu_seconds_to_ready)
     data = folder / "deep"
     with Server(data) as server, ConnectClient(server.connection_string) as client, watched(server) as filling:
         before = time.perf_counter()
