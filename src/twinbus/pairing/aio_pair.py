@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Self
+from weakref import WeakSet
 
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
@@ -68,7 +69,7 @@ class Pair:
         self._loop = asyncio.get_running_loop()
         self._attempts = Attempts(options.try_timeout.total_seconds())
         self._pinging: dict[EntityCell, asyncio.Task[Any]] = {}
-        self._senders: set[PairedSender] = set()
+        self._senders: WeakSet[PairedSender] = WeakSet()
         self._provisioning: asyncio.Task[Any] | None = None
         self._state = Partnership((primary, secondary), options, self, threaded=False, let_go=self._let_go)
         self._links = BacklogLinks(secondary, self._state.rotation, self._attempts)
@@ -99,7 +100,9 @@ class Pair:
     def _sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
         if self._state.primary.state is not SideState.OPEN:
             raise self._state.primary.refusal()
-        return PairedSender(self._state.place(path), make, self._links, self._attempts)
+        made = PairedSender(self._state.place(path), make, self._links, self._attempts)
+        self._senders.add(made)
+        return made
 
     # --- what it shows and obeys -----------------------------------------------------------------------------------
 
@@ -160,6 +163,9 @@ class Pair:
     def _let_go(self, side: Side) -> None:
         if side is self._state.secondary:
             self._links.close()
+        else:
+            for sender in list(self._senders):
+                sender.shut()
 
     # --- what the cells ask of a driver ----------------------------------------------------------------------------
 

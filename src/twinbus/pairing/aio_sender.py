@@ -96,10 +96,13 @@ class PairedSender:
         )
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._attempts.discard(self._sender, politely=self._place.cell.entity.route is Route.PRIMARY)
+        self.shut()
+
+    def shut(self) -> None:
+        """Closed from now on; its link is let go of in the background."""
+        if not self._closed:
+            self._closed = True
+            self._attempts.discard(self._sender, politely=self._place.cell.entity.route is Route.PRIMARY)
 
     async def __aenter__(self) -> Self:
         await self._call(open_link, calls.nothing, None)

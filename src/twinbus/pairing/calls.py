@@ -66,6 +66,10 @@ class QueueLeftMeanwhileError(Exception):
     """Thrown in by a driver whose turn on a queue came after the queue had left the rotation."""
 
 
+class FailedOverMeanwhileError(Exception):
+    """Thrown in by a driver whose turn on the primary came after the entity had failed over."""
+
+
 class BacklogHandle(int):
     """What stands for a message scheduled while failed over: negative, and no sequence number of the primary (S10)."""
 
@@ -120,11 +124,13 @@ class Place:
 
 def call(place: Place, backlog: Callable[[], Steps[T]], failed: Exception | None = None) -> Steps[T]:
     """Any call of a sender. `backlog` is what it does instead while failed over; `failed`: it was tried already."""
-    if failed is None:
+    while failed is None:
         match place.cell.entity.route:
             case Route.PRIMARY:
                 try:
                     result: T = yield OnPrimary()
+                except FailedOverMeanwhileError:
+                    continue
                 except Exception as error:
                     failed = error
                 else:

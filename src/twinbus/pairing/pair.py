@@ -1,0 +1,279 @@
+"""The sync pair: its threads and timers. What a pair is: `partnership`; what its senders do: `calls`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self
+from weakref import WeakSet
+
+from azure.servicebus import ServiceBusClient, ServiceBusReceiver
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from twinbus.pairing.administration import Administration
+from twinbus.pairing.attempts import Attempts
+from twinbus.pairing.backlog import BacklogLinks
+from twinbus.pairing.entity import EntityCell
+from twinbus.pairing.events import Callback, Notice
+from twinbus.pairing.failover import PingFailed, PingSucceeded
+from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.partnership import EntityState, Partnership, Syphon
+from twinbus.pairing.pings import ping_message
+from twinbus.pairing.provisioning import background_pause
+from twinbus.pairing.receivers import QuietReceiver
+from twinbus.pairing.sdk import (
+    Retries,
+    endpoint_of,
+    hides_pings,
+    kind_of,
+    open_link_once,
+    retries_of,
+    shut_socket,
+    without_retries,
+)
+from twinbus.pairing.sender import PairedSender
+from twinbus.pairing.sides import PairForkedError, Side, SideState
+from twinbus.pairing.timekeeper import Timer
+
+_ONCE = Retries(0, 0.0, 0.0, True)
+
+
+class PairSide:
+    """`pair.primary` or `pair.secondary` (C1)."""
+
+    def __init__(self, pair: Pair, side: Side) -> None:
+        self._pair = pair
+        self._side = side
+
+    @property
+    def state(self) -> SideState:
+        return self._side.state
+
+    @property
+    def cause(self) -> BaseException | None:
+        """Why it faulted."""
+        return self._side.cause
+
+    def close(self) -> None:
+        self._side.leave(SideState.CLOSED)
+        self._pair._end_if_closed()
+
+    def fault(self, cause: BaseException) -> None:
+        self._side.leave(SideState.FAULTED, cause)
+        self._pair._end_if_closed()
+
+
+class Pair:
+    """Two namespaces as one. Made by `pair_namespaces` or `pair_connection_strings`."""
+
+    def __init__(
+        self,
+        primary: ServiceBusClient,
+        secondary: ServiceBusClient,
+        options: SendAvailabilityOptions,
+        *,
+        owns_clients: bool = False,
+    ) -> None:
+        self.options = options
+        self._clients = {"primary": primary, "secondary": secondary}
+        self._owns_clients = owns_clients
+        self._retries = retries_of(primary)
+        self._attempts = Attempts(endpoint_of(primary).host, options.try_timeout.total_seconds())
+        self._pinging: dict[EntityCell, Any] = {}
+        self._senders: WeakSet[PairedSender] = WeakSet()
+        self._ended = threading.Event()
+        self._state = Partnership((primary, secondary), options, self, threaded=True, let_go=self._let_go)
+        self._links = BacklogLinks(secondary, self._state.rotation, self._attempts)
+        self.primary = PairSide(self, self._state.primary)
+        self.secondary = PairSide(self, self._state.secondary)
+
+    # --- senders and receivers -------------------------------------------------------------------------------------
+
+    def get_queue_sender(self, queue_name: str, **kwargs: Any) -> PairedSender:
+        return self._sender(queue_name, lambda: self._clients["primary"].get_queue_sender(queue_name, **kwargs))
+
+    def get_topic_sender(self, topic_name: str, **kwargs: Any) -> PairedSender:
+        return self._sender(topic_name, lambda: self._clients["primary"].get_topic_sender(topic_name, **kwargs))
+
+    def get_queue_receiver(
+        self, queue_name: str, *, quiet_while_down: bool = False, **kwargs: Any
+    ) -> ServiceBusReceiver | QuietReceiver:
+        receiver = self._clients["primary"].get_queue_receiver(queue_name, **kwargs)
+        return QuietReceiver(receiver) if quiet_while_down else receiver
+
+    def get_subscription_receiver(
+        self, topic_name: str, subscription_name: str, *, quiet_while_down: bool = False, **kwargs: Any
+    ) -> ServiceBusReceiver | QuietReceiver:
+        receiver = self._clients["primary"].get_subscription_receiver(topic_name, subscription_name, **kwargs)
+        return QuietReceiver(receiver) if quiet_while_down else receiver
+
+    def _sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
+        if self._state.primary.state is not SideState.OPEN:
+            raise self._state.primary.refusal()
+        place = self._state.place(path)
+        made = PairedSender(place, lambda: without_retries(make()), self._links, self._attempts, self._retries)
+        self._senders.add(made)
+        return made
+
+    # --- what it shows and obeys -----------------------------------------------------------------------------------
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        return self._clients["primary"].fully_qualified_namespace
+
+    @property
+    def backlog_queues(self) -> tuple[str, ...]:
+        """Those usable now: the pair's effective count is their number (P7)."""
+        return self._state.rotation.rotation.usable
+
+    @property
+    def syphon(self) -> Syphon | None:
+        return self._state.syphon
+
+    @syphon.setter
+    def syphon(self, syphon: Syphon | None) -> None:
+        self._state.syphon = syphon
+
+    def entities(self) -> tuple[EntityState, ...]:
+        return self._state.entities()
+
+    def on(self, event: str, callback: Callback) -> Callable[[], None]:
+        """Call back at every `failover_engaged`, `restored`, `primary_unusable`…; what is returned takes it off."""
+        return self._state.events.on(event, callback)
+
+    def force_failover(self, entity: str) -> None:
+        self._state.force_failover(entity)
+
+    def force_restore(self, entity: str) -> None:
+        self._state.force_restore(entity)
+
+    # --- closing ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        for side in (self._state.primary, self._state.secondary):
+            side.leave(SideState.CLOSED)
+        self._end_if_closed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end_if_closed(self) -> None:
+        if not self._state.closed or self._ended.is_set() or isinstance(self._state.primary.cause, PairForkedError):
+            return
+        self._ended.set()
+        self._attempts.end()
+        self._state.events.close()
+        if self._owns_clients:
+            for client in self._clients.values():
+                client.close()
+
+    def _let_go(self, side: Side) -> None:
+        if side is self._state.secondary:
+            self._links.close()
+        else:
+            for sender in list(self._senders):
+                sender.close()
+
+    # --- what the cells ask of a driver ----------------------------------------------------------------------------
+
+    def timer(self, due: Callable[[], object]) -> Timer:
+        return Timer(self._attempts.keeper, due)
+
+    def emit(self, notice: Notice) -> None:
+        self._state.events.emit(notice)
+
+    def ping(self, cell: EntityCell, episode: int) -> None:
+        self._attempts.workers.run(lambda: self._ping(cell, episode))
+
+    def stop_ping(self, cell: EntityCell) -> None:
+        sender = self._pinging.pop(cell, None)
+        if sender is not None:
+            shut_socket(sender)
+
+    def _ping(self, cell: EntityCell, episode: int) -> None:
+        begun = time.monotonic()
+        failure: FailureKind | None = None
+        sender: Any = None
+        try:
+            sender = without_retries(self._clients["primary"].get_queue_sender(cell.entity.path))
+            self._pinging[cell] = sender
+            self._attempts.attempt(sender, self._pinged, self._attempts.seconds, _ONCE)
+        except Exception as error:
+            failure = kind_of(error)
+        finally:
+            self._pinging.pop(cell, None)
+            if sender is not None:
+                self._attempts.discard(sender, politely=failure is None)
+        self._state.events.pinged(cell.entity.path, failure, time.monotonic() - begun)
+        cell.advance(PingSucceeded(episode) if failure is None else PingFailed(episode, failure))
+
+    def _pinged(self, sender: Any, seconds: float) -> None:
+        how = self.options.ping
+        open_link_once(sender, seconds)
+        if how == "message" or (how == "auto" and hides_pings(sender)):
+            sender.send_messages(ping_message(), timeout=seconds)
+
+    # --- backlog queues --------------------------------------------------------------------------------------------
+
+    def _provision(self, administration: Administration) -> None:
+        """P1. What could not be reached is tried again in the background where that was asked for (P8)."""
+        done = administration.provision(self._state.queues, self.options)
+        self._state.provisioned(done)
+        if done.failed and self.options.on_secondary_down == "background":
+            missing = tuple(cause.queue for cause in done.failed)
+            self._attempts.workers.run(lambda: self._provision_again(administration, missing))
+        else:
+            administration.close()
+
+    def _provision_again(self, administration: Administration, missing: tuple[str, ...]) -> None:
+        tries = 0
+        try:
+            while missing:
+                tries += 1
+                if self._ended.wait(background_pause(tries)):
+                    return
+                done = administration.provision_again(missing)
+                self._state.provisioned(done)
+                missing = tuple(cause.queue for cause in done.failed)
+        finally:
+            administration.close()
+
+
+def pair_namespaces(
+    primary: ServiceBusClient,
+    secondary: ServiceBusClient,
+    *,
+    secondary_admin: ServiceBusAdministrationClient | None = None,
+    options: SendAvailabilityOptions | None = None,
+) -> Pair:
+    """Pair two namespaces on clients the caller made (P1). The clients stay the caller's to close."""
+    return _paired(primary, secondary, secondary_admin, options or SendAvailabilityOptions(), False)
+
+
+def pair_connection_strings(
+    primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
+) -> Pair:
+    """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
+    clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
+    return _paired(clients[0], clients[1], None, options or SendAvailabilityOptions(), True)
+
+
+def _paired(
+    primary: ServiceBusClient,
+    secondary: ServiceBusClient,
+    admin: ServiceBusAdministrationClient | None,
+    options: SendAvailabilityOptions,
+    owns_clients: bool,
+) -> Pair:
+    pair = Pair(primary, secondary, options, owns_clients=owns_clients)
+    try:
+        pair._provision(Administration.of(secondary, admin, seconds=options.try_timeout.total_seconds()))
+    except BaseException:
+        pair.close()
+        raise
+    return pair

@@ -1,0 +1,200 @@
+"""A sender of a sync pair, with azure-servicebus' own interface: `calls` decides, this carries out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Self, TypeVar, assert_never
+
+from azure.servicebus import ServiceBusMessageBatch, ServiceBusSender
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from twinbus.pairing import calls
+from twinbus.pairing.attempts import Attempts, Call
+from twinbus.pairing.backlog import BacklogLinks
+from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, Place, Steps, ToBacklog
+from twinbus.pairing.errors import ScheduledInBacklogError
+from twinbus.pairing.failover import Route
+from twinbus.pairing.outgoing import IdentifiedBatch, identified, raws_of
+from twinbus.pairing.sdk import Retries, empty_batch, is_open, open_link_once
+
+T = TypeVar("T")
+
+
+class PairedSender:
+    """Sends to the primary, or to the backlog while the entity is failed over.
+
+    `timeout` bounds the attempt on the primary and, should the call go on there, the backlog: each on its own. Threads
+    may share it: on the primary they take turns, as the SDK's sender demands (S13).
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        make: Callable[[], ServiceBusSender],
+        links: BacklogLinks,
+        attempts: Attempts,
+        retries: Retries,
+    ) -> None:
+        self._place = place
+        self._make = make
+        self._links = links
+        self._attempts = attempts
+        self._retries = retries
+        self._turn = threading.Lock()
+        self._sender = make()
+        self._episode = place.cell.entity.episode
+        self._closed = False
+        self.fully_qualified_namespace: str = self._sender.fully_qualified_namespace
+        self.entity_name: str = self._sender.entity_name
+
+    # --- azure-servicebus' interface -------------------------------------------------------------------------------
+
+    def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
+        message = identified(message)
+        if isinstance(message, list | ServiceBusMessageBatch) and len(message) == 0:
+            self._check(timeout)
+            return
+        self._call(
+            lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
+            lambda: calls.divert(self._place, raws_of(message), timeout),
+            timeout,
+        )
+
+    def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
+        def made(sender: ServiceBusSender, seconds: float) -> ServiceBusMessageBatch:
+            if not is_open(sender):
+                open_link_once(sender, seconds)
+            return sender.create_message_batch(max_size_in_bytes)
+
+        batch = self._call(made, lambda: calls.instead(lambda: empty_batch(self._sender, max_size_in_bytes)), None)
+        return IdentifiedBatch.of(batch)
+
+    def schedule_messages(
+        self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
+    ) -> list[int]:
+        message = identified(messages)
+        if isinstance(message, list) and not message:
+            self._check(timeout)
+            return []
+        return self._call(
+            lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
+            lambda: calls.schedule(self._place, raws_of(message), timeout, schedule_time_utc),
+            timeout,
+        )
+
+    def cancel_scheduled_messages(
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None, **kwargs: Any
+    ) -> None:
+        if waiting := calls.in_backlog(sequence_numbers):
+            raise ScheduledInBacklogError(waiting)
+        given = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
+        self._call(
+            lambda sender, seconds: sender.cancel_scheduled_messages(sequence_numbers, timeout=seconds, **kwargs),
+            lambda: calls.cannot_cancel(given),
+            timeout,
+        )
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._attempts.discard(self._sender, politely=self._place.cell.entity.route is Route.PRIMARY)
+
+    def __enter__(self) -> Self:
+        self._call(open_link_once, calls.nothing, None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- carrying out ----------------------------------------------------------------------------------------------
+
+    def _call(self, call: Call[T], backlog: Callable[[], Steps[T]], timeout: float | None) -> T:
+        self._check(timeout)
+        entity = self._place.cell.entity
+        failed: Exception | None = None
+        if entity.route is Route.PRIMARY and entity.episode == self._episode:
+            # The healthy path: the SDK's sender under a deadline, and nothing told unless something was wrong.
+            try:
+                result = self._on_primary(call, timeout)
+            except FailedOverMeanwhileError:
+                pass
+            except Exception as error:
+                failed = error
+            else:
+                if self._place.cell.entity.deadline is not None:
+                    self._place.cell.succeeded()
+                return result
+        return self._carry_out(calls.call(self._place, backlog, failed), call, timeout)
+
+    def _carry_out(self, steps: Steps[T], call: Call[Any], timeout: float | None) -> T:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    result = self._try(step, call, timeout)
+                except Exception as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(result)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return] # typeshed: the value of any generator
+        finally:
+            steps.close()
+
+    def _try(self, step: calls.Step, call: Call[Any], timeout: float | None) -> Any:
+        seconds = self._attempts.span(timeout)
+        match step:
+            case OnPrimary():
+                return self._on_primary(call, timeout)
+            case LimitsOf(queue):
+                return self._links[queue].limits(seconds)
+            case ToBacklog(queue, payload):
+                return self._links[queue].take(payload, seconds)
+            case _:
+                assert_never(step)
+
+    def _on_primary(self, call: Call[T], timeout: float | None) -> T:
+        seconds = self._attempts.span(timeout)
+        if not self._turn.acquire(timeout=seconds):
+            raise OperationTimeoutError(message=f"other calls of this sender took longer than {seconds:g} s")
+        try:
+            entity = self._place.cell.entity
+            if entity.route is not Route.PRIMARY:
+                # It failed over while this call waited for its turn.
+                raise FailedOverMeanwhileError
+            self._renew(entity.episode)
+            sender = self._sender
+            try:
+                return self._attempts.attempt(sender, call, seconds, self._retries)
+            except OperationTimeoutError:
+                self._replace()
+                raise
+            except Exception:
+                # The SDK has closed its link where it had to.
+                raise
+            except BaseException:
+                # Interrupted in the middle of a frame, perhaps: the link cannot be used again.
+                self._replace()
+                raise
+        finally:
+            self._turn.release()
+
+    def _renew(self, episode: int) -> None:
+        """After a failover the old link may be one that nobody answers on: begin anew."""
+        if episode != self._episode:
+            self._episode = episode
+            self._replace()
+
+    def _replace(self) -> None:
+        if not self._closed:
+            old, self._sender = self._sender, self._make()
+            self._attempts.discard(old)
+
+    def _check(self, timeout: float | None) -> None:
+        if self._closed:
+            raise ValueError("The handler has already been shutdown. Please use the pair to create a new instance.")
+        if timeout is not None and timeout <= 0:
+            raise ValueError("The timeout must be greater than 0.")

@@ -1,0 +1,133 @@
+"""The one thread of a sync pair that watches the clock: timers without traffic (S3), calls past their deadline (S12).
+
+A call that ends in time neither takes a lock nor wakes it. What is done when time is up is its caller's.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from twinbus.pairing.sdk import shut_socket
+
+# The SDK may be opening another socket while one is shut: until its call ends, each is shut in turn.
+_AGAIN_SECONDS: Final = 0.1
+
+
+class Watch:
+    """One call under way on a sender of the SDK."""
+
+    __slots__ = ("at", "expired", "sender")
+
+    def __init__(self, sender: Any, at: float) -> None:
+        self.sender = sender
+        self.at = at
+        self.expired = False
+
+
+class Timer:
+    """Calls back in the timekeeper's thread (entity.Timer)."""
+
+    def __init__(self, keeper: Timekeeper, due: Callable[[], object]) -> None:
+        self._keeper = keeper
+        self.due = due
+
+    def arm(self, at: float) -> None:
+        self._keeper.arm(self, at)
+
+    def disarm(self) -> None:
+        self._keeper.disarm(self)
+
+
+class Timekeeper:
+    """Its thread begins with the first call or timer, and ends with `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._watches: set[Watch] = set()
+        self._timers: dict[Timer, float] = {}
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._next = math.inf
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    def begin(self, watch: Watch) -> None:
+        self._watches.add(watch)
+        # All deadlines of a pair are equally long, so a later call hardly ever has an earlier one.
+        if watch.at < self._next:
+            self._wake()
+
+    def end(self, watch: Watch) -> None:
+        self._watches.discard(watch)
+
+    # --- timers ----------------------------------------------------------------------------------------------------
+
+    def arm(self, timer: Timer, at: float) -> None:
+        with self._changed:
+            self._timers[timer] = at
+        if at < self._next:
+            self._wake()
+
+    def disarm(self, timer: Timer) -> None:
+        with self._changed:
+            self._timers.pop(timer, None)
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._timers.clear()
+            self._changed.notify()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1.0)
+
+    # --- the thread ------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with self._changed:
+            if self._stopped:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            self._end_overdue(time.monotonic())
+            with self._changed:
+                due = self._due_timers(time.monotonic())
+                if self._stopped and not self._watches:
+                    return
+                if not due:
+                    # A call that begins after this line compares itself with it, and one before is counted in it.
+                    self._next = math.inf
+                    self._next = self._earliest()
+                    wait = self._next - time.monotonic()
+                    self._changed.wait(None if wait == math.inf else max(wait, 0))
+                    self._next = -math.inf
+                    continue
+            for timer in due:
+                timer.due()
+
+    def _earliest(self) -> float:
+        times = [watch.at for watch in list(self._watches)]
+        return min([*times, *self._timers.values()], default=math.inf)
+
+    def _due_timers(self, now: float) -> list[Timer]:
+        due = [timer for timer, at in self._timers.items() if at <= now]
+        for timer in due:
+            del self._timers[timer]
+        return due
+
+    def _end_overdue(self, now: float) -> None:
+        for watch in list(self._watches):
+            if watch.at <= now:
+                watch.expired = True
+                watch.at = now + _AGAIN_SECONDS
+                shut_socket(watch.sender)
