@@ -1,6 +1,7 @@
 """The driver: one decision at a time per family, effects in their order, nothing said before it is on disk."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from twinbus.amqp.sections import Properties, message, read_envelope
-from twinbus.clock import SystemClock
-from twinbus.namespace.driver import Driver
+from twinbus.amqp.types import Timestamp
+from twinbus.clock import Clock, SystemClock
+from twinbus.namespace.driver import Driver, Mailbox
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Deliver, Refusal
 from twinbus.namespace.engine.events import (
@@ -21,6 +23,7 @@ from twinbus.namespace.engine.events import (
     MessagesSettled,
     ReceiverAttached,
 )
+from twinbus.namespace.engine.rows import DueRows, Need
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.store.contract import Store
 from twinbus.namespace.store.memory import MemoryStore
@@ -29,12 +32,38 @@ from twinbus.namespace.store.sqlite import SqliteStore
 Answers = asyncio.Queue[Any]
 
 
-def open_driver(store: Store) -> Driver:
+class StillClock:
+    """A clock that shows one instant until it is set."""
+
+    def __init__(self) -> None:
+        self.instant = 1_000_000
+
+    def now(self) -> int:
+        return self.instant
+
+
+class UnreadableStore(MemoryStore):
+    """A store that cannot read what is due."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried = 0
+        self.asked = asyncio.Event()
+
+    def load(self, need: Need) -> Any:
+        if isinstance(need, DueRows):
+            self.tried += 1
+            self.asked.set()
+            raise OSError("unreadable")
+        return super().load(need)
+
+
+def open_driver(store: Store, clock: Clock | None = None) -> Driver:
     numbers = count(1)
     failures: list[Exception] = []
     return Driver(
         store,
-        SystemClock(),
+        clock or SystemClock(),
         OperationMeter(),
         new_token=lambda: next(numbers).to_bytes(16, "big"),
         failed=failures.append,
@@ -147,3 +176,45 @@ async def test_two_changes_at_once_are_both_answered(driver: Driver) -> None:
     await driver.create(QueueDescription(path="q"))
     first, second = await asyncio.gather(driver.delete("q"), driver.delete("q"))
     assert sorted(isinstance(outcome, Refusal) for outcome in (first, second)) == [False, True]
+
+
+def mailboxes() -> int:
+    gc.collect()
+    return sum(type(found) is Mailbox for found in gc.get_objects())
+
+
+async def test_an_entity_that_is_gone_leaves_no_mailbox_behind(driver: Driver) -> None:
+    before = mailboxes()
+    for number in range(10):
+        await driver.create(QueueDescription(path=f"q{number}"))
+        entity = driver.namespace.find(f"q{number}")
+        assert entity is not None
+        await send(driver, f"q{number}", "message")
+        await driver.delete(f"q{number}")
+        # Who still has it in hand is refused, and brings no mailbox back.
+        answer = asyncio.get_running_loop().create_future()
+        driver.submit(entity, MessagesPeeked(answer.set_result, 0, 1, False))
+        assert isinstance(await asyncio.wait_for(answer, 10), Refusal)
+        del entity
+    assert mailboxes() == before
+
+
+async def test_what_cannot_be_read_is_not_asked_for_without_a_pause() -> None:
+    store, clock = UnreadableStore(), StillClock()
+    driver = open_driver(store, clock)
+    await driver.create(QueueDescription(path="q"))
+    later = message(
+        properties=Properties(message_id="later"),
+        message_annotations={"x-opt-scheduled-enqueue-time": Timestamp(clock.instant + 5)},
+        data=b"",
+    )
+    assert await ask(driver, "q", MessagesSent, (read_envelope(later),)) is None
+    clock.instant += 10
+    await asyncio.wait_for(store.asked.wait(), 10)
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert store.tried == 1
+    store.asked.clear()
+    clock.instant += 1000
+    await asyncio.wait_for(store.asked.wait(), 10)
+    await driver.close()

@@ -35,12 +35,14 @@ _log = logging.getLogger(__name__)
 
 # Event loops do not take timers of a thousand years; one that rings too early looks again.
 _LONGEST_TIMER = 86_400.0
+# After a decision that failed, a family's timer rests: what cannot be read now is not asked for again at once.
+_REST_MS = 1_000
 
 
 class Mailbox:
     """The events of one family in their order, and how far its writes have come."""
 
-    __slots__ = ("busy", "family", "group", "timer", "timer_at", "waiting")
+    __slots__ = ("busy", "family", "group", "rests_until", "timer", "timer_at", "waiting")
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -49,6 +51,12 @@ class Mailbox:
         self.group = 0
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0
+        self.rests_until = 0
+
+    @property
+    def next_timer(self) -> int | None:
+        at = self.family.next_timer
+        return None if at is None else max(at, self.rests_until)
 
 
 class Driver:
@@ -188,6 +196,7 @@ class Driver:
             return True
         except Exception:
             _log.exception("decision failed", extra={"entity": box.family.path})
+            box.rests_until = self._clock.now() + _REST_MS
             if reply is not None:
                 reply(Refusal(Condition.INTERNAL_ERROR, "The namespace met an internal error; its log tells more."))
             box.busy = False
@@ -248,7 +257,9 @@ class Driver:
     # --- timers ------------------------------------------------------------------------------------------------
 
     def _arm(self, box: Mailbox) -> None:
-        at = box.family.next_timer
+        at = box.next_timer
+        if box.family.life.ended:
+            self._boxes.pop(box.family, None)  # whoever still has the entity in hand is told so from a new one
         if at is None or (box.timer is not None and box.timer_at <= at):
             return  # a timer that comes too early looks again
         if box.timer is not None:
@@ -259,11 +270,10 @@ class Driver:
 
     def _ring(self, box: Mailbox) -> None:
         box.timer = None
-        at = box.family.next_timer
+        at = box.next_timer
         if at is None:
-            if self.namespace.find(box.family.path) is None and not box.busy:
-                self._boxes.pop(box.family, None)
-        elif at > self._clock.now():
+            return
+        if at > self._clock.now():
             self._arm(box)
         elif not box.busy:
             self._run(box, box.family.advance(TimerFired(), self._clock.now()), None)
