@@ -16,7 +16,7 @@ from twinbus.namespace.server import NamespaceServer
 from twinbus.testing import LocalNamespace
 
 from .raw import SECONDS
-from .test_faults_at_work import queue_request, stored
+from .test_faults import queue_request, stored
 from .test_port import talk
 
 
