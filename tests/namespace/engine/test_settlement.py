@@ -72,6 +72,40 @@ def test_a_settled_message_stands_where_its_outcome_puts_it(
 
 
 @pytest.mark.parametrize("lane", ["active", "deferred", "dead", "dead deferred"])
+@pytest.mark.parametrize("settle", [events.Abandon, events.Defer], ids=["abandon", "defer"])
+def test_properties_set_by_settling_stay_within_the_limit_however_often_it_is_done(
+    lane: str, settle: type[events.Abandon | events.Defer]
+) -> None:
+    bus = Bus(queue(max_delivery_count=100))
+    token, seq = held_in(bus, lane)
+    dead = lane.startswith("dead")
+    number, refusal = 0, None
+    for number in range(9):
+        [refusal] = bus.settle_tokens("q", [token], settle({f"p{number}": "x" * 30_000}))
+        if refusal is not None:
+            break
+        if settle is events.Defer or "deferred" in lane:
+            [(_, token, _)] = bus.deferred("q", seq, dead=dead)
+        else:
+            [again] = bus.receive("q", dead=dead).deliveries
+            assert again.token is not None
+            token = again.token
+    assert refusal is not None
+    assert (refusal.condition, number) == (Condition.ARGUMENT_OUT_OF_RANGE, 2)
+    # It is still held, and can be settled within the limit.
+    assert bus.settle_tokens("q", [token], COMPLETE) == [None]
+
+
+def test_a_reason_for_dead_lettering_has_the_same_limit() -> None:
+    bus = Bus(queue())
+    token, _ = held_in(bus, "active")
+    [refusal] = bus.settle_tokens("q", [token], events.DeadLetter("reason", "x" * 70_000))
+    assert refusal is not None
+    assert refusal.condition is Condition.ARGUMENT_OUT_OF_RANGE
+    assert bus.settle_tokens("q", [token], DEAD_LETTER) == [None]
+
+
+@pytest.mark.parametrize("lane", ["active", "deferred", "dead", "dead deferred"])
 @pytest.mark.parametrize(("outcome", "count"), [(ABANDON, 1), (RELEASE, 0)])
 def test_only_a_failed_delivery_counts(lane: str, outcome: events.Outcome, count: int) -> None:
     bus = Bus(queue())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, assert_never
 
+from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.effects import Answer, Meter, Operation, Refusal, Step
 from twinbus.namespace.engine.events import (
     Abandon,
@@ -19,6 +20,7 @@ from twinbus.namespace.engine.events import (
     Outcome,
     Release,
 )
+from twinbus.namespace.engine.limits import MAX_PROPERTIES_BYTES
 from twinbus.namespace.engine.locks import Lock
 from twinbus.namespace.engine.overlays import dead_letter_properties, merged
 from twinbus.namespace.engine.refusals import MESSAGE_LOCK_LOST, not_allowed, session_lock_lost
@@ -67,6 +69,10 @@ def _settle_one(shelf: Shelf, lock: Lock, outcome: Outcome, now: int, step: Step
     row = lock.row
     if isinstance(outcome, DeadLetter) and row.lane >= Lane.DEAD:
         return not_allowed("A message of a dead-letter queue cannot be dead-lettered again.")
+    told = _told_by(outcome)
+    if told and (size := len(merged(row.overlay, told) or b"")) > MAX_PROPERTIES_BYTES:
+        text = f"The properties set by settling take {size} bytes; at most {MAX_PROPERTIES_BYTES} may be used."
+        return Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
     shelf.locks.drop(lock)
     match outcome:
         case Complete():
@@ -82,6 +88,17 @@ def _settle_one(shelf: Shelf, lock: Lock, outcome: Outcome, now: int, step: Step
         case _:
             assert_never(outcome)
     return None
+
+
+def _told_by(outcome: Outcome) -> Mapping[str, Any] | None:
+    """The properties an outcome sets."""
+    match outcome:
+        case Abandon(properties) | Defer(properties):
+            return properties
+        case DeadLetter(reason, description, properties):
+            return dead_letter_properties(reason, description, properties)
+        case _:
+            return None
 
 
 def renew(shelf: Shelf, event: LocksRenewed, now: int, step: Step) -> None:
