@@ -186,8 +186,10 @@ def test_clients_with_a_named_key_serve_and_a_signature_is_refused_with_a_hint(
     with named, Administration.of(named) as administration:
         assert administration.provision(paths, OPTIONS).found == paths
     signed = ServiceBusClient(found.authority, AzureSasCredential("SharedAccessSignature sr=…"), use_tls=False)
-    with signed, pytest.raises(OperatorError, match="secondary_admin"):
-        Administration.of(signed)
+    with signed, Administration.of(signed) as administration:
+        assert administration.provision(paths, SendAvailabilityOptions(provision="assume")).found == paths
+        with pytest.raises(OperatorError, match="secondary_admin"):
+            administration.provision(paths, OPTIONS)
 
 
 def test_an_admin_client_that_was_given_is_used_and_not_closed(

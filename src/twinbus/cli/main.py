@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twinbus.cli import doctor, fault, provision, serve
+from twinbus.cli import doctor, drill, fault, provision, serve
 
 app = typer.Typer(
     name="twinbus",
@@ -19,6 +19,7 @@ app.command(name="serve", help=serve.serve.__doc__)(serve.serve)
 app.add_typer(fault.app, name="fault")
 app.command(name="provision", help=provision.provision.__doc__)(provision.provision)
 app.command(name="doctor", help=doctor.doctor.__doc__)(doctor.doctor)
+app.command(name="drill", help=drill.drill.__doc__)(drill.drill)
 
 
 def _version(asked: bool) -> None:

@@ -1,19 +1,18 @@
-"""Which two namespaces a verb is about: the options for it, and clients made from what a person gave.
+"""Which two namespaces a verb is about: the options for it, and clients made from the connection strings given.
 
-A namespace is given as a connection string, or by its host alone where Entra ID is to vouch for the caller.
+No other credential is used or looked for: what is no connection string is refused before anything is contacted.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
-    from azure.servicebus import ServiceBusClient
-    from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
+    from azure.servicebus.aio import ServiceBusClient
 
     from twinbus.pairing.administration import Administration, AioAdministration
     from twinbus.pairing.paths import Endpoint
@@ -25,7 +24,7 @@ Primary = Annotated[
         envvar="TWINBUS_PRIMARY_CONNECTION_STRING",
         show_envvar=True,
         show_default=False,
-        help="Connection string of the primary, or its host where Entra ID is used.",
+        help="Connection string of the primary.",
     ),
 ]
 Secondary = Annotated[
@@ -35,7 +34,7 @@ Secondary = Annotated[
         envvar="TWINBUS_SECONDARY_CONNECTION_STRING",
         show_envvar=True,
         show_default=False,
-        help="Connection string of the secondary, or its host where Entra ID is used.",
+        help="Connection string of the secondary.",
     ),
 ]
 PrimaryName = Annotated[
@@ -57,17 +56,11 @@ Seconds = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for 
 def endpoint(side: str, text: str) -> Endpoint:
     """Where it is. Nothing is contacted."""
     from twinbus.connect.connection_string import (  # noqa: PLC0415 - other verbs start without it
-        TLS_PORT,
         ConnectionString,
         ConnectionStringError,
     )
     from twinbus.pairing.paths import Endpoint  # noqa: PLC0415
 
-    if _is_host(text):
-        from twinbus.pairing.local_authority import split_namespace  # noqa: PLC0415
-
-        host, port = split_namespace(text.strip())
-        return Endpoint.of(host, port if ":" in text else TLS_PORT)
     try:
         found = ConnectionString.parse(text)
     except ConnectionStringError as error:
@@ -95,38 +88,20 @@ def refuse_same(primary: str, secondary: str) -> None:
 
 
 def administration(text: str, seconds: float) -> Administration:
-    from azure.servicebus.management import ServiceBusAdministrationClient  # noqa: PLC0415 - slow
+    from twinbus.pairing.administration import Administration  # noqa: PLC0415 - slow
 
-    from twinbus.pairing.administration import Administration  # noqa: PLC0415
-
-    if _is_host(text):
-        made = ServiceBusAdministrationClient(text.strip(), _entra())
-        return Administration(made, seconds=seconds, owned=True)
     return Administration.from_connection_string(text, seconds=seconds)
 
 
 def aio_administration(text: str, seconds: float) -> AioAdministration:
-    from azure.servicebus.aio.management import ServiceBusAdministrationClient  # noqa: PLC0415 - slow
+    from twinbus.pairing.administration import AioAdministration  # noqa: PLC0415 - slow
 
-    from twinbus.pairing.administration import AioAdministration  # noqa: PLC0415
-
-    if _is_host(text):
-        made = ServiceBusAdministrationClient(text.strip(), _entra(aio=True))
-        return AioAdministration(made, seconds=seconds, owned=True)
     return AioAdministration.from_connection_string(text, seconds=seconds)
 
 
-def client(text: str) -> ServiceBusClient:
-    from azure.servicebus import ServiceBusClient  # noqa: PLC0415 - slow
-
-    return ServiceBusClient(text.strip(), _entra()) if _is_host(text) else ServiceBusClient.from_connection_string(text)
-
-
-def aio_client(text: str) -> AioServiceBusClient:
+def aio_client(text: str) -> ServiceBusClient:
     from azure.servicebus.aio import ServiceBusClient  # noqa: PLC0415 - slow
 
-    if _is_host(text):
-        return ServiceBusClient(text.strip(), _entra(aio=True))
     return ServiceBusClient.from_connection_string(text)
 
 
@@ -143,23 +118,3 @@ def explained(side: str, error: Exception) -> OperatorError:
     }
     hint = hints.get(failure.kind, "Is the namespace there, and does its management answer?")
     return OperatorError(f"the {side} cannot be inspected ({failure.kind}): {failure.detail}", hint)
-
-
-def _is_host(text: str) -> bool:
-    return "=" not in text
-
-
-def _entra(*, aio: bool = False) -> Any:
-    try:
-        if aio:
-            from azure.identity.aio import DefaultAzureCredential as AioCredential  # noqa: PLC0415 - optional
-
-            return AioCredential()
-        from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - optional
-
-        return DefaultAzureCredential()
-    except ImportError:
-        raise OperatorError(
-            "a host without a key needs Entra ID, and azure-identity is not installed",
-            "Install azure-identity, or give a connection string.",
-        ) from None

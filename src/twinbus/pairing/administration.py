@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from typing import Any, Final, Self, TypeVar, assert_never
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
@@ -47,9 +48,16 @@ _LONGEST_DETAIL: Final = 200
 class Administration:
     """The secondary's management, for one pair. A client that was given is not closed with it."""
 
-    def __init__(self, client: ServiceBusAdministrationClient, *, seconds: float = 10.0, owned: bool = False) -> None:
-        self.client = client
-        self.namespace = str(client.fully_qualified_namespace)
+    def __init__(
+        self,
+        namespace: str,
+        make: Callable[[], ServiceBusAdministrationClient],
+        *,
+        seconds: float = 10.0,
+        owned: bool = True,
+    ) -> None:
+        self.namespace = namespace
+        self._make = make
         self._owned = owned
         self._seconds = seconds
         self._authority = LocalAuthority(self.namespace, seconds / 2)
@@ -60,13 +68,19 @@ class Administration:
     ) -> Self:
         """With the admin client given, or one made from the credential of the client."""
         if admin is not None:
-            return cls(admin, seconds=seconds)
-        made = ServiceBusAdministrationClient(client.fully_qualified_namespace, credential_of(client))
-        return cls(made, seconds=seconds, owned=True)
+            return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
+        name = client.fully_qualified_namespace
+        return cls(name, lambda: ServiceBusAdministrationClient(name, credential_of(client)), seconds=seconds)
 
     @classmethod
     def from_connection_string(cls, text: str, *, seconds: float = 10.0) -> Self:
-        return cls(ServiceBusAdministrationClient.from_connection_string(text), seconds=seconds, owned=True)
+        client = ServiceBusAdministrationClient.from_connection_string(text)
+        return cls(client.fully_qualified_namespace, lambda: client, seconds=seconds)
+
+    @cached_property
+    def client(self) -> ServiceBusAdministrationClient:
+        """Made when it is first wanted: provision="assume" never does (P8)."""
+        return self._make()
 
     def provision(self, paths: Iterable[str], options: SendAvailabilityOptions) -> Provisioned:
         """Found or created, or ProvisioningError with each cause (P7). Asks nobody with provision="assume" (P8)."""
@@ -105,7 +119,7 @@ class Administration:
 
     def close(self) -> None:
         self._authority.close()
-        if self._owned:
+        if self._owned and "client" in self.__dict__:
             self.client.close()
 
     def __enter__(self) -> Self:
@@ -114,20 +128,23 @@ class Administration:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _each(self, paths: tuple[str, ...], one: Callable[[str], Answer | Failure]) -> Outcomes:
+    def _each(
+        self, paths: tuple[str, ...], one: Callable[[ServiceBusAdministrationClient, str], Answer | Failure]
+    ) -> Outcomes:
+        client = self.client
         with ThreadPoolExecutor(min(len(paths), _AT_ONCE), thread_name_prefix="twinbus-provision") as pool:
-            return dict(zip(paths, pool.map(one, paths), strict=True))
+            return dict(zip(paths, pool.map(partial(one, client), paths), strict=True))
 
-    def _look(self, path: str) -> Answer | Failure:
+    def _look(self, client: ServiceBusAdministrationClient, path: str) -> Answer | Failure:
         try:
-            self.ask(self.client.get_queue, path)
+            self.ask(client.get_queue, path)
         except Exception as error:
             return looked(error)
         return Answer.FOUND
 
-    def _create(self, path: str) -> Answer | Failure:
+    def _create(self, client: ServiceBusAdministrationClient, path: str) -> Answer | Failure:
         try:
-            self.ask(self.client.create_queue, path, **PROPERTIES)
+            self.ask(client.create_queue, path, **PROPERTIES)
         except Exception as error:
             return created(error)
         return Answer.CREATED
@@ -137,10 +154,15 @@ class AioAdministration:
     """The same for asyncio."""
 
     def __init__(
-        self, client: AioServiceBusAdministrationClient, *, seconds: float = 10.0, owned: bool = False
+        self,
+        namespace: str,
+        make: Callable[[], AioServiceBusAdministrationClient],
+        *,
+        seconds: float = 10.0,
+        owned: bool = True,
     ) -> None:
-        self.client = client
-        self.namespace = str(client.fully_qualified_namespace)
+        self.namespace = namespace
+        self._make = make
         self._owned = owned
         self._seconds = seconds
         self._authority = LocalAuthority(self.namespace, seconds / 2)
@@ -155,13 +177,19 @@ class AioAdministration:
     ) -> Self:
         """With the admin client given, or one made from the credential of the client."""
         if admin is not None:
-            return cls(admin, seconds=seconds)
-        made = AioServiceBusAdministrationClient(client.fully_qualified_namespace, credential_of(client))
-        return cls(made, seconds=seconds, owned=True)
+            return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
+        name = client.fully_qualified_namespace
+        return cls(name, lambda: AioServiceBusAdministrationClient(name, credential_of(client)), seconds=seconds)
 
     @classmethod
     def from_connection_string(cls, text: str, *, seconds: float = 10.0) -> Self:
-        return cls(AioServiceBusAdministrationClient.from_connection_string(text), seconds=seconds, owned=True)
+        client = AioServiceBusAdministrationClient.from_connection_string(text)
+        return cls(client.fully_qualified_namespace, lambda: client, seconds=seconds)
+
+    @cached_property
+    def client(self) -> AioServiceBusAdministrationClient:
+        """Made when it is first wanted: provision="assume" never does (P8)."""
+        return self._make()
 
     async def provision(self, paths: Iterable[str], options: SendAvailabilityOptions) -> Provisioned:
         """Found or created, or ProvisioningError with each cause (P7). Asks nobody with provision="assume" (P8)."""
@@ -203,7 +231,7 @@ class AioAdministration:
 
     async def close(self) -> None:
         self._authority.close()
-        if self._owned:
+        if self._owned and "client" in self.__dict__:
             await self.client.close()
 
     async def __aenter__(self) -> Self:
@@ -212,25 +240,29 @@ class AioAdministration:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _each(self, paths: tuple[str, ...], one: Callable[[str], Awaitable[Answer | Failure]]) -> Outcomes:
-        permits = asyncio.Semaphore(_AT_ONCE)
+    async def _each(
+        self,
+        paths: tuple[str, ...],
+        one: Callable[[AioServiceBusAdministrationClient, str], Awaitable[Answer | Failure]],
+    ) -> Outcomes:
+        client, permits = self.client, asyncio.Semaphore(_AT_ONCE)
 
         async def permitted(path: str) -> Answer | Failure:
             async with permits:
-                return await one(path)
+                return await one(client, path)
 
         return dict(zip(paths, await asyncio.gather(*map(permitted, paths)), strict=True))
 
-    async def _look(self, path: str) -> Answer | Failure:
+    async def _look(self, client: AioServiceBusAdministrationClient, path: str) -> Answer | Failure:
         try:
-            await self.ask(self.client.get_queue, path)
+            await self.ask(client.get_queue, path)
         except Exception as error:
             return looked(error)
         return Answer.FOUND
 
-    async def _create(self, path: str) -> Answer | Failure:
+    async def _create(self, client: AioServiceBusAdministrationClient, path: str) -> Answer | Failure:
         try:
-            await self.ask(self.client.create_queue, path, **PROPERTIES)
+            await self.ask(client.create_queue, path, **PROPERTIES)
         except Exception as error:
             return created(error)
         return Answer.CREATED

@@ -19,8 +19,8 @@ from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.failures import classify, evidence_of
+from twinbus.pairing.pings import ping_message
 
-PING: Final = "application/vnd.ms-servicebus-ping"
 SCRATCH: Final = "twinbus-doctor-"
 _MARKER: Final = "twinbus-doctor"
 
@@ -77,8 +77,10 @@ async def _scratch(administration: AioAdministration) -> AsyncIterator[str]:
 async def _in_queue(client: ServiceBusClient, path: str, *, of_ours: bool) -> PingCheck:
     token = uuid4().hex
     # In a queue of ours it lives longer than G1's second: a slow look would otherwise see nothing and prove nothing.
-    life = timedelta(seconds=60 if of_ours else 1)
-    ping = ServiceBusMessage(b"", content_type=PING, time_to_live=life, session_id=token, message_id=token)
+    ping = ping_message()
+    ping.message_id = token
+    if of_ours:
+        ping.time_to_live = timedelta(minutes=1)
     async with client.get_queue_sender(path) as sender, client.get_queue_receiver(path) as receiver:
         await sender.send_messages(ping)
         if of_ours:
