@@ -11,7 +11,7 @@ from twinbus.pairing.aio_attempts import Attempts
 from twinbus.pairing.calls import QueueLeftMeanwhileError
 from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
-from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link
+from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link, quick_to_open
 
 
 class BacklogLink:
@@ -53,7 +53,7 @@ class BacklogLink:
     async def _try(self, action: Any, seconds: float) -> None:
         sender = self._sender
         if sender is None:
-            sender = self._sender = self._client.get_queue_sender(self._queue)
+            sender = self._sender = quick_to_open(self._client.get_queue_sender(self._queue))
         try:
             await self._attempts.bound(action(sender), seconds)
         except BaseException:

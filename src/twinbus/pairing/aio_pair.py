@@ -25,7 +25,7 @@ from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.partnership import EntityState, Partnership, Syphon
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
-from twinbus.pairing.sdk import hides_pings, kind_of, open_link, without_retries
+from twinbus.pairing.sdk import hides_pings, kind_of, open_link, quick_to_open, without_retries
 from twinbus.pairing.sides import PairForkedError, Side, SideState
 
 
@@ -100,7 +100,7 @@ class Pair:
     def _sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
         if self._state.primary.state is not SideState.OPEN:
             raise self._state.primary.refusal()
-        made = PairedSender(self._state.place(path), make, self._links, self._attempts)
+        made = PairedSender(self._state.place(path), lambda: quick_to_open(make()), self._links, self._attempts)
         self._senders.add(made)
         return made
 
@@ -185,7 +185,7 @@ class Pair:
             task.cancel()
 
     async def _ping(self, cell: EntityCell, episode: int) -> None:
-        sender = without_retries(self._clients["primary"].get_queue_sender(cell.entity.path))
+        sender = without_retries(quick_to_open(self._clients["primary"].get_queue_sender(cell.entity.path)))
         begun = time.monotonic()
         failure: FailureKind | None = None
         try:

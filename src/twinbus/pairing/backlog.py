@@ -12,7 +12,7 @@ from twinbus.pairing.attempts import Attempts
 from twinbus.pairing.calls import QueueLeftMeanwhileError
 from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
-from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link_once, retries_of, without_retries
+from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link_once, quick_to_open, retries_of, without_retries
 
 
 class BacklogLink:
@@ -55,7 +55,7 @@ class BacklogLink:
     def _try(self, call: Callable[[Any, float], None], seconds: float) -> None:
         sender = self._sender
         if sender is None:
-            sender = self._sender = without_retries(self._client.get_queue_sender(self._queue))
+            sender = self._sender = without_retries(quick_to_open(self._client.get_queue_sender(self._queue)))
         try:
             self._attempts.attempt(sender, call, seconds, self._retries)
         except BaseException:

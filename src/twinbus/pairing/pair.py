@@ -29,6 +29,7 @@ from twinbus.pairing.sdk import (
     hides_pings,
     kind_of,
     open_link_once,
+    quick_to_open,
     retries_of,
     shut_socket,
     without_retries,
@@ -113,7 +114,9 @@ class Pair:
         if self._state.primary.state is not SideState.OPEN:
             raise self._state.primary.refusal()
         place = self._state.place(path)
-        made = PairedSender(place, lambda: without_retries(make()), self._links, self._attempts, self._retries)
+        made = PairedSender(
+            place, lambda: without_retries(quick_to_open(make())), self._links, self._attempts, self._retries
+        )
         self._senders.add(made)
         return made
 
@@ -200,7 +203,7 @@ class Pair:
         failure: FailureKind | None = None
         sender: Any = None
         try:
-            sender = without_retries(self._clients["primary"].get_queue_sender(cell.entity.path))
+            sender = without_retries(quick_to_open(self._clients["primary"].get_queue_sender(cell.entity.path)))
             self._pinging[cell] = sender
             self._attempts.attempt(sender, self._pinged, self._attempts.seconds, _ONCE)
         except Exception as error:

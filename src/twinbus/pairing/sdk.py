@@ -8,6 +8,9 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 from azure.servicebus import ServiceBusMessageBatch
@@ -18,6 +21,9 @@ from twinbus.pairing.paths import Endpoint
 TLS_PORT: Final = 5671
 PLAIN_PORT: Final = 5672
 STANDARD_BATCH: Final = 262_144
+# Frames that opening a link takes at most, and how long none may come before the SDK looks at its clock again.
+_FRAMES: Final = 16
+_SILENCE_SECONDS: Final = 0.1
 _PRODUCT: Final = "twinbus"
 _UNUSED_ENTITY: Final = "twinbus-canary"
 
@@ -91,6 +97,48 @@ def open_link_once(sender: Any, seconds: float) -> None:
     sender._do_retryable_operation(sender._open, timeout=seconds, operation_requires_timeout=True)
 
 
+def quick_to_open(sender: Any) -> Any:
+    """The same sender, which does not pause after every frame while its link is opened: 10 ms instead of 500."""
+    create = sender._create_handler
+
+    def create_handler(auth: Any) -> None:
+        create(auth)
+        handler = sender._handler
+        if hasattr(handler, "client_ready_async"):
+            handler.client_ready_async = _ready_async(handler.client_ready_async)
+        else:
+            handler.client_ready = _ready(handler.client_ready)
+
+    sender._create_handler = create_handler
+    return sender
+
+
+def _ready(ready: Callable[[], bool]) -> Callable[[], bool]:
+    def quick() -> bool:
+        for _ in range(_FRAMES):
+            begun = time.monotonic()
+            if ready():
+                return True
+            if time.monotonic() - begun > _SILENCE_SECONDS:
+                break
+        return False
+
+    return quick
+
+
+def _ready_async(ready: Callable[[], Awaitable[bool]]) -> Callable[[], Awaitable[bool]]:
+    async def quick() -> bool:
+        for _ in range(_FRAMES):
+            begun = time.monotonic()
+            if await ready():
+                return True
+            if time.monotonic() - begun > _SILENCE_SECONDS:
+                break
+        return False
+
+    return quick
+
+
 # --- one try at a time (sync) ----------------------------------------------------------------------------------------
 
 
@@ -139,6 +187,18 @@ def shut_socket(sender: Any) -> None:
         # The socket's own method: that of a TLS socket would take its state from under the reader.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(found, socket.SHUT_RDWR)
+
+
+def take_keep_alive(sender: Any) -> threading.Thread | None:
+    """The thread that keeps a sync sender's connection alive, and ends within a second of its close.
+
+    The SDK waits for it while it closes a link, also in the middle of a failing call; whoever took it waits elsewhere.
+    """
+    handler = sender._handler
+    thread: threading.Thread | None = getattr(handler, "_keep_alive_thread", None)
+    if thread is not None:
+        handler._keep_alive_thread = None
+    return thread
 
 
 def abort(sender: Any) -> None:
