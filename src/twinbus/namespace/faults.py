@@ -187,6 +187,15 @@ class Faults:
             return fault
         return None
 
+    def black_hole(self, point: Point, entity: str, link: str) -> Fault | None:
+        """The black hole, without count or chance, that lies over a part of the namespace; it is no hit."""
+        for one in self._in_force:
+            fault = one.fault
+            certain = fault.count is None and fault.probability >= 1.0 and not fault.silences
+            if fault.kind is FaultKind.BLACK_HOLE and certain and fault.aims_at(point, entity, link):
+                return None if _is_over(one, self._clock.now()) else fault
+        return None
+
     def is_over(self, fault: Fault) -> bool:
         """Whether a fault is no longer in force: lifted, used up, or over by its duration."""
         now = self._clock.now()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.events import Disposed, LinkAccepted
+from twinbus.amqp.events import Delivered, Disposed, LinkAccepted
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, Rejected
 from twinbus.amqp.sections import Properties, message, split
 from twinbus.amqp.types import Int
@@ -265,6 +265,41 @@ async def _go_through(peer: Peer, entity: str, number: int = 0) -> None:
     peer.flush()
     await peer.until(lambda: not link.session.unsettled_in)
     assert (await peer.ask(f"{entity}/$management", PEEK, {"message-count": Int(1)}))["statusCode"] == 204
+
+
+@pytest.mark.parametrize("delete", [False, True])
+async def test_a_receiver_that_waits_already_gets_nothing_out_of_a_black_hole_until_it_is_over(
+    peer: Peer, server: NamespaceServer, delete: bool
+) -> None:
+    link = await peer.receiver("orders", delete=delete)
+    peer.grant(link, 1000)
+    await peer.echo()
+    server.faults.set({"kind": "black-hole", "points": ["receive"], "entity": "orders"})
+    peer.send(await peer.sender("orders"), *"abcdef")
+    await peer.answers(6)
+    await peer.echo()
+    assert not [event for event in peer.events if isinstance(event, Delivered) and event.link is link]
+    server.faults.clear()
+    bodies = [split(delivery.payload).properties.message_id for delivery in await peer.received(link, 6)]
+    assert bodies == list("abcdef")
+    peer.send(await peer.sender("orders"), "g")
+    assert len(await peer.received(link, 1)) == 1
+
+
+async def test_a_drain_that_meets_a_black_hole_is_answered_behind_what_was_swallowed(
+    peer: Peer, server: NamespaceServer
+) -> None:
+    link = await peer.receiver("orders")
+    peer.grant(link, 10)
+    await peer.echo()
+    server.faults.set({"kind": "black-hole", "points": ["receive"], "entity": "orders"})
+    peer.send(await peer.sender("orders"), "a")
+    await peer.answers(1)
+    peer.grant(link, 10, drain=True)
+    await peer.echo()
+    server.faults.clear()
+    assert len(await peer.received(link, 1)) == 1
+    await peer.until(lambda: link.credit == 0)
 
 
 async def test_what_a_counted_black_hole_swallowed_stays_away(peer: Peer, server: NamespaceServer) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
@@ -252,6 +253,10 @@ class AmqpConnection:
 
     def suffer(self, fault: Fault, operation: Struck) -> None:
         carry_out(fault, operation, self._black_holes)
+
+    def hold(self, fault: Fault, go_on: Callable[[], None]) -> None:
+        """Have `go_on` called when this black hole is over."""
+        self._black_holes.hold(fault, go_on)
 
     def faults_changed(self) -> None:
         self._black_holes.let_go()

@@ -28,7 +28,7 @@ from twinbus.namespace.engine.events import (
 )
 from twinbus.namespace.engine.namespace import Entity
 from twinbus.namespace.engine.rows import Lane, Row
-from twinbus.namespace.faults import Point
+from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import Address
 from twinbus.namespace.front.struck import Struck
@@ -75,6 +75,8 @@ class OutgoingLink:
         self._limit = 0
         self._granted = 0
         self._held: deque[Deliver] = deque()
+        self._swallowed_by: Fault | None = None
+        self._owes_drain = False
         self._slice = _SLICE
         self._open = True
         self.session: str | None = None
@@ -83,8 +85,7 @@ class OutgoingLink:
 
     def flowed(self) -> None:
         """The peer granted credit, took it back, or asked to be drained."""
-        while self._held and self._link.credit > 0:
-            self._send(self._held.popleft())
+        self._send_held()
         fault = self._connection.strike(Point.RECEIVE, self.entity.path, self._link.name)
         if fault is None:
             self._take_credit()
@@ -94,6 +95,7 @@ class OutgoingLink:
         self._connection.suffer(fault, struck)
 
     def detached(self) -> None:
+        self._held.clear()
         if self._open:
             self._open = False
             self._connection.driver.submit(self.entity, ReceiverDetached(self))
@@ -129,7 +131,7 @@ class OutgoingLink:
 
     def _grant(self, *, lowered: bool = False) -> None:
         """Pass credit on to the engine, a slice at a time and only while the peer reads."""
-        if not self._open:
+        if not self._open or self._held:
             return
         limit = min(self._limit, self._decided + self._slice)
         if lowered or limit > self._granted:
@@ -148,7 +150,9 @@ class OutgoingLink:
     def deliver(self, effect: Deliver) -> None:
         """Send one message to the peer."""
         self._decided += 1
-        if self._open and self._link.credit > 0:
+        if self._held or self._is_swallowed():
+            self._held.append(effect)
+        elif self._open and self._link.credit > 0:
             self._send(effect)
         elif effect.token is not None:
             # The link is gone, or its credit was taken back meanwhile: as if it had not been delivered.
@@ -160,6 +164,28 @@ class OutgoingLink:
             _log.warning("a message received and deleted found its receiver gone", extra={"entity": self.entity.path})
         if self._granted < self._limit and self._granted - self._decided <= self._slice // 2:
             self._grant()
+
+    def _is_swallowed(self) -> bool:
+        """Whether a black hole lies between this delivery and its receiver; what it holds goes on when it is over."""
+        faults = self._connection.site.faults
+        fault = faults.black_hole(Point.RECEIVE, self.entity.path, self._link.name) if faults.active else None
+        if fault is None or not self._open:
+            return False
+        if fault is not self._swallowed_by:
+            self._swallowed_by = fault
+            self._connection.hold(fault, self._speak_again)
+        return True
+
+    def _speak_again(self) -> None:
+        self._swallowed_by = None
+        self._send_held()
+        self._grant()
+        if self._owes_drain:
+            self.drain()
+
+    def _send_held(self) -> None:
+        while self._held and self._link.credit > 0 and not self._is_swallowed():
+            self._send(self._held.popleft())
 
     def _send(self, effect: Deliver) -> None:
         row, token = effect.row, effect.token
@@ -173,7 +199,8 @@ class OutgoingLink:
 
     def drain(self) -> None:
         """Nothing is there: the rest of the credit is used up."""
-        if self._open and self._link.drain:
+        self._owes_drain = bool(self._held) and self._link.credit > 0
+        if self._open and self._link.drain and not self._owes_drain:
             self._decided += self._link.flow_credit
             self._link.drained()
             self._connection.flush_soon()
