@@ -10,7 +10,12 @@ import struct
 from typing import Any
 
 import pytest
-from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError, ServiceResponseError
+from azure.core.exceptions import (
+    ClientAuthenticationError,
+    HttpResponseError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
 from azure.servicebus import exceptions as sdk
 from azure.servicebus._pyamqp import error as amqp
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
@@ -103,6 +108,7 @@ NEVER = [
     (from_sdk(ClientAuthenticationError("refused")), K.AUTHENTICATION),
     (from_sdk(ServiceRequestError("login is away", error=socket.gaierror())), K.TOKEN_UNAVAILABLE),
     (from_sdk(ServiceResponseError("login fell silent")), K.TOKEN_UNAVAILABLE),
+    (from_sdk(HttpResponseError("login failed")), K.TOKEN_UNAVAILABLE),
     (from_sdk(socket_error(ssl.SSLCertVerificationError(1, "self-signed"))), K.CERTIFICATE),
     (ours.ServiceBusCertificateError("x"), K.CERTIFICATE),
     (from_sdk(amqp.AMQPLinkError(b"com.microsoft:server-busy")), K.SERVER_BUSY),

@@ -183,6 +183,8 @@ NAMES_BEFORE_CONDITIONS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("TokenExpired", FailureKind.AUTHENTICATION),
     ("ClientAuthenticationError", FailureKind.AUTHENTICATION),
     ("CredentialUnavailableError", FailureKind.AUTHENTICATION),
+    # A sender speaks HTTP to nobody but the issuer of its tokens.
+    ("HttpResponseError", FailureKind.TOKEN_UNAVAILABLE),
     ("ServiceRequestError", FailureKind.TOKEN_UNAVAILABLE),
     ("ServiceResponseError", FailureKind.TOKEN_UNAVAILABLE),
     ("gaierror", FailureKind.DNS),
