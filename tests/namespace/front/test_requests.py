@@ -204,3 +204,29 @@ async def test_a_request_whose_properties_are_odd_is_answered_or_dropped_but_har
         node.requests.send(b"odd", odd, settled=True)
     peer.flush()
     assert (await node.ask("com.microsoft:peek-message", {}, {}))["statusCode"] == 204
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("get-session-state", {}),
+        ("set-session-state", {"session-state": b"overwritten"}),
+        ("renew-session-lock", {}),
+        ("receive-by-sequence-number", {"sequence-numbers": Array(Long, [Long(1)])}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_session_is_for_the_connection_that_holds_it(
+    peer: Peer, dial: Dial, operation: str, body: dict[str, Any]
+) -> None:
+    holder, other = peer, await dial()
+    assert await other.put_token() == 202
+    session = f"held during {operation}"
+    await holder.receiver("visits", wanted=session)
+    node, asked = "visits/$management", {"session-id": session, **body}
+    mine = {"session-id": session, "session-state": b"kept"}
+    assert (await holder.ask(node, "com.microsoft:set-session-state", mine))["statusCode"] == 200
+    refused = await other.ask(node, f"com.microsoft:{operation}", asked)
+    assert (refused["statusCode"], refused["errorCondition"]) == (410, "com.microsoft:session-lock-lost")
+    kept = await holder.ask(node, "com.microsoft:get-session-state", {"session-id": session})
+    assert kept["body"]["session-state"] == b"kept"

@@ -36,6 +36,9 @@ from twinbus.amqp.session import Session
 from twinbus.amqp.values import Symbol
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.namespace import Entity
+from twinbus.namespace.engine.refusals import session_lock_lost
+from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import attaching, refusals
 from twinbus.namespace.front.addresses import Address, Node
@@ -305,6 +308,8 @@ class AmqpConnection:
             request.answer(Reply.refused(translated))
         elif not self.claims.allow(translated.claim, request.address.path, self.driver.now()):
             request.answer(Reply.refused(refusals.unauthorized(translated.claim, entity.path)))
+        elif translated.held is not None and not self._may_hold(entity, translated.held):
+            request.answer(Reply.refused(session_lock_lost(translated.held)))
         else:
             respond = translated.respond
 
@@ -312,6 +317,15 @@ class AmqpConnection:
                 request.answer(Reply.refused(result) if isinstance(result, Refusal) else respond(result))
 
             self.driver.submit(entity, translated.event(answered))
+
+    def _may_hold(self, entity: Entity, session: str) -> bool:
+        """Whether a link of this connection has the session; where there are none, the entity says so itself."""
+        if isinstance(entity, Topic) or not entity.description.requires_session:
+            return True
+        return any(
+            isinstance(attached, OutgoingLink) and attached.entity is entity and attached.session == session
+            for attached in self._links.values()
+        )
 
     # --- keys and tokens ----------------------------------------------------------------------------------------
 

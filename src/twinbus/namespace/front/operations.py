@@ -31,11 +31,15 @@ class BadRequestError(Exception):
 
 
 class Translated(NamedTuple):
-    """What a request asks of the engine, the claim it needs, and how the engine's result becomes a reply."""
+    """What a request asks of the engine, the claim it needs, and how the engine's result becomes a reply.
+
+    `held` is the session that the asker has to hold by a link of the same connection: that somebody does is not enough.
+    """
 
     claim: Claim
     event: Callable[[Callable[[Any], None]], Event]
     respond: Respond
+    held: str | None = None
 
 
 def translate(request: Request) -> Translated | Refusal:
@@ -149,7 +153,10 @@ def _receive_by_sequence_number(body: _Body, request: Request) -> Translated:
         return Reply(200, body={"messages": [_locked(*entry) for entry in found]})
 
     return Translated(
-        Claim.LISTEN, lambda reply: events.DeferredRequested(reply, numbers, peek_lock, dead, session), respond
+        Claim.LISTEN,
+        lambda reply: events.DeferredRequested(reply, numbers, peek_lock, dead, session),
+        respond,
+        None if dead else session,
     )
 
 
@@ -198,13 +205,17 @@ def _get_session_state(body: _Body, request: Request) -> Translated:
         Claim.LISTEN,
         lambda reply: events.SessionStateRequested(reply, session),
         lambda state: Reply(200, body={"session-state": state}),
+        session,
     )
 
 
 def _set_session_state(body: _Body, request: Request) -> Translated:
     session, state = body.needed_text("session-id"), body.blob("session-state")
     return Translated(
-        Claim.LISTEN, lambda reply: events.SessionStateSet(reply, session, state), lambda _: Reply(200, body={})
+        Claim.LISTEN,
+        lambda reply: events.SessionStateSet(reply, session, state),
+        lambda _: Reply(200, body={}),
+        session,
     )
 
 
@@ -214,6 +225,7 @@ def _renew_session_lock(body: _Body, request: Request) -> Translated:
         Claim.LISTEN,
         lambda reply: events.SessionLockRenewed(reply, session),
         lambda instant: Reply(200, body={"expiration": Timestamp(instant)}),
+        session,
     )
 
 
