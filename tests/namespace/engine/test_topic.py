@@ -225,3 +225,24 @@ def test_removing_a_subscription_leaves_the_others_alone() -> None:
     bus.send("t", "n")
     assert [info.description.path for info in bus.namespace.subscriptions("T")] == [B]
     assert bus.receive(B).bodies == ["m", "n"]
+
+
+def test_a_read_that_fails_for_one_subscription_takes_nothing_from_the_others() -> None:
+    bus = Bus(
+        TopicDescription(path="t"),
+        SubscriptionDescription(topic="t", name="a", max_delivery_count=1),
+        SubscriptionDescription(topic="t", name="b", default_time_to_live=60_000),
+    )
+    bus.send("t", "m")
+    bus.receive(A)
+    bus.now += 60_000  # a's lock is over and b's copy has expired
+    decision = bus.entity("t").advance(events.TimerFired(), bus.now)
+    next(decision)
+    with pytest.raises(StopIteration) as decided:
+        decision.throw(OSError("disk"))
+    bus.apply(decided.value.value)
+    bus.restart()
+    assert bus.counts(A) == (0, 0, 0, 1)
+    assert bus.receive(A, dead=True).bodies == ["m"]
+    bus.wait(0)
+    assert bus.counts(B) == (0, 0, 0, 0)

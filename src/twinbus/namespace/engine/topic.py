@@ -198,11 +198,17 @@ class Topic:
         for subscription in list(self.subscriptions.values()):
             at = subscription.next_timer
             if at is not None and at <= now:
-                own = yield from subscription.advance(TimerFired(), now)
+                try:
+                    own = yield from subscription.advance(TimerFired(), now)
+                except Exception:  # the store could not be read
+                    if not (step.writes or step.effects):
+                        raise
+                    break  # what the others decided is carried out; the next firing fails by itself
                 step.writes += own.writes
                 step.effects += own.effects
-        # What is due comes in a firing of its own: a queue's counters are written once in a step.
-        due = [] if step.writes else (yield from self.schedule.read_due(now))
+        # What is due comes in a firing of its own: a queue's counters are written once in a step, and a read that
+        # fails must not take with it what is decided.
+        due = [] if step.writes or step.effects else (yield from self.schedule.read_due(now))
         if due:
             yield from self._publish([self._activate(row, step) for row in due], now, step)
         if self.seen is not None:
