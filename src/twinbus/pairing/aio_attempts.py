@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from twinbus.pairing.aio_deadline import Deadlines
-from twinbus.pairing.sdk import abort
+from twinbus.pairing.sdk import abort, keep_alive_of
 
 # A link that answers is closed with a word within this; one that does not, without.
 _CLOSING_SECONDS: Final = 1.0
@@ -50,6 +50,9 @@ class Attempts(Deadlines):
 
 
 async def _closed(sender: Any) -> None:
+    keep_alive = keep_alive_of(sender)
+    if keep_alive is not None:
+        keep_alive.cancel()
     with contextlib.suppress(Exception):
         await asyncio.wait_for(sender.close(), _CLOSING_SECONDS)
     # Whatever closing left open.

@@ -11,11 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
-from weakref import WeakKeyDictionary
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.sdk import Retries, is_open, may_try_again, shut_socket, take_keep_alive
+from twinbus.pairing.sdk import Retries, is_open, keep_alive_of, may_try_again, shut_socket
 from twinbus.pairing.timekeeper import Timekeeper, Watch
 from twinbus.pairing.workers import Workers
 
@@ -31,7 +30,6 @@ class Attempts:
         self.seconds = seconds
         self.keeper = Timekeeper(f"twinbus-time-{name}")
         self.workers = Workers(f"twinbus-work-{name}")
-        self._keep_alives: WeakKeyDictionary[Any, threading.Thread] = WeakKeyDictionary()
 
     def span(self, timeout: float | None) -> float:
         """How long an attempt may take whose caller gave a time-out."""
@@ -94,15 +92,9 @@ class Attempts:
             self.watched(sender, time.monotonic() + 1.0, sender.close)
         with contextlib.suppress(Exception):
             shut_socket(sender)
-        keep_alive = self._keep_alives.pop(sender, None)
+        keep_alive = keep_alive_of(sender)
         if keep_alive is not None:
             keep_alive.join(_CLOSING_SECONDS)
-
-    def opened(self, sender: Any) -> None:
-        """A new link: its thread is ours to wait for."""
-        keep_alive = take_keep_alive(sender)
-        if keep_alive is not None:
-            self._keep_alives[sender] = keep_alive
 
 
 class Job:
@@ -147,8 +139,6 @@ class Job:
         except BaseException as error:
             self._error = error
         finally:
-            with contextlib.suppress(Exception):
-                self._attempts.opened(self._sender)
             self._done.set()
         if self._left.is_set():
             with contextlib.suppress(Exception):

@@ -1,0 +1,138 @@
+"""Two real namespaces in processes of their own, to be broken one by one, and both drivers behind one face."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
+from twinbus.connect import ReceivedMessage, connect
+from twinbus.testing import LocalNamespace
+
+ENOUGH = 80
+KEY = "SAS_KEY_VALUE"
+ALL = "RootManageSharedAccessKey"
+_numbers = itertools.count()
+SOON = 10.0
+
+
+def config(name: str, **queue: object) -> dict[str, object]:
+    queues: list[dict[str, object]] = [{"name": f"plain-{number}", **queue} for number in range(ENOUGH)]
+    queues += [{"name": f"sessions-{number}", "requires_session": True} for number in range(8)]
+    topics = [{"name": f"topic-{number}", "subscriptions": [{"name": "all"}]} for number in range(4)]
+    claims = {ALL: ["Listen", "Manage", "Send"], "app": ["Listen", "Send"], "reader": ["Listen"]}
+    rules = [{"name": rule, "claims": claim, "primary_key": KEY} for rule, claim in claims.items()]
+    return {"namespaces": [{"name": name, "queues": queues, "topics": topics, "authorization_rules": rules}]}
+
+
+@pytest.fixture(scope="module")
+def primary() -> Iterator[LocalNamespace]:
+    with LocalNamespace("primary", memory=True, config=config("primary")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def secondary() -> Iterator[LocalNamespace]:
+    with LocalNamespace("secondary", memory=True, config=config("secondary")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def healed(primary: LocalNamespace, secondary: LocalNamespace) -> Iterator[None]:
+    """Whatever a test broke is whole again for the next one."""
+    yield
+    for namespace in (primary, secondary):
+        if not namespace.running:
+            namespace.start()
+        os.kill(namespace.pid, signal.SIGCONT)
+        namespace.faults.clear()
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"plain-{next(_numbers) % ENOUGH}"
+
+
+class World:
+    """The two namespaces and pairs of them, whichever driver runs these."""
+
+    def __init__(self, driver: str, primary: LocalNamespace, secondary: LocalNamespace) -> None:
+        self.driver = driver
+        self.primary = primary
+        self.secondary = secondary
+        self.stack = AsyncExitStack()
+
+    async def do(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """A call of a pair or sender: awaited, or in a thread."""
+        if self.driver == "aio":
+            result = call(*arguments, **keywords)
+            return await result if inspect.isawaitable(result) else result
+        return await asyncio.to_thread(call, *arguments, **keywords)
+
+    async def pair(self, *, keywords: dict[str, Any] | None = None, **options: Any) -> Any:
+        """Short intervals, and backlog queues of its own."""
+        short = {
+            "backlog_queue_count": 2,
+            "failover_interval": timedelta(0),
+            "ping_interval": timedelta(minutes=1),
+            "ping_jitter": 0.0,
+            "try_timeout": timedelta(seconds=1),
+            "probation": timedelta(seconds=1),
+            "primary_name": f"t{os.getpid()}-{next(_numbers)}",
+        }
+        given = SendAvailabilityOptions(**{**short, **options})
+        make = aio.pair_connection_strings if self.driver == "aio" else pair_connection_strings
+        strings = (keywords or {}).pop("strings", (self.primary.connection_string, self.secondary.connection_string))
+        pair = await self.do(make, *strings, options=given, **(keywords or {}))
+        self.stack.push_async_callback(self.do, pair.close)
+        return pair
+
+    async def sender(self, pair: Any, entity: str) -> Any:
+        return await self.do(pair.get_queue_sender, entity)
+
+    async def send(self, sender: Any, message: Any, **keywords: Any) -> None:
+        await self.do(sender.send_messages, message, **keywords)
+
+    async def backlog(self, pair: Any) -> list[ReceivedMessage]:
+        """What the backlog queues of a pair hold, in the order of its queues."""
+        found: list[ReceivedMessage] = []
+        async with connect(self.secondary.connection_string, timeout=10) as bus:
+            for queue in pair.backlog_queues:
+                async with await bus.receiver(queue) as receiver:
+                    found += await receiver.peek(count=200)
+        return found
+
+    async def held(self, entity: str) -> list[ReceivedMessage]:
+        """What an entity of the primary holds."""
+        async with connect(self.primary.connection_string, timeout=10) as bus, await bus.receiver(entity) as receiver:
+            return await receiver.peek(count=200)
+
+    async def until(self, holds: Callable[[], bool], seconds: float = SOON) -> None:
+        async with asyncio.timeout(seconds):
+            while not holds():  # noqa: ASYNC110 - what is waited for happens in threads and other processes
+                await asyncio.sleep(0.02)
+
+    async def state(self, pair: Any, entity: str, state: str) -> None:
+        await self.until(lambda: state_of(pair, entity) == state)
+
+
+def state_of(pair: Any, entity: str) -> str:
+    return next((str(one.state) for one in pair.entities() if one.path == entity), "unknown")
+
+
+@pytest.fixture(params=["sync", "aio"])
+async def world(
+    request: pytest.FixtureRequest, primary: LocalNamespace, secondary: LocalNamespace
+) -> AsyncIterator[World]:
+    made = World(request.param, primary, secondary)
+    async with made.stack:
+        yield made

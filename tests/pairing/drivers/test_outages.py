@@ -1,0 +1,207 @@
+"""The faults of a real primary, each as its clause says, with the official SDK's senders."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import (
+    ServiceBusAuthenticationError,
+    ServiceBusError,
+    ServiceBusServerBusyError,
+)
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from twinbus import BacklogUnavailableError, PrimaryUnusableError
+from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.sdk import kind_of
+from twinbus.testing import LocalNamespace
+
+from .conftest import ALL, KEY, World, state_of
+
+# try_timeout is 1 s, and the rest is for a machine under load; without a deadline of ours the SDK takes minutes.
+AT_ONCE = 8.0
+
+
+def killed(primary: LocalNamespace, _: str) -> None:
+    primary.kill()
+
+
+def frozen(primary: LocalNamespace, _: str) -> None:
+    os.kill(primary.pid, signal.SIGSTOP)
+
+
+def black_holed(primary: LocalNamespace, _: str) -> None:
+    primary.faults.set("black-hole")
+
+
+def detached(primary: LocalNamespace, queue: str) -> None:
+    primary.faults.set("detach", entity=queue)
+
+
+def failing_inside(primary: LocalNamespace, queue: str) -> None:
+    primary.faults.set("internal-error", entity=queue)
+
+
+def disabled(primary: LocalNamespace, queue: str) -> None:
+    _set_status(primary, queue, "Disabled")
+
+
+def mend(primary: LocalNamespace, queue: str) -> None:
+    if not primary.running:
+        primary.start()
+    os.kill(primary.pid, signal.SIGCONT)
+    primary.faults.clear()
+    _set_status(primary, queue, "Active")
+
+
+def _set_status(primary: LocalNamespace, queue: str, status: str) -> None:
+    with ServiceBusAdministrationClient.from_connection_string(primary.connection_string) as admin:
+        found = admin.get_queue(queue, connection_verify=str(primary.ca))
+        found.status = status
+        admin.update_queue(found, connection_verify=str(primary.ca))
+
+
+OUTAGES = [killed, frozen, black_holed, detached, failing_inside, disabled]
+
+
+@pytest.mark.parametrize("outage", OUTAGES, ids=lambda outage: outage.__name__)
+async def test_s4_s5_s12_g2_the_failing_call_diverts_and_a_ping_brings_the_entity_back(
+    world: World, queue: str, outage: Callable[[LocalNamespace, str], None]
+) -> None:
+    pair = await world.pair(ping_interval=timedelta(seconds=1))
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before", message_id="before"))
+    await asyncio.to_thread(outage, world.primary, queue)
+    async with asyncio.timeout(AT_ONCE):
+        await world.send(sender, ServiceBusMessage("during", message_id="during"))
+    assert [one.message_id for one in await world.backlog(pair)] == ["during"]
+    assert state_of(pair, queue) == "failed_over"
+    await asyncio.to_thread(mend, world.primary, queue)
+    await world.state(pair, queue, "healthy")
+    await world.send(sender, ServiceBusMessage("after", message_id="after"))
+    assert "after" in [one.message_id for one in await world.held(queue)]
+    assert [one.message_id for one in await world.backlog(pair)] == ["during"]
+
+
+async def test_s3_the_timer_fires_without_traffic_and_until_then_errors_reach_the_caller(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair(failover_interval=timedelta(seconds=0.5), keywords={"retry_total": 0})
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    world.primary.faults.set("internal-error", entity=queue)
+    with pytest.raises(ServiceBusError):
+        await world.send(sender, ServiceBusMessage("refused"))
+    assert state_of(pair, queue) == "failing"
+    await world.state(pair, queue, "failed_over")
+    await world.send(sender, ServiceBusMessage("diverted", message_id="diverted"))
+    assert [one.message_id for one in await world.backlog(pair)] == ["diverted"]
+
+
+async def test_s3_a_success_stops_the_timer(world: World, queue: str) -> None:
+    pair = await world.pair(failover_interval=timedelta(seconds=1), keywords={"retry_total": 0})
+    sender = await world.sender(pair, queue)
+    world.primary.faults.set("internal-error", entity=queue, points=["send"], count=1)
+    with pytest.raises(ServiceBusError):
+        await world.send(sender, ServiceBusMessage("refused"))
+    await world.send(sender, ServiceBusMessage("taken"))
+    assert state_of(pair, queue) == "healthy"
+
+
+async def test_s2_server_busy_reaches_the_caller_and_never_fails_over(world: World, queue: str) -> None:
+    pair = await world.pair(keywords={"retry_total": 0})
+    sender = await world.sender(pair, queue)
+    world.primary.faults.set("server-busy", entity=queue, points=["send"])
+    with pytest.raises(ServiceBusServerBusyError):
+        await world.send(sender, ServiceBusMessage("busy"))
+    assert state_of(pair, queue) == "healthy"
+    assert await world.backlog(pair) == []
+
+
+async def test_s2_an_entity_that_is_not_there_reaches_the_caller(world: World) -> None:
+    pair = await world.pair()
+    sender = await world.sender(pair, "nowhere")
+    with pytest.raises(ServiceBusError) as raised:
+        await world.send(sender, ServiceBusMessage("lost"))
+    # The SDK calls it an authentication error: `$cbs` is where it is told.
+    assert kind_of(raised.value) is FailureKind.ENTITY_NOT_FOUND
+    assert state_of(pair, "nowhere") == "healthy"
+
+
+async def test_s2_a_revoked_key_reaches_the_caller(world: World, queue: str) -> None:
+    wrong = world.primary.connection_string.replace(KEY, "revoked")
+    assert ALL in wrong
+    pair = await world.pair(keywords={"strings": (wrong, world.secondary.connection_string), "retry_total": 0})
+    sender = await world.sender(pair, queue)
+    with pytest.raises(ServiceBusAuthenticationError):
+        await world.send(sender, ServiceBusMessage("refused"))
+    assert state_of(pair, queue) == "healthy"
+
+
+@pytest.mark.parametrize("on_unusable", ["divert", "raise"])
+async def test_g4_a_ping_that_finds_the_entity_gone_makes_it_unusable_and_sends_divert_or_raise(
+    world: World, on_unusable: str
+) -> None:
+    pair = await world.pair(on_unusable=on_unusable, ping_interval=timedelta(seconds=1))
+    sender = await world.sender(pair, "gone")
+    await world.do(pair.force_failover, "gone")
+    await world.state(pair, "gone", "unusable")
+    assert next(one.cause for one in pair.entities()) is FailureKind.ENTITY_NOT_FOUND
+    if on_unusable == "divert":
+        await world.send(sender, ServiceBusMessage("kept"))
+        assert len(await world.backlog(pair)) == 1
+    else:
+        with pytest.raises(PrimaryUnusableError, match="gone"):
+            await world.send(sender, ServiceBusMessage("refused"))
+
+
+async def test_s6_a_queue_that_fails_leaves_for_all_senders_and_comes_back_after_its_probation(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair(keywords={"retry_total": 0})
+    first, second = [await world.sender(pair, queue) for _ in range(2)]
+    bad, good = pair.backlog_queues
+    world.secondary.faults.set("internal-error", entity=bad)
+    await world.do(pair.force_failover, queue)
+    for sender in (first, second):
+        for number in range(4):
+            await world.send(sender, ServiceBusMessage("x", message_id=f"{number}"))
+    # Whether or not chance sent one of the two to the bad queue first: all arrived, and none there.
+    world.secondary.faults.clear()
+    await world.until(lambda: len(pair.backlog_queues) == 2)
+    assert len(await world.backlog(pair)) == 8
+    assert {bad, good} == set(pair.backlog_queues)
+
+
+async def test_s6_none_left_raises_with_the_causes_and_the_message_stays_the_callers(world: World, queue: str) -> None:
+    pair = await world.pair(keywords={"retry_total": 0}, probation=timedelta(minutes=1))
+    sender = await world.sender(pair, queue)
+    queues = pair.backlog_queues
+    await world.do(pair.force_failover, queue)
+    world.secondary.faults.set("internal-error")
+    with pytest.raises(BacklogUnavailableError) as raised:
+        await world.send(sender, ServiceBusMessage("kept"))
+    assert {cause.queue for cause in raised.value.causes} == set(queues)
+    assert {cause.kind for cause in raised.value.causes} == {FailureKind.INTERNAL}
+    assert pair.backlog_queues == ()
+
+
+async def test_s6_a_full_backlog_queue_leaves_the_rotation_and_the_message_goes_to_another(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair(backlog_queue_count=2, probation=timedelta(minutes=1))
+    full, other = pair.backlog_queues
+    with ServiceBusAdministrationClient.from_connection_string(world.secondary.connection_string) as admin:
+        found = admin.get_queue(full, connection_verify=str(world.secondary.ca))
+        found.status = "SendDisabled"
+        admin.update_queue(found, connection_verify=str(world.secondary.ca))
+    await world.do(pair.force_failover, queue)
+    # As many senders as leave hardly a chance that none of them picks it.
+    for number in range(12):
+        await world.send(await world.sender(pair, queue), ServiceBusMessage("x", message_id=str(number)))
+    assert pair.backlog_queues == (other,)
+    assert len(await world.backlog(pair)) == 12
