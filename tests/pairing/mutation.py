@@ -26,7 +26,7 @@ SEEDS = 300
 SECONDS = 120
 PARTS = {
     "failover/table.py": ("test_failover.py", "test_diagram.py"),
-    "failover/machine.py": ("test_failover.py",),
+    "failover/machine.py": ("test_failover.py", "test_options.py"),
     "failover/events.py": ("test_failover.py",),
     "failover/effects.py": ("test_failover.py",),
     "rotation.py": ("test_rotation.py",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
@@ -161,6 +162,11 @@ def test_s7_a_time_to_live_is_read_as_a_long_or_as_the_old_clients_timespan(ttl:
     assert type(found) is int
 
 
+def exactly(text: str) -> str:
+    """The whole text of the error; what follows it is the hint."""
+    return re.escape(f"{text}. Mend the message and resubmit it.") + "$"
+
+
 WRONG = [None, True, 1.5, "1", b"1", Int(1), UInt(1), ULong(1), -1, Long(-1), Timestamp(1), timedelta(1)]
 
 
@@ -169,7 +175,8 @@ WRONG = [None, True, 1.5, "1", b"1", Int(1), UInt(1), ULong(1), -1, Long(-1), Ti
     [*WRONG, *(Described(Symbol("com.microsoft:timespan"), w) for w in WRONG), Described("x", 1), Described(1, 1)],
 )
 def test_y6_a_time_to_live_of_another_type_is_an_error(ttl: object) -> None:
-    with pytest.raises(AliasError, match=r"x-ms-timetolive is .*, not a span in ticks") as caught:
+    text = f"x-ms-timetolive is {ttl!r}, not a span in ticks: a long, or com.microsoft:timespan"
+    with pytest.raises(AliasError, match=exactly(text)) as caught:
         restore(backlog(ttl=ttl))
     assert caught.value.name == "x-ms-timetolive"
 
@@ -190,7 +197,7 @@ def test_s7_a_scheduled_time_is_read_as_a_timestamp(when: object) -> None:
 
 @pytest.mark.parametrize("when", [None, 1, Long(1), "2023-11-14", datetime(2023, 11, 14), 1.0])  # noqa: DTZ001
 def test_y6_a_scheduled_time_of_another_type_is_an_error(when: object) -> None:
-    with pytest.raises(AliasError, match=r"x-ms-scheduledenqueuetimeutc is .*, not a timestamp"):
+    with pytest.raises(AliasError, match=exactly(f"x-ms-scheduledenqueuetimeutc is {when!r}, not a timestamp")):
         restore(backlog(scheduled=when))
 
 
@@ -199,15 +206,15 @@ def test_y6_a_scheduled_time_of_another_type_is_an_error(when: object) -> None:
     ("alias", "name"), [("session", "x-ms-sessionid"), ("path", "x-ms-path"), ("packed", "x-twinbus-packed")]
 )
 def test_y6_a_string_alias_of_another_type_is_an_error(alias: str, name: str, wrong: object) -> None:
-    with pytest.raises(AliasError, match=f"{name} is .*, not a string") as caught:
+    with pytest.raises(AliasError, match=exactly(f"{name} is {wrong!r}, not a string")) as caught:
         restore(backlog(**{alias: wrong}))
     assert caught.value.name == name
 
 
 def test_y6_a_message_without_a_path_is_an_error() -> None:
-    with pytest.raises(AliasError, match="x-ms-path is missing"):
+    with pytest.raises(AliasError, match=exactly("x-ms-path is missing")):
         restore(PLAIN)
-    with pytest.raises(AliasError, match="x-ms-path is empty"):
+    with pytest.raises(AliasError, match=exactly("x-ms-path is empty")):
         restore(backlog(path=""))
 
 

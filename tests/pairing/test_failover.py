@@ -182,6 +182,10 @@ def test_s11_force_restore_of_what_is_not_failed_over_changes_nothing(entity: f.
     assert advance(entity, f.RestoreForced(), 102.0) == Step(entity)
 
 
+def test_s11_a_drill_says_that_it_is_one() -> None:
+    assert str(f.Drill.FORCED) == "forced"
+
+
 def test_s11_the_notices_have_the_names_of_the_spec() -> None:
     names = [f.FailoverEngaged.name, f.Restored.name, f.PrimaryUnusable.name]
     assert names == ["failover_engaged", "restored", "primary_unusable"]

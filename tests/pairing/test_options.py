@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from twinbus.pairing.errors import OptionError
+from twinbus.pairing.failover import Policy
 from twinbus.pairing.failures import COUNTING, FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
 
@@ -102,6 +103,11 @@ def test_p2_options_are_keywords_and_cannot_be_changed() -> None:
 def test_s2_failover_on_reaches_the_machine() -> None:
     policy = Options(failover_on=[FailureKind.SERVER_BUSY, "-timeout"]).policy
     assert policy.counting == COUNTING - {FailureKind.TIMEOUT} | {FailureKind.SERVER_BUSY}
+
+
+def test_p2_the_machines_own_defaults_are_those_of_the_options() -> None:
+    assert Options().policy == Policy()
+    assert (Policy().failover_interval, Policy().ping_interval, Policy().ping_jitter) == (60.0, 60.0, 0.1)
 
 
 def test_the_machine_gets_seconds() -> None:

@@ -46,6 +46,11 @@ def test_s6_a_fault_of_the_message_and_server_busy_never_evict_a_queue(kind: Fai
     assert advance(FULL, r.BacklogSendFailed("b1", kind), 5.0) == Step(FULL, (r.RaiseToCaller(),))
 
 
+def test_s6_a_cause_without_a_text_has_none() -> None:
+    left = advance(FULL, r.BacklogSendFailed("b0", K.TIMEOUT), 5.0).rotation
+    assert advance(left, r.QueueMissing("b1", K.DNS), 5.0).rotation.causes == (("b0", K.TIMEOUT, ""), ("b1", K.DNS, ""))
+
+
 def test_s6_those_still_under_way_to_a_queue_that_left_go_on_and_do_not_draw_out_its_probation() -> None:
     assert advance(WITHOUT_1, r.BacklogSendFailed("b1", K.TIMEOUT), 20.0) == Step(WITHOUT_1, (r.TryAnother(),))
 
