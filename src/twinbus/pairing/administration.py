@@ -17,6 +17,7 @@ from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusClient
 from azure.servicebus._base_handler import ServiceBusSASTokenCredential, ServiceBusSharedKeyCredential
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
+from azure.servicebus.aio._base_handler_async import ServiceBusSharedKeyCredential as AioSharedKeyCredential
 from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioServiceBusAdministrationClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
@@ -293,7 +294,8 @@ def credential_of(client: ServiceBusClient | AioServiceBusClient) -> Any:
     """The credential a client was made with, as an administration client takes it."""
     credential = client._credential
     if isinstance(credential, AzureNamedKeyCredential):
-        return ServiceBusSharedKeyCredential(*credential.named_key)
+        aio = isinstance(client, AioServiceBusClient)
+        return (AioSharedKeyCredential if aio else ServiceBusSharedKeyCredential)(*credential.named_key)
     if isinstance(credential, AzureSasCredential | ServiceBusSASTokenCredential):
         raise OperatorError(
             "the secondary's client has a shared access signature, which its management does not take",
