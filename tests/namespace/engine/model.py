@@ -30,6 +30,13 @@ class Message:
     def mortal(self) -> bool:
         return self.state in ("active", "deferred")
 
+    def is_over(self, now: int) -> bool:
+        """A deferred message's time is looked at only when somebody asks for it by number."""
+        return self.state == "active" and self.is_overdue(now)
+
+    def is_overdue(self, now: int) -> bool:
+        return self.expires is not None and self.expires <= now
+
 
 @dataclass
 class Holder:
@@ -78,7 +85,7 @@ class Model:
         for message in self.messages.values():
             if message.held and self.until_of(message) <= now:
                 self.let_go(message, now, failed=True)
-            if message.mortal and not message.held and message.expires is not None and message.expires <= now:
+            if not message.held and message.is_over(now):
                 self.expire(message)
             if message.state == "scheduled" and message.due is not None and message.due <= now:
                 message.state, message.due, message.seq = "active", None, None
@@ -94,7 +101,7 @@ class Model:
     def let_go(self, message: Message, now: int, *, failed: bool) -> None:
         message.token = None
         message.deliveries += failed
-        if message.mortal and message.expires is not None and message.expires <= now:
+        if message.is_over(now):
             self.expire(message)
         elif message.mortal and failed and message.deliveries >= self.max_delivery_count:
             message.state = "dead"
@@ -111,8 +118,6 @@ class Model:
             message.state = "gone"
         elif outcome == "dead-letter":
             message.state = "dead"
-        elif message.mortal and message.expires is not None and message.expires <= now:
-            self.expire(message)
         else:
             message.state = "deferred" if message.mortal else "dead-deferred"
         return True

@@ -92,15 +92,51 @@ def test_a_held_message_does_not_expire_until_it_comes_back() -> None:
     assert bus.counts("q") == (0, 0, 0, 2)
 
 
-def test_a_deferred_message_expires_too() -> None:
-    bus = Bus(queue())
-    bus.send("q", envelope("m", ttl=10_000))
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("dead_letters", [False, True])
+def test_a_deferred_message_expires_only_when_it_is_asked_for(dead_letters: bool, restarts: bool) -> None:
+    bus = Bus(queue(dead_lettering_on_expiration=dead_letters))
+    bus.send("q", envelope("m", ttl=10_000), envelope("n", ttl=90_000))
     bus.settle_tokens("q", bus.receive("q").tokens, events.Defer())
-    bus.now += 10_000
-    bus.carry_out(bus.entity("q").advance(events.DeferredRequested("reply", (1,), True, False), bus.now))
-    assert bus.answers[-1].condition is Condition.MESSAGE_NOT_FOUND
-    bus.settle()
+    if restarts:
+        bus.restart()
+    bus.wait(20_000)
+    assert bus.counts("q") == (0, 2, 0, 0)
+    assert [text_of(row) for row in bus.peek("q")] == ["m", "n"]
+    refusal = bus.deferred("q", 1, 2)
+    assert refusal.condition is Condition.MESSAGE_NOT_FOUND
+    assert "1" in refusal.description
+    assert bus.counts("q") == (0, 1, 0, int(dead_letters))
+    reasons = [overlay_of(row)["DeadLetterReason"] for row in bus.receive("q", dead=True).rows]
+    assert reasons == ["TTLExpiredException"] * dead_letters
+    assert [text_of(row) for row, _, _ in bus.deferred("q", 2)] == ["n"]
+
+
+@pytest.mark.parametrize("outcome", [events.Abandon(), events.Release(), events.Defer(), None])
+def test_a_deferred_message_that_comes_back_after_its_time_stays_deferred(outcome: events.Outcome | None) -> None:
+    bus = Bus(queue())
+    bus.send("q", envelope("m", ttl=70_000))
+    bus.settle_tokens("q", bus.receive("q").tokens, events.Defer())
+    bus.wait(60_000)
+    [(_, token, _)] = bus.deferred("q", 1)
+    assert token is not None
+    bus.wait(20_000)
+    if outcome is None:
+        bus.wait(40_000)
+    else:
+        assert bus.settle_tokens("q", [token], outcome) == [None]
+    assert bus.counts("q") == (0, 1, 0, 0)
+    assert bus.deferred("q", 1).condition is Condition.MESSAGE_NOT_FOUND
     assert bus.counts("q") == (0, 0, 0, 0)
+
+
+def test_a_held_message_deferred_after_its_time_is_deferred() -> None:
+    bus = Bus(queue())
+    bus.send("q", envelope("m", ttl=1_000))
+    [token] = bus.receive("q").tokens
+    bus.wait(10_000)
+    assert bus.settle_tokens("q", [token], events.Defer()) == [None]
+    assert bus.counts("q") == (0, 1, 0, 0)
 
 
 def test_thousands_expire_together_although_hundreds_of_the_oldest_are_held() -> None:

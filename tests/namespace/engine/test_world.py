@@ -296,6 +296,11 @@ class World(RuleBasedStateMachine):
         if message.held or (session is not None and not held):
             assert isinstance(answer, Refusal)
             return
+        if not dead and message.is_overdue(self.bus.now):
+            assert isinstance(answer, Refusal)
+            model.expire(message)
+            self._look()
+            return
         [(row, token, until)] = answer
         assert text_of(row) == message.body
         if peek_lock:

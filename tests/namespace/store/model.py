@@ -150,7 +150,7 @@ def assert_shows(store: Store, opened: Opened | None, model: Model) -> None:
         named = [kept.body for kept in model.rows.values() if kept.body is not None]
         assert opened.next_body > max(named, default=0)
         for stored in opened.entities:
-            expiring = [kept for kept in model.rows_of(stored.entity.queue) if kept.lane <= Lane.DEFERRED]
+            expiring = [kept for kept in model.rows_of(stored.entity.queue) if kept.lane == Lane.ACTIVE]
             assert stored.next_expiry == min(
                 (kept.expires for kept in expiring if kept.expires is not None), default=None
             )

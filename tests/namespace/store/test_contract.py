@@ -217,10 +217,9 @@ class TestBrowseRows:
 
 class TestTime:
     def test_expired_rows_come_oldest_first_and_tell_the_next_instant(self, home: Home) -> None:
-        home.commit(
-            put(1, expires=30), put(2, expires=10, lane=Lane.DEFERRED), put(3), put(4, expires=20), put(5, expires=99)
-        )
+        home.commit(put(1, expires=30), put(2, expires=10), put(3), put(4, expires=20), put(5, expires=99))
         home.commit(put(6, expires=1, lane=Lane.DEAD), put(7, expires=1, queue=2))
+        home.commit(put(8, expires=1, lane=Lane.DEFERRED), put(9, expires=1, lane=Lane.SCHEDULED, due=1))
         answer = home.store.load(ExpiredRows(1, 30, 10))
         assert [found.seq for found in answer.rows] == [2, 4, 1]
         assert [found.raw for found in answer.rows] == [b"", b"", b""]
@@ -244,6 +243,7 @@ class TestTime:
 
     def test_opening_tells_what_falls_due_next(self, home: Home) -> None:
         home.commit(put(1, expires=30), put(2, expires=10, lane=Lane.DEAD), put(3, lane=Lane.SCHEDULED, due=7, queue=2))
+        home.commit(put(4, expires=10, lane=Lane.DEFERRED))
         first, second = home.reopen().entities
         assert (first.next_expiry, first.next_due) == (30, None)
         assert (second.next_expiry, second.next_due) == (None, 7)

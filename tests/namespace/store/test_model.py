@@ -80,9 +80,7 @@ class Stores(RuleBasedStateMachine):
     def time(self, queue: int, later: int, limit: int, size: int) -> None:
         at = 1_000 + later
         rows = self.model.rows_of(queue)
-        expiring = sorted(
-            (row.expires, row.seq) for row in rows if row.expires is not None and row.lane <= Lane.DEFERRED
-        )
+        expiring = sorted((row.expires, row.seq) for row in rows if row.expires is not None and row.lane == Lane.ACTIVE)
         expired = [seq for expires, seq in expiring if expires <= at][:limit]
         scheduled = sorted((row for row in rows if row.due is not None), key=lambda row: (row.due, row.seq))
         due = bounded([row for row in scheduled if row.due is not None and row.due <= at], limit, size)

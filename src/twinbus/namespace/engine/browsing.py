@@ -32,7 +32,7 @@ from twinbus.namespace.engine.rows import (
     StoredSessions,
 )
 from twinbus.namespace.engine.sessions import HeldSession
-from twinbus.namespace.engine.settlement import drop
+from twinbus.namespace.engine.settlement import drop, expire
 from twinbus.namespace.engine.shelf import Shelf
 
 Asking = Generator[Need, Any, None]
@@ -44,7 +44,12 @@ _DEAD_LANES: Final = (Lane.DEAD, Lane.DEAD_DEFERRED)
 
 
 def expired(row: Row, now: int) -> bool:
-    return row.expires is not None and row.expires <= now and row.lane != Lane.SCHEDULED
+    """Whether the message is over by itself: a deferred one is only when it is asked for by its number."""
+    return row.lane == Lane.ACTIVE and is_overdue(row, now)
+
+
+def is_overdue(row: Row, now: int) -> bool:
+    return row.expires is not None and row.expires <= now
 
 
 def peek(shelf: Shelf, event: MessagesPeeked, now: int, step: Step) -> Asking:
@@ -71,11 +76,11 @@ def receive_deferred(shelf: Shelf, event: DeferredRequested, now: int, step: Ste
     lane = Lane.DEAD_DEFERRED if event.dead_letter else Lane.DEFERRED
     seqs = tuple(dict.fromkeys(event.seqs))
     stored: list[Row] = yield RowsBySeq(shelf.counters.queue, (lane,), seqs)
-    rows = [
-        row
-        for row in stored
-        if row.seq not in shelf.locks.by_seq and not expired(row, now) and (held is None or row.session == held.id)
-    ]
+    free = [row for row in stored if row.seq not in shelf.locks.by_seq and (held is None or row.session == held.id)]
+    rows = [row for row in free if not is_overdue(row, now)]
+    for row in free:
+        if is_overdue(row, now):
+            expire(shelf, row, step)
     if len(rows) < len(seqs):
         found = {row.seq for row in rows}
         missing = [seq for seq in seqs if seq not in found]

@@ -143,7 +143,7 @@ class DeferredRequested:
 
 @dataclass(frozen=True, slots=True)
 class MessagesPeeked:
-    """Answer: list[Row], at most `count` (and about 1 MiB), with seq >= start; expired and ping messages never show."""
+    """Answer: list[Row], at most `count` (and about 1 MiB), with seq >= start. No pings; expired only if deferred."""
 
     reply: Any
     start: int

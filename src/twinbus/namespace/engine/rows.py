@@ -31,7 +31,7 @@ class Row(NamedTuple):
     """Sequence number given where the message was first accepted (the topic's, for a subscription)."""
     enqueued: int
     expires: int | None
-    """When its time to live ends; None for never. Dead-lettered messages do not expire."""
+    """When its time to live ends; None for never. By itself only an ACTIVE message ends then."""
     due: int | None
     """When a scheduled message becomes active; None in every other lane."""
     session: str | None
@@ -88,7 +88,10 @@ class BrowseRows:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredRows:
-    """ACTIVE and DEFERRED rows with expires <= at, oldest expiry first, without raw. Answer: DueAnswer."""
+    """ACTIVE rows with expires <= at, oldest expiry first, without raw. Answer: DueAnswer.
+
+    A deferred message does not expire by itself: its time is looked at when it is received by its number.
+    """
 
     queue: int
     at: int

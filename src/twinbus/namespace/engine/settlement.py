@@ -80,7 +80,7 @@ def _settle_one(shelf: Shelf, lock: Lock, outcome: Outcome, now: int, step: Step
         case Abandon(properties):
             give_back(shelf, row, now, step, failed=True, properties=properties)
         case Defer(properties):
-            _defer(shelf, row, now, step, properties)
+            _defer(shelf, row, step, properties)
         case DeadLetter(reason, description, properties):
             bury(shelf, row, step, dead_letter_properties(reason, description, properties))
         case Release():
@@ -138,7 +138,7 @@ def give_back(
     if failed:
         row = row._replace(delivery_count=row.delivery_count + 1)
     if row.lane < Lane.DEAD:  # neither time nor the number of deliveries ends a message of the dead-letter queue
-        if row.expires is not None and row.expires <= now:
+        if row.lane == Lane.ACTIVE and row.expires is not None and row.expires <= now:
             expire(shelf, row, step)
             return
         if failed and row.delivery_count >= shelf.settings.max_delivery_count:
@@ -168,10 +168,7 @@ def bury(shelf: Shelf, row: Row, step: Step, told: Mapping[str, Any]) -> None:
     shelf.wake(shelf.dead)
 
 
-def _defer(shelf: Shelf, row: Row, now: int, step: Step, properties: Mapping[str, Any] | None) -> None:
-    if row.lane < Lane.DEAD and row.expires is not None and row.expires <= now:
-        expire(shelf, row, step)
-        return
+def _defer(shelf: Shelf, row: Row, step: Step, properties: Mapping[str, Any] | None) -> None:
     to_lane = _DEFERRED_TWIN.get(Lane(row.lane), Lane(row.lane))
     overlay = merged(row.overlay, properties)
     place = (row.queue, row.lane, row.seq, to_lane, row.seq)

@@ -43,7 +43,6 @@ from twinbus.namespace.store.plan import moved
 from twinbus.namespace.store.reading import empty_answer
 from twinbus.namespace.store.sorted_keys import SortedKeys
 
-_EXPIRING = (Lane.ACTIVE, Lane.DEFERRED)
 _LISTED = (Lane.ACTIVE, Lane.DEFERRED, Lane.SCHEDULED)
 
 
@@ -55,7 +54,7 @@ class _Queue:
         self.lanes: dict[int, SortedKeys[int]] = {}
         self.sessions: dict[int, SortedKeys[str]] = {}
         self.of_session: dict[tuple[int, str], SortedKeys[int]] = {}
-        self.expiring: SortedKeys[tuple[int, int, int]] = SortedKeys()
+        self.expiring: SortedKeys[tuple[int, int]] = SortedKeys()
         self.due: SortedKeys[tuple[int, int, int]] = SortedKeys()
         self.states: dict[str, tuple[bytes, int]] = {}
         self.seen: dict[str, int] = {}
@@ -71,8 +70,8 @@ class _Queue:
             if not numbers:
                 self.sessions.setdefault(row.lane, SortedKeys()).add(row.session)
             numbers.add(row.seq)
-        if row.expires is not None and row.lane in _EXPIRING:
-            self.expiring.add((row.expires, row.seq, row.lane))
+        if row.expires is not None and row.lane == Lane.ACTIVE:
+            self.expiring.add((row.expires, row.seq))
         if row.due is not None:
             self.due.add((row.due, row.seq, row.lane))
 
@@ -85,8 +84,8 @@ class _Queue:
             if not numbers:
                 del self.of_session[row.lane, row.session]
                 self.sessions[row.lane].remove(row.session)
-        if row.expires is not None and row.lane in _EXPIRING:
-            self.expiring.remove((row.expires, row.seq, row.lane))
+        if row.expires is not None and row.lane == Lane.ACTIVE:
+            self.expiring.remove((row.expires, row.seq))
         if row.due is not None:
             self.due.remove((row.due, row.seq, row.lane))
         return row
@@ -256,7 +255,7 @@ class MemoryStore:
                 return DueAnswer(rows, _instant_after(queue.due, len(rows)))
             case ExpiredRows():
                 expired = islice(takewhile(lambda key: key[0] <= need.at, queue.expiring), need.limit)
-                rows = [queue.rows[lane, seq]._replace(raw=b"") for _, seq, lane in expired]
+                rows = [queue.rows[Lane.ACTIVE, seq]._replace(raw=b"") for _, seq in expired]
                 return DueAnswer(rows, _instant_after(queue.expiring, len(rows)))
             case WaitingSessions():
                 sessions = queue.sessions.get(Lane.ACTIVE)
@@ -288,7 +287,7 @@ def _by_seq(row: Row) -> int:
     return row.seq
 
 
-def _instant_after(keys: SortedKeys[tuple[int, int, int]], taken: int) -> int | None:
+def _instant_after(keys: Iterable[tuple[int, ...]], taken: int) -> int | None:
     return next((key[0] for key in islice(keys, taken, None)), None)
 
 

@@ -116,7 +116,7 @@ _ENTITIES = """
 SELECT e.queue, e.kind, e.path, e.text, e.created, e.updated,
   c.queue, c.next_seq, c.active, c.deferred, c.scheduled, c.dead, c.dead_deferred, c.size, c.accessed,
   (SELECT expires FROM message INDEXED BY message_expiry
-   WHERE queue = e.queue AND expires IS NOT NULL AND lane <= 1 ORDER BY expires LIMIT 1),
+   WHERE queue = e.queue AND expires IS NOT NULL AND lane = 0 ORDER BY expires LIMIT 1),
   (SELECT due FROM message INDEXED BY message_due WHERE queue = e.queue AND due IS NOT NULL ORDER BY due LIMIT 1)
 FROM entity AS e LEFT JOIN counter AS c ON c.queue = e.queue ORDER BY e.queue
 """

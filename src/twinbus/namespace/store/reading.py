@@ -68,11 +68,11 @@ WHERE queue = :queue AND due IS NOT NULL AND (due, seq) > (:at, :seq) ORDER BY d
 """
 _EXPIRED = f"""{_HEADS} FROM (
   SELECT rowid AS id FROM message INDEXED BY message_expiry
-  WHERE queue = :queue AND expires IS NOT NULL AND lane <= 1 AND expires <= :at ORDER BY expires, seq LIMIT :limit
+  WHERE queue = :queue AND expires IS NOT NULL AND lane = 0 AND expires <= :at ORDER BY expires, seq LIMIT :limit
 ) AS p CROSS JOIN message AS m ON m.rowid = p.id"""
 _NEXT_EXPIRY = """
 SELECT expires FROM message INDEXED BY message_expiry
-WHERE queue = :queue AND expires IS NOT NULL AND lane <= 1 AND (expires, seq) > (:at, :seq)
+WHERE queue = :queue AND expires IS NOT NULL AND lane = 0 AND (expires, seq) > (:at, :seq)
 ORDER BY expires, seq LIMIT 1
 """
 _BY_SEQ = {

@@ -35,7 +35,7 @@ CREATE TABLE message (
 ) STRICT;
 CREATE UNIQUE INDEX message_key ON message (queue, lane, seq);
 CREATE INDEX message_session ON message (queue, lane, session, seq) WHERE session IS NOT NULL;
-CREATE INDEX message_expiry ON message (queue, expires, seq) WHERE expires IS NOT NULL AND lane <= 1;
+CREATE INDEX message_expiry ON message (queue, expires, seq) WHERE expires IS NOT NULL AND lane = 0;
 CREATE INDEX message_due ON message (queue, due, seq) WHERE due IS NOT NULL;
 CREATE INDEX message_body ON message (body) WHERE body IS NOT NULL;
 """
