@@ -11,6 +11,7 @@ from twinbus.amqp.events import Delivered
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Rejected
 from twinbus.amqp.sections import BATCH_FORMAT, batch_messages, read_envelope
+from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import MessagesSent
 from twinbus.namespace.engine.namespace import Entity
@@ -55,12 +56,21 @@ class IncomingLink:
         """Messages already handed to the engine are stored all the same."""
 
     def _store(self, delivery: Delivered, answer: Callable[[Refusal | None], None]) -> None:
+        size = len(delivery.payload)
+        if size > limits.MAX_MESSAGE_BYTES:
+            text = f"The transfer of {size} bytes is larger than {limits.MAX_MESSAGE_BYTES} bytes."
+            answer(Refusal(Condition.MESSAGE_SIZE_EXCEEDED, text))
+            return
         try:
             batched = delivery.message_format == BATCH_FORMAT
             messages = batch_messages(delivery.payload) if batched else [delivery.payload]
             envelopes = tuple(map(read_envelope, messages))
         except DecodeError as error:
             answer(Refusal(Condition.DECODE_ERROR, error.description))
+            return
+        if not envelopes:
+            # Whoever sent it believes that something was sent: better told than thanked.
+            answer(Refusal(Condition.ARGUMENT_ERROR, "The batch holds no message."))
             return
         self._connection.driver.submit(self.entity, MessagesSent(answer, envelopes))
 

@@ -1,0 +1,58 @@
+"""Transfers that are rejected one by one, while their link stays."""
+
+import pytest
+
+from twinbus.amqp.performatives import Accepted, Rejected
+from twinbus.amqp.sections import BATCH_FORMAT, Properties, batch_payload, message
+
+from .raw import Peer
+
+LARGEST = 262_144
+PROPERTIES_ALONE = message(properties=Properties(message_id="m")).removesuffix(b"\x00\x53\x77\x40")
+
+
+def sized(size: int, *, batched: bool) -> bytes:
+    """One message, or a batch of two, of exactly that size on the wire."""
+
+    def made(length: int) -> bytes:
+        raw = message(properties=Properties(message_id="m"), data=b"x" * length)
+        return batch_payload([raw, message(data=b"x" * 1000)]) if batched else raw
+
+    return made(100_000 + size - len(made(100_000)))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+async def test_a_transfer_larger_than_the_link_takes_is_rejected_by_itself(peer: Peer, batched: bool) -> None:
+    sender = await peer.sender("orders")
+    assert sender.remote is not None
+    assert sender.remote.max_message_size == LARGEST
+    form = BATCH_FORMAT if batched else 0
+    for tag, size in ((b"1", LARGEST + 1), (b"2", LARGEST), (b"3", 1_000_000)):
+        payload = sized(size, batched=batched)
+        assert len(payload) == size
+        sender.send(tag, payload, message_format=form)
+    peer.flush()
+    states = {answer.first: answer.state for answer in await peer.answers(3)}
+    assert isinstance(states[1], Accepted)
+    for number in (0, 2):
+        state = states[number]
+        assert isinstance(state, Rejected)
+        assert state.error is not None
+        assert state.error.condition == "amqp:link:message-size-exceeded"
+        assert "262144 bytes" in str(state.error.description)
+    await peer.echo()
+    assert sender.is_attached
+
+
+@pytest.mark.parametrize("payload", [b"", PROPERTIES_ALONE])
+async def test_a_batch_without_messages_is_rejected_and_its_link_stays(peer: Peer, payload: bytes) -> None:
+    sender = await peer.sender("orders")
+    sender.send(b"empty", payload, message_format=BATCH_FORMAT)
+    peer.flush()
+    [answer] = await peer.answers(1)
+    assert isinstance(answer.state, Rejected)
+    assert answer.state.error is not None
+    assert answer.state.error.condition == "com.microsoft:argument-error"
+    peer.send(sender, "after")
+    [answer] = await peer.answers(1)
+    assert isinstance(answer.state, Accepted)
