@@ -5,10 +5,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from twinbus.amqp.conditions import Condition
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed, LinkAccepted, LinkDetached
 from twinbus.amqp.link import Link
-from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME
+from twinbus.connect.sas import make_token
+from twinbus.namespace.engine.descriptions import Claim, QueueDescription
+from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.front.claims import Claims
+from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
 from twinbus.namespace.server import NamespaceServer
 
 from .conftest import KEY
@@ -128,6 +133,40 @@ async def test_requests_to_put_what_is_no_token_are_refused_with_what_is_missing
 async def test_a_token_for_an_entity_that_is_not_there_says_so(dial: Dial) -> None:
     peer = await dial()
     assert await peer.put_token("nowhere") == 404
+    assert await peer.put_token("events/Subscriptions/second") == 404
+
+
+async def test_a_token_for_an_entity_that_is_not_there_is_not_kept(server: NamespaceServer, dial: Dial) -> None:
+    peer = await dial()
+    assert await peer.put_token("later") == 404
+    await server.driver.create(QueueDescription(path="later"))
+    assert not await is_open(peer, peer.attach_sender("later"))
+    assert await peer.put_token("later") == 202
+    assert await is_open(peer, peer.attach_sender("later"))
+
+
+async def test_a_connection_keeps_tokens_for_so_many_audiences(server: NamespaceServer) -> None:
+    verifier = SasVerifier((default_rule(),), port=server.port)
+    claims = Claims(verifier, server.driver.namespace, peer_is_loopback=True, most=2)
+
+    def put(path: str, now: int) -> Refusal | None:
+        resource = f"sb://localhost:{server.port}/{path}"
+        return claims.put(resource, make_token(resource, DEFAULT_KEY_NAME, DEFAULT_KEY, now // 1000 + 60), now)
+
+    now = 1_700_000_000_000
+    assert [put("orders", now), put("bills", now + 30_000)] == [None, None]
+    refusal = put("visits", now + 30_000)
+    assert refusal is not None
+    assert refusal.condition is Condition.RESOURCE_LIMIT_EXCEEDED
+    assert "tokens for 2 audiences" in refusal.description
+    assert put("bills", now + 30_000) is None, "renewing takes no more room"
+    assert not claims.allow(Claim.SEND, "visits", now + 30_000)
+    assert put("visits", now + 60_000) is None, "what has expired makes room"
+    assert [claims.allow(Claim.SEND, path, now + 60_000) for path in ("orders", "bills", "visits")] == [
+        False,
+        True,
+        True,
+    ]
 
 
 async def test_an_expired_token_detaches_its_links_and_a_renewed_one_keeps_them(dial: Dial) -> None:

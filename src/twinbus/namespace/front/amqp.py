@@ -269,7 +269,7 @@ class AmqpConnection:
     def request(self, request: Request) -> None:
         """Carry out a request to `$cbs` or `$management`."""
         if request.address.node is Node.CBS:
-            request.answer(put_token(request, self.claims, self.driver.namespace, self.driver.now()))
+            request.answer(put_token(request, self.claims, self.driver.now()))
             self._watch_tokens()
             return
         fault = self.strike(Point.REQUEST, request.address.entity, request.link.name)

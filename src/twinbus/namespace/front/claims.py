@@ -6,12 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim, QueueDescription, TopicDescription
+from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.namespace import Namespace
+from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import parse_address
 from twinbus.namespace.front.sas import SasVerifier, TokenRefusedError, token_expiry
 
 _FOREVER = 1 << 62
+_MOST_GRANTS = 10_000
 
 
 class _Grant(NamedTuple):
@@ -35,24 +39,38 @@ _NOTHING = _Grant(frozenset(), 0, "")
 class Claims:
     """The claims of one connection, by the path of the audience in lower case."""
 
-    def __init__(self, verifier: SasVerifier, namespace: Namespace, *, peer_is_loopback: bool) -> None:
+    def __init__(
+        self, verifier: SasVerifier, namespace: Namespace, *, peer_is_loopback: bool, most: int = _MOST_GRANTS
+    ) -> None:
         self._verifier = verifier
         self._namespace = namespace
         self._loopback = peer_is_loopback
+        self._most = most
         self._granted: dict[str, _Grant] = {}
 
-    def put(self, audience: str, token: str, now: int) -> None:
-        """Take a token into account; raises TokenRefusedError. `now` in milliseconds."""
-        path = parse_address(audience).path
-        owner = ""
+    def put(self, audience: str, token: str, now: int) -> Refusal | None:
+        """Take a token into account, or say why it is not kept; raises TokenRefusedError. `now` in milliseconds."""
+        address = parse_address(audience)
+        path, owner = address.path, ""
         try:
             claims = self._verified(token, path, (), now)
         except TokenRefusedError:
-            owner, rules = _entity_rules(self._namespace, parse_address(audience).entity)
+            owner, rules = _entity_rules(self._namespace, address.entity)
             if not rules:
                 raise
             claims = self._verified(token, path, rules, now)
+        if address.entity and self._namespace.find(address.entity) is None:
+            return refusals.not_found(address.entity)
+        if path not in self._granted and not self._has_room(now):
+            text = f"The connection holds tokens for {self._most} audiences already. Put one for the whole namespace."
+            return Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text)
         self._granted[path] = _Grant(claims, (token_expiry(token) or 0) * 1000, owner)
+        return None
+
+    def _has_room(self, now: int) -> bool:
+        if len(self._granted) >= self._most:
+            self._granted = {path: grant for path, grant in self._granted.items() if grant.until > now}
+        return len(self._granted) < self._most
 
     def put_key(self, response: bytes) -> bool:
         """SASL PLAIN (RFC 4616): a rule's name and key open the namespace as far as the rule goes."""

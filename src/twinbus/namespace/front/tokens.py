@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from twinbus.connect.sas import SCHEME
-from twinbus.namespace.engine.namespace import Namespace
-from twinbus.namespace.front import refusals
-from twinbus.namespace.front.addresses import parse_address
 from twinbus.namespace.front.claims import Claims
 from twinbus.namespace.front.requests import Reply, Request
 from twinbus.namespace.front.sas import TokenRefusedError
 
 
-def put_token(request: Request, claims: Claims, namespace: Namespace, now: int) -> Reply:
+def put_token(request: Request, claims: Claims, now: int) -> Reply:
     """Answer one put-token request."""
     audience, token = request.properties.get("name"), request.body
     if isinstance(token, bytes):
@@ -22,10 +19,7 @@ def put_token(request: Request, claims: Claims, namespace: Namespace, now: int) 
     if not token.startswith(SCHEME):
         return Reply(401, "This namespace has no identity provider: it takes SAS tokens only.")
     try:
-        claims.put(audience, token, now)
+        refusal = claims.put(audience, token, now)
     except TokenRefusedError as refused:
         return Reply(401, f"InvalidSignature: {refused.text}", condition="amqp:unauthorized-access")
-    entity = parse_address(audience).entity
-    if entity and namespace.find(entity) is None:
-        return Reply.refused(refusals.not_found(entity))
-    return Reply(202, "Accepted")
+    return Reply(202, "Accepted") if refusal is None else Reply.refused(refusal)
