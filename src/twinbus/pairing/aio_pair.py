@@ -165,7 +165,7 @@ class Pair:
             self._links.close()
         else:
             for sender in list(self._senders):
-                sender.shut()
+                sender.let_go()
 
     # --- what the cells ask of a driver ----------------------------------------------------------------------------
 
@@ -280,7 +280,12 @@ async def _paired(
 ) -> Pair:
     pair = Pair(primary, secondary, options, owns_clients=owns_clients)
     try:
-        await pair._provision(AioAdministration.of(secondary, admin, seconds=options.try_timeout.total_seconds()))
+        administration = AioAdministration.of(secondary, admin, seconds=options.try_timeout.total_seconds())
+        try:
+            await pair._provision(administration)
+        except BaseException:
+            await administration.close()
+            raise
     except BaseException:
         await pair.close()
         raise

@@ -96,13 +96,14 @@ class PairedSender:
         )
 
     async def close(self) -> None:
-        self.shut()
-
-    def shut(self) -> None:
-        """Closed from now on; its link is let go of in the background."""
         if not self._closed:
             self._closed = True
             self._attempts.discard(self._sender, politely=self._place.cell.entity.route is Route.PRIMARY)
+
+    def let_go(self) -> None:
+        """The primary's side closed or faulted: the link goes in the background, and the pair's state refuses calls."""
+        if not self._closed:
+            self._attempts.discard(self._sender, politely=True)
 
     async def __aenter__(self) -> Self:
         await self._call(open_link, calls.nothing, None)
@@ -124,8 +125,9 @@ class PairedSender:
             except Exception as error:
                 failed = error
             else:
-                if self._place.cell.entity.deadline is not None:
-                    self._place.cell.succeeded()
+                after = self._place.cell.entity
+                if after is not entity or after.deadline is not None:
+                    self._succeeded_late()
                 return result
         return await self._carry_out(calls.call(self._place, backlog, failed), call, timeout)
 
@@ -172,6 +174,12 @@ class PairedSender:
             self._replace(sender)
             raise
 
+    def _succeeded_late(self) -> None:
+        """The entity was failing, or something happened to it, while this call was under way (S3, S5, C3)."""
+        self._place.cell.succeeded()
+        if self._place.cell.entity.route is Route.CLOSED:
+            self.let_go()
+
     def _renew(self) -> None:
         """After a failover the old link may be one that nobody answers on: begin anew."""
         episode = self._place.cell.entity.episode
@@ -181,7 +189,8 @@ class PairedSender:
 
     def _replace(self, sender: ServiceBusSender) -> None:
         if sender is self._sender and not self._closed:
-            self._sender = self._make()
+            if self._place.cell.entity.route is not Route.CLOSED:
+                self._sender = self._make()
             self._attempts.discard(sender)
 
     def _check(self, timeout: float | None) -> None:

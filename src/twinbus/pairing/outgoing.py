@@ -42,6 +42,12 @@ Payload = ServiceBusMessage | ServiceBusMessageBatch
 
 def identified(message: Any) -> Any:
     """What a caller gave to send, each message with an id: itself where it has one, otherwise a copy."""
+    if isinstance(message, Iterable) and not isinstance(message, Mapping | ServiceBusMessageBatch | str | bytes):
+        return [_identified(one) for one in message]
+    return _identified(message)
+
+
+def _identified(message: Any) -> Any:
     if isinstance(message, ServiceBusMessage):
         properties = message._raw_amqp_message.properties
         if properties is not None and properties.message_id:
@@ -55,9 +61,7 @@ def identified(message: Any) -> Any:
         return message if message.properties and message.properties.message_id else _with_id(message)
     if isinstance(message, Mapping):
         # Turned into a message once, so that every attempt carries the same id.
-        return identified(_from_mapping(message))
-    if isinstance(message, Iterable):
-        return [identified(one) for one in message]
+        return _identified(_from_mapping(message))
     return message
 
 
@@ -75,7 +79,7 @@ class IdentifiedBatch(ServiceBusMessageBatch):
         return made
 
     def _add(self, add_message: Any) -> None:
-        super()._add(identified(add_message))
+        super()._add(_identified(add_message))
 
 
 def _identified_batch(batch: ServiceBusMessageBatch) -> ServiceBusMessageBatch:

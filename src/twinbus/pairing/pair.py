@@ -180,7 +180,7 @@ class Pair:
             self._links.close()
         else:
             for sender in list(self._senders):
-                sender.close()
+                sender.let_go()
 
     # --- what the cells ask of a driver ----------------------------------------------------------------------------
 
@@ -275,7 +275,12 @@ def _paired(
 ) -> Pair:
     pair = Pair(primary, secondary, options, owns_clients=owns_clients)
     try:
-        pair._provision(Administration.of(secondary, admin, seconds=options.try_timeout.total_seconds()))
+        administration = Administration.of(secondary, admin, seconds=options.try_timeout.total_seconds())
+        try:
+            pair._provision(administration)
+        except BaseException:
+            administration.close()
+            raise
     except BaseException:
         pair.close()
         raise

@@ -149,6 +149,8 @@ def _ready_async(sender: Any, handler: Any, interval: float | None) -> Callable[
                 handler.client_ready_async = ready
                 if interval:
                     handler._keep_alive_interval = interval
+                    if (before := keep_alive_of(sender)) is not None:
+                        before.cancel()
                     sender.keep_alive = asyncio.get_running_loop().create_task(handler._keep_alive_async())
                 return True
             if time.monotonic() - begun > _SILENCE_SECONDS:

@@ -102,6 +102,11 @@ class PairedSender:
         self._closed = True
         self._attempts.discard(self._sender, politely=self._place.cell.entity.route is Route.PRIMARY)
 
+    def let_go(self) -> None:
+        """The primary's side closed or faulted: the link goes in the background, and the pair's state refuses calls."""
+        if not self._closed:
+            self._attempts.discard(self._sender, politely=True)
+
     def __enter__(self) -> Self:
         self._call(open_link_once, calls.nothing, None)
         return self
@@ -124,8 +129,9 @@ class PairedSender:
             except Exception as error:
                 failed = error
             else:
-                if self._place.cell.entity.deadline is not None:
-                    self._place.cell.succeeded()
+                after = self._place.cell.entity
+                if after is not entity or after.deadline is not None:
+                    self._succeeded_late()
                 return result
         return self._carry_out(calls.call(self._place, backlog, failed), call, timeout)
 
@@ -182,6 +188,12 @@ class PairedSender:
         finally:
             self._turn.release()
 
+    def _succeeded_late(self) -> None:
+        """The entity was failing, or something happened to it, while this call was under way (S3, S5, C3)."""
+        self._place.cell.succeeded()
+        if self._place.cell.entity.route is Route.CLOSED:
+            self.let_go()
+
     def _renew(self, episode: int) -> None:
         """After a failover the old link may be one that nobody answers on: begin anew."""
         if episode != self._episode:
@@ -190,7 +202,9 @@ class PairedSender:
 
     def _replace(self) -> None:
         if not self._closed:
-            old, self._sender = self._sender, self._make()
+            old = self._sender
+            if self._place.cell.entity.route is not Route.CLOSED:
+                self._sender = self._make()
             self._attempts.discard(old)
 
     def _check(self, timeout: float | None) -> None:

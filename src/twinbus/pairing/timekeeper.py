@@ -5,6 +5,7 @@ A call that ends in time neither takes a lock nor wakes it. What is done when ti
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from twinbus.pairing.sdk import shut_socket
+
+_log = logging.getLogger("twinbus.pairing")
 
 # The SDK may be opening another socket while one is shut: until its call ends, each is shut in turn.
 _AGAIN_SECONDS: Final = 0.1
@@ -113,7 +116,10 @@ class Timekeeper:
                     self._next = -math.inf
                     continue
             for timer in due:
-                timer.due()
+                try:
+                    timer.due()
+                except Exception:
+                    _log.exception("a timer of the pair failed")
 
     def _earliest(self) -> float:
         times = [watch.at for watch in list(self._watches)]

@@ -168,6 +168,36 @@ async def test_s5_failover_is_the_entitys_alone(world: World, queue: str) -> Non
     assert len(await world.backlog(pair)) == 1
 
 
+async def test_s5_topics_and_their_subscriptions_are_served_alike(world: World) -> None:
+    topic = f"topic-{('sync', 'aio').index(world.driver)}"
+    pair = await world.pair()
+    sender = pair.get_topic_sender(topic)
+    await world.send(sender, ServiceBusMessage("direct", message_id="direct"))
+    await world.do(pair.force_failover, topic)
+    await world.send(sender, ServiceBusMessage("diverted", message_id="diverted"))
+    receiver = pair.get_subscription_receiver(topic, "all", max_wait_time=5)
+    assert [one.message_id for one in await world.do(receiver.receive_messages)] == ["direct"]
+    assert [one.message_id for one in await world.backlog(pair)] == ["diverted"]
+    await world.do(receiver.close)
+
+
+async def test_what_is_no_message_is_refused_as_the_sdk_refuses_it(world: World, queue: str) -> None:
+    pair = await world.pair()
+    sender = await world.sender(pair, queue)
+    for wrong in ("text", 7, ["text"], {"unknown": 1}):
+        with pytest.raises(TypeError):
+            await world.send(sender, wrong)
+    nothing: tuple[Any, ...] = ([], await world.do(sender.create_message_batch))
+    for empty in nothing:
+        await world.send(sender, empty)
+    with pytest.raises(ValueError, match="timeout"):
+        await world.send(sender, ServiceBusMessage("x"), timeout=0)
+    await world.do(sender.close)
+    with pytest.raises(ValueError, match="shutdown"):
+        await world.send(sender, ServiceBusMessage("x"))
+    assert await world.held(queue) == []
+
+
 @pytest.mark.parametrize("ping", ["message", "link"])
 async def test_g1_g3_a_ping_restores_a_session_queue_and_nobody_sees_it(world: World, ping: str) -> None:
     entity = f"sessions-{('message', 'link').index(ping) * 2 + ('sync', 'aio').index(world.driver)}"
@@ -218,7 +248,7 @@ async def test_c1_c3_a_closed_pair_refuses_sends_and_leaks_nothing_and_can_be_ma
         await world.send(diverting, ServiceBusMessage("x"))
         await world.do(pair.close)
         for sender in (direct, diverting):
-            with pytest.raises((PairClosedError, ValueError)):
+            with pytest.raises(PairClosedError):
                 await world.send(sender, ServiceBusMessage("refused"))
         with pytest.raises(PairClosedError):
             pair.get_queue_sender(queue)
@@ -237,7 +267,7 @@ async def test_c1_a_side_that_faults_refuses_with_its_cause(world: World, queue:
     assert (pair.primary.state, pair.secondary.state) == ("faulted", "open")
     with pytest.raises(PairFaultedError, match="told to"):
         pair.get_queue_sender(queue)
-    with pytest.raises((PairFaultedError, ValueError)):
+    with pytest.raises(PairFaultedError, match="told to"):
         await world.send(sender, ServiceBusMessage("refused"))
 
 
