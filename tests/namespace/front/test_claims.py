@@ -62,6 +62,30 @@ async def test_without_a_token_nothing_opens(dial: Dial) -> None:
     assert "'Listen' claim(s) are required" in refused["statusDescription"]
 
 
+@pytest.mark.parametrize("token_for", [None, "bills"])
+async def test_without_a_token_nobody_learns_which_entities_there_are(dial: Dial, token_for: str | None) -> None:
+    peer = await dial()
+    if token_for is not None:
+        assert await peer.put_token(token_for) == 202
+
+    async def told(name: str) -> list[str]:
+        links = [peer.attach_sender(name), peer.attach_receiver(name), peer.attach_receiver(name + DEAD)]
+        refused = await peer.ask(f"{name}/$management", "com.microsoft:peek-message", {})
+        reply = f"{refused['statusCode']} {refused['statusDescription']}"
+        return [(await peer.refused(link)).replace(name, "") for link in links] + [reply.replace(name, "")]
+
+    there, missing = await told("ORDERS"), await told("NOWHERE")
+    assert there == missing
+    assert all("Unauthorized access" in text for text in there)
+
+
+async def test_with_a_token_of_the_namespace_a_missing_entity_is_told(peer: Peer) -> None:
+    for link in (peer.attach_sender("nowhere"), peer.attach_receiver("nowhere")):
+        assert (await peer.refused(link)).startswith("amqp:not-found")
+    refused = await peer.ask("nowhere/$management", "com.microsoft:peek-message", {})
+    assert (refused["statusCode"], refused["errorCondition"]) == (404, "amqp:not-found")
+
+
 @pytest.mark.parametrize(
     ("audience", "opens", "leaves_shut"),
     [

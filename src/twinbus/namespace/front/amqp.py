@@ -299,15 +299,14 @@ class AmqpConnection:
         self.flush_soon()
 
     def _manage(self, request: Request) -> None:
-        entity = self.driver.namespace.find(request.address.entity)
-        if entity is None:
-            request.answer(Reply.refused(refusals.not_found(request.address.entity)))
-            return
+        name = request.address.entity
         translated = translate(request)
         if isinstance(translated, Refusal):
             request.answer(Reply.refused(translated))
         elif not self.claims.allow(translated.claim, request.address.path, self.driver.now()):
-            request.answer(Reply.refused(refusals.unauthorized(translated.claim, entity.path)))
+            request.answer(Reply.refused(refusals.unauthorized(translated.claim, name)))
+        elif (entity := self.driver.namespace.find(name)) is None:
+            request.answer(Reply.refused(refusals.not_found(name)))
         elif translated.held is not None and not self._may_hold(entity, translated.held):
             request.answer(Reply.refused(session_lock_lost(translated.held)))
         else:

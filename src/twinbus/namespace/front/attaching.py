@@ -88,13 +88,14 @@ def _attach_to_node(connection: AmqpConnection, link: Link, address: Address, *,
 
 
 def _attach_to_entity(connection: AmqpConnection, link: Link, address: Address, *, receives: bool) -> None:
+    claim = Claim.LISTEN if receives else Claim.SEND
+    if not connection.claims.allow(claim, address.path, connection.driver.now()):
+        # Before it is looked up, and in the peer's spelling: which names there are is not for everyone.
+        _refuse(link, refusals.unauthorized(claim, address.entity))
+        return
     entity = connection.driver.namespace.find(address.entity)
     if entity is None:
         _refuse(link, refusals.not_found(address.entity))
-        return
-    claim = Claim.LISTEN if receives else Claim.SEND
-    if not connection.claims.allow(claim, address.path, connection.driver.now()):
-        _refuse(link, refusals.unauthorized(claim, entity.path))
         return
 
     def go_on() -> None:
