@@ -196,7 +196,8 @@ class Process:
             elif self.alive and stale:
                 fire()
 
-        self.at(max(at - self.now(), 0.0) + self.chance.random() * self.rules.lateness, fired)
+        # Late by the time that was asked for: one that is armed anew when overdue gets no second delay.
+        self.at(max(at + self.chance.random() * self.rules.lateness - self.now(), 0.0), fired)
 
     # --- what an operator does ---------------------------------------------------------------------------------------
 
