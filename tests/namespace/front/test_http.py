@@ -274,6 +274,69 @@ async def test_the_answer_under_way_is_the_last_when_the_namespace_stops() -> No
     assert stream.closed
 
 
+class Watch:
+    """The loop's clock, put forward by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        self._ahead = 0.0
+        real = loop.time
+        monkeypatch.setattr(loop, "time", lambda: real() + self._ahead)
+
+    async def passes(self, seconds: float) -> None:
+        """On return every timer due by then has fired."""
+        self._ahead += seconds
+        done = asyncio.Event()
+        asyncio.get_running_loop().call_later(0, done.set)
+        await done.wait()
+
+
+async def test_an_idle_connection_is_closed_after_two_minutes(
+    http: HttpHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, stream = Watch(monkeypatch), Recorder()
+    connection = HttpConnection(http, stream, peer_is_loopback=True)
+    for _ in range(3):
+        connection.data_received(request("GET", "/$health"))
+        await settle()
+        await watch.passes(110)
+        assert not stream.closed
+    await watch.passes(11)
+    assert stream.closed
+    assert len(answers(stream, "GET", "GET", "GET")) == 3, "an idle one is closed without a word"
+
+
+async def test_a_request_begun_on_an_idle_connection_has_its_own_minute(
+    http: HttpHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, stream = Watch(monkeypatch), Recorder()
+    connection = HttpConnection(http, stream, peer_is_loopback=True)
+    connection.data_received(request("GET", "/$health"))
+    await settle()
+    await watch.passes(100)
+    begun = request("GET", "/$health")
+    connection.data_received(begun[:5])
+    await watch.passes(50)
+    connection.data_received(begun[5:10])
+    assert [answer.status for answer in answers(stream, "GET")] == [200]
+    await watch.passes(11)
+    assert [answer.status for answer in answers(stream, "GET", "GET")] == [200, 408]
+    assert stream.closed
+
+
+async def test_an_answer_that_takes_long_does_not_make_its_connection_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = await stuck()
+    watch, stream = Watch(monkeypatch), Recorder()
+    connection = HttpConnection(handler(driver), stream, peer_is_loopback=True)
+    connection.data_received(request("PUT", f"/q?{V}", recorded.PYTHON_QUEUE, SIGNED))
+    await watch.passes(1000)
+    assert not stream.closed
+    driver.word.set()
+    await settle()
+    assert answers(stream, "PUT")[0].status == 201
+    connection.connection_lost()
+
+
 class Broken(Driver):
     async def delete(self, path: str) -> EntityInfo | Refusal:
         raise RuntimeError("the secret of the house")

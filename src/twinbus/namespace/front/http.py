@@ -34,6 +34,7 @@ _VERSIONS: Final = (b"1.0", b"1.1")
 # What a client may send ahead of its answers.
 _MOST_HELD: Final = MAX_BODY_BYTES + MAX_HEADER_BYTES
 _REQUEST_SECONDS: Final = 60.0
+_IDLE_SECONDS: Final = 120.0
 # A refused body is read on for a while: closing at once would reset the connection before the answer is read.
 _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 16 * MAX_BODY_BYTES
@@ -67,6 +68,7 @@ class HttpConnection:
         self._held = bytearray()
         self._answering: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._is_idle = False
         self._linger_left: int | None = None
         self._peer_ended = False
         self._last = False
@@ -150,7 +152,12 @@ class HttpConnection:
         if self._h11.they_are_waiting_for_100_continue:
             self._send(h11.InformationalResponse(status_code=100, headers=[]))
         begun = self._h11.their_state is h11.SEND_BODY or bool(self._h11.trailing_data[0])
-        if begun and self._timer is None:
+        if not begun:
+            self._cancel_timer()
+            self._is_idle = True
+            self._arm(_IDLE_SECONDS, self._close)
+        elif self._timer is None or self._is_idle:
+            self._cancel_timer()
             self._arm(_REQUEST_SECONDS, self._lose_patience)
 
     def _lose_patience(self) -> None:
@@ -257,6 +264,7 @@ class HttpConnection:
         self._timer = asyncio.get_running_loop().call_later(seconds, call)
 
     def _cancel_timer(self) -> None:
+        self._is_idle = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
