@@ -21,7 +21,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
 )
 from twinbus.namespace.front.sas import default_rule
-from twinbus.namespace.server import NamespaceOptions, NamespaceServer
+from twinbus.namespace.server import NamespaceOptions, NamespaceServer, _listen
 
 ORDERS = QueueDescription(path="orders")
 EVERYWHERE = "0.0.0.0"  # noqa: S104  that this is refused is what is tested
@@ -104,6 +104,27 @@ async def test_a_port_in_use_is_an_operators_error(tls: Path) -> None:
     with pytest.raises(OperatorError, match="cannot listen on"):
         await started(tls, port=server.port)
     await server.stop()
+
+
+async def test_of_two_that_start_at_once_only_one_has_the_port(tls: Path) -> None:
+    listener = _listen(NamespaceOptions(name="first", file=None, tls=tls))
+    with listener, pytest.raises(OperatorError, match="cannot listen on"):
+        await started(tls, port=listener.getsockname()[1])
+
+
+async def test_who_connects_while_the_namespace_starts_is_served(tls: Path) -> None:
+    listener = _listen(NamespaceOptions(name="one", file=None, tls=tls))
+    with listener, socket.create_connection(listener.getsockname()) as early:
+        accepted, address = listener.accept()
+        accepted.close()
+        assert address == early.getsockname()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "::ffff:192.0.2.1", "not an address"])
+async def test_a_host_that_cannot_be_listened_on_is_an_operators_error(tls: Path, host: str) -> None:
+    own = AuthorizationRule("own", "a key", "", frozenset({Claim.MANAGE}))
+    with pytest.raises(OperatorError, match="cannot listen on"):
+        await started(tls, host=host, rules=(own,))
 
 
 async def test_a_store_in_use_is_an_operators_error_and_leaves_the_port_free(tls: Path, tmp_path: Path) -> None:

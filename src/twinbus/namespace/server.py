@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,14 +200,17 @@ def _is_loopback(host: str) -> bool:
 def _listen(options: NamespaceOptions) -> socket.socket:
     host = "127.0.0.1" if options.host == "localhost" else options.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, options.port))
-    except OSError as error:
-        listener.close()
-        raise OperatorError(
-            f"Namespace {options.name!r} cannot listen on {host}:{options.port}: {error.strerror}",
-            "Choose another port (0 picks a free one) or end what uses it.",
-        ) from error
+    with ExitStack() as undone:
+        try:
+            listener = undone.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, options.port))
+            # At once: until one listens, two may bind. Who connects meanwhile waits to be accepted.
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            raise OperatorError(
+                f"Namespace {options.name!r} cannot listen on {host}:{options.port}: {error.strerror or error}",
+                "Choose another port (0 picks a free one) or end what uses it.",
+            ) from error
+        undone.pop_all()
     return listener
