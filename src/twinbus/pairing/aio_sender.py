@@ -16,7 +16,7 @@ from twinbus.pairing.aio_backlog import BacklogLinks
 from twinbus.pairing.calls import LimitsOf, OnPrimary, Place, Steps, ToBacklog
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
-from twinbus.pairing.outgoing import IdentifiedBatch, identified, raws_of
+from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
 from twinbus.pairing.sdk import empty_batch, is_open, open_link
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class PairedSender:
 
     async def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
         message = identified(message)
-        if isinstance(message, list | ServiceBusMessageBatch) and len(message) == 0:
+        if is_empty(message):
             self._check(timeout)
             return
         await self._call(
@@ -74,7 +74,7 @@ class PairedSender:
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
     ) -> list[int]:
         message = identified(messages)
-        if isinstance(message, list) and not message:
+        if is_empty(message):
             self._check(timeout)
             return []
         return await self._call(

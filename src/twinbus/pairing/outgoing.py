@@ -34,6 +34,9 @@ SCHEDULED_ENQUEUE_TIME: Final = b"x-opt-scheduled-enqueue-time"
 ENVELOPE: Final = 1024
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
+_SINGLE: Final = (Mapping, ServiceBusMessageBatch, str, bytes)
+_SEVERAL: Final = (list, ServiceBusMessageBatch)
+
 Payload = ServiceBusMessage | ServiceBusMessageBatch
 
 
@@ -42,9 +45,14 @@ Payload = ServiceBusMessage | ServiceBusMessageBatch
 
 def identified(message: Any) -> Any:
     """What a caller gave to send, each message with an id: itself where it has one, otherwise a copy."""
-    if isinstance(message, Iterable) and not isinstance(message, Mapping | ServiceBusMessageBatch | str | bytes):
-        return [_identified(one) for one in message]
-    return _identified(message)
+    if isinstance(message, ServiceBusMessage) or not isinstance(message, Iterable) or isinstance(message, _SINGLE):
+        return _identified(message)
+    return [_identified(one) for one in message]
+
+
+def is_empty(message: Any) -> bool:
+    """A list or batch with nothing in it, which the SDK does not send either."""
+    return isinstance(message, _SEVERAL) and len(message) == 0
 
 
 def _identified(message: Any) -> Any:

@@ -16,7 +16,7 @@ from twinbus.pairing.backlog import BacklogLinks
 from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, Place, Steps, ToBacklog
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
-from twinbus.pairing.outgoing import IdentifiedBatch, identified, raws_of
+from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
 from twinbus.pairing.sdk import Retries, empty_batch, is_open, open_link_once
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class PairedSender:
 
     def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
         message = identified(message)
-        if isinstance(message, list | ServiceBusMessageBatch) and len(message) == 0:
+        if is_empty(message):
             self._check(timeout)
             return
         self._call(
@@ -75,7 +75,7 @@ class PairedSender:
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
     ) -> list[int]:
         message = identified(messages)
-        if isinstance(message, list) and not message:
+        if is_empty(message):
             self._check(timeout)
             return []
         return self._call(
