@@ -168,6 +168,18 @@ def test_a_store_that_cannot_be_read_for_a_while_loses_nothing(returned: bool) -
     assert receiver.bodies == ["a", "b"]
 
 
+def test_a_read_that_fails_takes_no_answer_from_what_is_settled() -> None:
+    bus = Bus(queue())
+    bus.send("q", "a", "b")
+    receiver = bus.receiver("q", 5)
+    settled = events.MessagesSettled("reply", (receiver.tokens[0],), events.Release())
+    bus.fail(bus.entity("q").advance(settled, bus.now))
+    assert bus.answers[-1] == [None]
+    assert receiver.bodies == ["a", "b"]
+    bus.wait(1_000)
+    assert receiver.bodies == ["a", "b", "a"]
+
+
 def test_memory_holds_no_more_than_its_budget_and_gives_it_back() -> None:
     bus = Bus(queue("a"), queue("b"), hot_bytes=10_000)
     for path in ("a", "b"):

@@ -8,7 +8,7 @@ import pytest
 
 from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
-from twinbus.namespace.engine.descriptions import EntityStatus
+from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Operation, Refusal
 
 from .bus import Bus, Receiver, envelope, queue
@@ -330,3 +330,19 @@ def test_a_long_session_is_delivered_whole_to_one_receiver_after_the_other() -> 
     bus.settle_tokens("q", first.tokens[:50], events.Complete())
     bus.detach("q", first)
     assert bus.session("q", None, 600).bodies == bodies[50:]
+
+
+@pytest.mark.parametrize("path", ["q", "t/Subscriptions/s"])
+def test_a_receiver_is_told_of_its_lost_session_though_the_next_cannot_be_found(path: str) -> None:
+    settings: dict[str, Any] = {"requires_session": True, "lock_duration": 5_000}
+    bus = Bus(queue(**settings), TopicDescription(path="t"), SubscriptionDescription(topic="t", name="s", **settings))
+    bus.send(path.partition("/")[0], envelope("m", session="red"))
+    holder = bus.session(path, "red")
+    waiting = bus.session(path, wait=60_000)
+    bus.now += 5_000
+    bus.fail(bus.entity(path).family.advance(events.TimerFired(), bus.now))
+    assert holder.refusal is not None
+    assert holder.refusal.condition is Condition.SESSION_LOCK_LOST
+    assert waiting.session is None
+    bus.wait(1_000)
+    assert waiting.session == "red"

@@ -9,7 +9,7 @@ from twinbus.amqp.sections import Envelope
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.arrival import time_to_live
 from twinbus.namespace.engine.effects import Operation
-from twinbus.namespace.engine.rows import ExpiredRows
+from twinbus.namespace.engine.rows import DueRows, ExpiredRows
 
 from .bus import Bus, envelope, overlay_of, queue, text_of
 
@@ -255,3 +255,20 @@ def test_peeking_shows_scheduled_messages_with_their_number() -> None:
     [number] = bus.schedule("q", envelope("m", due=bus.now + 1_000, ttl=1))
     [row] = bus.peek("q")
     assert (row.seq, row.due) == (number, bus.now + 1_000)
+
+
+def test_what_has_expired_is_gone_though_what_is_due_cannot_be_read() -> None:
+    bus = Bus(queue(dead_lettering_on_expiration=True))
+    bus.send("q", envelope("old", ttl=1_000), envelope("due", due=bus.now + 1_000))
+    bus.now += 1_000
+    decision = bus.entity("q").advance(events.TimerFired(), bus.now)
+    need = next(decision)
+    assert isinstance(need, ExpiredRows)
+    assert isinstance(decision.send(bus.store.load(need)), DueRows)
+    with pytest.raises(StopIteration) as decided:
+        decision.throw(OSError("disk"))
+    bus.apply(decided.value.value)
+    assert bus.counts("q") == (0, 0, 1, 1)
+    bus.wait(0)
+    assert bus.receive("q").bodies == ["due"]
+    assert bus.receive("q", dead=True).bodies == ["old"]

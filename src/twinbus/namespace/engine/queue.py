@@ -180,7 +180,12 @@ class Queue:
 
     def _fired(self, now: int, step: Step) -> Asking:
         expired = yield from receiving.read_expired(self.shelf, now)
-        due = yield from self.schedule.read_due(now)
+        try:
+            due = yield from self.schedule.read_due(now)
+        except Exception:  # the store could not be read: what was read before must not be forgotten for that
+            if not expired:
+                raise
+            due = []
         receiving.lapse(self.shelf, expired, now, step)
         self._activate(due, now, step)
         yield from receiving.follow_up(self.shelf, now, step)

@@ -86,7 +86,16 @@ def decide(shelf: Shelf, event: ReceivingEvent, now: int, step: Step) -> Asking 
 
 
 def follow_up(shelf: Shelf, now: int, step: Step) -> Asking:
-    """Give out what the event has made available."""
+    """Give out what the event has made available. A read that fails takes nothing from what is decided already."""
+    try:
+        yield from _give_out(shelf, now, step)
+    except Exception:  # the store could not be read
+        if not (step.writes or step.effects):
+            raise
+        shelf.arm(now)  # the firing that follows decides nothing before it reads, and fails by itself
+
+
+def _give_out(shelf: Shelf, now: int, step: Step) -> Asking:
     if shelf.sessions.search:
         yield from seating.search(shelf, now, step)
     unfinished: list[Feed] = []
