@@ -242,15 +242,51 @@ def test_the_store_is_asked_only_about_times_that_memory_does_not_cover() -> Non
     assert len([need for need in bus.needs if isinstance(need, KnownIds)]) == 1
 
 
-def test_more_ids_than_memory_remembers_are_still_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twinbus.namespace.engine.duplicates.REMEMBERED", 10)
+def test_more_ids_than_memory_remembers_are_still_found() -> None:
     bus = detecting()
+    bus.namespace._supplies.ids.limit = 10
     for number in range(30):
         bus.send("q", envelope(message_id=str(number)))
         bus.wait(1)
     for number in range(30):
         bus.send("q", envelope(message_id=str(number)))
     assert bus.counts("q") == (30, 0, 0, 0)
+
+
+def test_all_entities_together_keep_so_many_ids_in_memory_and_find_every_one() -> None:
+    detects: dict[str, Any] = {"requires_duplicate_detection": True, "duplicate_window": 20_000}
+    bus = Bus(queue("a", **detects), queue("b", **detects), TopicDescription(path="t", **detects))
+    ids = bus.namespace._supplies.ids
+    ids.limit = 10
+    for path in ("a", "b", "t"):
+        for number in range(8):
+            bus.send(path, envelope(message_id=str(number)))
+            bus.wait(1)
+            assert ids.used <= 10
+    assert ids.used == 10
+    for path in ("t", "b", "a"):
+        for number in range(8):
+            bus.send(path, envelope(message_id=str(number)))
+    assert bus.counts("a") == bus.counts("b") == (8, 0, 0, 0)
+    asked = len([need for need in bus.needs if isinstance(need, KnownIds)])
+    bus.send("t", envelope(message_id="7"))
+    assert len([need for need in bus.needs if isinstance(need, KnownIds)]) == asked, "the newest are in memory"
+    bus.wait(50_000)
+    for path in ("a", "b", "t"):
+        queue_id = bus.entity(path).counters.queue
+        assert bus.store.load(KnownIds(queue_id, tuple(map(str, range(8))), 0)) == set(), "also where none was left"
+    assert ids.used == 0
+
+
+@pytest.mark.parametrize("path", ["a", "t"])
+def test_a_removed_entity_gives_back_its_room_for_ids(path: str) -> None:
+    bus = Bus(
+        queue("a", requires_duplicate_detection=True), TopicDescription(path="t", requires_duplicate_detection=True)
+    )
+    bus.send(path, *[envelope(message_id=str(number)) for number in range(5)])
+    assert bus.namespace._supplies.ids.used == 5
+    bus.delete(path)
+    assert bus.namespace._supplies.ids.used == 0
 
 
 @pytest.mark.parametrize("restarted", [False, True])

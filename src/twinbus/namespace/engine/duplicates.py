@@ -1,7 +1,7 @@
 """Duplicate detection: which message ids a queue or topic has seen within its window.
 
-The store remembers them all; the newest are kept in memory too, so that it is asked only about times from before
-what memory covers.
+The store remembers them all; the newest are kept in memory too, as many as all entities together may have, so that
+the store is asked only about times from before what memory covers.
 """
 
 from __future__ import annotations
@@ -13,20 +13,47 @@ from typing import Any, Final
 from twinbus.amqp.sections import Envelope
 from twinbus.namespace.engine.rows import ForgetSeenIds, KnownIds, Need, PutSeenId, Write
 
-REMEMBERED: Final = 16_384
+REMEMBERED: Final = 65_536
+
+
+class IdBudget:
+    """Ids that may be kept in memory, all entities together. Whoever was sent to longest ago gives up ids first."""
+
+    __slots__ = ("_holders", "limit", "used")
+
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        self.limit = limit
+        self.used = 0
+        self._holders: OrderedDict[SeenIds, None] = OrderedDict()
+
+    def took(self, holder: SeenIds) -> None:
+        """The holder has one more."""
+        self.used += 1
+        self._holders[holder] = None
+        self._holders.move_to_end(holder)
+        while self.used > self.limit:
+            next(iter(self._holders)).give_up_oldest()
+
+    def gave(self, holder: SeenIds, count: int, left: int) -> None:
+        self.used -= count
+        if not left:
+            self._holders.pop(holder, None)
 
 
 class SeenIds:
     """The ids seen by one entity."""
 
-    __slots__ = ("_covered_since", "_ids", "purge_at", "queue", "window")
+    __slots__ = ("_budget", "_covered_since", "_ids", "_newest", "purge_at", "queue", "window")
 
-    def __init__(self, queue: int, window: int, *, new: bool) -> None:
+    def __init__(self, queue: int, window: int, budget: IdBudget, *, new: bool) -> None:
         self.queue = queue
         self.window = window
+        self._budget = budget
         self._ids: OrderedDict[str, int] = OrderedDict()
         self._covered_since: int | None = 0 if new else None
         """Memory knows every id seen since then; None: this is not known before the next event."""
+        self._newest: int | None = None
+        """When an id was remembered last; the store may have it when memory has not."""
         self.purge_at: int | None = None if new else 0
 
     def duplicates(self, messages: Iterable[Envelope], now: int) -> Generator[Need, Any, set[str]]:
@@ -44,13 +71,24 @@ class SeenIds:
 
     def remember(self, message_id: str, now: int, writes: list[Write]) -> None:
         writes.append(PutSeenId(self.queue, message_id, now))
-        self._ids[message_id] = now
+        is_new = message_id not in self._ids
+        self._ids[message_id] = self._newest = now
         self._ids.move_to_end(message_id)
-        if len(self._ids) > REMEMBERED:
-            _, at = self._ids.popitem(last=False)
-            self._covered_since = max(self._covered_since or 0, at + 1)
+        if is_new:
+            self._budget.took(self)
         if self.purge_at is None:
             self.purge_at = now + self.window + 1
+
+    def give_up_oldest(self) -> None:
+        _, at = self._ids.popitem(last=False)
+        self._covered_since = max(self._covered_since or 0, at + 1)
+        self._budget.gave(self, 1, len(self._ids))
+
+    def close(self) -> None:
+        """The entity is removed."""
+        count = len(self._ids)
+        self._ids.clear()
+        self._budget.gave(self, count, 0)
 
     def purge(self, now: int, writes: list[Write]) -> None:
         """Forget what the window has passed, from time to time."""
@@ -60,15 +98,19 @@ class SeenIds:
         self._prune(since)
         writes.append(ForgetSeenIds(self.queue, since))
         # After a restart memory is empty but the store may not be: one more purge finds what is left of it.
-        self.purge_at = now + self.window + 1 if self._ids or self.purge_at == 0 else None
+        is_left = self.purge_at == 0 or (self._newest is not None and self._newest >= since)
+        self.purge_at = now + self.window + 1 if is_left else None
 
     def _prune(self, since: int) -> None:
-        ids = self._ids
+        ids, count = self._ids, 0
         while ids:
             message_id, at = next(iter(ids.items()))
             if at >= since:
-                return
+                break
             del ids[message_id]
+            count += 1
+        if count:
+            self._budget.gave(self, count, len(ids))
 
 
 def key_of(message: Envelope) -> str:

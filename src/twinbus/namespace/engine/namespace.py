@@ -18,6 +18,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.namespace.engine.duplicates import IdBudget
 from twinbus.namespace.engine.effects import Decision, Refusal, Step
 from twinbus.namespace.engine.events import Deleted, DescriptionChanged
 from twinbus.namespace.engine.life import Life
@@ -42,7 +43,7 @@ class Namespace:
     """The registry of one namespace."""
 
     def __init__(self, opened: Opened, *, new_token: Callable[[], bytes], hot_bytes: int = _HOT_BYTES) -> None:
-        self._supplies = Supplies(new_token, opened.next_body, Budget(hot_bytes))
+        self._supplies = Supplies(new_token, opened.next_body, Budget(hot_bytes), IdBudget())
         self._next_queue = opened.next_queue
         self._entities: dict[str, Entity] = {}
         described = [(read_description(each.entity.kind, each.entity.text), each) for each in opened.entities]

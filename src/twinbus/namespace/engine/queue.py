@@ -58,7 +58,7 @@ class Queue:
         self.schedule = Schedule(self.counters, next_due)
         self.seen: SeenIds | None = None
         if description.requires_duplicate_detection:
-            self.seen = SeenIds(self.counters.queue, description.duplicate_window, new=new)
+            self.seen = SeenIds(self.counters.queue, description.duplicate_window, supplies.ids, new=new)
         self._rearm(self.counters.accessed)
 
     @property
@@ -211,6 +211,8 @@ class Queue:
 
     def _delete(self, now: int, step: Step) -> None:
         receiving.close(self.shelf, now, step)
+        if self.seen is not None:
+            self.seen.close()
         self.life.end(self.path)
 
     def _arm(self) -> None:

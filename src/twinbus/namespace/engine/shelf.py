@@ -10,6 +10,7 @@ from typing import Any
 
 from twinbus.namespace.engine.counters import Counters
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription
+from twinbus.namespace.engine.duplicates import IdBudget
 from twinbus.namespace.engine.locks import Locks
 from twinbus.namespace.engine.receivers import Consumer, Feed
 from twinbus.namespace.engine.rows import Lane, Row
@@ -22,12 +23,13 @@ Settings = QueueDescription | SubscriptionDescription
 class Supplies:
     """What the engine is given from outside: tokens nobody can guess, ids for shared bodies, memory."""
 
-    __slots__ = ("budget", "new_token", "next_body")
+    __slots__ = ("budget", "ids", "new_token", "next_body")
 
-    def __init__(self, new_token: Callable[[], bytes], next_body: int, budget: Budget) -> None:
+    def __init__(self, new_token: Callable[[], bytes], next_body: int, budget: Budget, ids: IdBudget) -> None:
         self.new_token = new_token
         self.next_body = next_body
         self.budget = budget
+        self.ids = ids
 
     def take_body(self) -> int:
         body = self.next_body

@@ -59,7 +59,7 @@ class Topic:
         self.subscriptions: dict[str, Subscription] = {}
         self.seen: SeenIds | None = None
         if description.requires_duplicate_detection:
-            self.seen = SeenIds(self.counters.queue, description.duplicate_window, new=new)
+            self.seen = SeenIds(self.counters.queue, description.duplicate_window, supplies.ids, new=new)
         self._next_timer: int | None = None
         self._rearm()
 
@@ -245,6 +245,8 @@ class Topic:
             step.effects += own.effects
         step.writes.append(DropEntity(self.counters.queue))
         step.effects.append(ForgetEntity(self.path))
+        if self.seen is not None:
+            self.seen.close()
         self.life.end(self.path)
 
     def _arm(self) -> None:
