@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from twinbus.amqp.events import Delivered, Disposed, LinkDetached
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import (
@@ -190,3 +192,28 @@ async def test_links_that_come_and_go_on_one_session_leave_nothing_behind(peer: 
     (connection,) = server._site.connections
     assert isinstance(connection._speaker, AmqpConnection)
     assert sum(map(len, connection._speaker._unsettled.values())) == 0
+
+
+async def test_deliveries_whose_lock_is_gone_do_not_pile_up(
+    peer: Peer, server: NamespaceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinbus.namespace.front.amqp._MANY_UNSETTLED", 4)
+    link = await peer.receiver("orders")
+    gone = await locked(peer, link, *"abc")
+    tokens = Array(UUID, [UUID(bytes_le=delivery.tag) for delivery in gone])
+    settled = await peer.ask(
+        MANAGEMENT, "com.microsoft:update-disposition", {"disposition-status": "completed", "lock-tokens": tokens}
+    )
+    assert settled["statusCode"] == 200
+    [kept] = await locked(peer, link, "d")
+    [told] = await peer.answers(3)
+    assert (told.first, told.last, told.settled, told.state) == (0, 2, True, Released())
+    [connection] = server._site.connections
+    speaker = connection._speaker
+    assert isinstance(speaker, AmqpConnection)
+    assert [list(unsettled) for unsettled in speaker._unsettled.values()] == [[kept.delivery_id]]
+    dispose(peer, link, 1, 1, ACCEPTED)
+    assert outcomes(await peer.answers(1)) == [(1, 1, "com.microsoft:message-lock-lost")]
+    dispose(peer, link, kept.delivery_id, kept.delivery_id, ACCEPTED)
+    assert outcomes(await peer.answers(1)) == [(3, 3, None)]
+    assert await left(peer) == []

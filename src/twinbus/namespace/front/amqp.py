@@ -31,13 +31,13 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.limits import Limits
 from twinbus.amqp.link import Link
-from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState, Error
+from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState, Error, Rejected, Released
 from twinbus.amqp.session import Session
 from twinbus.amqp.values import Symbol
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.namespace import Entity
-from twinbus.namespace.engine.refusals import session_lock_lost
+from twinbus.namespace.engine.refusals import MESSAGE_LOCK_LOST, session_lock_lost
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import attaching, refusals
@@ -56,6 +56,9 @@ _log = logging.getLogger(__name__)
 
 Attached = IncomingLink | OutgoingLink | RequestLink | ReplyLink
 _ACCEPTED = Accepted()
+_RELEASED = Released()
+# Each time a session has so many more unsettled deliveries, those whose lock is gone are let go.
+_MANY_UNSETTLED = 4096
 # The Python SDK's sender grants itself new credit, so credit cannot be held against a sender.
 _LIMITS = Limits(enforce_credit=False, max_message_size=limits.MIB, partial_bytes=16 * limits.MIB)
 # A pair knows by it that pings are hidden here (G3).
@@ -76,6 +79,8 @@ class AmqpConnection:
         self._loop = asyncio.get_running_loop()
         self._links: dict[Link, Attached] = {}
         self._unsettled: defaultdict[Session, dict[int, tuple[OutgoingLink, bytes]]] = defaultdict(dict)
+        self._look_again_at: dict[Session, int] = {}
+        self._let_go: set[Session] = set()
         self._accepted: defaultdict[Session, list[int]] = defaultdict(list)
         self._stalled: set[OutgoingLink | ReplyLink] = set()
         self._flushing = False
@@ -164,6 +169,8 @@ class AmqpConnection:
                 self._forget(event.links)
                 self._unsettled.pop(event.session, None)
                 self._accepted.pop(event.session, None)
+                self._look_again_at.pop(event.session, None)
+                self._let_go.discard(event.session)
             case ConnectionClosed():
                 if event.error is not None:
                     _log.info("connection closed: %s %s", event.error.condition, event.error.description)
@@ -175,8 +182,14 @@ class AmqpConnection:
 
     def _settle(self, event: Disposed) -> None:
         """Settlements by the receiving peer, link by link in runs."""
+        if event.role != RECEIVER:
+            return
+        if not event.settled and not event.delivery_ids and event.session in self._let_go:
+            # The peer's words crossed ours: it waits for an answer.
+            self.dispose_sent(event.session, event.first, event.last, Rejected(refusals.error_of(MESSAGE_LOCK_LOST)))
+            return
         unsettled = self._unsettled.get(event.session)
-        if event.role != RECEIVER or not unsettled:
+        if not unsettled:
             return
         outcome = outcome_of(event.state, settled=event.settled)
         if outcome is None:
@@ -227,7 +240,21 @@ class AmqpConnection:
 
     def remember(self, session: Session, delivery_id: int, link: OutgoingLink, token: bytes) -> None:
         """A delivery left and waits to be settled."""
-        self._unsettled[session][delivery_id] = (link, token)
+        unsettled = self._unsettled[session]
+        unsettled[delivery_id] = (link, token)
+        if len(unsettled) >= self._look_again_at.get(session, _MANY_UNSETTLED):
+            self._let_go_of_lapsed(session, unsettled)
+
+    def _let_go_of_lapsed(self, session: Session, unsettled: dict[int, tuple[OutgoingLink, bytes]]) -> None:
+        """Settle, from this side, deliveries whose lock ran out or that were settled otherwise."""
+        lapsed = [delivery_id for delivery_id, (link, token) in unsettled.items() if not link.is_locked(token)]
+        for delivery_id in lapsed:
+            del unsettled[delivery_id]
+        for first, last in _runs(lapsed):
+            self.dispose_sent(session, first, last, _RELEASED)
+        if lapsed:
+            self._let_go.add(session)
+        self._look_again_at[session] = len(unsettled) + _MANY_UNSETTLED
 
     def stall(self, link: OutgoingLink | ReplyLink) -> None:
         """The peer does not read as fast as it grants credit: this link goes on when it does."""

@@ -28,6 +28,7 @@ from twinbus.namespace.engine.events import (
 )
 from twinbus.namespace.engine.namespace import Entity
 from twinbus.namespace.engine.rows import Lane, Row
+from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import Address
@@ -140,6 +141,10 @@ class OutgoingLink:
                 return
             self._granted = limit
             self._connection.driver.submit(self.entity, CreditGranted(self, limit, drain=False))
+
+    def is_locked(self, token: bytes) -> bool:
+        """Whether a delivery can still be settled."""
+        return not isinstance(self.entity, Topic) and token in self.entity.shelf.locks.by_token
 
     def resume(self) -> None:
         """The peer reads again."""
