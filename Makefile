@@ -15,8 +15,9 @@ export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMP) ## the server, with the official SDK sending and receiving
+demo: $(STAMP) ## the local namespace and the official SDK; then an outage, survived by a pair
 	$(VENV)/bin/python examples/demo.py
+	$(VENV)/bin/python examples/outage.py
 
 test: $(STAMP) node ## all tests, import contracts and purity rules included
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -q

@@ -22,6 +22,12 @@ SHOWN = {
         "crash after storing, before answering: the client sees ServiceBusConnectionError",
         "after the restart the queue holds: patience, last words",
     ],
+    "outage": [
+        "failover_engaged orders",
+        "they wait on the secondary: 3 in the backlog",
+        "orders is failed_over, 3 diverted",
+        "the primary holds 2 orders",
+    ],
     "demo": [
         "completed    two coffees",
         "dead-lettered a tea with no cup",
