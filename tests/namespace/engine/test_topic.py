@@ -12,7 +12,7 @@ from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDesc
 from twinbus.namespace.engine.effects import Operation, Refusal
 from twinbus.namespace.engine.rows import PutBody, PutRow
 
-from .bus import Bus, Receiver, envelope, overlay_of
+from .bus import Bus, Receiver, envelope, overlay_of, text_of
 
 A, B = "t/Subscriptions/a", "t/Subscriptions/b"
 
@@ -125,6 +125,18 @@ def test_scheduled_messages_wait_in_the_topic_and_go_to_the_subscriptions_of_tha
     [row] = bus.peek(B)
     assert (row.origin_seq, row.expires, row.enqueued) == (2, bus.now + 1_000, bus.now)
     assert bus.counts("t") == (0, 0, 0, 0)
+
+
+def test_what_is_due_takes_turns_with_what_time_brings_to_subscriptions() -> None:
+    bus = topic("a")
+    bus.send("t", *[envelope(f"{n}", ttl=1_000 + n) for n in range(10)])
+    bus.schedule("t", envelope("due", due=bus.now + 1_000))
+    bus.now += 1_000
+    for _ in range(2):  # each firing finds something expired
+        bus.tell("t", events.TimerFired())
+        bus.now += 1
+    assert bus.counts("t") == (0, 0, 0, 0)
+    assert "due" in map(text_of, bus.peek(A))
 
 
 def test_a_scheduled_message_keeps_its_session_on_its_way() -> None:

@@ -40,7 +40,17 @@ Asking = Generator[Need, Any, None]
 class Topic:
     """One topic at work, with its subscriptions."""
 
-    __slots__ = ("_next_timer", "counters", "description", "life", "schedule", "seen", "subscriptions", "supplies")
+    __slots__ = (
+        "_due_first",
+        "_next_timer",
+        "counters",
+        "description",
+        "life",
+        "schedule",
+        "seen",
+        "subscriptions",
+        "supplies",
+    )
 
     def __init__(
         self,
@@ -61,6 +71,7 @@ class Topic:
         if description.requires_duplicate_detection:
             self.seen = SeenIds(self.counters.queue, description.duplicate_window, supplies.ids, new=new)
         self._next_timer: int | None = None
+        self._due_first = False
         self._rearm()
 
     @property
@@ -195,21 +206,14 @@ class Topic:
     # --- time and administration ---------------------------------------------------------------------------------
 
     def _fired(self, now: int, step: Step) -> Asking:
-        for subscription in list(self.subscriptions.values()):
-            at = subscription.next_timer
-            if at is not None and at <= now:
-                try:
-                    own = yield from subscription.advance(TimerFired(), now)
-                except Exception:  # the store could not be read
-                    if not (step.writes or step.effects):
-                        raise
-                    break  # what the others decided is carried out; the next firing fails by itself
-                step.writes += own.writes
-                step.effects += own.effects
-        # What is due comes in a firing of its own: a queue's counters are written once in a step, and a read that
-        # fails must not take with it what is decided.
-        due = [] if step.writes or step.effects else (yield from self.schedule.read_due(now))
-        if due:
+        # What is due and what time brings to subscriptions take turns, each in a firing of its own: a queue's counters
+        # are written once in a step, and a read that fails must not take with it what is decided.
+        self._due_first = not self._due_first
+        next_due = self.schedule.next_due
+        if not self._due_first or next_due is None or next_due > now:
+            yield from self._fire_subscriptions(now, step)
+        if not (step.writes or step.effects):
+            due = yield from self.schedule.read_due(now)
             yield from self._publish([self._activate(row, step) for row in due], now, step)
         if self.seen is not None:
             self.seen.purge(now, step.writes)
@@ -218,6 +222,19 @@ class Topic:
             self._delete(now, step)
         else:
             self._rearm()
+
+    def _fire_subscriptions(self, now: int, step: Step) -> Asking:
+        for subscription in list(self.subscriptions.values()):
+            at = subscription.next_timer
+            if at is not None and at <= now:
+                try:
+                    own = yield from subscription.advance(TimerFired(), now)
+                except Exception:  # the store could not be read
+                    if not (step.writes or step.effects):
+                        raise
+                    return  # what the others decided is carried out; the next firing fails by itself
+                step.writes += own.writes
+                step.effects += own.effects
 
     def _activate(self, row: Row, step: Step) -> Published:
         step.writes.append(DropRow(row.queue, row.lane, row.seq))
