@@ -133,7 +133,7 @@ def test_what_is_due_takes_turns_with_what_time_brings_to_subscriptions() -> Non
     bus.schedule("t", envelope("due", due=bus.now + 1_000))
     bus.now += 1_000
     for _ in range(2):  # each firing finds something expired
-        bus.tell("t", events.TimerFired())
+        bus.carry_out(bus.entity("t").advance(events.TimerFired(), bus.now))
         bus.now += 1
     assert bus.counts("t") == (0, 0, 0, 0)
     assert "due" in map(text_of, bus.peek(A))
