@@ -135,11 +135,12 @@ async def outage(
             return await call(*arguments)
         return await asyncio.to_thread(call, *arguments)
 
-    make = aio.pair_connection_strings if driver == "aio" else pair_connection_strings
     strings = primary.connection_string, secondary.connection_string
-    pair = (
-        await make(*strings, options=options) if driver == "aio" else await do(lambda: make(*strings, options=options))
-    )
+    pair: Any
+    if driver == "aio":
+        pair = await aio.pair_connection_strings(*strings, options=options)
+    else:
+        pair = await asyncio.to_thread(pair_connection_strings, *strings, options=options)
     sender = pair.get_queue_sender(queue)
     await do(sender.send_messages, ServiceBusMessage(BODY))
     await asyncio.to_thread(cause, primary, queue)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any, Self, TypeVar, assert_never
@@ -17,7 +19,7 @@ from twinbus.pairing.calls import LimitsOf, OnPrimary, Place, Steps, ToBacklog
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
-from twinbus.pairing.sdk import empty_batch, is_open, open_link
+from twinbus.pairing.sdk import abort, empty_batch, is_open, keep_alive_of, open_link
 
 T = TypeVar("T")
 Call = Callable[[ServiceBusSender, float], Coroutine[Any, Any, T]]
@@ -111,6 +113,14 @@ class PairedSender:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        # Dropped without being closed: neither its connection nor the task that keeps it alive stays behind.
+        with contextlib.suppress(Exception):
+            open_ = not self._closed and self._place.cell.entity.route is not Route.CLOSED
+            if open_ and not sys.is_finalizing() and (keep_alive := keep_alive_of(self._sender)) is not None:
+                keep_alive.cancel()
+                abort(self._sender)
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class Attempts:
         """Close a sender of the SDK in the background, without waiting for a peer that may be gone."""
         if not politely:
             shut_socket(sender)
-        self.workers.run(lambda: self._closed(sender))
+        self.workers.run(lambda: self.closed(sender))
 
     def end(self) -> None:
         self.workers.stop(_CLOSING_SECONDS)
@@ -87,14 +87,15 @@ class Attempts:
         finally:
             self.keeper.end(watch)
 
-    def _closed(self, sender: Any) -> None:
+    def closed(self, sender: Any) -> None:
+        """In this thread: with a word to the other end if it listens, and all its own gone."""
+        keep_alive = keep_alive_of(sender)
+        if keep_alive is not None:
+            keep_alive.cancel()
         with contextlib.suppress(Exception):
             self.watched(sender, time.monotonic() + 1.0, sender.close)
         with contextlib.suppress(Exception):
             shut_socket(sender)
-        keep_alive = keep_alive_of(sender)
-        if keep_alive is not None:
-            keep_alive.join(_CLOSING_SECONDS)
 
 
 class Job:
@@ -141,8 +142,7 @@ class Job:
         finally:
             self._done.set()
         if self._left.is_set():
-            with contextlib.suppress(Exception):
-                self._sender.close()
+            self._attempts.closed(self._sender)
 
     def _try(self) -> Any:
         while True:

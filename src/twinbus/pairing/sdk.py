@@ -128,9 +128,9 @@ def _ready(sender: Any, handler: Any, interval: float | None) -> Callable[[], bo
             if ready():
                 handler.client_ready = ready
                 if interval:
-                    handler._keep_alive_interval = interval
-                    sender.keep_alive = threading.Thread(target=handler._keep_alive, daemon=True)
-                    sender.keep_alive.start()
+                    if (before := keep_alive_of(sender)) is not None:
+                        before.cancel()
+                    sender.keep_alive = KeepAlive(handler, interval)
                 return True
             if time.monotonic() - begun > _SILENCE_SECONDS:
                 break
@@ -160,8 +160,28 @@ def _ready_async(sender: Any, handler: Any, interval: float | None) -> Callable[
     return quick
 
 
+class KeepAlive(threading.Thread):
+    """Listens on an idle connection now and then, as the SDK's own thread does, but ends when it is told to."""
+
+    def __init__(self, handler: Any, interval: float) -> None:
+        super().__init__(name="twinbus-keep-alive", daemon=True)
+        self._handler = handler
+        self._interval = interval
+        self._cancelled = threading.Event()
+        self.start()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def run(self) -> None:
+        handler = self._handler
+        with contextlib.suppress(Exception):
+            while not self._cancelled.wait(self._interval) and handler._connection and not handler._shutdown:
+                handler._connection.listen(wait=handler._socket_timeout, batch=handler._link.current_link_credit)
+
+
 def keep_alive_of(sender: Any) -> Any:
-    """The thread or task that keeps the connection of a sender alive; a thread ends within a second of its close."""
+    """The thread or task that keeps the connection of a sender alive until it is cancelled."""
     return getattr(sender, "keep_alive", None)
 
 

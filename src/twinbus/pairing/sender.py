@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime
@@ -17,7 +19,7 @@ from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary,
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
-from twinbus.pairing.sdk import Retries, empty_batch, is_open, open_link_once
+from twinbus.pairing.sdk import Retries, empty_batch, is_open, keep_alive_of, open_link_once, shut_socket
 
 T = TypeVar("T")
 
@@ -113,6 +115,16 @@ class PairedSender:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        # Dropped without being closed: neither its connection nor the thread that keeps it alive stays behind. After a
+        # fork both are the parent's.
+        with contextlib.suppress(Exception):
+            open_ = not self._closed and self._place.cell.entity.route is not Route.CLOSED
+            if open_ and not sys.is_finalizing() and (keep_alive := keep_alive_of(self._sender)) is not None:
+                # No lock is taken here: whoever holds it may be gone, or be this very thread.
+                keep_alive.cancel()
+                shut_socket(self._sender)
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 
