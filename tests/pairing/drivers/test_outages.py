@@ -3,12 +3,14 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import (
+    OperationTimeoutError,
     ServiceBusAuthenticationError,
     ServiceBusError,
     ServiceBusServerBusyError,
@@ -202,3 +204,46 @@ async def test_s6_a_backlog_queue_that_takes_nothing_leaves_the_rotation_and_the
         await world.send(await world.sender(pair, queue), ServiceBusMessage("x", message_id=str(position)))
     assert pair.backlog_queues == (other,)
     assert len(await world.backlog(pair)) == 12
+
+
+async def test_s5_a_call_in_flight_that_fails_after_the_failover_diverts_and_succeeds(world: World, queue: str) -> None:
+    pair = await world.pair(failover_interval=timedelta(minutes=1))
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    world.primary.faults.set("black-hole", entity=queue)
+    flying = asyncio.create_task(world.send(sender, ServiceBusMessage("x", message_id="in flight")))
+    await asyncio.wait([flying], timeout=0.2)
+    await world.do(pair.force_failover, queue)
+    await flying
+    assert [one.message_id for one in await world.backlog(pair)] == ["in flight"]
+    assert state_of(pair, queue) == "failed_over"
+
+
+@pytest.mark.parametrize("call", ["send_messages", "create_message_batch", "schedule_messages", "open"])
+async def test_s12_every_call_ends_on_a_port_that_accepts_and_says_nothing(world: World, queue: str, call: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nobody = f"Endpoint=sb://localhost:{silent.getsockname()[1]};SharedAccessKeyName=a;SharedAccessKey=b;"
+        strings = (f"{nobody}UseDevelopmentEmulator=true;", world.secondary.connection_string)
+        pair = await world.pair(keywords={"strings": strings}, failover_interval=timedelta(minutes=1))
+        sender = await world.sender(pair, queue)
+        later = datetime.now(UTC) + timedelta(days=1)
+        calls = {
+            "send_messages": lambda: sender.send_messages(ServiceBusMessage("x")),
+            "create_message_batch": sender.create_message_batch,
+            "schedule_messages": lambda: sender.schedule_messages(ServiceBusMessage("x"), later),
+            "open": sender.__aenter__ if world.driver == "aio" else sender.__enter__,
+        }
+        async with asyncio.timeout(AT_ONCE):
+            with pytest.raises(OperationTimeoutError):
+                await world.do(calls[call])
+        assert state_of(pair, queue) == "failing"
+
+
+async def test_s12_the_callers_own_time_out_is_kept_where_it_is_shorter(world: World, queue: str) -> None:
+    pair = await world.pair(failover_interval=timedelta(minutes=1), try_timeout=timedelta(minutes=1))
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    world.primary.faults.set("black-hole", entity=queue)
+    async with asyncio.timeout(AT_ONCE):
+        with pytest.raises(OperationTimeoutError):
+            await world.send(sender, ServiceBusMessage("x"), timeout=0.5)
