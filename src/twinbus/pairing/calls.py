@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -22,6 +22,7 @@ from twinbus.pairing.errors import (
     BacklogUnavailableError,
     PartialSendError,
     PrimaryUnusableError,
+    QueueCause,
     ScheduledInBacklogError,
 )
 from twinbus.pairing.events import PairEvents
@@ -109,14 +110,21 @@ class Place:
         self.notice_closed_clients = pair.notice_closed_clients
         self.queue: str | None = None
 
-    def pick(self) -> str:
+    def pick(self, failed: Mapping[str, QueueCause]) -> str:
+        """`failed` are those that this call has tried: one that comes back meanwhile is for later calls."""
         self.notice_closed_clients()
         if self.secondary.state is not SideState.OPEN:
             raise self.secondary.refusal()
-        self.queue = choose(self.rotation.rotation, self.queue, random.random())
-        if self.queue is None:
-            raise BacklogUnavailableError(self.path, self.rotation.rotation.causes)
-        return self.queue
+        rotation = self.rotation.rotation
+        found = choose(rotation, self.queue, random.random())
+        if found in failed:
+            others = [queue for queue in rotation.usable if queue not in failed]
+            found = random.choice(others) if others else None
+        if found is None:
+            causes = {**failed, **{cause.queue: cause for cause in rotation.causes}}
+            raise BacklogUnavailableError(self.path, tuple(causes.values()))
+        self.queue = found
+        return found
 
 
 # --- the primary, or else --------------------------------------------------------------------------------------------
@@ -233,9 +241,10 @@ def in_backlog(numbers: int | Sequence[int]) -> list[int]:
 
 
 def _on_a_queue(place: Place, step: Callable[[str], Step], until: float | None) -> Steps[Any]:
-    """The sender's queue, or another while there is one and time is left (S6)."""
+    """The sender's queue, or another while there is one and time is left, each once (S6)."""
+    failed: dict[str, QueueCause] = {}
     while True:
-        queue = place.pick()
+        queue = place.pick(failed)
         try:
             return (yield step(queue))
         except QueueLeftMeanwhileError:
@@ -245,9 +254,10 @@ def _on_a_queue(place: Place, step: Callable[[str], Step], until: float | None) 
             if over and kind_of(error) is FailureKind.TIMEOUT:
                 # The caller's own time ended, which says nothing about the queue.
                 raise
-            another = place.rotation.failed(queue, kind_of(error), _first_line(error))
-            if not another:
+            cause = QueueCause(queue, kind_of(error), _first_line(error))
+            if not place.rotation.failed(*cause):
                 raise
+            failed[queue] = cause
             if over:
                 raise OperationTimeoutError(message=f"the call's time-out ended in the backlog: {error}") from error
 

@@ -247,3 +247,17 @@ async def test_s12_the_callers_own_time_out_is_kept_where_it_is_shorter(world: W
     async with asyncio.timeout(AT_ONCE):
         with pytest.raises(OperationTimeoutError):
             await world.send(sender, ServiceBusMessage("x"), timeout=0.5)
+
+
+async def test_s6_a_call_ends_though_queues_come_back_from_probation_while_it_tries_the_others(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair(backlog_queue_count=3, try_timeout=timedelta(seconds=1), probation=timedelta(seconds=1))
+    sender = await world.sender(pair, queue)
+    queues = pair.backlog_queues
+    await world.do(pair.force_failover, queue)
+    os.kill(world.secondary.pid, signal.SIGSTOP)
+    with pytest.raises(BacklogUnavailableError) as raised:
+        async with asyncio.timeout(2 * AT_ONCE):
+            await world.send(sender, ServiceBusMessage("kept"))
+    assert {cause.queue for cause in raised.value.causes} == set(queues)
