@@ -22,7 +22,8 @@ from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws
 from twinbus.pairing.sdk import abort, empty_batch, is_open, keep_alive_of, open_link
 
 T = TypeVar("T")
-Call = Callable[[ServiceBusSender, float], Coroutine[Any, Any, T]]
+# The time-out to give to the SDK: none on an open link, where ours holds.
+Call = Callable[[ServiceBusSender, float | None], Coroutine[Any, Any, T]]
 
 
 class PairedSender:
@@ -62,7 +63,7 @@ class PairedSender:
         )
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
-        async def made(sender: ServiceBusSender, seconds: float) -> ServiceBusMessageBatch:
+        async def made(sender: ServiceBusSender, seconds: float | None) -> ServiceBusMessageBatch:
             if not is_open(sender):
                 await open_link(sender, seconds)
             return await sender.create_message_batch(max_size_in_bytes)
@@ -172,7 +173,8 @@ class PairedSender:
     async def _on_primary(self, call: Call[T], timeout: float | None) -> T:
         sender, seconds = self._sender, self._attempts.span(timeout)
         try:
-            return await self._attempts.bound(call(sender, seconds), seconds)
+            told = timeout if is_open(sender) else seconds
+            return await self._attempts.bound(call(sender, told), seconds)
         except OperationTimeoutError:
             self._replace(sender)
             raise

@@ -52,7 +52,7 @@ class BacklogLink:
         if self._queue not in self._rotation.rotation.usable:
             raise QueueLeftMeanwhileError
 
-    def _try(self, call: Callable[[Any, float], None], seconds: float) -> None:
+    def _try(self, call: Callable[[Any, float | None], None], seconds: float) -> None:
         sender = self._sender
         if sender is None:
             sender = self._sender = without_retries(quick_to_open(self._client.get_queue_sender(self._queue)))

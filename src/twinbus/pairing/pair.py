@@ -215,7 +215,7 @@ class Pair:
         self._state.events.pinged(cell.entity.path, failure, time.monotonic() - begun)
         cell.advance(PingSucceeded(episode) if failure is None else PingFailed(episode, failure))
 
-    def _pinged(self, sender: Any, seconds: float) -> None:
+    def _pinged(self, sender: Any, seconds: float | None) -> None:
         how = self.options.ping
         open_link_once(sender, seconds)
         if how == "message" or (how == "auto" and hides_pings(sender)):

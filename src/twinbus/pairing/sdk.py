@@ -88,12 +88,12 @@ def hides_pings(sender: Any) -> bool:
     return (product.decode("utf-8", "replace") if isinstance(product, bytes) else str(product)).lower() == _PRODUCT
 
 
-async def open_link(sender: Any, seconds: float) -> None:
+async def open_link(sender: Any, seconds: float | None) -> None:
     """Open an aio sender with the SDK's own retries; its own wait ends by then, and so does its cleaning up."""
     await sender._do_retryable_operation(sender._open, timeout=seconds, operation_requires_timeout=True)
 
 
-def open_link_once(sender: Any, seconds: float) -> None:
+def open_link_once(sender: Any, seconds: float | None) -> None:
     """Open a sync sender, one try."""
     sender._do_retryable_operation(sender._open, timeout=seconds, operation_requires_timeout=True)
 

@@ -65,7 +65,7 @@ class PairedSender:
         )
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
-        def made(sender: ServiceBusSender, seconds: float) -> ServiceBusMessageBatch:
+        def made(sender: ServiceBusSender, seconds: float | None) -> ServiceBusMessageBatch:
             if not is_open(sender):
                 open_link_once(sender, seconds)
             return sender.create_message_batch(max_size_in_bytes)
@@ -176,17 +176,20 @@ class PairedSender:
 
     def _on_primary(self, call: Call[T], timeout: float | None) -> T:
         seconds = self._attempts.span(timeout)
-        if not self._turn.acquire(timeout=seconds):
+        if not (self._turn.acquire(blocking=False) or self._turn.acquire(timeout=seconds)):
             raise OperationTimeoutError(message=f"other calls of this sender took longer than {seconds:g} s")
         try:
             entity = self._place.cell.entity
             if entity.route is not Route.PRIMARY:
                 # It failed over while this call waited for its turn.
                 raise FailedOverMeanwhileError
-            self._renew(entity.episode)
+            if entity.episode != self._episode:
+                # After a failover the old link may be one that nobody answers on: begin anew.
+                self._episode = entity.episode
+                self._replace()
             sender = self._sender
             try:
-                return self._attempts.attempt(sender, call, seconds, self._retries)
+                return self._attempts.attempt(sender, call, seconds, self._retries, timeout)
             except OperationTimeoutError:
                 self._replace()
                 raise
@@ -205,12 +208,6 @@ class PairedSender:
         self._place.cell.succeeded()
         if self._place.cell.entity.route is Route.CLOSED:
             self.let_go()
-
-    def _renew(self, episode: int) -> None:
-        """After a failover the old link may be one that nobody answers on: begin anew."""
-        if episode != self._episode:
-            self._episode = episode
-            self._replace()
 
     def _replace(self) -> None:
         if not self._closed:
