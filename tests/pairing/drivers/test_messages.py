@@ -96,6 +96,16 @@ async def test_s7_s8_an_annotated_message_of_any_body_is_diverted_with_an_id_and
     assert found.annotations["x-mine"] == "kept"
 
 
+async def test_s7_an_absolute_expiry_without_a_time_to_live_is_carried_however_far_away(
+    world: World, queue: str
+) -> None:
+    pair, sender = await diverting(world, queue)
+    due = int(IN_A_YEAR.timestamp()) * 1000
+    await world.send(sender, AmqpAnnotatedMessage(data_body=b"x", properties={"absolute_expiry_time": due}))
+    (stored,) = await world.backlog(pair)
+    assert stored.properties.absolute_expiry_time == due
+
+
 async def test_s8_a_mapping_has_one_id_on_the_primary_and_in_the_backlog(world: World, queue: str) -> None:
     pair = await world.pair(backlog_queue_count=1)
     sender = await world.sender(pair, queue)

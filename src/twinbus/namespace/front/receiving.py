@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 # The engine decides about this many deliveries at a time, so that a reader slower than its credit fills no memory.
 _SLICE_BYTES = 2 * 1024 * 1024
 _SLICE = 500
+# The header's ttl is a uint of milliseconds: 49 days (AMQP 3.2.1).
+_LONGEST_TTL = 0xFFFF_FFFF
 _STATES = {Lane.DEFERRED: 1, Lane.DEAD_DEFERRED: 1, Lane.SCHEDULED: 2}
 
 
@@ -51,7 +53,7 @@ def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[
         row.seq, row.enqueued, locked_until, enqueued_seq=row.origin_seq, state=_STATES.get(Lane(row.lane), 0)
     )
     overlay: dict[str, Any] | None = decode(row.overlay)[0] if row.overlay is not None else None
-    ttl = None if row.expires is None else max(0, row.expires - row.enqueued)
+    ttl = None if row.expires is None else min(max(0, row.expires - row.enqueued), _LONGEST_TTL)
     return delivered(
         row.raw,
         delivery_count=row.delivery_count,
