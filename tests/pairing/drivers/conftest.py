@@ -7,7 +7,7 @@ import inspect
 import itertools
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
@@ -110,6 +110,15 @@ class World:
                 async with await bus.receiver(queue) as receiver:
                     found += await receiver.peek(count=200)
         return found
+
+    async def backlog_queue_of(self, queues: Iterable[str], message_id: str) -> str:
+        """Which of these holds a diverted message, whether or not it has left the rotation since."""
+        async with connect(self.secondary.connection_string, timeout=10) as bus:
+            for queue in queues:
+                async with await bus.receiver(queue) as receiver:
+                    if message_id in [one.message_id for one in await receiver.peek(count=200)]:
+                        return queue
+        raise AssertionError(f"{message_id} is in no backlog queue")
 
     async def held(self, entity: str) -> list[ReceivedMessage]:
         """What an entity of the primary holds."""
