@@ -1,13 +1,16 @@
 """The faults of a real primary, each as its clause says, with the official SDK's senders."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import (
@@ -23,10 +26,11 @@ from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.sdk import kind_of
 from twinbus.testing import LocalNamespace
 
-from .conftest import ALL, KEY, World, state_of
+from .conftest import ALL, KEY, World, config, state_of
 
 # try_timeout is 1 s, and the rest is for a machine under load; without a deadline of ours the SDK takes minutes.
 AT_ONCE = 8.0
+BACKLOG_BYTES = 5120 * 1024 * 1024  # P5
 
 
 def killed(primary: LocalNamespace, _: str) -> None:
@@ -143,6 +147,53 @@ async def test_s2_a_revoked_key_reaches_the_caller(world: World, queue: str) -> 
     with pytest.raises(ServiceBusAuthenticationError):
         await world.send(sender, ServiceBusMessage("refused"))
     assert state_of(pair, queue) == "healthy"
+
+
+def _create(primary: LocalNamespace, queue: str) -> None:
+    with ServiceBusAdministrationClient.from_connection_string(primary.connection_string) as admin:
+        admin.create_queue(queue, connection_verify=str(primary.ca))
+
+
+def _delete(primary: LocalNamespace, queue: str) -> None:
+    with ServiceBusAdministrationClient.from_connection_string(primary.connection_string) as admin:
+        admin.delete_queue(queue, connection_verify=str(primary.ca))
+
+
+async def test_s2_an_entity_deleted_under_an_open_sender_reaches_the_caller_and_never_fails_over(world: World) -> None:
+    queue = f"deleted-{world.driver}"
+    await asyncio.to_thread(_create, world.primary, queue)
+    pair = await world.pair()
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    await asyncio.to_thread(_delete, world.primary, queue)
+    for _ in range(2):
+        with pytest.raises(ServiceBusError) as raised:
+            await world.send(sender, ServiceBusMessage("lost"))
+        assert kind_of(raised.value) is FailureKind.ENTITY_NOT_FOUND
+        assert state_of(pair, queue) == "healthy"
+    assert await world.backlog(pair) == []
+
+
+async def test_g4_an_entity_deleted_while_failed_over_is_unusable_and_its_sends_still_divert(world: World) -> None:
+    queue = f"deleted-while-failed-over-{world.driver}"
+    await asyncio.to_thread(_create, world.primary, queue)
+    pair = await world.pair(ping_interval=timedelta(seconds=1))
+    heard: list[Any] = []
+    pair.on("primary_unusable", heard.append)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    # The order is certain: no ping can restore an entity that is gone before the failover begins.
+    await asyncio.to_thread(_delete, world.primary, queue)
+    await world.do(pair.force_failover, queue)
+    await world.send(sender, ServiceBusMessage("x", message_id="failed over"))
+    await world.state(pair, queue, "unusable")
+    await world.send(sender, ServiceBusMessage("x", message_id="unusable"))
+    assert {one.message_id for one in await world.backlog(pair)} == {"failed over", "unusable"}
+    await world.until(lambda: bool(heard))
+    assert next(one.cause for one in pair.entities()) is FailureKind.ENTITY_NOT_FOUND
+    # Pings go on: one finds it when it is there again.
+    await asyncio.to_thread(_create, world.primary, queue)
+    await world.state(pair, queue, "healthy")
 
 
 @pytest.mark.parametrize("on_unusable", ["divert", "raise"])
@@ -282,3 +333,42 @@ async def test_s6_a_call_ends_though_queues_come_back_from_probation_while_it_tr
         async with asyncio.timeout(2 * AT_ONCE):
             await world.send(sender, ServiceBusMessage("kept"))
     assert {cause.queue for cause in raised.value.causes} == set(queues)
+
+
+def _fill(secondary: LocalNamespace, file: Path, queue: str) -> None:
+    """Stop it, let the store say that the queue's size is at its quota, and start it.
+
+    By hand, because the smallest quota is 1 GB: filling it would take minutes and the disk of whoever runs the tests.
+    """
+    secondary.stop()
+    with contextlib.closing(apsw.Connection(str(file))) as store:
+        store.execute(
+            "UPDATE counter SET size = ? WHERE queue = (SELECT queue FROM entity WHERE path = ? COLLATE NOCASE)",
+            (BACKLOG_BYTES, queue),
+        )
+        assert store.changes() == 1
+    secondary.start()
+
+
+async def test_s6_a_backlog_queue_that_is_full_leaves_the_rotation_and_the_message_goes_to_another(
+    world: World, queue: str, tmp_path: Path
+) -> None:
+    with LocalNamespace("filled", data=tmp_path, config=config("filled")) as filled:
+        world.secondary = filled
+        # Time for a second try: the first one after the restart finds the old connection broken.
+        pair = await world.pair(probation=timedelta(minutes=1), try_timeout=timedelta(seconds=10))
+        heard: list[Any] = []
+        pair.on("backlog_queue_left", heard.append)
+        sender = await world.sender(pair, queue)
+        queues = pair.backlog_queues
+        await world.do(pair.force_failover, queue)
+        await world.send(sender, ServiceBusMessage("x", message_id="before"))
+        # A sender stays on its queue, so this is where its next message goes first.
+        full = await world.backlog_queue_of(queues, "before")
+        await asyncio.to_thread(_fill, filled, tmp_path / "filled.sqlite", full)
+        await world.send(sender, ServiceBusMessage("x", message_id="after"))
+        (other,) = pair.backlog_queues
+        assert await world.backlog_queue_of(queues, "after") == other != full
+        await world.until(lambda: bool(heard))
+        assert [(one.queue, one.kind) for one in heard] == [(full, FailureKind.QUOTA_EXCEEDED)]
+        await world.do(pair.close)
