@@ -129,3 +129,7 @@ def test_p8_a_queue_found_twice_is_one() -> None:
 
 def test_the_notices_have_names_of_their_own() -> None:
     assert (r.QueueLeft.name, r.QueueReturned.name) == ("backlog_queue_left", "backlog_queue_returned")
+
+
+def test_c1_p7_a_queue_on_probation_is_there_and_one_that_was_never_found_is_not() -> None:
+    assert advance(WITHOUT_1, r.QueueMissing("b2", K.DNS), 5.0).rotation.found == ("b0", "b1")

@@ -96,6 +96,8 @@ class Shared(Protocol):
 
     def notice_closed_clients(self) -> None: ...
 
+    def backlog_answered(self, queue: str, error: Exception | None = None) -> None: ...
+
 
 class Place:
     """Where a sender stands: its entity, its pair, the backlog queue it stays on (S6)."""
@@ -108,6 +110,7 @@ class Place:
         self.secondary = pair.secondary
         self.events = pair.events
         self.notice_closed_clients = pair.notice_closed_clients
+        self.backlog_answered = pair.backlog_answered
         self.queue: str | None = None
 
     def pick(self, failed: Mapping[str, QueueCause]) -> str:
@@ -211,6 +214,7 @@ def divert(
             if told.partial:
                 raise PartialSendError(told.safe, told.unsafe, error) from error
             raise
+        place.backlog_answered(place.queue or "")
         messages = len(diversion.parts.groups[taken])
         place.cell.advance(MessagesDiverted(messages))
         place.events.diverted(place.path, place.queue or "", messages, time.monotonic() - begun)
@@ -255,7 +259,9 @@ def _on_a_queue(place: Place, step: Callable[[str], Step], until: float | None) 
                 # The caller's own time ended, which says nothing about the queue.
                 raise
             cause = QueueCause(queue, kind_of(error), _first_line(error))
-            if not place.rotation.failed(*cause):
+            another = place.rotation.failed(*cause)
+            place.backlog_answered(queue, error)
+            if not another:
                 raise
             failed[queue] = cause
             if over:

@@ -96,8 +96,9 @@ JUDGEMENTS: Final[Mapping[FailureKind, Judgement]] = {
 COUNTING: Final = frozenset(kind for kind, row in JUDGEMENTS.items() if row.counts)
 EVICTING: Final = frozenset(kind for kind, row in JUDGEMENTS.items() if row.evicts)
 CALLERS: Final = frozenset(kind for kind, row in JUDGEMENTS.items() if row.blame is Blame.CALLER)
+CREDENTIAL_REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
 # G4: the entity is gone, or the credential refused.
-UNUSABLE: Final = frozenset({FailureKind.ENTITY_NOT_FOUND, FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
+UNUSABLE: Final = CREDENTIAL_REFUSED | {FailureKind.ENTITY_NOT_FOUND}
 
 
 def counting(failover_on: Iterable[str] = ()) -> frozenset[FailureKind]:

@@ -19,13 +19,16 @@ from twinbus.pairing.calls import Place
 from twinbus.pairing.entity import Driver, EntityCell, RotationCell
 from twinbus.pairing.events import PairEvents, SideClosed, SideFaulted
 from twinbus.pairing.failover import Cause, FailoverForced, Mode, PairClosed, RestoreForced
+from twinbus.pairing.failures import CREDENTIAL_REFUSED
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.paths import backlog_queue_paths, primary_name
 from twinbus.pairing.provisioning import Provisioned
-from twinbus.pairing.sdk import canary_of, endpoint_of, is_shut
+from twinbus.pairing.sdk import canary_of, endpoint_of, is_shut, kind_of
 from twinbus.pairing.sides import (
     OTHER_SIDE_SECONDS,
+    CredentialRefusedError,
     OtherSideLostError,
+    Refusals,
     Side,
     SideState,
     forget_all,
@@ -79,6 +82,7 @@ class Partnership:
         self.events = PairEvents(self.name, threaded=threaded)
         self.syphon: Syphon | None = None
         self._canaries = {self.primary: canary_of(primary), self.secondary: canary_of(secondary)}
+        self._refusals = Refusals()
         self._driver = driver
         self._let_go = let_go
         self._cells: dict[str, EntityCell] = {}
@@ -129,6 +133,13 @@ class Partnership:
         for side, canary in self._canaries.items():
             if is_shut(canary):
                 side.leave(SideState.CLOSED)
+
+    def backlog_answered(self, queue: str, error: Exception | None = None) -> None:
+        """What a backlog queue said to a message. C1: refused for good, the credential faults the secondary."""
+        if error is None or kind_of(error) not in CREDENTIAL_REFUSED:
+            self._refusals.forget(queue)
+        elif self._refusals.refused(queue, self.rotation.rotation.found, time.monotonic()):
+            self.secondary.leave(SideState.FAULTED, CredentialRefusedError(error))
 
     @property
     def closed(self) -> bool:

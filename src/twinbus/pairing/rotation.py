@@ -36,6 +36,12 @@ class Rotation:
         object.__setattr__(self, "usable", tuple(queue for queue in self.queues if queue not in away))
 
     @property
+    def found(self) -> tuple[str, ...]:
+        """Those that exist, in the rotation or on probation."""
+        missing = {absence.cause.queue for absence in self.absent if absence.until is None}
+        return tuple(queue for queue in self.queues if queue not in missing)
+
+    @property
     def causes(self) -> tuple[QueueCause, ...]:
         """Why the others are missing: what BacklogUnavailableError carries when none is left."""
         return tuple(absence.cause for absence in self.absent)

@@ -6,7 +6,7 @@ What a side lets go of when it closes is the driver's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final
 
@@ -15,6 +15,12 @@ from twinbus.pairing.paths import Endpoint, same_endpoint
 
 OTHER_SIDE_SECONDS: Final = 5.0
 """How long one side may stay open after the other closed or faulted, where the syphon runs (C2)."""
+
+REFUSED_FOR_GOOD_SECONDS: Final = 600.0
+"""How long every backlog queue must have refused the secondary's credential until that is for good (C1).
+
+Long enough for a right that was just granted to take effect, and for a key to be changed.
+"""
 
 
 class SideState(StrEnum):
@@ -47,6 +53,17 @@ class OtherSideLostError(OperatorError):
     def __init__(self, lost: str, state: SideState) -> None:
         super().__init__(f"the {lost} is {state}, and this side was still open {OTHER_SIDE_SECONDS:g} s later")
         self.lost = lost
+
+
+class CredentialRefusedError(OperatorError):
+    """What the secondary faults with when its credential is refused for good (C1)."""
+
+    def __init__(self, refusal: BaseException) -> None:
+        super().__init__(
+            f"every backlog queue has refused the credential for {REFUSED_FOR_GOOD_SECONDS:g} s: {refusal}",
+            "Mend the credential or its rights.",
+        )
+        self.__cause__ = refusal
 
 
 class PairForkedError(CallerError):
@@ -90,6 +107,28 @@ class Side:
         """In the child of a fork: no lock is taken, nothing is told, nothing is let go of."""
         self.cause = PairForkedError()
         self.state = SideState.FAULTED
+
+
+class Refusals:
+    """Whether the secondary's credential is refused for good (C1).
+
+    It is when every backlog queue in use has answered nothing but that, each over REFUSED_FOR_GOOD_SECONDS from its
+    first refusal to its last. The primary has no such rule: there a refusal is the entity's, and sends divert (G4).
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[str, tuple[float, float]] = {}
+
+    def refused(self, queue: str, queues: Iterable[str], now: float) -> bool:
+        """`queues` are all those in use."""
+        first, _ = self._spans.get(queue, (now, now))
+        self._spans[queue] = (first, now)
+        spans = [self._spans.get(one) for one in queues]
+        return all(span is not None and span[1] - span[0] >= REFUSED_FOR_GOOD_SECONDS for span in spans)
+
+    def forget(self, queue: str) -> None:
+        """It took a message, or failed in another way."""
+        self._spans.pop(queue, None)
 
 
 # --- which namespaces are paired here (P3) ---------------------------------------------------------------------------
