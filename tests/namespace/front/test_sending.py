@@ -1,4 +1,4 @@
-"""Transfers that are rejected one by one, while their link stays."""
+"""Transfers are answered one by one, while their link stays."""
 
 import pytest
 
@@ -45,14 +45,9 @@ async def test_a_transfer_larger_than_the_link_takes_is_rejected_by_itself(peer:
 
 
 @pytest.mark.parametrize("payload", [b"", PROPERTIES_ALONE])
-async def test_a_batch_without_messages_is_rejected_and_its_link_stays(peer: Peer, payload: bytes) -> None:
+async def test_a_batch_without_messages_stores_nothing_and_is_accepted(peer: Peer, payload: bytes) -> None:
     sender = await peer.sender("orders")
     sender.send(b"empty", payload, message_format=BATCH_FORMAT)
-    peer.flush()
-    [answer] = await peer.answers(1)
-    assert isinstance(answer.state, Rejected)
-    assert answer.state.error is not None
-    assert answer.state.error.condition == "com.microsoft:argument-error"
     peer.send(sender, "after")
-    [answer] = await peer.answers(1)
-    assert isinstance(answer.state, Accepted)
+    answers = await peer.answers(1)
+    assert all(isinstance(answer.state, Accepted) for answer in answers)

@@ -68,10 +68,7 @@ class IncomingLink:
         except DecodeError as error:
             answer(Refusal(Condition.DECODE_ERROR, error.description))
             return
-        if not envelopes:
-            # Whoever sent it believes that something was sent: better told than thanked.
-            answer(Refusal(Condition.ARGUMENT_ERROR, "The batch holds no message."))
-            return
+        # A batch of nothing is accepted: the JavaScript client sends one for an empty array.
         self._connection.driver.submit(self.entity, MessagesSent(answer, envelopes))
 
     def _answer(self, delivery: Delivered, refusal: Refusal | None) -> None:
