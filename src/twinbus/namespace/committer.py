@@ -70,9 +70,6 @@ class Committer:
             self._loop.call_soon(self._start)
         return self._group
 
-    def is_on_disk(self, group: int) -> bool:
-        return group <= self._on_disk
-
     def when(self, group: int, call: Callable[[], None]) -> None:
         """Run `call` once the group is on disk and all said of it before: now, if so."""
         if group <= self._on_disk:
