@@ -1,0 +1,50 @@
+"""The look into a store's file after a kill: what it takes for wrong, and what it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.crash.inspection import check_file
+from twinbus.namespace.engine.rows import Lane, PutBody, PutRow, Row, Write
+from twinbus.namespace.store.sqlite import SqliteStore
+
+
+def _row(seq: int, body: int | None) -> PutRow:
+    return PutRow(Row(1, Lane.ACTIVE, seq, seq, 0, None, None, None, 0, 1, None, body, b"x"))
+
+
+def _written(data: Path, *writes: Write) -> Path:
+    store = SqliteStore(data / "primary.sqlite")
+    store.open()
+    store.commit(writes)
+    store.close()
+    return data
+
+
+def test_messages_of_queues_alone_are_whole(tmp_path: Path) -> None:
+    data = _written(tmp_path / "data", _row(1, None), _row(2, None))
+    assert check_file(data, tmp_path / "copy") == (2, 0, 0)
+
+
+def test_messages_of_a_topic_are_whole_beside_those_of_queues(tmp_path: Path) -> None:
+    data = _written(tmp_path / "data", PutBody(1, b"x"), _row(1, 1), _row(2, 1), _row(3, None))
+    assert check_file(data, tmp_path / "copy") == (3, 2, 1)
+
+
+@pytest.mark.parametrize("others", [(), (PutBody(9, b"x"), _row(9, 9))])
+def test_a_message_whose_body_is_gone_is_found(tmp_path: Path, others: tuple[Write, ...]) -> None:
+    data = _written(tmp_path / "data", *others, _row(1, None), PutBody(1, b"x"), _row(2, 1))
+    connection = apsw.Connection(str(data / "primary.sqlite"))
+    connection.execute("DELETE FROM body WHERE id = 1")
+    connection.close()
+    with pytest.raises(AssertionError, match=r"1: SELECT .* NOT IN"):
+        check_file(data, tmp_path / "copy")
+
+
+def test_a_body_nobody_names_is_found(tmp_path: Path) -> None:
+    data = _written(tmp_path / "data", PutBody(1, b"x"))
+    with pytest.raises(AssertionError, match="FROM body WHERE id NOT IN"):
+        check_file(data, tmp_path / "copy")
