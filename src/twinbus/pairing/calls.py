@@ -1,6 +1,7 @@
 """A sender's calls, one description for both drivers: each is a generator that yields what to try next.
 
-A driver tries it and sends the result, or throws the error, back in. Nothing here waits, sends or knows threads.
+A driver tries it and sends the result, or throws the error, back in. Nothing here waits, sends or knows threads; time,
+chance and the making of copies come with the Place.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing.batching import tally
-from twinbus.pairing.entity import EntityCell, RotationCell
+from twinbus.pairing.entity import Chance, EntityCell, Now, RotationCell
 from twinbus.pairing.errors import (
     BacklogUnavailableError,
     PartialSendError,
@@ -34,7 +35,7 @@ from twinbus.pairing.failover import (
     SendToBacklog,
 )
 from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.outgoing import Payload, fit, id_of
+from twinbus.pairing.outgoing import Diversion, Payload, fit, id_of
 from twinbus.pairing.rotation import choose
 from twinbus.pairing.sdk import Limits, kind_of
 from twinbus.pairing.sides import Side, SideState
@@ -102,7 +103,19 @@ class Shared(Protocol):
 class Place:
     """Where a sender stands: its entity, its pair, the backlog queue it stays on (S6)."""
 
-    def __init__(self, path: str, cell: EntityCell, pair: Shared) -> None:
+    def __init__(
+        self,
+        path: str,
+        cell: EntityCell,
+        pair: Shared,
+        *,
+        now: Now = time.monotonic,
+        chance: Chance = random.random,
+        fit: Callable[..., Diversion] = fit,
+    ) -> None:
+        self.now = now
+        self.chance = chance
+        self.fit = fit
         self.path = path
         self.cell = cell
         self.rotation = pair.rotation
@@ -119,10 +132,10 @@ class Place:
         if self.secondary.state is not SideState.OPEN:
             raise self.secondary.refusal()
         rotation = self.rotation.rotation
-        found = choose(rotation, self.queue, random.random())
+        found = choose(rotation, self.queue, self.chance())
         if found in failed:
             others = [queue for queue in rotation.usable if queue not in failed]
-            found = random.choice(others) if others else None
+            found = others[int(self.chance() * len(others))] if others else None
         if found is None:
             causes = {**failed, **{cause.queue: cause for cause in rotation.causes}}
             raise BacklogUnavailableError(self.path, tuple(causes.values()))
@@ -202,11 +215,11 @@ def divert(
     place: Place, raws: Sequence[AmqpAnnotatedMessage], seconds: float | None, at: datetime | None = None
 ) -> Steps[None]:
     """Send copies to the backlog, in as many transfers as it takes (S6, S7, S9)."""
-    until = None if seconds is None else time.monotonic() + seconds
+    until = None if seconds is None else place.now() + seconds
     limits: Limits = yield from _on_a_queue(place, LimitsOf, until)
-    diversion = fit(raws, place.path, limits, at)
+    diversion = place.fit(raws, place.path, limits, at)
     for taken, payload in enumerate(diversion.payloads):
-        begun = time.monotonic()
+        begun = place.now()
         try:
             yield from _on_a_queue(place, partial(_to_backlog, payload), until)
         except Exception as error:
@@ -217,7 +230,7 @@ def divert(
         place.backlog_answered(place.queue or "")
         messages = len(diversion.parts.groups[taken])
         place.cell.advance(MessagesDiverted(messages))
-        place.events.diverted(place.path, place.queue or "", messages, time.monotonic() - begun)
+        place.events.diverted(place.path, place.queue or "", messages, place.now() - begun)
 
 
 def _to_backlog(payload: Payload, queue: str) -> Step:
@@ -254,7 +267,7 @@ def _on_a_queue(place: Place, step: Callable[[str], Step], until: float | None) 
         except QueueLeftMeanwhileError:
             continue
         except Exception as error:
-            over = until is not None and time.monotonic() >= until
+            over = until is not None and place.now() >= until
             if over and kind_of(error) is FailureKind.TIMEOUT:
                 # The caller's own time ended, which says nothing about the queue.
                 raise

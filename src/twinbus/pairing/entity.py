@@ -1,6 +1,7 @@
 """The entities and the rotation of a pair where all its senders find them, replaced under a lock, read without one.
 
-What follows from an event is decided by `failover` and `rotation`; timers and pings are the driver's.
+What follows from an event is decided by `failover` and `rotation`; timers and pings are the driver's. Time, which is
+monotonic, and chance may come from elsewhere: a simulation has its own.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.rotation import ArmProbation, ProbationEnded, Rotation
 
 Verdict = RaiseToCaller | SendToBacklog | RaiseUnusable
+Now = Callable[[], float]
+Chance = Callable[[], float]
 
 
 class Timer(Protocol):
@@ -59,9 +62,13 @@ class Driver(Protocol):
 class EntityCell:
     """One entity of one pair: `entity` is read without a lock, and replaced by `advance` alone."""
 
-    def __init__(self, path: str, policy: Policy, driver: Driver) -> None:
-        self.entity = Entity(path, policy, time.monotonic())
+    def __init__(
+        self, path: str, policy: Policy, driver: Driver, *, now: Now = time.monotonic, chance: Chance = random.random
+    ) -> None:
+        self.entity = Entity(path, policy, now())
         self._driver = driver
+        self._now = now
+        self._chance = chance
         self._lock = threading.Lock()
         self._failover_timer = driver.timer(lambda: self.advance(TimerFired()))
         self._ping_timer = driver.timer(lambda: self.advance(PingDue()))
@@ -71,7 +78,7 @@ class EntityCell:
         verdict: Verdict | None = None
         notices: list[failover.Notice] = []
         with self._lock:
-            step = failover.advance(self.entity, event, time.monotonic(), random.random())
+            step = failover.advance(self.entity, event, self._now(), self._chance())
             self.entity = step.entity
             for effect in step.effects:
                 match effect:
@@ -113,9 +120,10 @@ class EntityCell:
 class RotationCell:
     """The backlog queues, for all senders of a pair. `rotation` is read without a lock."""
 
-    def __init__(self, queues: tuple[str, ...], probation: float, driver: Driver) -> None:
+    def __init__(self, queues: tuple[str, ...], probation: float, driver: Driver, *, now: Now = time.monotonic) -> None:
         self.rotation = Rotation(queues, probation)
         self._driver = driver
+        self._now = now
         self._lock = threading.Lock()
         self._timer = driver.timer(self._ended)
 
@@ -124,7 +132,7 @@ class RotationCell:
         another = False
         notices: list[rotation.QueueLeft | rotation.QueueReturned] = []
         with self._lock:
-            step = rotation.advance(self.rotation, event, time.monotonic())
+            step = rotation.advance(self.rotation, event, self._now())
             self.rotation = step.rotation
             for effect in step.effects:
                 match effect:
