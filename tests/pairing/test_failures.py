@@ -22,6 +22,7 @@ from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
 from twinbus.amqp.conditions import Condition
 from twinbus.connect import errors as ours
+from twinbus.pairing.calls import NoTurnError
 from twinbus.pairing.failures import (
     CONDITIONS,
     COUNTING,
@@ -129,6 +130,7 @@ NEVER = [
     (asyncio.CancelledError(), K.CANCELLED),
     (ValueError("The handler has already been shutdown. Please use ServiceBusClient to create a new one."), K.CLOSED),
     (ours.ConnectionClosedError("x"), K.CLOSED),
+    (NoTurnError("orders", 1.0), K.NO_TURN),
     (RuntimeError("the caller's generator"), K.UNKNOWN),
     (KeyError("x"), K.UNKNOWN),
     (MemoryError(), K.UNKNOWN),

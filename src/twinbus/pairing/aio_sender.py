@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any, Self, TypeVar, assert_never
@@ -56,9 +57,10 @@ class PairedSender:
         if is_empty(message):
             self._check(timeout)
             return
+        until = None if timeout is None else time.monotonic() + timeout
         await self._call(
             lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
-            lambda: calls.divert(self._place, raws_of(message), timeout),
+            lambda: calls.divert(self._place, raws_of(message), until),
             timeout,
         )
 
@@ -80,9 +82,10 @@ class PairedSender:
         if is_empty(message):
             self._check(timeout)
             return []
+        until = None if timeout is None else time.monotonic() + timeout
         return await self._call(
             lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
-            lambda: calls.schedule(self._place, raws_of(message), timeout, schedule_time_utc),
+            lambda: calls.schedule(self._place, raws_of(message), until, schedule_time_utc),
             timeout,
         )
 

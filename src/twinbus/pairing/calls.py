@@ -35,6 +35,7 @@ from twinbus.pairing.failover import (
     SendToBacklog,
 )
 from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.outgoing import Diversion, Payload, fit, id_of
 from twinbus.pairing.rotation import choose
 from twinbus.pairing.sdk import Limits, kind_of
@@ -44,20 +45,27 @@ T = TypeVar("T")
 
 
 class OnPrimary(NamedTuple):
-    """The call itself, on the primary, within `try_timeout`."""
+    """The call itself, on the primary: an attempt of at most so many seconds, once its turn has come."""
+
+    seconds: float
 
 
 class LimitsOf(NamedTuple):
-    """What this backlog queue takes; its link is opened for it."""
+    """What this backlog queue takes; its link is opened for it. `seconds` is all that is left of the call (S6).
+
+    Waiting for a turn on the link and the attempt share them; the attempt takes `try_timeout` at most.
+    """
 
     queue: str
+    seconds: float
 
 
 class ToBacklog(NamedTuple):
-    """Send this to that queue, in at most so many seconds."""
+    """Send this to that queue. `seconds` as for LimitsOf."""
 
     queue: str
     payload: Payload
+    seconds: float
 
 
 Step = OnPrimary | LimitsOf | ToBacklog
@@ -69,7 +77,14 @@ class QueueLeftMeanwhileError(Exception):
 
 
 class FailedOverMeanwhileError(Exception):
-    """Thrown in by a driver whose turn on the primary came after the entity had failed over."""
+    """Thrown in by a driver that came to its turn, or to its next try, on the primary after the entity failed over."""
+
+
+class NoTurnError(OperationTimeoutError):
+    """Other calls of this process held the link for all of this one's time: neither namespace was asked (S2, S6)."""
+
+    def __init__(self, link: str, seconds: float) -> None:
+        super().__init__(message=f"other calls held the link to {link} for {seconds:g} s: send again, or share it less")
 
 
 class BacklogHandle(int):
@@ -94,6 +109,7 @@ class Shared(Protocol):
     secondary: Side
     rotation: RotationCell
     events: PairEvents
+    options: SendAvailabilityOptions
 
     def notice_closed_clients(self) -> None: ...
 
@@ -124,7 +140,26 @@ class Place:
         self.events = pair.events
         self.notice_closed_clients = pair.notice_closed_clients
         self.backlog_answered = pair.backlog_answered
+        self.try_timeout = pair.options.try_timeout.total_seconds()
         self.queue: str | None = None
+
+    def primary_seconds(self, until: float | None) -> float:
+        """How long an attempt on the primary may take whose call ends at `until`, None where its caller set no end.
+
+        Where its failure may be diverted, half of the time is the backlog's: else there were none left to do it (S4).
+        """
+        if until is None:
+            return self.try_timeout
+        entity, left = self.cell.entity, until - self.now()
+        fires = entity.deadline is not None and entity.deadline < until
+        may_divert = fires or entity.policy.failover_interval < left
+        return min(self.try_timeout, left / 2 if may_divert else left)
+
+    def end_in_backlog(self, until: float | None) -> float:
+        """Without an end of its caller's, a call has time to find every queue silent and to be taken after that."""
+        if until is not None:
+            return until
+        return self.now() + self.try_timeout * (len(self.rotation.rotation.usable) + 1)
 
     def pick(self, failed: Mapping[str, QueueCause]) -> str:
         """`failed` are those that this call has tried: one that comes back meanwhile is for later calls."""
@@ -146,13 +181,18 @@ class Place:
 # --- the primary, or else --------------------------------------------------------------------------------------------
 
 
-def call(place: Place, backlog: Callable[[], Steps[T]], failed: Exception | None = None) -> Steps[T]:
-    """Any call of a sender. `backlog` is what it does instead while failed over; `failed`: it was tried already."""
+def call(
+    place: Place, backlog: Callable[[], Steps[T]], failed: Exception | None = None, until: float | None = None
+) -> Steps[T]:
+    """Any call of a sender. `backlog` is what it does instead while failed over; `failed`: it was tried already.
+
+    `until` is where the caller's time-out ends, on the monotonic clock.
+    """
     while failed is None:
         match place.cell.entity.route:
             case Route.PRIMARY:
                 try:
-                    result: T = yield OnPrimary()
+                    result: T = yield OnPrimary(place.primary_seconds(until))
                 except FailedOverMeanwhileError:
                     continue
                 except Exception as error:
@@ -212,16 +252,17 @@ def instead(make: Callable[[], T]) -> Steps[T]:
 
 
 def divert(
-    place: Place, raws: Sequence[AmqpAnnotatedMessage], seconds: float | None, at: datetime | None = None
+    place: Place, raws: Sequence[AmqpAnnotatedMessage], until: float | None, at: datetime | None = None
 ) -> Steps[None]:
-    """Send copies to the backlog, in as many transfers as it takes (S6, S7, S9)."""
-    until = None if seconds is None else place.now() + seconds
-    limits: Limits = yield from _on_a_queue(place, LimitsOf, until)
+    """Send copies to the backlog, in as many transfers as it takes, all of them by then (S6, S7, S9)."""
+    end = place.end_in_backlog(until)
+    failed: dict[str, QueueCause] = {}
+    limits: Limits = yield from _on_a_queue(place, LimitsOf, end, failed)
     diversion = place.fit(raws, place.path, limits, at)
     for taken, payload in enumerate(diversion.payloads):
         begun = place.now()
         try:
-            yield from _on_a_queue(place, partial(_to_backlog, payload), until)
+            yield from _on_a_queue(place, partial(_to_backlog, payload), end, failed)
         except Exception as error:
             told = tally([id_of(raw) for raw in raws], diversion.parts, taken)
             if told.partial:
@@ -233,15 +274,13 @@ def divert(
         place.events.diverted(place.path, place.queue or "", messages, place.now() - begun)
 
 
-def _to_backlog(payload: Payload, queue: str) -> Step:
-    return ToBacklog(queue, payload)
+def _to_backlog(payload: Payload, queue: str, seconds: float) -> Step:
+    return ToBacklog(queue, payload, seconds)
 
 
-def schedule(
-    place: Place, raws: Sequence[AmqpAnnotatedMessage], seconds: float | None, at: datetime
-) -> Steps[list[int]]:
+def schedule(place: Place, raws: Sequence[AmqpAnnotatedMessage], until: float | None, at: datetime) -> Steps[list[int]]:
     """The messages wait in the backlog; the syphon schedules them on the primary (S10)."""
-    yield from divert(place, raws, seconds, at)
+    yield from divert(place, raws, until, at)
     return [BacklogHandle.new(id_of(raw)) for raw in raws]
 
 
@@ -257,19 +296,27 @@ def in_backlog(numbers: int | Sequence[int]) -> list[int]:
     return [number for number in given if number < 0 or isinstance(number, BacklogHandle)]
 
 
-def _on_a_queue(place: Place, step: Callable[[str], Step], until: float | None) -> Steps[Any]:
-    """The sender's queue, or another while there is one and time is left, each once (S6)."""
-    failed: dict[str, QueueCause] = {}
+def _on_a_queue(
+    place: Place, step: Callable[[str, float], Step], end: float, failed: dict[str, QueueCause]
+) -> Steps[Any]:
+    """The sender's queue, or another while there is one and time is left, each once in a call (S6)."""
     while True:
         queue = place.pick(failed)
+        left = end - place.now()
+        if left <= 0:
+            raise OperationTimeoutError(message="the call's time ended before the backlog had taken the message")
         try:
-            return (yield step(queue))
+            return (yield step(queue, left))
         except QueueLeftMeanwhileError:
             continue
+        except NoTurnError:
+            # The queue was not asked: it stays in the rotation.
+            raise
         except Exception as error:
-            over = until is not None and place.now() >= until
+            over = place.now() >= end
             if over and kind_of(error) is FailureKind.TIMEOUT:
-                # The caller's own time ended, which says nothing about the queue.
+                # The call's own time ended, which says nothing sure about the queue; the next call picks anew.
+                place.queue = None
                 raise
             cause = QueueCause(queue, kind_of(error), _first_line(error))
             another = place.rotation.failed(*cause)
@@ -278,7 +325,7 @@ def _on_a_queue(place: Place, step: Callable[[str], Step], until: float | None) 
                 raise
             failed[queue] = cause
             if over:
-                raise OperationTimeoutError(message=f"the call's time-out ended in the backlog: {error}") from error
+                raise OperationTimeoutError(message=f"the call's time ended in the backlog: {error}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -70,6 +70,8 @@ class EntityCell:
         self._now = now
         self._chance = chance
         self._lock = threading.Lock()
+        # Called when calls go another way than before, in the thread that found out: no waiting there (S5).
+        self.rerouted: set[Callable[[], None]] = set()
         self._failover_timer = driver.timer(lambda: self.advance(TimerFired()))
         self._ping_timer = driver.timer(lambda: self.advance(PingDue()))
 
@@ -78,6 +80,7 @@ class EntityCell:
         verdict: Verdict | None = None
         notices: list[failover.Notice] = []
         with self._lock:
+            before = self.entity.route
             step = failover.advance(self.entity, event, self._now(), self._chance())
             self.entity = step.entity
             for effect in step.effects:
@@ -88,7 +91,10 @@ class EntityCell:
                         notices.append(notice)
                     case _:
                         self._arrange(effect)
-        # Outside the lock: a callback may ask for this entity's state.
+        # Outside the lock: a callback may ask for this entity's state. Those who wait come before those who are told.
+        if step.entity.route is not before:
+            for wake in tuple(self.rerouted):
+                wake()
         for notice in notices:
             self._driver.emit(notice)
         return verdict

@@ -36,6 +36,7 @@ class FailureKind(StrEnum):
     UNKNOWN = "unknown"
     CANCELLED = "cancelled"
     CLOSED = "closed"
+    NO_TURN = "no_turn"
 
 
 class Blame(Enum):
@@ -91,6 +92,7 @@ JUDGEMENTS: Final[Mapping[FailureKind, Judgement]] = {
     ),
     FailureKind.CANCELLED: Judgement(False, False, _CALLER, "the caller took the call back (S13)"),
     FailureKind.CLOSED: Judgement(False, False, _CALLER, "the sender or client was closed by its owner (C1)"),
+    FailureKind.NO_TURN: Judgement(False, False, _SERVICE, "calls of this process held the link: nobody was asked"),
 }
 
 COUNTING: Final = frozenset(kind for kind, row in JUDGEMENTS.items() if row.counts)
@@ -181,6 +183,7 @@ TEXTS: Final[tuple[tuple[str, FailureKind], ...]] = (
 # namespace that its gateway does not know `amqp:not-found`, like an entity.
 NAMES_BEFORE_CONDITIONS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("CancelledError", FailureKind.CANCELLED),
+    ("NoTurnError", FailureKind.NO_TURN),
     ("TokenExpired", FailureKind.AUTHENTICATION),
     ("ClientAuthenticationError", FailureKind.AUTHENTICATION),
     ("CredentialUnavailableError", FailureKind.AUTHENTICATION),

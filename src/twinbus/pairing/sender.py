@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Self, TypeVar, assert_never
@@ -58,9 +59,10 @@ class PairedSender:
         if is_empty(message):
             self._check(timeout)
             return
+        until = None if timeout is None else time.monotonic() + timeout
         self._call(
             lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
-            lambda: calls.divert(self._place, raws_of(message), timeout),
+            lambda: calls.divert(self._place, raws_of(message), until),
             timeout,
         )
 
@@ -80,9 +82,10 @@ class PairedSender:
         if is_empty(message):
             self._check(timeout)
             return []
+        until = None if timeout is None else time.monotonic() + timeout
         return self._call(
             lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
-            lambda: calls.schedule(self._place, raws_of(message), timeout, schedule_time_utc),
+            lambda: calls.schedule(self._place, raws_of(message), until, schedule_time_utc),
             timeout,
         )
 
