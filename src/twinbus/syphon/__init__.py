@@ -1,0 +1,1 @@
+"""Moves messages from the backlog queues to the entities they were meant for (Y)."""
