@@ -189,7 +189,8 @@ def _section(raw: bytes, pos: int) -> tuple[int, int, int]:
     return section_at(raw, pos)
 
 
-def _list_slices(raw: bytes, start: int) -> list[bytes]:
+def list_slices(raw: bytes, start: int) -> list[bytes]:
+    """The fields of the list whose constructor is at `start`, as they stand there."""
     count, pos = list_fields(raw, start)
     fields = []
     for _ in range(count):
@@ -200,14 +201,15 @@ def _list_slices(raw: bytes, start: int) -> list[bytes]:
 
 
 def _header(raw: bytes, start: int | None, delivery_count: int, ttl: int | None) -> bytes:
-    fields = _list_slices(raw, start)[:4] if start is not None else []
+    fields = list_slices(raw, start)[:4] if start is not None else []
     fields += [_NULL] * (4 - len(fields))
     if ttl is not None:
         fields[2] = encode_uint(ttl)
     return _HEADER + encode_list_of([*fields, encode_uint(delivery_count)])
 
 
-def _pairs(raw: bytes, count: int, pos: int) -> list[tuple[bytes, bytes]]:
+def map_slices(raw: bytes, count: int, pos: int) -> list[tuple[bytes, bytes]]:
+    """The keys and values of a map, as they stand there; `count` and `pos` are those of `map_items`."""
     found = []
     for _ in range(count >> 1):
         middle = skip(raw, pos)
@@ -217,7 +219,7 @@ def _pairs(raw: bytes, count: int, pos: int) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def _name(key: bytes) -> bytes:
+def key_text(key: bytes) -> bytes:
     """The text of a key, however wide its length was written."""
     return key[2:] if key[0] in {0xA1, 0xA3} else key[5:] if key[0] in {0xB1, 0xB3} else key
 
@@ -229,8 +231,8 @@ def _merged(raw: bytes, start: int, ours: Items) -> Items:
         return ours
     set_by_us = ours.names
     if set_by_us is None:
-        set_by_us = frozenset(_name(key) for key, _ in _pairs(ours.raw, ours.count, 0))
-    kept = [key + value for key, value in _pairs(raw, count, pos) if _name(key) not in set_by_us]
+        set_by_us = frozenset(key_text(key) for key, _ in map_slices(ours.raw, ours.count, 0))
+    kept = [key + value for key, value in map_slices(raw, count, pos) if key_text(key) not in set_by_us]
     return Items(2 * len(kept) + ours.count, b"".join(kept) + ours.raw)
 
 
