@@ -257,21 +257,22 @@ def divert(
     """Send copies to the backlog, in as many transfers as it takes, all of them by then (S6, S7, S9)."""
     end = place.end_in_backlog(until)
     failed: dict[str, QueueCause] = {}
-    limits: Limits = yield from _on_a_queue(place, LimitsOf, end, failed)
+    limits: Limits
+    _, limits = yield from _on_a_queue(place, LimitsOf, end, failed)
     diversion = place.fit(raws, place.path, limits, at)
     for taken, payload in enumerate(diversion.payloads):
         begun = place.now()
         try:
-            yield from _on_a_queue(place, partial(_to_backlog, payload), end, failed)
+            queue, _ = yield from _on_a_queue(place, partial(_to_backlog, payload), end, failed)
         except Exception as error:
             told = tally([id_of(raw) for raw in raws], diversion.parts, taken)
             if told.partial:
                 raise PartialSendError(told.safe, told.unsafe, error) from error
             raise
-        place.backlog_answered(place.queue or "")
+        place.backlog_answered(queue)
         messages = len(diversion.parts.groups[taken])
         place.cell.advance(MessagesDiverted(messages))
-        place.events.diverted(place.path, place.queue or "", messages, place.now() - begun)
+        place.events.diverted(place.path, queue, messages, place.now() - begun)
 
 
 def _to_backlog(payload: Payload, queue: str, seconds: float) -> Step:
@@ -298,15 +299,15 @@ def in_backlog(numbers: int | Sequence[int]) -> list[int]:
 
 def _on_a_queue(
     place: Place, step: Callable[[str, float], Step], end: float, failed: dict[str, QueueCause]
-) -> Steps[Any]:
-    """The sender's queue, or another while there is one and time is left, each once in a call (S6)."""
+) -> Steps[tuple[str, Any]]:
+    """The sender's queue, or another while there is one and time is left, each once in a call (S6); and its answer."""
     while True:
         queue = place.pick(failed)
         left = end - place.now()
         if left <= 0:
             raise OperationTimeoutError(message="the call's time ended before the backlog had taken the message")
         try:
-            return (yield step(queue, left))
+            return queue, (yield step(queue, left))
         except QueueLeftMeanwhileError:
             continue
         except NoTurnError:
