@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from hypothesis import given
 
 from tests.amqp import strategies as amqp
+from twinbus.amqp.decoding import skip
 from twinbus.amqp.layout import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -34,7 +36,7 @@ from twinbus.amqp.sections import (
     read_envelope,
     split,
 )
-from twinbus.amqp.splicing import list_slices, map_slices
+from twinbus.amqp.splicing import list_slices
 from twinbus.amqp.values import Described, Int, Long, Symbol, Timestamp, UInt
 from twinbus.pairing import aliases
 from twinbus.pairing.outgoing import diverted
@@ -81,9 +83,10 @@ def shape(raw: bytes) -> dict[str, Any]:
         return found
 
     def pairs(code: int) -> dict[bytes, bytes]:
-        if code not in sections.spans:
-            return {}
-        return dict(map_slices(sections.raw, *map_items(sections.raw, sections.spans[code][1])))
+        count, pos = map_items(sections.raw, sections.spans[code][1]) if code in sections.spans else (0, 0)
+        ends = [pos, *(pos := skip(sections.raw, pos) for _ in range(count))]
+        parts = [sections.raw[start:end] for start, end in pairwise(ends)]
+        return dict(zip(parts[::2], parts[1::2], strict=True))
 
     return {
         "header": fields(HEADER),

@@ -3,12 +3,12 @@
 The messages were validated when they arrived (`read_envelope`). Properties, body and footer pass as they came.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from struct import Struct
 from uuid import UUID
 
-from twinbus.amqp.decoding import skip
+from twinbus.amqp.decoding import WIDTHS, skip
 from twinbus.amqp.encoding import (
     encode,
     encode_fields,
@@ -33,11 +33,11 @@ from twinbus.amqp.values import ULong
 
 @dataclass(slots=True)
 class Items:
-    """Encoded keys and values of a map; `count` counts both, as AMQP does. `names`, if given, are the keys' texts."""
+    """Encoded keys and values of a map; `count` counts both, as AMQP does. `names` are the texts of keys that win."""
 
     count: int
     raw: bytes
-    names: frozenset[bytes] | None = field(default=None, compare=False, repr=False)
+    names: frozenset[bytes] = field(default=frozenset(), compare=False, repr=False)
 
 
 NO_ITEMS = Items(0, b"")
@@ -45,7 +45,8 @@ NO_ITEMS = Items(0, b"")
 
 def items(values: Mapping[str, object]) -> Items:
     """Annotations: the keys are symbols."""
-    return Items(2 * len(values), b"".join(encode_symbol(key) + encode(value) for key, value in values.items()))
+    raw = b"".join(encode_symbol(key) + encode(value) for key, value in values.items())
+    return Items(2 * len(values), raw, frozenset(key.encode() for key in values))
 
 
 def lock_token(token: UUID) -> Items:
@@ -120,6 +121,8 @@ _NAMES = tuple(
 
 _HEADER = b"\x00\x53\x70"
 _NULL = b"\x40"
+_SHORT_TEXT = frozenset((0xA1, 0xA3))
+_LONG_TEXT = frozenset((0xB1, 0xB3))
 # The header of a message whose sender gave none, by delivery count.
 _PLAIN_HEADERS = tuple(_HEADER + encode_list_of([_NULL] * 4 + [encode_uint(count)]) for count in range(256))
 
@@ -194,7 +197,7 @@ def list_slices(raw: bytes, start: int) -> list[bytes]:
     count, pos = list_fields(raw, start)
     fields = []
     for _ in range(count):
-        after = skip(raw, pos)
+        after = pos + 1 if raw[pos] == 0x40 else skip(raw, pos)
         fields.append(raw[pos:after])
         pos = after
     return fields
@@ -208,36 +211,40 @@ def _header(raw: bytes, start: int | None, delivery_count: int, ttl: int | None)
     return _HEADER + encode_list_of([*fields, encode_uint(delivery_count)])
 
 
-def map_slices(raw: bytes, count: int, pos: int) -> list[tuple[bytes, bytes]]:
-    """The keys and values of a map, as they stand there; `count` and `pos` are those of `map_items`."""
-    found = []
+def sift(raw: bytes, start: int, names: Container[bytes]) -> tuple[Items, dict[bytes, int]]:
+    """The map whose constructor is at `start` without the keys of these names, and where the values of those are."""
+    count, pos = map_items(raw, start)
+    kept, run = [], pos
+    found: dict[bytes, int] = {}
     for _ in range(count >> 1):
-        middle = skip(raw, pos)
-        end = skip(raw, middle)
-        found.append((raw[pos:middle], raw[middle:end]))
+        form = raw[pos]
+        if form in _SHORT_TEXT:
+            middle = pos + 2 + raw[pos + 1]
+            name = raw[pos + 2 : middle]
+        else:
+            middle = skip(raw, pos)
+            name = raw[pos + 5 : middle] if form in _LONG_TEXT else raw[pos:middle]
+        width = WIDTHS[raw[middle]]
+        end = middle + 1 + width if width >= 0 else skip(raw, middle)
+        if name in names:
+            kept.append(raw[run:pos])
+            run = end
+            count -= 2
+            found[name] = middle
         pos = end
-    return found
-
-
-def key_text(key: bytes) -> bytes:
-    """The text of a key, however wide its length was written."""
-    return key[2:] if key[0] in {0xA1, 0xA3} else key[5:] if key[0] in {0xB1, 0xB3} else key
+    kept.append(raw[run:pos])
+    return Items(count, b"".join(kept)), found
 
 
 def _merged(raw: bytes, start: int, ours: Items) -> Items:
     """The sender's map and ours; ours wins where both have a key."""
-    count, pos = map_items(raw, start)
-    if count == 0:
-        return ours
-    set_by_us = ours.names
-    if set_by_us is None:
-        set_by_us = frozenset(key_text(key) for key, _ in map_slices(ours.raw, ours.count, 0))
-    kept = [key + value for key, value in map_slices(raw, count, pos) if key_text(key) not in set_by_us]
-    return Items(2 * len(kept) + ours.count, b"".join(kept) + ours.raw)
+    kept, _ = sift(raw, start, ours.names)
+    return Items(kept.count + ours.count, kept.raw + ours.raw)
 
 
 def _overlaid(raw: bytes, pos: int, head: bytes, overlay: Mapping[str, object]) -> list[bytes]:
-    added = Items(2 * len(overlay), b"".join(encode_str(key) + encode(value) for key, value in overlay.items()))
+    encoded = b"".join(encode_str(key) + encode(value) for key, value in overlay.items())
+    added = Items(2 * len(overlay), encoded, frozenset(key.encode() for key in overlay))
     code, start, end = _section(raw, pos)
     before = pos
     if code == PROPERTIES:

@@ -5,6 +5,7 @@ Works on the encoded bytes, so that whatever is not meant to change cannot. Pure
 
 from __future__ import annotations
 
+from collections.abc import Container
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -24,12 +25,11 @@ from twinbus.amqp.layout import (
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
-    map_items,
 )
 from twinbus.amqp.sections import Sections, split
-from twinbus.amqp.splicing import key_text, list_slices, map_slices
+from twinbus.amqp.splicing import NO_ITEMS, Items, list_slices, sift
 from twinbus.pairing import aliases
-from twinbus.pairing.aliases import RESERVED, PropertyName, Restored, Sendable, restore
+from twinbus.pairing.aliases import RESERVED, Sendable, restore
 from twinbus.pairing.errors import AliasError
 from twinbus.pairing.packing import unpack
 from twinbus.syphon.transport import NeverDeliverableError, TimeToLive
@@ -70,14 +70,14 @@ _LOCK_TOKEN: Final = frozenset((b"x-opt-lock-token",))
 _ENQUEUED: Final = b"x-opt-enqueued-time"
 _SCHEDULED: Final = b"x-opt-scheduled-enqueue-time"
 _SCHEDULED_KEY: Final = encode_symbol(_SCHEDULED.decode())
-_PATH: Final = frozenset((aliases.PATH.encode(),))
+_BROKER_AND_SCHEDULED: Final = BROKER_ANNOTATIONS | {_SCHEDULED}
+_PATH_NAME: Final = aliases.PATH.encode()
+_PATH: Final = frozenset((_PATH_NAME,))
 _PATH_KEY: Final = encode_str(aliases.PATH)
 _RESERVED: Final = {name.encode(): name for name in RESERVED}
 _TTL, _HEADER_OF_SENDER = 2, 4  # the fifth field of a header, the delivery count, is the broker's
 _EXPIRY, _CREATION, _GROUP = 8, 9, 10
 _NULL: Final = b"\x40"
-
-Pairs = list[tuple[bytes, bytes]]
 
 
 def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> Translated:
@@ -94,8 +94,8 @@ def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> Translated:
 def destination_of(raw: bytes) -> str | None:
     """Where a message of the backlog is meant to go; None where it does not say so in a way that can be read."""
     try:
-        found = {key_text(key): value for key, value in _map(split(raw), APPLICATION_PROPERTIES)}
-        path = decode(found[aliases.PATH.encode()])[0]
+        _, found = _sifted(split(raw), APPLICATION_PROPERTIES, _PATH)
+        path = decode(raw, found[_PATH_NAME])[0]
     except (AmqpError, IndexError, KeyError):
         return None
     return path if type(path) is str and path else None
@@ -104,52 +104,47 @@ def destination_of(raw: bytes) -> str | None:
 def resubmittable(raw: bytes, path: str | None = None) -> bytes:
     """A dead-lettered message as it goes back into the backlog: aliases and all, for `path` where one is given."""
     sections = split(raw)
-    properties = _without(DEAD_LETTER_PROPERTIES, _map(sections, APPLICATION_PROPERTIES))
+    gone = DEAD_LETTER_PROPERTIES if path is None else DEAD_LETTER_PROPERTIES | _PATH
+    properties, _ = _sifted(sections, APPLICATION_PROPERTIES, gone)
     if path is not None:
-        properties = [*_without(_PATH, properties), (_PATH_KEY, encode_str(path))]
-    annotations = _without(BROKER_ANNOTATIONS, _map(sections, MESSAGE_ANNOTATIONS))
-    return _composed(sections, _header(sections, None), annotations, _fields(sections, PROPERTIES), properties)
+        properties = _with(properties, _PATH_KEY + encode_str(path))
+    annotations, _ = _sifted(sections, MESSAGE_ANNOTATIONS, BROKER_ANNOTATIONS)
+    fields = _section(sections, PROPERTIES)
+    return _composed(sections, _header(sections, None), annotations, fields, properties)
 
 
 def _translate(sections: Sections, now: int, ttl: TimeToLive) -> Translated:
-    given: dict[PropertyName, object] = {}
-    properties: Pairs = []
-    for pair in _map(sections, APPLICATION_PROPERTIES):
-        alias = _RESERVED.get(key_text(pair[0]))
-        if alias is None:
-            properties.append(pair)
-        else:
-            given[alias] = decode(pair[1])[0]
-    meant = restore(Sendable(application_properties=given))
-    annotations, enqueued = _annotations(sections, meant)
+    raw = sections.raw
+    properties, found = _sifted(sections, APPLICATION_PROPERTIES, _RESERVED)
+    meant = restore(
+        Sendable(application_properties={_RESERVED[name]: decode(raw, pos)[0] for name, pos in found.items()})
+    )
+    annotations, enqueued = _annotations(sections, meant.message.scheduled_enqueue_time)
     lifetime = _lifetime(meant.message, enqueued, now, ttl)
-    fields = _fields(sections, PROPERTIES)
-    if meant.message.session_id is not None:
-        _set(fields, _GROUP, encode_str(meant.message.session_id))
-    if lifetime is not None and lifetime > MOST_TTL:
-        _live_long(fields, lifetime, now)
     body = None if meant.packed is None else _unpacked(sections, meant.packed)
-    header = _header(sections, None if lifetime is None else min(lifetime, MOST_TTL))
-    return Translated(meant.path, _composed(sections, header, annotations, fields, properties, body))
+    return Translated(
+        meant.path,
+        _composed(
+            sections,
+            _header(sections, lifetime),
+            annotations,
+            _properties(sections, meant.message.session_id, lifetime, now),
+            properties,
+            body,
+        ),
+    )
 
 
 # --- what becomes of each section ------------------------------------------------------------------------------------
 
 
-def _annotations(sections: Sections, meant: Restored) -> tuple[Pairs, int | None]:
+def _annotations(sections: Sections, scheduled: int | None) -> tuple[Items, int | None]:
     """The sender's message annotations with the scheduled time back among them, and when the backlog took it, in ms."""
-    enqueued: int | None = None
-    scheduled = meant.message.scheduled_enqueue_time
-    kept: Pairs = []
-    for pair in _map(sections, MESSAGE_ANNOTATIONS):
-        name = key_text(pair[0])
-        if name == _ENQUEUED:
-            enqueued = decode(pair[1])[0]
-        elif name not in BROKER_ANNOTATIONS and (scheduled is None or name != _SCHEDULED):
-            kept.append(pair)
+    gone = BROKER_ANNOTATIONS if scheduled is None else _BROKER_AND_SCHEDULED
+    kept, found = _sifted(sections, MESSAGE_ANNOTATIONS, gone)
     if scheduled is not None:
-        kept.append((_SCHEDULED_KEY, encode_timestamp(scheduled)))
-    return kept, enqueued
+        kept = _with(kept, _SCHEDULED_KEY + encode_timestamp(scheduled))
+    return kept, decode(sections.raw, found[_ENQUEUED])[0] if _ENQUEUED in found else None
 
 
 def _lifetime(message: Sendable, enqueued: int | None, now: int, ttl: TimeToLive) -> int | None:
@@ -163,21 +158,30 @@ def _lifetime(message: Sendable, enqueued: int | None, now: int, ttl: TimeToLive
     return left
 
 
-def _live_long(fields: list[bytes], lifetime: int, now: int) -> None:
-    """A life longer than a header can tell stands between creation and expiry."""
-    creation = decode(fields[_CREATION])[0] if len(fields) > _CREATION else None
-    if creation is None:
-        creation = now
-        _set(fields, _CREATION, encode_timestamp(now))
-    _set(fields, _EXPIRY, encode_timestamp(min(creation + lifetime, END_OF_TIME)))
-
-
-def _header(sections: Sections, ttl: int | None) -> list[bytes]:
+def _header(sections: Sections, lifetime: int | None) -> bytes:
     """Without an alias the sender gave no time to live: one that stands there is the backlog queue's own."""
-    fields = _fields(sections, HEADER)[:_HEADER_OF_SENDER]
-    if ttl is not None or len(fields) > _TTL:
-        _set(fields, _TTL, _NULL if ttl is None else encode_uint(ttl))
-    return fields
+    span = sections.spans.get(HEADER)
+    fields: list[bytes] = [] if span is None else list_slices(sections.raw, span[1])[:_HEADER_OF_SENDER]
+    if lifetime is not None or len(fields) > _TTL:
+        _set(fields, _TTL, _NULL if lifetime is None else encode_uint(min(lifetime, MOST_TTL)))
+    return _list_section(b"\x00\x53\x70", fields)
+
+
+def _properties(sections: Sections, session_id: str | None, lifetime: int | None, now: int) -> bytes:
+    long_lived = lifetime is not None and lifetime > MOST_TTL
+    if session_id is None and not long_lived:
+        return _section(sections, PROPERTIES)
+    span = sections.spans.get(PROPERTIES)
+    fields = [] if span is None else list_slices(sections.raw, span[1])
+    if session_id is not None:
+        _set(fields, _GROUP, encode_str(session_id))
+    if lifetime is not None and long_lived:
+        # A life longer than a header can tell stands between creation and expiry.
+        created = decode(fields[_CREATION])[0] if len(fields) > _CREATION else None
+        created = now if created is None else created
+        _set(fields, _CREATION, encode_timestamp(created))
+        _set(fields, _EXPIRY, encode_timestamp(min(created + lifetime, END_OF_TIME)))
+    return _list_section(b"\x00\x53\x73", fields)
 
 
 def _unpacked(sections: Sections, mark: str) -> bytes:
@@ -185,29 +189,22 @@ def _unpacked(sections: Sections, mark: str) -> bytes:
     if sections.body_kind != "data" or len(sections.body) != 1:
         raise AliasError(aliases.PACKED, "marks a body that is not one data section")
     body = unpack(sections.data[0], mark, LARGEST_BODY)
-    inner = split(body)
-    if inner.spans:
+    if split(body).spans:
         raise AliasError(aliases.PACKED, "marks a body that holds more than body sections")
     return body
 
 
 def _composed(
-    sections: Sections,
-    header: list[bytes],
-    annotations: Pairs,
-    fields: list[bytes],
-    properties: Pairs,
-    body: bytes | None = None,
+    sections: Sections, header: bytes, annotations: Items, fields: bytes, properties: Items, body: bytes | None = None
 ) -> bytes:
-    """Sections with nothing in them are left out, as the official clients do."""
-    delivery = _without(_LOCK_TOKEN, _map(sections, DELIVERY_ANNOTATIONS))
     raw = sections.raw
+    delivery, _ = _sifted(sections, DELIVERY_ANNOTATIONS, _LOCK_TOKEN)
     return b"".join(
         (
-            _list_section(b"\x00\x53\x70", header),
+            header,
             _map_section(b"\x00\x53\x71", delivery),
             _map_section(b"\x00\x53\x72", annotations),
-            _list_section(b"\x00\x53\x73", fields),
+            fields,
             _map_section(b"\x00\x53\x74", properties),
             raw[sections.body_start : sections.body_end] if body is None else body,
             raw[sections.body_end :],
@@ -215,21 +212,25 @@ def _composed(
     )
 
 
-# --- slices ----------------------------------------------------------------------------------------------------------
+# --- sections, written without content as not at all, as the official clients do -------------------------------------
 
 
-def _map(sections: Sections, code: int) -> Pairs:
+def _section(sections: Sections, code: int) -> bytes:
     span = sections.spans.get(code)
-    return [] if span is None else map_slices(sections.raw, *map_items(sections.raw, span[1]))
+    return b"" if span is None else sections.raw[span[0] : span[2]]
 
 
-def _fields(sections: Sections, code: int) -> list[bytes]:
+def _sifted(sections: Sections, code: int, names: Container[bytes]) -> tuple[Items, dict[bytes, int]]:
     span = sections.spans.get(code)
-    return [] if span is None else list_slices(sections.raw, span[1])
+    return (NO_ITEMS, {}) if span is None else sift(sections.raw, span[1], names)
 
 
-def _without(names: frozenset[bytes], pairs: Pairs) -> Pairs:
-    return [pair for pair in pairs if key_text(pair[0]) not in names]
+def _with(items: Items, pair: bytes) -> Items:
+    return Items(items.count + 2, items.raw + pair)
+
+
+def _map_section(start: bytes, items: Items) -> bytes:
+    return start + encode_map_of(items.count, items.raw) if items.count else b""
 
 
 def _set(fields: list[bytes], index: int, value: bytes) -> None:
@@ -241,7 +242,3 @@ def _list_section(start: bytes, fields: list[bytes]) -> bytes:
     while fields and fields[-1] == _NULL:
         fields.pop()
     return start + encode_list_of(fields) if fields else b""
-
-
-def _map_section(start: bytes, pairs: Pairs) -> bytes:
-    return start + encode_map_of(2 * len(pairs), b"".join([key + value for key, value in pairs])) if pairs else b""
