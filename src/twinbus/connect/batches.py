@@ -1,13 +1,18 @@
-"""Many made few: messages packed into batches for sending, delivery ids joined into runs for settling. Pure."""
+"""Many made few: messages packed into batches for sending, delivery ids joined into runs for settling; and few made
+fewer, where one of many spoils a request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from twinbus.amqp.sections import BATCH_FORMAT, Properties, batch_payload, message, read_envelope
-from twinbus.connect.errors import MessageSizeExceededError
+from twinbus.connect.errors import MessageSizeExceededError, ServiceBusError
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _SMALL: Final = 256  # a data section takes 5 bytes more than its content below this, 8 from there on
 _EMPTY_BODY: Final = len(b"\x00\x53\x77\x40")
@@ -74,3 +79,22 @@ def runs(ids: Iterable[int]) -> list[tuple[int, int]]:
     if last >= 0:
         found.append((first, last))
     return found
+
+
+async def halving(
+    parts: Sequence[T], ask: Callable[[Sequence[T]], Awaitable[R]], refusal: type[ServiceBusError]
+) -> list[tuple[Sequence[T], R | None]]:
+    """Asks for all; where it is refused for one of them, for each half. None is the answer to a single one refused."""
+    answers: list[tuple[Sequence[T], R | None]] = []
+    waiting = [parts] if parts else []
+    while waiting:
+        part = waiting.pop()
+        try:
+            answers.append((part, await ask(part)))
+        except refusal:
+            if len(part) == 1:
+                answers.append((part, None))
+            else:
+                middle = len(part) // 2
+                waiting += (part[middle:], part[:middle])
+    return answers

@@ -14,12 +14,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from twinbus.connect import settling
+from twinbus.connect.batches import halving
 from twinbus.connect.deadlines import deadline
 from twinbus.connect.encoding import to_datetime
 from twinbus.connect.errors import (
     ConnectionClosedError,
     MessageAlreadySettled,
     MessageLockLostError,
+    MessageNotFoundError,
     ServiceBusArgumentError,
     ServiceBusError,
     SessionLockLostError,
@@ -80,8 +82,14 @@ class Receiver:
 
     # --- receiving ---------------------------------------------------------------------------------------------
 
-    async def receive(self, max_messages: int = 1, max_wait: float = 60.0) -> list[ReceivedMessage]:
-        """Up to `max_messages`, as soon as there is one; an empty list after `max_wait` seconds without any."""
+    async def receive(
+        self, max_messages: int = 1, max_wait: float = 60.0, *, keep_credit: bool = False
+    ) -> list[ReceivedMessage]:
+        """Up to `max_messages`, as soon as there is one; an empty list after `max_wait` seconds without any.
+
+        Without prefetch, what the call did not use of its credit is taken back before it returns; with `keep_credit`
+        only if nothing came: otherwise up to `max_messages` more may be on their way, for the next call.
+        """
         if max_messages < 1:
             raise ServiceBusArgumentError("max_messages has to be at least 1", entity=self.entity)
         loop = asyncio.get_running_loop()
@@ -92,19 +100,21 @@ class Receiver:
         if link is None or not link.is_open or self._is_closed:
             link = await self._attached_in_time(None)
         if not self._prefetch:
-            return await self._receive_on_demand(link, max_messages, end)
+            return await self._receive_on_demand(link, max_messages, end, keep_credit)
         if not link.buffer:
             await self._arrived(link, end)
         return link.take(max_messages)
 
-    async def _receive_on_demand(self, link: ReceivingLink, count: int, end: float) -> list[ReceivedMessage]:
-        """Credit for this call alone: what is left of it is taken back before the call returns."""
+    async def _receive_on_demand(
+        self, link: ReceivingLink, count: int, end: float, keep_credit: bool
+    ) -> list[ReceivedMessage]:
         if len(link.buffer) < count:
             link.ask(count - len(link.buffer))
             await self._arrived(link, end)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_DRAIN_SECONDS):
-                    await link.drain()
+            if not (keep_credit and link.buffer):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_DRAIN_SECONDS):
+                        await link.drain()
         return link.take(count)
 
     async def _arrived(self, link: ReceivingLink, end: float) -> None:
@@ -116,14 +126,27 @@ class Receiver:
             if not scope.expired():
                 raise
 
-    async def receive_deferred(self, numbers: Sequence[int], *, timeout: float | None = None) -> list[ReceivedMessage]:
-        """Messages that were deferred, by their sequence numbers."""
-        return await self.management.receive_deferred(
-            numbers,
-            peek_lock=self.mode is ReceiveMode.PEEK_LOCK,
-            session=self.session_id,
-            timeout=self._seconds(timeout),
-        )
+    async def receive_deferred(
+        self, numbers: Sequence[int], *, leave_out_missing: bool = False, timeout: float | None = None
+    ) -> list[ReceivedMessage]:
+        """Messages that were deferred, by their sequence numbers.
+
+        The service refuses all of them if one is gone or locked by another; with `leave_out_missing` the others are
+        asked for again, in halves.
+        """
+
+        async def ask(part: Sequence[int]) -> list[ReceivedMessage]:
+            return await self.management.receive_deferred(
+                part,
+                peek_lock=self.mode is ReceiveMode.PEEK_LOCK,
+                session=self.session_id,
+                timeout=self._seconds(timeout),
+            )
+
+        if not leave_out_missing:
+            return await ask(numbers)
+        answers = await halving(numbers, ask, MessageNotFoundError)
+        return [message for _, answer in answers for message in answer or ()]
 
     async def peek(
         self, from_number: int = 0, count: int = 1, *, timeout: float | None = None
@@ -176,8 +199,15 @@ class Receiver:
         await self._settle(messages, settling.RELEASE, timeout)
 
     async def _settle(self, messages: Sequence[ReceivedMessage], outcome: Outcome, timeout: float | None) -> None:
+        if failures := await self.settle(messages, outcome, timeout=timeout):
+            raise settling.failure(outcome.verb, failures, len(messages))
+
+    async def settle(
+        self, messages: Sequence[ReceivedMessage], outcome: Outcome, *, timeout: float | None = None
+    ) -> list[tuple[ReceivedMessage, ServiceBusError]]:
+        """Those that are not settled as asked, each with the reason; an error only where no answer came in time."""
         if not messages:
-            return
+            return []
         settled = [message for message in messages if message.is_settled]
         if settled:
             raise MessageAlreadySettled("a message is settled already", entity=self.entity, failed=settled)
@@ -207,8 +237,7 @@ class Receiver:
                 for link, settlement in pending:
                     if not settlement.future.done() or settlement.future.cancelled():
                         link.give_up(settlement)
-        if failures:
-            raise settling.failure(outcome.verb, failures, len(messages))
+        return failures
 
     async def _settle_by_token(
         self, messages: Sequence[ReceivedMessage], outcome: Outcome
@@ -240,6 +269,18 @@ class Receiver:
         instants = await self.management.renew_locks(known, timeout=self._seconds(timeout))
         for message, instant in zip(messages, instants, strict=True):
             message.renewed(instant)
+
+    async def renew_those_held(
+        self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None
+    ) -> list[ReceivedMessage]:
+        """The same, but a lock that was lost does not keep the others from being renewed: returns those lost."""
+
+        async def renew(part: Sequence[ReceivedMessage]) -> bool:
+            await self.renew_locks(part, timeout=timeout)
+            return True
+
+        answers = await halving(messages, renew, MessageLockLostError)
+        return [message for part, answer in answers if answer is None for message in part]
 
     # --- the session -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,220 @@
+"""The transport on `twinbus.connect`: messages stay bytes, settlements go in runs, whatever broke is made again.
+
+Keeps the protocols of `transport`; what to do with a message, or after a failure, is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from twinbus.connect import MessageState, ReceivedMessage, Receiver, Sender, ServiceBusConnection
+from twinbus.connect.errors import MessageLockLostError, OperationTimeoutError, ServiceBusError
+from twinbus.connect.settling import COMPLETE, Outcome, abandon, dead_letter, defer
+from twinbus.message import MessageId
+from twinbus.pairing.failures import FailureKind, classify, evidence_of
+from twinbus.syphon.credentials import Place
+from twinbus.syphon.translation import destination_of, translate
+from twinbus.syphon.transport import BacklogFailedError, Held, Outgoing, Peeked, SendFailedError, TimeToLive
+
+T = TypeVar("T")
+
+TRY_SECONDS: Final = 10.0
+"""What one answer may take; a long poll beside."""
+_IDLE_SECONDS: Final = 15.0
+# A settlement whose link broke is asked for again, by lock token.
+_SETTLE_TRIES: Final = 3
+_SETTLE_PAUSE: Final = 0.2
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class NativeHeld:
+    __slots__ = ("message", "size")
+
+    def __init__(self, message: ReceivedMessage) -> None:
+        self.message = message
+        self.size = len(message.raw)
+
+    @property
+    def sequence_number(self) -> int:
+        return self.message.sequence_number or 0
+
+    @property
+    def message_id(self) -> MessageId | None:
+        return self.message.message_id
+
+    @property
+    def locked_until(self) -> datetime:
+        return self.message.locked_until or _EPOCH
+
+    @property
+    def enqueued_time(self) -> datetime:
+        return self.message.enqueued_time or _EPOCH
+
+
+class NativeTransport:
+    """`NativeTransport(primary, secondary)`: connection strings, clients of azure-servicebus, or `Place`s."""
+
+    def __init__(
+        self, primary: Place | str | Any, secondary: Place | str | Any, *, try_timeout: float = TRY_SECONDS
+    ) -> None:
+        seconds = {"timeout": try_timeout, "idle_timeout": _IDLE_SECONDS}
+        self._primary = Place.of(primary).connect(**seconds)
+        self._secondary = Place.of(secondary).connect(**seconds)
+
+    def backlog(self, queue: str) -> NativeBacklog:
+        return NativeBacklog(self._secondary, queue)
+
+    def destination(self, path: str) -> NativeDestination:
+        return NativeDestination(self._primary, path)
+
+    def restore(self, held: Held, ttl: TimeToLive, now: datetime) -> Outgoing:
+        assert isinstance(held, NativeHeld)
+        found = translate(held.message.raw, (now - _EPOCH) // timedelta(milliseconds=1), ttl)
+        return Outgoing(found.path, held.message.message_id, len(found.raw), found.raw, held)
+
+    async def close(self) -> None:
+        await asyncio.gather(self._primary.close(), self._secondary.close())
+
+
+class NativeDestination:
+    def __init__(self, bus: ServiceBusConnection, path: str) -> None:
+        self._bus = bus
+        self._path = path
+        self._sender: Sender | None = None
+        self._opening = asyncio.Lock()
+
+    async def send(self, messages: Sequence[Outgoing]) -> None:
+        raws = [message.content for message in messages]
+        try:
+            sender = await self._open()
+            await sender.send(raws)
+        except Exception as error:  # a credential may raise anything
+            raise self._failure(error, messages, raws) from error
+
+    async def close(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            await sender.close()
+
+    async def _open(self) -> Sender:
+        async with self._opening:
+            if self._sender is None:
+                self._sender = await self._bus.sender(self._path)
+            return self._sender
+
+    def _failure(self, error: Exception, messages: Sequence[Outgoing], raws: Sequence[bytes]) -> SendFailedError:
+        unsafe = {id(raw) for raw in getattr(error, "failed", ())}
+        failed = [one for one, raw in zip(messages, raws, strict=True) if id(raw) in unsafe] if unsafe else messages
+        return SendFailedError(self._path, kind_of(error), failed, str(error))
+
+
+class NativeBacklog:
+    """Settlements go through the link a message came by, and by its lock token once that is gone."""
+
+    def __init__(self, bus: ServiceBusConnection, queue: str) -> None:
+        self._bus = bus
+        self._queue = queue
+        self._receiver: Receiver | None = None
+        self._opening = asyncio.Lock()
+
+    async def receive(self, count: int, wait: float) -> Sequence[NativeHeld]:
+        receiver = await self._asked(self._open())
+        # Nothing is awaited between taking messages and handing them out: a caller that gives up loses none.
+        found = await self._asked(receiver.receive(count, wait, keep_credit=True))
+        return [NativeHeld(message) for message in found]
+
+    async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[NativeHeld]:
+        receiver = await self._asked(self._open())
+        found = await self._asked(receiver.receive_deferred(numbers, leave_out_missing=True))
+        return [NativeHeld(message) for message in found]
+
+    async def peek(self, start: int, count: int) -> Sequence[Peeked]:
+        receiver = await self._asked(self._open())
+        return [_peeked(message) for message in await self._asked(receiver.peek(start, count))]
+
+    async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
+        return await self._settle(held, COMPLETE)
+
+    async def abandon(self, held: Sequence[Held]) -> Sequence[Held]:
+        return await self._settle(held, abandon(None))
+
+    async def defer(self, held: Sequence[Held]) -> Sequence[Held]:
+        return await self._settle(held, defer(None))
+
+    async def dead_letter(self, held: Sequence[Held], reason: str, description: str) -> Sequence[Held]:
+        return await self._settle(held, dead_letter(reason, description, None))
+
+    async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
+        receiver = await self._asked(self._open())
+        by_message = {id(message): one for one in held for message in (_message(one),)}
+        lost = await self._asked(receiver.renew_those_held([_message(one) for one in held]))
+        return [by_message[id(message)] for message in lost]
+
+    async def rest(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            await receiver.close()
+
+    async def close(self) -> None:
+        await self.rest()
+
+    async def _open(self) -> Receiver:
+        async with self._opening:
+            if self._receiver is None:
+                self._receiver = await self._bus.receiver(self._queue, prefetch=0)
+            return self._receiver
+
+    async def _settle(self, held: Sequence[Held], outcome: Outcome) -> Sequence[Held]:
+        by_message = {id(message): one for one in held for message in (_message(one),)}
+        left = [_message(one) for one in held]
+        lost: list[Held] = []
+        error: ServiceBusError | None = None
+        for number in range(_SETTLE_TRIES):
+            if number:
+                await asyncio.sleep(_SETTLE_PAUSE * number)
+            try:
+                receiver = await self._open()
+                failures = await receiver.settle(left, outcome)
+            except OperationTimeoutError as late:
+                failures = [(message, late) for message in left if not message.is_settled]
+            except ServiceBusError as broken:
+                failures = [(message, broken) for message in left]
+            lost += [by_message[id(message)] for message, why in failures if isinstance(why, MessageLockLostError)]
+            rest = [(message, why) for message, why in failures if not isinstance(why, MessageLockLostError)]
+            if not rest:
+                return lost
+            left, error = [message for message, _ in rest], rest[0][1]
+        assert error is not None
+        raise self._failure(error) from error
+
+    async def _asked(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except Exception as error:  # a credential may raise anything
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> BacklogFailedError:
+        return BacklogFailedError(self._queue, kind_of(error), str(error))
+
+
+def kind_of(error: BaseException) -> FailureKind:
+    return classify(evidence_of(error))
+
+
+def _message(held: Held) -> ReceivedMessage:
+    assert isinstance(held, NativeHeld)
+    return held.message
+
+
+def _peeked(message: ReceivedMessage) -> Peeked:
+    return Peeked(
+        message.sequence_number or 0,
+        message.state is MessageState.DEFERRED,
+        destination_of(message.raw),
+        message.message_id,
+        len(message.raw),
+        message.enqueued_time or _EPOCH,
+    )

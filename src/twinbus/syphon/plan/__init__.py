@@ -1,0 +1,9 @@
+"""What moves next and how (Y3, Y5–Y7): pure, so that a test can be any moment of any world.
+
+`destinations` says which entities take messages now, `shelf` which messages of one backlog queue wait for which.
+"""
+
+from twinbus.syphon.plan.destinations import Destinations, Policy, Readiness, Route, Routed, Verdict, key_of
+from twinbus.syphon.plan.shelf import Recall, Shelf
+
+__all__ = ["Destinations", "Policy", "Readiness", "Recall", "Route", "Routed", "Shelf", "Verdict", "key_of"]

@@ -1,0 +1,197 @@
+"""Which entities of the primary take messages now, and what follows from a send that failed (Y5, Y6).
+
+Shared by all pumps of a syphon, so that one probe tells them all. It neither sends nor waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+from typing import Final, NamedTuple, assert_never
+
+from twinbus.pairing.failures import FailureKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Seconds. A destination is left aside for `first_pause`, then twice as long each time, up to `longest_pause`."""
+
+    first_pause: float = 1.0
+    longest_pause: float = 300.0
+    gone_after: float = 600.0
+
+
+class Readiness(Enum):
+    READY = "ready"
+    ASIDE = "aside"
+    GONE = "gone"
+
+
+class Route(Enum):
+    """What becomes of messages for a destination."""
+
+    SEND = "send"
+    PROBE = "probe"  # one of them is sent, the rest put aside: what comes of it decides
+    PUT_ASIDE = "put aside"
+    DEAD_LETTER = "dead-letter"
+
+
+class Routed(NamedTuple):
+    """`epoch` goes with what is sent, and back with its outcome."""
+
+    route: Route
+    epoch: int
+
+
+class Verdict(Enum):
+    """What becomes of messages whose send failed."""
+
+    RETRY = "retry"  # once, at once: a connection that broke is made again
+    SPLIT = "split"  # one of them spoils the others
+    PUT_ASIDE = "put aside"
+    DEAD_LETTER = "dead-letter"
+    GIVE_BACK = "give back"  # the syphon itself was stopped
+
+
+_VERDICTS: Final = {
+    FailureKind.CONNECTION_LOST: Verdict.RETRY,
+    FailureKind.DETACHED: Verdict.RETRY,
+    FailureKind.MESSAGE_TOO_LARGE: Verdict.DEAD_LETTER,
+    FailureKind.BAD_MESSAGE: Verdict.DEAD_LETTER,
+    FailureKind.CANCELLED: Verdict.GIVE_BACK,
+    FailureKind.CLOSED: Verdict.GIVE_BACK,
+}
+
+
+class _Destination:
+    """`pause` is the last one; it begins anew only once the destination was ready for as long as that."""
+
+    __slots__ = ("cause", "epoch", "missing_since", "path", "pause", "probing", "readiness", "since", "until")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.readiness = Readiness.READY
+        self.since = -inf
+        self.until = -inf
+        self.pause = 0.0
+        self.epoch = 0
+        self.probing = False
+        self.missing_since: float | None = None
+        self.cause: FailureKind | None = None
+
+
+class DestinationState(NamedTuple):
+    """For people: `until` is when a destination that is not ready is asked again."""
+
+    path: str
+    readiness: Readiness
+    cause: FailureKind | None
+    until: float
+
+
+def key_of(path: str) -> str:
+    """Paths are case-insensitive."""
+    return path.strip("/").lower()
+
+
+class Destinations:
+    """By path. Outcomes of an epoch that is over change nothing: what was in flight when a destination was put aside
+    neither brings it back nor makes its pause longer.
+    """
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
+        self._found: dict[str, _Destination] = {}
+
+    def route(self, path: str, now: float) -> Routed:
+        """A probe is begun here: its outcome, or that it was void, has to be told."""
+        one = self._of(path)
+        match one.readiness:
+            case Readiness.READY:
+                return Routed(Route.SEND, one.epoch)
+            case Readiness.ASIDE:
+                otherwise = Route.PUT_ASIDE
+            case Readiness.GONE:
+                # While it is being asked again nothing is dead-lettered.
+                otherwise = Route.PUT_ASIDE if one.probing else Route.DEAD_LETTER
+            case _:
+                assert_never(one.readiness)
+        if one.probing or now < one.until:
+            return Routed(otherwise, one.epoch)
+        one.probing = True
+        return Routed(Route.PROBE, one.epoch)
+
+    def succeeded(self, path: str, epoch: int, now: float) -> bool:
+        """True if it made the destination ready."""
+        one = self._of(path)
+        if epoch != one.epoch or one.readiness is Readiness.READY:
+            return False
+        self._enter(one, Readiness.READY, now)
+        one.missing_since = one.cause = None
+        return True
+
+    def void(self, path: str, epoch: int) -> None:
+        """The message of a probe was not there to be sent, or was the only fault: nothing was learned."""
+        one = self._of(path)
+        if epoch == one.epoch:
+            one.probing = False
+
+    def failed(
+        self, path: str, epoch: int, kind: FailureKind, now: float, chance: float, *, retried: bool, messages: int
+    ) -> Verdict:
+        """`chance`, from 0 to 1, shortens the pause by up to a half, so that many syphons do not ask in step."""
+        one = self._of(path)
+        verdict = _VERDICTS.get(kind, Verdict.PUT_ASIDE)
+        match verdict:
+            case Verdict.DEAD_LETTER:
+                self.void(path, epoch)
+                return verdict if messages == 1 else Verdict.SPLIT
+            case Verdict.GIVE_BACK:
+                self.void(path, epoch)
+                return verdict
+            case Verdict.RETRY if one.readiness is Readiness.READY and epoch == one.epoch and not retried:
+                return verdict
+            case _:
+                pass
+        if epoch == one.epoch:
+            self._put_aside(one, kind, now, chance)
+        gone = one.readiness is Readiness.GONE and kind is FailureKind.ENTITY_NOT_FOUND
+        return Verdict.DEAD_LETTER if gone else Verdict.PUT_ASIDE
+
+    def due(self, path: str) -> float:
+        """When messages put aside for it can be brought back, if nothing else happens first: -inf is at any time."""
+        one = self._of(path)
+        return inf if one.probing else one.until if one.readiness is Readiness.ASIDE else -inf
+
+    def states(self) -> tuple[DestinationState, ...]:
+        return tuple(DestinationState(one.path, one.readiness, one.cause, one.until) for one in self._found.values())
+
+    def _of(self, path: str) -> _Destination:
+        key = key_of(path)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = _Destination(path)
+        return found
+
+    def _put_aside(self, one: _Destination, kind: FailureKind, now: float, chance: float) -> None:
+        policy = self.policy
+        lasted = one.readiness is Readiness.READY and now - one.since >= one.pause
+        one.pause = (
+            policy.first_pause if lasted else min(max(one.pause, policy.first_pause / 2) * 2, policy.longest_pause)
+        )
+        if kind is not FailureKind.ENTITY_NOT_FOUND:
+            one.missing_since = None
+        elif one.missing_since is None:
+            one.missing_since = now
+        gone = one.missing_since is not None and now - one.missing_since >= policy.gone_after
+        one.cause = kind
+        one.until = now + one.pause * (1 - chance / 2)
+        self._enter(one, Readiness.GONE if gone else Readiness.ASIDE, now)
+
+    @staticmethod
+    def _enter(one: _Destination, readiness: Readiness, now: float) -> None:
+        one.readiness = readiness
+        one.since = now
+        one.epoch += 1
+        one.probing = False
