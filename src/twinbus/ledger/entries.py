@@ -1,0 +1,195 @@
+"""What the ledger's lines say: one kind per fact. docs/ledger.md is this schema in prose; VERSION counts its versions.
+
+A field has one type in all kinds. How entries become lines is in `encoding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, Final
+
+VERSION: Final = 1
+
+OK: Final = "ok"
+# The operation may or may not have happened: a time-out, a connection that broke before the answer, a crash.
+UNKNOWN: Final = "unknown"
+
+Fact = str | int | float | bool
+
+
+class Role(StrEnum):
+    """Who writes."""
+
+    CLIENT = "client"
+    SYPHON = "syphon"
+    NAMESPACE = "namespace"
+    DEADLETTER = "deadletter"
+
+
+class Stage(StrEnum):
+    """What an operation was for (M1)."""
+
+    SEND_PRIMARY = "send_primary"
+    SEND_BACKLOG = "send_backlog"
+    RECEIVE_BACKLOG = "receive_backlog"
+    EMPTY_RECEIVE = "empty_receive"
+    COMPLETE_BACKLOG = "complete_backlog"
+    SETTLE_BACKLOG = "settle_backlog"
+    RENEW_BACKLOG = "renew_backlog"
+    RECEIVE_DEFERRED = "receive_deferred"
+    PEEK_BACKLOG = "peek_backlog"
+    RESUBMIT_BACKLOG = "resubmit_backlog"
+    RETURN_PRIMARY = "return_primary"
+    RECEIVE_PRIMARY = "receive_primary"
+    SCHEDULE_PRIMARY = "schedule_primary"
+    CANCEL_PRIMARY = "cancel_primary"
+    PING = "ping"
+    MANAGE = "manage"
+
+
+class Move(StrEnum):
+    """What became of messages beyond the outcome of one operation."""
+
+    DEAD_LETTERED = "dead_lettered"
+    RESUBMITTED = "resubmitted"
+    POSSIBLE_DUPLICATE = "possible_duplicate"
+    KEPT = "kept"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """`at`: milliseconds since the epoch. `id`: unique in its kind; a line that was written twice has the same one."""
+
+    at: int
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header(_Entry):
+    """The first line of every segment: who wrote the others."""
+
+    kind: ClassVar[str] = "header"
+    writer: str
+    role: Role
+    host: str
+    pid: int
+    version: str
+    segment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent(_Entry):
+    """An operation that was begun; `id` is its operation id, which the outcome repeats.
+
+    `destination`: `namespace/entity` on the primary of messages that are on their way there, where that is not the
+    entity itself.
+    """
+
+    kind: ClassVar[str] = "intent"
+    stage: Stage
+    namespace: str
+    entity: str
+    ids: tuple[str, ...]
+    bytes: int
+    units: int
+    destination: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(_Entry):
+    """How it ended. `result`: "ok", "unknown", or a word for why it did not happen; `cause`: the word behind "unknown".
+
+    `failed`: the result is theirs alone, and the others are well.
+    """
+
+    kind: ClassVar[str] = "outcome"
+    seconds: float
+    result: str
+    cause: str | None = None
+    failed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation(_Entry):
+    """Intent and outcome in one line, where it ended before its intent was written. `at` is when it began."""
+
+    kind: ClassVar[str] = "operation"
+    stage: Stage
+    namespace: str
+    entity: str
+    ids: tuple[str, ...]
+    bytes: int
+    units: int
+    destination: str | None = None
+    seconds: float
+    result: str
+    cause: str | None = None
+    failed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State(_Entry):
+    """Something changed: an event of S11 with its facts."""
+
+    kind: ClassVar[str] = "state"
+    event: str
+    pair: str
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement(_Entry):
+    """`source` and `destination` are `namespace/entity`; the destination is the one the messages are meant for."""
+
+    kind: ClassVar[str] = "movement"
+    move: Move
+    ids: tuple[str, ...]
+    source: str
+    destination: str
+    reason: str | None = None
+    op: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metered(_Entry):
+    """What a namespace served from `since` until `until` (N5): one line per entity and kind with something in it."""
+
+    kind: ClassVar[str] = "metered"
+    namespace: str
+    entity: str
+    operation: str
+    count: int
+    bytes: int
+    units: int
+    since: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap(_Entry):
+    """Entries that could not be written; a `count` of 0: nobody knows how many."""
+
+    kind: ClassVar[str] = "gap"
+    count: int
+    since: int
+    until: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped(_Entry):
+    """Segments that were removed, oldest first, for the disk budget."""
+
+    kind: ClassVar[str] = "dropped"
+    count: int
+    bytes: int
+    since: int
+    until: int
+
+
+Entry = Header | Intent | Outcome | Operation | State | Movement | Metered | Gap | Dropped
+KINDS: Final[Mapping[str, type[Entry]]] = {
+    kind.kind: kind for kind in (Header, Intent, Outcome, Operation, State, Movement, Metered, Gap, Dropped)
+}

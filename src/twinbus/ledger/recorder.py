@@ -1,0 +1,264 @@
+"""The recorder: what a program tells its ledger, at a price it can pay for every send.
+
+Whether an operation may begin while the ledger cannot be written is decided here; how lines come to the disk is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import re
+import secrets
+import socket
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from twinbus.ledger.encoding import id_text
+from twinbus.ledger.entries import OK, Fact, Metered, Move, Movement, Role, Stage, State
+from twinbus.ledger.errors import LedgerUnavailableError
+from twinbus.ledger.housekeeping import Opening
+from twinbus.ledger.options import LedgerOptions
+from twinbus.ledger.running import RunningOperation
+from twinbus.ledger.segments import SegmentWriter
+from twinbus.ledger.writer import Writer
+
+_log = logging.getLogger("twinbus.ledger")
+
+
+class Ledger:
+    """A writer of the ledger in a directory that many may share. Safe to use from threads, tasks and after a fork."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        role: Role | str = Role.CLIENT,
+        options: LedgerOptions | None = None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.directory = Path(directory).absolute()
+        self.role = Role(role)
+        self.options = options or LedgerOptions()
+        self._stops = self.options.on_error == "stop"
+        self._now = now
+        self._closed = False
+        self._open()
+        _ledgers.add(self)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if self._stops:
+                raise LedgerUnavailableError(self.directory, str(error)) from error
+            _log.error("ledger: %s cannot be made: %s. Operations go on without it", self.directory, error)
+
+    # --- operations --------------------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        stage: Stage,
+        namespace: str,
+        entity: str,
+        ids: Sequence[object] = (),
+        size: int | Sequence[int] = 0,
+        destination: str | None = None,
+    ) -> RunningOperation:
+        """An operation is about to be tried; `end` it. LedgerUnavailableError where that must not be.
+
+        `size`: of each message, or of all together. `destination`: the `namespace/entity` on the primary that the
+        messages are for, where the operation is on another entity.
+        """
+        writer = self._writer
+        if self._stops and (self._closed or writer.failure is not None):
+            self.check()
+        operation = RunningOperation(
+            writer, next(self._numbers), self._now, stage, namespace, entity, ids, size, destination
+        )
+        writer.put(operation)
+        return operation
+
+    def done(
+        self,
+        stage: Stage,
+        namespace: str,
+        entity: str,
+        ids: Sequence[object] = (),
+        size: int | Sequence[int] = 0,
+        destination: str | None = None,
+        *,
+        seconds: float,
+        result: str = OK,
+        cause: str | None = None,
+    ) -> str:
+        """An operation that is over, and of which only now is known what it carried: a receive. Its operation id."""
+        operation = RunningOperation(
+            self._writer, next(self._numbers), self._now, stage, namespace, entity, ids, size, destination
+        )
+        operation.begun -= seconds
+        operation.end(result, cause=cause)
+        self._writer.put(operation)
+        return operation.id
+
+    def check(self) -> None:
+        """LedgerUnavailableError where `on_error` is "stop" and it cannot be written."""
+        if self._stops and (self._closed or self._writer.failure is not None):
+            raise LedgerUnavailableError(self.directory, self._writer.failure or "it was closed")
+
+    # --- other facts -------------------------------------------------------------------------------------------------
+
+    def state(self, event: str, facts: Mapping[str, Fact], *, pair: str = "", at: int | None = None) -> None:
+        """Something changed (S11). `at`: milliseconds since the epoch; now, where not given."""
+        self._writer.put(State(at=self._at(at), id=self._id(), event=event, pair=pair, facts=dict(facts)))
+
+    def moved(
+        self,
+        move: Move,
+        ids: Sequence[object],
+        source: str,
+        destination: str,
+        reason: str | None = None,
+        op: str | None = None,
+    ) -> None:
+        """Messages went elsewhere, or stay. `source`, `destination`: `namespace/entity`; `op`: the operation's id."""
+        texts = tuple(map(id_text, ids))
+        self._writer.put(
+            Movement(
+                at=self._at(),
+                id=self._id(),
+                move=Move(move),
+                ids=texts,
+                source=source,
+                destination=destination,
+                reason=reason,
+                op=op,
+            )
+        )
+
+    def metered(
+        self, namespace: str, entity: str, operation: str, count: int, size: int, units: int, since: int, until: int
+    ) -> None:
+        """A namespace served so many operations in an interval (N5)."""
+        self._writer.put(
+            Metered(
+                at=self._at(),
+                id=self._id(),
+                namespace=namespace,
+                entity=entity,
+                operation=operation,
+                count=count,
+                bytes=size,
+                units=units,
+                since=since,
+                until=until,
+            )
+        )
+
+    # --- durability --------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that was told before is on the disk. False: it is not, and operations may go on.
+
+        Where `on_error` is "stop": LedgerUnavailableError instead.
+        """
+        try:
+            written = self._writer.flush().result(timeout)
+        except TimeoutError:
+            written = False
+        return self._flushed(written)
+
+    async def flushed(self) -> bool:
+        """`flush`, for asyncio."""
+        return self._flushed(await asyncio.wrap_future(self._writer.flush()))
+
+    def _flushed(self, written: bool) -> bool:
+        if not written and self._stops:
+            raise LedgerUnavailableError(
+                self.directory, self._writer.failure or "it is closed, or its disk is too slow"
+            )
+        return written
+
+    @property
+    def failure(self) -> str | None:
+        """Why it cannot be written at the moment."""
+        return self._writer.failure
+
+    @property
+    def missing(self) -> int:
+        """Entries that were never written; gaps in the ledger tell of them."""
+        return self._writer.missing
+
+    @property
+    def writer(self) -> str:
+        """The name that its segments begin with."""
+        return self._name
+
+    def close(self, timeout: float | None = 10.0) -> None:
+        """Write what is left, and seal the segment. Where `on_error` is "stop": LedgerUnavailableError if it cannot."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._writer.close(timeout) and self._stops:
+            raise LedgerUnavailableError(self.directory, self._writer.failure or "its disk is too slow")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Dropped without closing: the thread writes what is left and ends.
+        if not getattr(self, "_closed", True):
+            self._writer.finish()
+
+    # --- making of ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:63] or "unknown"
+        prefix = secrets.token_hex(8)
+        self._prefix = prefix
+        self._name = f"{self.role}-{host}-{os.getpid()}-{prefix}"
+        self._numbers = itertools.count()
+        options = self.options
+        segments = SegmentWriter(
+            self.directory,
+            self._name,
+            Opening(self.directory, self._name, self.role, host, options),
+            most_bytes=options.segment_bytes,
+            most_seconds=options.segment_age.total_seconds(),
+        )
+        self._writer = Writer(
+            self.directory,
+            prefix,
+            segments,
+            group_seconds=options.group_interval.total_seconds(),
+            buffer_bytes=options.buffer_bytes,
+            now=self._now,
+        )
+
+    def _forked(self) -> None:
+        """In the child: a writer of its own. What was queued, and what is under way, is the parent's."""
+        self._writer.abandon()
+        if not self._closed:
+            self._open()
+
+    def _id(self) -> str:
+        return f"{self._prefix}-{next(self._numbers)}"
+
+    def _at(self, at: int | None = None) -> int:
+        return int(time.time() * 1000) if at is None else at
+
+
+_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for ledger in tuple(_ledgers):
+        ledger._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

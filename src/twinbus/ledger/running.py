@@ -1,0 +1,72 @@
+"""An operation under way, from `begin` to `end`. It is made for every send: it holds, and decides nothing.
+
+Its fields are read by the writer's thread, without a lock; the order in which `end` sets them is what makes that safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from twinbus.ledger.entries import OK, Stage
+
+if TYPE_CHECKING:
+    from twinbus.ledger.writer import Writer
+
+
+class RunningOperation:
+    """What `Ledger.begin` returns. Call `end` once; never ended, its outcome is unknown."""
+
+    __slots__ = (
+        "begun", "cause", "destination", "ended", "entity", "failed", "ids", "intended", "namespace", "now", "number",
+        "result", "size", "stage", "taken", "told", "writer",
+    )  # fmt: skip
+
+    cause: str | None
+    failed: Sequence[object]
+    ended: float
+
+    def __init__(
+        self,
+        writer: Writer,
+        number: int,
+        now: Callable[[], float],
+        stage: Stage,
+        namespace: str,
+        entity: str,
+        ids: Sequence[object],
+        size: int | Sequence[int],
+        destination: str | None,
+    ) -> None:
+        self.writer = writer
+        self.number = number
+        self.now = now
+        self.stage = stage
+        self.namespace = namespace
+        self.entity = entity
+        self.ids = ids
+        self.size = size
+        self.destination = destination
+        self.result: str | None = None
+        self.taken = self.intended = self.told = False
+        self.begun = now()
+
+    @property
+    def id(self) -> str:
+        """The operation id."""
+        return f"{self.writer.prefix}-{self.number}"
+
+    def end(self, result: str = OK, *, cause: str | None = None, failed: Sequence[object] = ()) -> None:
+        """How it ended: "ok"; "unknown" where it may have happened, with the word for why as `cause`; or that word.
+
+        `failed`: the ids that the result is about, where the others are well.
+        """
+        if self.result is not None:
+            return
+        self.cause = cause
+        self.failed = failed
+        self.ended = self.now()
+        # From here on the writer may see it. Where it has looked before, it is told that there is something to add.
+        self.result = result
+        if self.taken:
+            self.writer.put(self)

@@ -1,0 +1,268 @@
+"""The thread that brings a ledger's entries to the disk, in groups, and goes on trying while it cannot.
+
+It hands lines to `segments`, keeps them meanwhile, and says loudly when they cannot be written. Whether an operation
+may go on without its entry is not decided here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+from twinbus.ledger.encoding import encode
+from twinbus.ledger.entries import Gap
+from twinbus.ledger.lines import Item, Lines
+from twinbus.ledger.segments import SegmentWriter
+
+_log = logging.getLogger("twinbus.ledger")
+
+RETRY_SECONDS: Final = 1.0
+_REMIND_SECONDS: Final = 60.0
+# A disk that hangs must not fill the memory.
+_LONGEST_QUEUE: Final = 100_000
+
+
+class Writer:
+    """One writer's queue and thread. The thread is there from the first entry until `close`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        prefix: str,
+        segments: SegmentWriter,
+        *,
+        group_seconds: float,
+        buffer_bytes: int,
+        now: Callable[[], float],
+    ) -> None:
+        self.directory = directory
+        self.prefix = prefix
+        self.failure: str | None = None
+        """Why it cannot be written at the moment."""
+        self.missing = 0
+        """Entries that were never written."""
+        self._segments = segments
+        self._group_seconds = group_seconds
+        self._buffer_bytes = buffer_bytes
+        self._now = now
+        self._lines = Lines()
+        self._queue: deque[Item] = deque()
+        self._waiting: deque[Future[bool]] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._asleep = True
+        self._something = threading.Event()
+        self._hurry = threading.Event()
+        self._closing = False
+        self._unwritten = bytearray()
+        self._gap = _Gap()
+        self._reminded = -math.inf
+        _writers.add(self)
+
+    # --- from any thread ---------------------------------------------------------------------------------------------
+
+    def put(self, item: Item) -> None:
+        """Take it for the next group."""
+        if len(self._queue) < _LONGEST_QUEUE:
+            self._queue.append(item)
+        else:
+            self._miss(1, "the disk is too slow")
+        if self._asleep:
+            self._rouse()
+
+    def flush(self) -> Future[bool]:
+        """Done with True once all that was taken before is on the disk; with False when it could not be written."""
+        future: Future[bool] = Future()
+        self._waiting.append(future)
+        self._hurry.set()
+        self._rouse()
+        return future
+
+    def finish(self) -> threading.Thread | None:
+        """Begin to close: the thread writes what is left, seals the segment and ends."""
+        with self._lock:
+            self._closing = True
+            thread = self._thread
+        self._hurry.set()
+        self._something.set()
+        return thread
+
+    def close(self, timeout: float | None = None) -> bool:
+        """False: not everything is on the disk."""
+        thread = self.finish()
+        if thread is not None:
+            thread.join(timeout)
+        whole = not (self._queue or self._unwritten or self._gap.count or (thread is not None and thread.is_alive()))
+        if not whole:
+            _log.error("ledger: closed, but not everything is in %s: %s", self.directory, self.failure or "too slow")
+        return whole
+
+    def abandon(self) -> None:
+        """In the child of a fork: queue, thread and segment are the parent's."""
+        self._segments.abandon()
+        _writers.discard(self)
+
+    def _rouse(self) -> None:
+        with self._lock:
+            if not self._closing:
+                self._asleep = False
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._run, name=f"twinbus-ledger-{self.prefix}", daemon=True)
+                    self._thread.start()
+                self._something.set()
+                return
+        if self._thread is None or not self._thread.is_alive():
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """It is closed: what comes now is in no segment."""
+        if self._queue:
+            _log.error("ledger: %d entries came after closing and are not in %s", len(self._queue), self.directory)
+            self._queue.clear()
+        while self._waiting:
+            _tell(self._waiting.popleft(), False)
+
+    def _miss(self, count: int, reason: str) -> None:
+        with self._lock:
+            self._gap.add(count, _milliseconds(), reason)
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._sleep()
+            self._turn()
+        self._turn()
+        self._seal()
+        self._asleep = True
+        self._refuse()
+
+    def _sleep(self) -> None:
+        """Until there is something, and then until a group has gathered or somebody waits for it."""
+        if self.failure is not None:
+            self._hurry.wait(RETRY_SECONDS)
+            return
+        if not self._queue and not self._waiting:
+            self._asleep = True
+            # Looked at once more: what came just before this thread was known to be asleep has roused nobody.
+            if not self._queue and not self._waiting and not self._closing:
+                left = self._segments.seconds_left()
+                self._something.wait(None if math.isinf(left) else max(left, 0.0))
+            self._asleep = False
+            self._something.clear()
+        if self._queue:
+            self._hurry.wait(self._group_seconds)
+
+    def _turn(self) -> None:
+        self._hurry.clear()
+        waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        self._take()
+        written = self._write()
+        for future in waiting:
+            _tell(future, written)
+        if self._segments.seconds_left() <= 0:
+            self._seal()
+
+    def _take(self) -> None:
+        """What is queued becomes lines; what the buffer does not hold is missing."""
+        offset = time.time() - self._now()
+        lines: list[str] = []
+        for _ in range(len(self._queue)):
+            item = self._queue.popleft()
+            try:
+                lines.append(self._lines.of(item, offset))
+            except Exception as error:
+                _log.exception("ledger: an entry cannot be put down in words")
+                self._miss(1, f"it cannot be put down in words: {error}")
+        group = "".join(lines).encode()
+        if self.failure is not None and len(self._unwritten) + len(group) > self._buffer_bytes:
+            self._miss(sum(map(bool, lines)), self.failure)
+        else:
+            self._unwritten += group
+
+    def _write(self) -> bool:
+        with self._lock:
+            gap = self._gap.copy()
+        told = encode(gap.entry(_milliseconds(), self.prefix, self.missing)).encode() if gap.count else b""
+        if not self._unwritten and not told:
+            return True
+        try:
+            self._segments.append(bytes(self._unwritten) + told)
+        except OSError as error:
+            self._failed(error)
+            return False
+        self._unwritten.clear()
+        with self._lock:
+            self._gap.subtract(gap)
+        self.missing += gap.count
+        if self.failure is not None:
+            _log.warning("ledger: %s can be written again; %d entries are missing", self.directory, gap.count)
+            self.failure, self._reminded = None, -math.inf
+        return True
+
+    def _failed(self, error: OSError) -> None:
+        self.failure = (
+            f"{error.strerror or error} ({error.filename})" if error.filename else str(error.strerror or error)
+        )
+        if time.monotonic() - self._reminded >= _REMIND_SECONDS:
+            self._reminded = time.monotonic()
+            held, lost = len(self._unwritten), self._gap.count
+            _log.error(
+                "ledger: %s cannot be written: %s. %d bytes wait in memory, %d entries are lost. Make room, or mend it",
+                self.directory, self.failure, held, lost,
+            )  # fmt: skip
+
+    def _seal(self) -> None:
+        try:
+            self._segments.seal()
+        except OSError as error:
+            _log.error("ledger: a segment in %s cannot be sealed: %s", self.directory, error)
+
+
+class _Gap:
+    """Entries that are missing, as long as no segment says so."""
+
+    def __init__(self, count: int = 0, since: int = 0, until: int = 0, reason: str = "") -> None:
+        self.count, self.since, self.until, self.reason = count, since, until, reason
+
+    def add(self, count: int, at: int, reason: str) -> None:
+        self.since = self.since if self.count else at
+        self.count, self.until, self.reason = self.count + count, at, reason
+
+    def copy(self) -> _Gap:
+        return _Gap(self.count, self.since, self.until, self.reason)
+
+    def subtract(self, told: _Gap) -> None:
+        self.count -= told.count
+        self.since = told.until
+
+    def entry(self, at: int, prefix: str, before: int) -> Gap:
+        number = f"{prefix}-gap-{before}"
+        return Gap(at=at, id=number, count=self.count, since=self.since, until=self.until, reason=self.reason)
+
+
+def _tell(future: Future[bool], written: bool) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result(written)
+
+
+def _milliseconds() -> int:
+    return int(time.time() * 1000)
+
+
+_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for writer in tuple(_writers):
+        writer.close(10.0)
