@@ -16,6 +16,7 @@ from twinbus.amqp.sections import (
     read_envelope,
     split,
     with_message_id,
+    with_sections,
 )
 from twinbus.amqp.types import Long, Symbol, Timestamp, ULong, encode
 
@@ -254,3 +255,19 @@ def test_wrong_types_show_when_a_section_is_read() -> None:
         _ = split(b"\x00\x53\x70" + encode(["durable"])).header
     with pytest.raises(DecodeError):
         _ = split(b"\x00\x53\x70" + encode([None] * 6)).header
+
+
+def test_sections_are_replaced_and_the_others_stay() -> None:
+    raw = message(header=Header(ttl=1), message_annotations={"x": 1}, application_properties={"a": 1}, data=b"body")
+    changed = with_sections(split(raw), properties=Properties(subject="s"), application_properties={"b": 2})
+    expected = message(
+        header=Header(ttl=1),
+        message_annotations={"x": 1},
+        properties=Properties(subject="s"),
+        application_properties={"b": 2},
+        data=b"body",
+    )
+    assert changed == expected
+    assert with_sections(split(raw), header=Header(ttl=2), message_annotations={Symbol("y"): 2}) == message(
+        header=Header(ttl=2), message_annotations={"y": 2}, application_properties={"a": 1}, data=b"body"
+    )

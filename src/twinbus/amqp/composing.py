@@ -1,4 +1,4 @@
-"""A message written from its parts: for management replies, requests and the client.
+"""A message written from its parts: for management replies, requests and the client; or with some of them changed.
 
 Every typed field is written as the type the standard gives it (amqp-core-messaging §3.2).
 """
@@ -21,7 +21,16 @@ from twinbus.amqp.encoding import (
     encode_ubyte,
     encode_uint,
 )
-from twinbus.amqp.layout import Header, Properties
+from twinbus.amqp.layout import (
+    APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Header,
+    Properties,
+    Sections,
+)
 from twinbus.amqp.splicing import items
 from twinbus.amqp.values import ULong
 
@@ -88,6 +97,34 @@ def message(
     if footer is not None:
         parts.append(b"\x00\x53\x78" + _annotations(footer))
     return b"".join(parts)
+
+
+def with_sections(
+    sections: Sections,
+    *,
+    header: Header | None = None,
+    message_annotations: Mapping[Any, object] | None = None,
+    properties: Properties | None = None,
+    application_properties: Mapping[str, object] | None = None,
+) -> bytes:
+    """The message with these sections in place of its own; None leaves one as it came, as body and footer are."""
+    written = {
+        HEADER: None if header is None else _fields(header, _HEADER_FIELDS),
+        DELIVERY_ANNOTATIONS: None,
+        MESSAGE_ANNOTATIONS: None if message_annotations is None else encode(dict(message_annotations)),
+        PROPERTIES: None if properties is None else _fields(properties, _PROPERTY_FIELDS),
+        APPLICATION_PROPERTIES: (
+            None if application_properties is None else _application_properties(application_properties)
+        ),
+    }
+    parts: list[bytes] = []
+    for code, value in written.items():
+        if value is not None:
+            parts += (b"\x00\x53", bytes((code,)), value)
+        elif code in sections.spans:
+            start, _, end = sections.spans[code]
+            parts.append(sections.raw[start:end])
+    return b"".join((*parts, sections.raw[sections.body_start :]))
 
 
 def batch_payload(messages: Iterable[bytes]) -> bytes:

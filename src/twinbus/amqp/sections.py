@@ -3,7 +3,7 @@
 A message stays the bytes it arrived as; nothing here knows links or queues.
 """
 
-from twinbus.amqp.composing import batch_payload, message
+from twinbus.amqp.composing import batch_payload, message, with_sections
 from twinbus.amqp.envelope import Envelope, read_envelope
 from twinbus.amqp.layout import Header, Properties, Sections, batch_messages, split
 from twinbus.amqp.splicing import (
@@ -36,4 +36,5 @@ __all__ = [
     "read_envelope",
     "split",
     "with_message_id",
+    "with_sections",
 ]
