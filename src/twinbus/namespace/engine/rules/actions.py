@@ -1,0 +1,160 @@
+"""SQL actions: SET and REMOVE on a subscription's own copy of a message, one after the other; its body stays.
+
+Each statement sees what those before it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from twinbus.amqp.sections import with_sections
+from twinbus.amqp.types import Symbol, Timestamp
+from twinbus.namespace.engine.rules.errors import RuleEvaluationError
+from twinbus.namespace.engine.rules.expressions import ExpressionCompiler, PropertyName, Run
+from twinbus.namespace.engine.rules.grammar import Node, parse
+from twinbus.namespace.engine.rules.values import Duration, as_text, converted, kind_of, wire
+from twinbus.namespace.engine.rules.view import MessageView, by_key
+
+MAX_STATEMENTS: Final = 32
+
+_FIELDS: Final = {
+    "messageid": "message_id",
+    "correlationid": "correlation_id",
+    "sessionid": "group_id",
+    "replyto": "reply_to",
+    "replytosessionid": "reply_to_group_id",
+    "to": "to",
+    "label": "subject",
+    "subject": "subject",
+    "contenttype": "content_type",
+}
+_ANNOTATIONS: Final = {
+    "partitionkey": ("x-opt-partition-key", str),
+    "scheduledenqueuetimeutc": ("x-opt-scheduled-enqueue-time", Timestamp),
+}
+_SETTABLE: Final = frozenset((*_FIELDS, *_ANNOTATIONS, "timetolive"))
+_NEEDED: Final = frozenset(("messageid", "timetolive"))
+"""What a message cannot be without."""
+
+
+class Draft(MessageView):
+    """The copy of a message while it is changed."""
+
+    __slots__ = ("_annotations", "_application", "_changed_properties", "_changed_ttl", "_names")
+
+    def __init__(self, message: MessageView) -> None:
+        super().__init__(message.raw, now=message.now, seq=message.seq, ttl=message.ttl, new_token=message.new_token)
+        self._sections = message.sections
+        self._properties = replace(message.properties)
+        self._application: dict[str, Any] = self.sections.application_properties
+        self._names = {name.lower(): name for name in self._application}
+        self._annotations: dict[Any, Any] | None = None
+        self._changed_properties = False
+        self._changed_ttl = False
+
+    @property
+    def session(self) -> str | None:
+        return self.properties.group_id
+
+    def annotation(self, name: str) -> Any:
+        return super().annotation(name) if self._annotations is None else self._annotations.get(name)
+
+    def set_user(self, name: str, value: Any) -> None:
+        known = self._names.setdefault(name.lower(), name)
+        existing = self._application.get(known)
+        self._application[known] = value if value is None or existing is None else converted(value, existing)
+        self.user = None
+
+    def remove_user(self, name: str) -> None:
+        self._application.pop(self._names.pop(name.lower(), name), None)
+        self.user = None
+
+    def read_user(self) -> dict[str, Any]:
+        self.user = by_key(self._application)
+        return self.user
+
+    def set_system(self, key: str, value: Any) -> None:
+        if value is None and key in _NEEDED:
+            raise RuleEvaluationError(f"the system property {key} cannot be null")
+        if key in _FIELDS:
+            setattr(self.properties, _FIELDS[key], None if value is None else as_text(value))
+            self._changed_properties = True
+        elif key == "timetolive":
+            if not isinstance(value, Duration) or value < 0:
+                raise RuleEvaluationError(f"a time to live is a duration, not {kind_of(value).value}")
+            self.ttl = int(value)
+            self._changed_ttl = True
+        else:
+            self._annotate(*_ANNOTATIONS[key], value)
+
+    def _annotate(self, name: str, kind: type, value: Any) -> None:
+        if value is not None and not isinstance(value, kind):
+            raise RuleEvaluationError(f"{name} cannot be {kind_of(value).value}")
+        if self._annotations is None:
+            self._annotations = self.sections.message_annotations
+        self._annotations.pop(name, None)
+        if value is not None:
+            self._annotations[Symbol(name)] = value
+
+    def written(self) -> bytes:
+        """The changed message."""
+        header = None
+        if self._changed_ttl and self.ttl is not None:
+            header = replace(self.sections.header, ttl=min(self.ttl, 0xFFFF_FFFF))
+            self.properties.absolute_expiry_time = None
+            self._changed_properties = True
+        return with_sections(
+            self.sections,
+            header=header,
+            message_annotations=self._annotations,
+            properties=self.properties if self._changed_properties else None,
+            application_properties={name: wire(value) for name, value in self._application.items()},
+        )
+
+
+Statement = Callable[[Draft], None]
+Act = Callable[[MessageView], Draft]
+
+
+def compile_action(text: str, parameters: Mapping[str, Any]) -> Act:
+    """What makes the changed copy of a message. Raises RuleSyntaxError."""
+    compiler = ExpressionCompiler(text, parameters)
+    nodes = [node for node in parse(text, "action").children if not isinstance(node, str)]
+    if len(nodes) > MAX_STATEMENTS:
+        position = nodes[MAX_STATEMENTS].meta.start_pos
+        raise compiler.fault(f"an action has at most {MAX_STATEMENTS} statements.", position)
+    statements = tuple(_statement(compiler, node) for node in nodes)
+
+    def act(message: MessageView) -> Draft:
+        draft = Draft(message)
+        for statement in statements:
+            statement(draft)
+        return draft
+
+    return act
+
+
+def _statement(compiler: ExpressionCompiler, node: Node) -> Statement:
+    trees = [child for child in node.children if not isinstance(child, str)]
+    name = compiler.property_name(trees[0])
+    if name.is_system and name.key not in _SETTABLE:
+        raise compiler.fault(f"the system property '{name.name}' cannot be changed.", name.position)
+    if node.data == "remove":
+        if name.is_system and name.key in _NEEDED:
+            raise compiler.fault(f"the system property '{name.name}' cannot be removed.", name.position)
+        return _remove(name)
+    return _set(name, compiler.term(trees[1], 0).run)
+
+
+def _set(name: PropertyName, run: Run) -> Statement:
+    if name.is_system:
+        return lambda draft: draft.set_system(name.key, run(draft))
+    return lambda draft: draft.set_user(name.name, run(draft))
+
+
+def _remove(name: PropertyName) -> Statement:
+    if name.is_system:
+        return lambda draft: draft.set_system(name.key, None)
+    return lambda draft: draft.remove_user(name.name)

@@ -1,0 +1,109 @@
+"""A published message as rules see it: properties by name, read from its sections when first asked for, never its body.
+
+Names are looked up in lower case: the language does not tell their case apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import UUID
+
+from twinbus.amqp.sections import Properties, Sections, split
+from twinbus.amqp.types import Timestamp
+from twinbus.namespace.engine.rules.errors import RuleEvaluationError
+from twinbus.namespace.engine.rules.values import Duration, plain
+
+_FOREVER: Final = Duration(922_337_203_685_477)
+_END_OF_TIME: Final = Timestamp(253_402_300_799_999)
+
+
+class MessageView:
+    """One message on its way into the subscriptions of a topic."""
+
+    __slots__ = ("_properties", "_sections", "new_token", "now", "raw", "seq", "ttl", "user")
+
+    def __init__(self, raw: bytes, *, now: int, seq: int, ttl: int | None, new_token: Callable[[], bytes]) -> None:
+        self.raw = raw
+        self.now = now
+        self.seq = seq
+        self.ttl = ttl
+        self.new_token = new_token
+        self.user: dict[str, Any] | None = None
+        """Application properties by their names in lower case; None until `read_user`."""
+        self._sections: Sections | None = None
+        self._properties: Properties | None = None
+
+    @property
+    def sections(self) -> Sections:
+        if self._sections is None:
+            self._sections = split(self.raw)
+        return self._sections
+
+    @property
+    def properties(self) -> Properties:
+        if self._properties is None:
+            self._properties = self.sections.properties
+        return self._properties
+
+    def read_user(self) -> dict[str, Any]:
+        self.user = by_key(self.sections.application_properties)
+        return self.user
+
+    def annotation(self, name: str) -> Any:
+        return self.sections.message_annotations.get(name)
+
+    def named(self, name: str) -> Any:
+        """A property by a name that is known only now."""
+        scope, dot, rest = name.lower().partition(".")
+        if dot and scope == "sys":
+            reader = SYSTEM.get(rest)
+            if reader is None:
+                raise RuleEvaluationError(f"there is no system property '{rest}'")
+            return reader(self)
+        user = self.user if self.user is not None else self.read_user()
+        return user.get(rest if dot and scope == "user" else name.lower())
+
+
+def by_key(properties: dict[str, Any]) -> dict[str, Any]:
+    return {name.lower(): plain(value) for name, value in properties.items()}
+
+
+def _identity(value: str | UUID | bytes | int | None) -> str | None:
+    """Ids are texts in the service, whatever type they were sent as."""
+    if value is None or isinstance(value, str):
+        return value
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _property(field: str) -> Callable[[MessageView], Any]:
+    return lambda view: getattr(view.properties, field)
+
+
+def _expires(view: MessageView) -> Timestamp:
+    return _END_OF_TIME if view.ttl is None else Timestamp(view.now + view.ttl)
+
+
+SYSTEM: Final[dict[str, Callable[[MessageView], Any]]] = {
+    "messageid": lambda view: _identity(view.properties.message_id),
+    "correlationid": lambda view: _identity(view.properties.correlation_id),
+    "sessionid": _property("group_id"),
+    "replyto": _property("reply_to"),
+    "replytosessionid": _property("reply_to_group_id"),
+    "to": _property("to"),
+    "label": _property("subject"),
+    "subject": _property("subject"),
+    "contenttype": _property("content_type"),
+    "partitionkey": lambda view: view.annotation("x-opt-partition-key"),
+    "viapartitionkey": lambda view: view.annotation("x-opt-via-partition-key"),
+    "transactionpartitionkey": lambda view: view.annotation("x-opt-via-partition-key"),
+    "timetolive": lambda view: _FOREVER if view.ttl is None else Duration(view.ttl),
+    "expiresatutc": _expires,
+    "scheduledenqueuetimeutc": lambda view: view.annotation("x-opt-scheduled-enqueue-time"),
+    "enqueuedtimeutc": lambda view: Timestamp(view.now),
+    "sequencenumber": lambda view: view.seq,
+    "enqueuedsequencenumber": lambda view: view.seq,
+    "deliverycount": lambda view: 0,
+    "size": lambda view: len(view.raw),
+}
+"""What exists of the service's system properties while a message is published, by lower-case name."""

@@ -1,0 +1,101 @@
+"""What is wrong with the text of a rule is told with its place, and with what would be right there."""
+
+from __future__ import annotations
+
+import pytest
+
+from twinbus.namespace.engine.rules.actions import compile_action
+from twinbus.namespace.engine.rules.conditions import compile_filter
+from twinbus.namespace.engine.rules.errors import RuleSyntaxError
+
+FILTERS = [
+    ("", 1, "a condition is expected, not the end"),
+    ("   ", 4, "a condition is expected, not the end"),
+    ("color", 6, "a comparison or an operator is expected, not the end"),
+    ("color =", 8, "a value is expected, not the end"),
+    ("color = = 1", 9, "a value is expected, not '='"),
+    ("color == 1", 8, "a value is expected, not '='"),
+    ("= 1", 1, "a condition is expected, not '='"),
+    ("color = 'a' AND", 16, "a condition is expected, not the end"),
+    ("color = 'a' AND OR 1=1", 17, "a condition is expected, not 'OR'"),
+    ("a AND b = 1", 3, "a comparison or an operator is expected, not 'AND'"),
+    ("color = 'a' color", 13, "AND, OR, an operator or the end is expected, not 'color'"),
+    ("(color = 'a'", 13, ")"),
+    ("color = 'a')", 12, "the end is expected, not ')'"),
+    ("color = 'a", 9, "the string that begins here does not end"),
+    ("[color = 1", 1, "the name that begins here does not end"),
+    ('"color = 1', 1, "the name that begins here does not end"),
+    ("_color = 1", 1, "a name begins with a letter"),
+    ("color # 1", 7, "'#' has no meaning here"),
+    ("[] = 1", 1, "the name of a property cannot be empty"),
+    ("color IS 1", 10, "NOT or NULL is expected, not '1'"),
+    ("1 IS NULL", 3, "is expected, not 'IS'"),
+    ("color IN 1", 10, "( is expected, not '1'"),
+    ("color IN ()", 11, "a value is expected, not ')'"),
+    ("color IN (1, )", 14, "a value is expected, not ')'"),
+    ("color NOT 1", 11, "IN or LIKE is expected, not '1'"),
+    ("color LIKE", 11, "a value is expected, not the end"),
+    ("color LIKE 5", 12, "LIKE needs a string, not an integer"),
+    ("color LIKE 'a' ESCAPE 'xy'", 12, "the escape character of LIKE is one character"),
+    ("color LIKE 'a!' ESCAPE '!'", 12, "ends with its escape character"),
+    ("EXISTS color", 8, "( is expected, not 'color'"),
+    ("EXISTS('color')", 8, "a property is expected"),
+    ("NOT", 4, "a condition is expected, not the end"),
+    ("sys.Color = 1", 5, "there is no system property 'Color'"),
+    ("sys.LockToken = 1", 5, "there is no system property 'LockToken'"),
+    ("order.id = 1", 1, "'order' is no scope: it is sys or user"),
+    ("a.b.c = 1", 4, "is expected, not '.'"),
+    ("upper(color) = 'A'", 1, "there is no function 'upper'"),
+    ("newid(1) = 'A'", 1, "newid() takes no argument, not 1"),
+    ("p() = 'A'", 1, "p() takes one argument, the name of a property, not 0"),
+    ("color = @p", 9, "the parameter @p has no value"),
+    ("9223372036854775808 = n", 1, "does not fit a 64-bit integer"),
+    ("'a' = 1", 1, "a string cannot be compared (=) with an integer"),
+    ("n = 1 / 0", 5, "an integer is divided by zero"),
+    ("n = 'a' * 2", 5, "a string and an integer have no operation *"),
+    ("- 'a' = n", 1, "a string has no sign (-)"),
+    ("SET a = 1", 1, "a condition is expected, not 'SET'"),
+    ("and = 1", 1, "a condition is expected, not 'and'"),
+    ("n = " + "-" * 300 + "k", 155, "nested more than 150 deep"),
+]
+
+ACTIONS = [
+    ("", 1, "REMOVE or SET is expected, not the end"),
+    ("color = 1", 1, "REMOVE or SET is expected, not 'color'"),
+    ("SET color", 10, "is expected, not the end"),
+    ("SET color =", 12, "a value is expected, not the end"),
+    ("SET color <> 1", 11, "is expected, not '<>'"),
+    ("SET 'color' = 1", 5, "a property is expected, not ''color''"),
+    ("SET a = 1, b = 2", 10, "is expected, not ','"),
+    ("SET a = 1 b = 2", 11, "is expected, not 'b'"),
+    ("REMOVE", 7, "a property is expected, not the end"),
+    ("REMOVE a = 1", 10, "is expected, not '='"),
+    ("SET a = b = c", 11, "is expected, not '='"),
+    ("SET sys.Nope = 1", 9, "there is no system property 'Nope'"),
+    ("SET sys.SequenceNumber = 1", 9, "the system property 'SequenceNumber' cannot be changed"),
+    ("REMOVE sys.Size", 12, "the system property 'Size' cannot be changed"),
+    ("REMOVE sys.MessageId", 12, "the system property 'MessageId' cannot be removed"),
+    ("SET a = @p", 9, "the parameter @p has no value"),
+    ("SET a = 1;" * 33, 321, "an action has at most 32 statements"),
+]
+
+
+@pytest.mark.parametrize(("text", "position", "told"), FILTERS)
+def test_a_filter_that_cannot_be(text: str, position: int, told: str) -> None:
+    with pytest.raises(RuleSyntaxError) as caught:
+        compile_filter(text, {})
+    assert told in str(caught.value)
+    assert caught.value.position == position
+
+
+@pytest.mark.parametrize(("text", "position", "told"), ACTIONS)
+def test_an_action_that_cannot_be(text: str, position: int, told: str) -> None:
+    with pytest.raises(RuleSyntaxError) as caught:
+        compile_action(text, {})
+    assert told in str(caught.value)
+    assert caught.value.position == position
+
+
+def test_the_place_is_told_by_line_where_there_are_several() -> None:
+    with pytest.raises(RuleSyntaxError, match="At line 2, column 9: a value is expected"):
+        compile_filter("color = 'a'\n AND n =", {})
