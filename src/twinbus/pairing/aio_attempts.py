@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any, Final
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing.aio_deadline import Deadlines
-from twinbus.pairing.sdk import abort, keep_alive_of
+from twinbus.pairing.calls import NoTurnError
+from twinbus.pairing.retrying import pause_before_next
+from twinbus.pairing.sdk import Retries, abort, keep_alive_of
 
+T = TypeVar("T")
 # A link that answers is closed with a word within this; one that does not, without.
 _CLOSING_SECONDS: Final = 1.0
+# How long a sender or pair that is being closed lets calls end that are under way.
+_PATIENCE_SECONDS: Final = 1.0
 
 
 class Attempts(Deadlines):
@@ -22,9 +30,36 @@ class Attempts(Deadlines):
         self.seconds = seconds
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def span(self, timeout: float | None) -> float:
-        """How long an attempt may take whose caller gave a time-out."""
-        return self.seconds if timeout is None else min(self.seconds, timeout)
+    async def turn(self, lock: asyncio.Lock, link: str, seconds: float | None) -> None:
+        """Wait for it, the lock being the caller's afterwards. NoTurnError where the call's time ends before."""
+        if seconds is None:
+            await lock.acquire()
+            return
+        try:
+            await self.bound(lock.acquire(), seconds)
+        except OperationTimeoutError:
+            raise NoTurnError(link, seconds) from None
+
+    async def tries(
+        self,
+        once: Callable[[float], Coroutine[Any, Any, T]],
+        seconds: float,
+        retries: Retries,
+        paused: Callable[[float], Awaitable[None]],
+    ) -> T:
+        """Try after try until the deadline. `paused` waits, and raises where there must be no other try (S5)."""
+        end = time.monotonic() + seconds
+        left, tried = seconds, 0
+        while True:
+            try:
+                return await self.bound(once(left), left)
+            except Exception as error:
+                tried += 1
+                pause = pause_before_next(error, retries, tried, end - time.monotonic())
+                if pause is None:
+                    raise
+            await paused(pause)
+            left = end - time.monotonic()
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -32,29 +67,56 @@ class Attempts(Deadlines):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def discard(self, sender: Any, *, politely: bool = False) -> None:
-        """Close a sender of the SDK in the background, without waiting for a peer that may be gone."""
-        if not politely:
-            abort(sender)
+    def discard(self, sender: Any) -> None:
+        """Give up a sender of the SDK at once; what is left of it is closed in the background."""
+        abort(sender)
         self.start(_closed(sender))
 
+    def retire(self, sender: Any, turn: asyncio.Lock | None = None) -> None:
+        """Close a sender of the SDK in the background and with a word, after the call that has the turn on it.
+
+        Never under it: what the SDK opens while it is being closed stays open.
+        """
+        self.start(_closed(sender) if turn is None else _retired(sender, turn))
+
     async def end(self) -> None:
-        """Wait for what is closing; give up the rest."""
-        self.close()
-        waiting = [task for task in self._tasks if task is not asyncio.current_task()]
-        if waiting:
-            await asyncio.wait(waiting, timeout=_CLOSING_SECONDS + 0.5)
-        for task in waiting:
+        """Calls under way may end by themselves for a while; then they are given up, and all is closed."""
+        for patience in (_PATIENCE_SECONDS, _CLOSING_SECONDS + 0.5):
+            if self._tasks:
+                await asyncio.wait(list(self._tasks), timeout=patience)
+            self.expire()
+        rest = list(self._tasks)
+        for task in rest:
             task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*rest, return_exceptions=True)
+
+
+async def wait(event: asyncio.Event, seconds: float) -> None:
+    """Until it is set, or for so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+async def _retired(sender: Any, turn: asyncio.Lock) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PATIENCE_SECONDS), turn:
+            pass
+    if turn.locked():
+        # That call is not quick, and now nobody answers it.
+        abort(sender)
+    async with turn:
+        await _closed(sender)
 
 
 async def _closed(sender: Any) -> None:
     keep_alive = keep_alive_of(sender)
     if keep_alive is not None:
         keep_alive.cancel()
-    with contextlib.suppress(Exception):
-        await asyncio.wait_for(sender.close(), _CLOSING_SECONDS)
-    # Whatever closing left open.
-    with contextlib.suppress(Exception):
-        abort(sender)
+    try:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(sender.close(), _CLOSING_SECONDS)
+    finally:
+        # Whatever closing left open, also where it was itself cut short.
+        with contextlib.suppress(Exception):
+            abort(sender)

@@ -3,65 +3,94 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
+from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.aio_attempts import Attempts
+from twinbus.pairing.aio_attempts import Attempts, wait
 from twinbus.pairing.calls import QueueLeftMeanwhileError
 from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
-from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link, quick_to_open
+from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link, quick_to_open, retries_of, without_retries
 
 
 class BacklogLink:
-    """One backlog queue. The SDK's sender takes one call at a time, so they queue here."""
+    """One backlog queue. The SDK's sender takes one call at a time, so they queue here, within their own time (S6)."""
 
     def __init__(self, client: ServiceBusClient, queue: str, rotation: RotationCell, attempts: Attempts) -> None:
         self._client = client
         self._queue = queue
         self._rotation = rotation
         self._attempts = attempts
+        self._retries = retries_of(client)
         self._turn = asyncio.Lock()
+        self._closed = asyncio.Event()
         self._sender: ServiceBusSender | None = None
         self._limits: Limits | None = None
 
     async def limits(self, seconds: float) -> Limits:
+        """`seconds`: all that the call has left. The same for `take`."""
         if self._limits is None:
-            async with self._turn:
-                if self._limits is None:
-                    self._still_in_rotation()
-                    await self._try(lambda sender: open_link(sender, seconds), seconds)
+            await self._in_turn(open_link, seconds, lambda: self._limits is not None)
         assert self._limits is not None
         return self._limits
 
     async def take(self, payload: Payload, seconds: float) -> None:
-        async with self._turn:
-            self._still_in_rotation()
-            await self._try(lambda sender: sender.send_messages(payload, timeout=seconds), seconds)
+        await self._in_turn(lambda sender, left: sender.send_messages(payload, timeout=left), seconds)
 
     def close(self) -> None:
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            self._attempts.discard(sender)
+        self._closed.set()
+        if self._sender is not None:
+            self._attempts.retire(self._sender, self._turn)
 
-    def _still_in_rotation(self) -> None:
-        # Those that waited behind a call that found the queue dead need not find it out each for themselves.
-        if self._queue not in self._rotation.rotation.usable:
-            raise QueueLeftMeanwhileError
-
-    async def _try(self, action: Any, seconds: float) -> None:
-        sender = self._sender
-        if sender is None:
-            sender = self._sender = quick_to_open(self._client.get_queue_sender(self._queue))
+    async def _in_turn(
+        self,
+        call: Callable[[Any, float], Coroutine[Any, Any, None]],
+        seconds: float,
+        done: Callable[[], bool] = lambda: False,
+    ) -> None:
+        end = time.monotonic() + seconds
+        await self._attempts.turn(self._turn, self._queue, seconds)
         try:
-            await self._attempts.bound(action(sender), seconds)
+            self._still_in_rotation()
+            if not done():
+                span = min(self._attempts.seconds, end - time.monotonic())
+                await self._attempts.tries(lambda left: self._once(call, left), span, self._retries, self._paused)
         except BaseException:
             # Whatever ended it, also its caller's cancelling: what is left on this link belongs to nobody.
-            self.close()
+            self._drop()
+            raise
+        finally:
+            self._turn.release()
+
+    async def _once(self, call: Callable[[Any, float], Coroutine[Any, Any, None]], left: float) -> None:
+        sender = self._sender
+        if sender is None:
+            sender = self._sender = without_retries(quick_to_open(self._client.get_queue_sender(self._queue)))
+        try:
+            await call(sender, left)
+        except OperationTimeoutError:
+            self._drop()
             raise
         if is_open(sender):
             self._limits = limits_of(sender)
+
+    async def _paused(self, seconds: float) -> None:
+        await wait(self._closed, seconds)
+        self._still_in_rotation()
+
+    def _still_in_rotation(self) -> None:
+        # Those that waited behind a call that found the queue dead need not find it out each for themselves.
+        if self._closed.is_set() or self._queue not in self._rotation.rotation.usable:
+            raise QueueLeftMeanwhileError
+
+    def _drop(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            self._attempts.discard(sender)
 
 
 class BacklogLinks:

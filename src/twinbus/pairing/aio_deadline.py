@@ -46,26 +46,24 @@ class Deadlines:
         try:
             return await coroutine
         except asyncio.CancelledError:
-            if not call.cancelled:
-                raise
-            for _ in range(call.cancelled):
-                task.uncancel()
-            if task.cancelling() > before:
+            if not call.cancelled or task.cancelling() - call.cancelled > before:
                 raise
             raise OperationTimeoutError(message=f"not answered within {seconds:g} s") from None
         except Exception as error:
             if not call.cancelled:
                 raise
-            for _ in range(call.cancelled):
-                task.uncancel()
             raise OperationTimeoutError(message=f"not answered within {seconds:g} s") from error
         finally:
             self._calls.discard(call)
+            # Ours are taken back however it ended: what it answered in the last moment stands.
+            for _ in range(call.cancelled):
+                task.uncancel()
 
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def expire(self) -> None:
+        """All calls under way are past their deadlines."""
+        for call in self._calls:
+            call.at = 0.0
+        self._fired()
 
     def _arm(self, at: float) -> None:
         if self._timer is not None:
@@ -74,7 +72,9 @@ class Deadlines:
         self._timer = asyncio.get_running_loop().call_later(max(at - time.monotonic(), 0), self._fired)
 
     def _fired(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         now = time.monotonic()
         for call in list(self._calls):
             if call.at <= now:

@@ -25,8 +25,8 @@ from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.partnership import EntityState, Partnership, Syphon
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
-from twinbus.pairing.sdk import hides_pings, kind_of, open_link, quick_to_open, without_retries
-from twinbus.pairing.sides import PairForkedError, Side, SideState
+from twinbus.pairing.sdk import hides_pings, kind_of, open_link, quick_to_open, retries_of, without_retries
+from twinbus.pairing.sides import Side, SideState
 
 
 class PairSide:
@@ -47,9 +47,10 @@ class PairSide:
 
     async def close(self) -> None:
         self._side.leave(SideState.CLOSED)
-        await self._pair._end_if_closed()
+        await self._pair._ended()
 
     def fault(self, cause: BaseException) -> None:
+        """What belongs to it ends in the background; `pair.close()` may be awaited for that."""
         self._side.leave(SideState.FAULTED, cause)
 
 
@@ -66,11 +67,13 @@ class Pair:
     ) -> None:
         self._clients = {"primary": primary, "secondary": secondary}
         self._owns_clients = owns_clients
+        self._retries = retries_of(primary)
         self._loop = asyncio.get_running_loop()
         self._attempts = Attempts(options.try_timeout.total_seconds())
         self._pinging: dict[EntityCell, asyncio.Task[Any]] = {}
         self._senders: WeakSet[PairedSender] = WeakSet()
         self._provisioning: asyncio.Task[Any] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._state = Partnership((primary, secondary), options, self, threaded=False, let_go=self._let_go)
         self._links = BacklogLinks(secondary, self._state.rotation, self._attempts)
         self.primary = PairSide(self, self._state.primary)
@@ -100,7 +103,13 @@ class Pair:
     def _sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
         if self._state.primary.state is not SideState.OPEN:
             raise self._state.primary.refusal()
-        made = PairedSender(self._state.place(path), lambda: quick_to_open(make()), self._links, self._attempts)
+        made = PairedSender(
+            self._state.place(path),
+            lambda: without_retries(quick_to_open(make())),
+            self._links,
+            self._attempts,
+            self._retries,
+        )
         self._senders.add(made)
         return made
 
@@ -141,7 +150,7 @@ class Pair:
     async def close(self) -> None:
         for side in (self._state.primary, self._state.secondary):
             side.leave(SideState.CLOSED)
-        await self._end_if_closed()
+        await self._ended()
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,11 +158,12 @@ class Pair:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _end_if_closed(self) -> None:
-        if not self._state.closed or isinstance(self._state.primary.cause, PairForkedError):
-            return
-        if self._provisioning is not None:
-            self._provisioning.cancel()
+    async def _ended(self) -> None:
+        if self._ending is not None:
+            # Whoever stops waiting for it does not stop it.
+            await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
         await self._attempts.end()
         self._state.events.close()
         if self._owns_clients:
@@ -161,11 +171,16 @@ class Pair:
                 await client.close()
 
     def _let_go(self, side: Side) -> None:
+        """Of whatever made it leave OPEN: with the second one the pair ends (C3)."""
         if side is self._state.secondary:
             self._links.close()
+            if self._provisioning is not None:
+                self._provisioning.cancel()
         else:
             for sender in list(self._senders):
                 sender.let_go()
+        if self._state.closed:
+            self._ending = self._loop.create_task(self._end())
 
     # --- what the cells ask of a driver ----------------------------------------------------------------------------
 
@@ -185,15 +200,19 @@ class Pair:
             task.cancel()
 
     async def _ping(self, cell: EntityCell, episode: int) -> None:
-        sender = without_retries(quick_to_open(self._clients["primary"].get_queue_sender(cell.entity.path)))
         begun = time.monotonic()
         failure: FailureKind | None = None
+        sender: Any = None
         try:
+            sender = without_retries(quick_to_open(self._clients["primary"].get_queue_sender(cell.entity.path)))
             await self._attempts.bound(self._pinged(sender), self._attempts.seconds)
         except Exception as error:
             failure = kind_of(error)
         finally:
-            self._attempts.discard(sender, politely=failure is None)
+            if failure is not None and sender is not None:
+                self._attempts.discard(sender)
+            elif sender is not None:
+                self._attempts.retire(sender)
         self._state.events.pinged(cell.entity.path, failure, time.monotonic() - begun)
         cell.advance(PingSucceeded(episode) if failure is None else PingFailed(episode, failure))
 
@@ -218,7 +237,7 @@ class Pair:
     async def _provision_again(self, administration: AioAdministration, missing: tuple[str, ...]) -> None:
         tries = 0
         try:
-            while missing and not self._state.closed:
+            while missing:
                 tries += 1
                 await asyncio.sleep(background_pause(tries))
                 done = await administration.provision_again(missing)

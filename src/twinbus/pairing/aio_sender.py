@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Coroutine
 from datetime import datetime
+from functools import partial
 from typing import Any, Self, TypeVar, assert_never
 
 from azure.servicebus import ServiceBusMessageBatch
@@ -14,13 +16,13 @@ from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing import calls
-from twinbus.pairing.aio_attempts import Attempts
+from twinbus.pairing.aio_attempts import Attempts, wait
 from twinbus.pairing.aio_backlog import BacklogLinks
-from twinbus.pairing.calls import LimitsOf, OnPrimary, Place, Steps, ToBacklog
+from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, Place, Steps, ToBacklog
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
-from twinbus.pairing.sdk import abort, empty_batch, is_open, keep_alive_of, open_link
+from twinbus.pairing.sdk import Retries, abort, empty_batch, is_open, keep_alive_of, open_link
 
 T = TypeVar("T")
 # The time-out to give to the SDK: none on an open link, where ours holds.
@@ -30,7 +32,9 @@ Call = Callable[[ServiceBusSender, float | None], Coroutine[Any, Any, T]]
 class PairedSender:
     """Sends to the primary, or to the backlog while the entity is failed over.
 
-    `timeout` bounds the attempt on the primary and, should the call go on there, the backlog: each on its own.
+    `timeout` bounds all of a call: waiting for a turn, the primary, the backlog (S6). Tasks may share it: on the
+    primary they take turns, so that one that is cancelled or gives up takes nothing from the others (S13). Without a
+    time-out a turn is waited for as long as it takes, each call before it taking `try_timeout` at most.
     """
 
     def __init__(
@@ -39,11 +43,14 @@ class PairedSender:
         make: Callable[[], ServiceBusSender],
         links: BacklogLinks,
         attempts: Attempts,
+        retries: Retries,
     ) -> None:
         self._place = place
         self._make = make
         self._links = links
         self._attempts = attempts
+        self._retries = retries
+        self._turn = asyncio.Lock()
         self._sender = make()
         self._episode = place.cell.entity.episode
         self._closed = False
@@ -53,15 +60,14 @@ class PairedSender:
     # --- azure-servicebus' interface -------------------------------------------------------------------------------
 
     async def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
+        until = self._begin(timeout)
         message = identified(message)
         if is_empty(message):
-            self._check(timeout)
             return
-        until = None if timeout is None else time.monotonic() + timeout
         await self._call(
             lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
             lambda: calls.divert(self._place, raws_of(message), until),
-            timeout,
+            until,
         )
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
@@ -70,49 +76,50 @@ class PairedSender:
                 await open_link(sender, seconds)
             return await sender.create_message_batch(max_size_in_bytes)
 
+        until = self._begin(None)
         batch = await self._call(
-            made, lambda: calls.instead(lambda: empty_batch(self._sender, max_size_in_bytes)), None
+            made, lambda: calls.instead(lambda: empty_batch(self._sender, max_size_in_bytes)), until
         )
         return IdentifiedBatch.of(batch)
 
     async def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
     ) -> list[int]:
+        until = self._begin(timeout)
         message = identified(messages)
         if is_empty(message):
-            self._check(timeout)
             return []
-        until = None if timeout is None else time.monotonic() + timeout
         return await self._call(
             lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
             lambda: calls.schedule(self._place, raws_of(message), until, schedule_time_utc),
-            timeout,
+            until,
         )
 
     async def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **kwargs: Any
     ) -> None:
+        until = self._begin(timeout)
         if waiting := calls.in_backlog(sequence_numbers):
             raise ScheduledInBacklogError(waiting)
         given = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
         await self._call(
             lambda sender, seconds: sender.cancel_scheduled_messages(sequence_numbers, timeout=seconds, **kwargs),
             lambda: calls.cannot_cancel(given),
-            timeout,
+            until,
         )
 
     async def close(self) -> None:
+        """A call that another task has under way may end first, if it is quick; later ones are refused (S13)."""
         if not self._closed:
             self._closed = True
-            self._attempts.discard(self._sender, politely=self._place.cell.entity.route is Route.PRIMARY)
+            self.let_go()
 
     def let_go(self) -> None:
-        """The primary's side closed or faulted: the link goes in the background, and the pair's state refuses calls."""
-        if not self._closed:
-            self._attempts.discard(self._sender, politely=True)
+        """Closed, or its pair's primary is: the link goes in the background, after the call that is under way on it."""
+        self._attempts.retire(self._sender, self._turn)
 
     async def __aenter__(self) -> Self:
-        await self._call(open_link, calls.nothing, None)
+        await self._call(open_link, calls.nothing, self._begin(None))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -128,30 +135,35 @@ class PairedSender:
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 
-    async def _call(self, call: Call[T], backlog: Callable[[], Steps[T]], timeout: float | None) -> T:
-        self._check(timeout)
+    async def _call(self, call: Call[T], backlog: Callable[[], Steps[T]], until: float | None) -> T:
         entity = self._place.cell.entity
         failed: Exception | None = None
         if entity.route is Route.PRIMARY and entity.episode == self._episode:
             # The healthy path: the SDK's sender under a deadline, and nothing told unless something was wrong.
             try:
-                result = await self._on_primary(call, timeout)
+                result = await self._on_primary(call, until)
+            except FailedOverMeanwhileError:
+                pass
             except Exception as error:
+                if self._closed:
+                    raise _shut() from error
                 failed = error
             else:
                 after = self._place.cell.entity
                 if after is not entity or after.deadline is not None:
                     self._succeeded_late()
                 return result
-        return await self._carry_out(calls.call(self._place, backlog, failed), call, timeout)
+        return await self._carry_out(calls.call(self._place, backlog, failed, until), call, until)
 
-    async def _carry_out(self, steps: Steps[T], call: Call[Any], timeout: float | None) -> T:
+    async def _carry_out(self, steps: Steps[T], call: Call[Any], until: float | None) -> T:
         try:
             step = next(steps)
             while True:
                 try:
-                    result = await self._try(step, call, timeout)
+                    result = await self._try(step, call, until)
                 except Exception as error:
+                    if self._closed and isinstance(step, OnPrimary):
+                        raise _shut() from error
                     step = steps.throw(error)
                 else:
                     step = steps.send(result)
@@ -160,56 +172,85 @@ class PairedSender:
         finally:
             steps.close()
 
-    async def _try(self, step: calls.Step, call: Call[Any], timeout: float | None) -> Any:
-        seconds = self._attempts.span(timeout)
+    async def _try(self, step: calls.Step, call: Call[Any], until: float | None) -> Any:
         match step:
             case OnPrimary():
-                self._renew()
-                return await self._on_primary(call, timeout)
-            case LimitsOf(queue):
+                return await self._on_primary(call, until)
+            case LimitsOf(queue, seconds):
                 return await self._links[queue].limits(seconds)
-            case ToBacklog(queue, payload):
+            case ToBacklog(queue, payload, seconds):
                 return await self._links[queue].take(payload, seconds)
             case _:
                 assert_never(step)
 
-    async def _on_primary(self, call: Call[T], timeout: float | None) -> T:
-        sender, seconds = self._sender, self._attempts.span(timeout)
+    async def _on_primary(self, call: Call[T], until: float | None) -> T:
+        turn, left = self._turn, None if until is None else until - time.monotonic()
+        await self._attempts.turn(turn, self.entity_name, left)
         try:
-            told = timeout if is_open(sender) else seconds
-            return await self._attempts.bound(call(sender, told), seconds)
+            self._still_on_primary()
+            # Asked for anew: waiting for the turn took its share.
+            seconds = self._place.primary_seconds(until)
+            return await self._attempts.tries(partial(self._once, call), seconds, self._retries, self._paused)
         except OperationTimeoutError:
-            self._replace(sender)
+            self._replace()
             raise
         except Exception:
             # The SDK has closed its link where it had to.
             raise
         except BaseException:
             # Cancelled in the middle of a frame, perhaps: the link cannot be used again (S13).
-            self._replace(sender)
+            self._replace()
             raise
+        finally:
+            turn.release()
+
+    def _once(self, call: Call[T], left: float) -> Coroutine[Any, Any, T]:
+        sender = self._sender
+        return call(sender, None if is_open(sender) else left)
+
+    async def _paused(self, seconds: float) -> None:
+        """Between two tries, cut short where calls go another way meanwhile (S5, C3)."""
+        rerouted = asyncio.Event()
+        self._place.cell.rerouted.add(rerouted.set)
+        try:
+            await wait(rerouted, seconds)
+        finally:
+            self._place.cell.rerouted.discard(rerouted.set)
+        self._still_on_primary()
+
+    def _still_on_primary(self) -> None:
+        if self._closed:
+            raise _shut()
+        entity = self._place.cell.entity
+        if entity.route is not Route.PRIMARY:
+            raise FailedOverMeanwhileError
+        if entity.episode != self._episode:
+            # After a failover the old link may be one that nobody answers on: begin anew.
+            self._episode = entity.episode
+            self._replace()
 
     def _succeeded_late(self) -> None:
-        """The entity was failing, or something happened to it, while this call was under way (S3, S5, C3)."""
+        """The entity was failing, or something happened to it, while this call was under way (S3, S5)."""
         self._place.cell.succeeded()
-        if self._place.cell.entity.route is Route.CLOSED:
-            self.let_go()
 
-    def _renew(self) -> None:
-        """After a failover the old link may be one that nobody answers on: begin anew."""
-        episode = self._place.cell.entity.episode
-        if episode != self._episode:
-            self._episode = episode
-            self._replace(self._sender)
-
-    def _replace(self, sender: ServiceBusSender) -> None:
-        if sender is self._sender and not self._closed:
+    def _replace(self) -> None:
+        """Of the call that has the turn."""
+        if not self._closed:
+            old = self._sender
             if self._place.cell.entity.route is not Route.CLOSED:
                 self._sender = self._make()
-            self._attempts.discard(sender)
+            self._attempts.discard(old)
 
-    def _check(self, timeout: float | None) -> None:
+    def _begin(self, timeout: float | None) -> float | None:
+        """Where the call has to end, on the monotonic clock."""
         if self._closed:
-            raise ValueError("The handler has already been shutdown. Please use the pair to create a new instance.")
-        if timeout is not None and timeout <= 0:
+            raise _shut()
+        if timeout is None:
+            return None
+        if timeout <= 0:
             raise ValueError("The timeout must be greater than 0.")
+        return time.monotonic() + timeout
+
+
+def _shut() -> ValueError:
+    return ValueError("The handler has already been shutdown. Please use the pair to create a new instance.")

@@ -1,0 +1,13 @@
+"""Whether a try that failed is followed by another, and after which pause. Waiting for it is the driver's."""
+
+from __future__ import annotations
+
+from twinbus.pairing.sdk import Retries, may_try_again
+
+
+def pause_before_next(error: Exception, retries: Retries, tried: int, left: float) -> float | None:
+    """None where it was the last: the SDK would not try again either, or the pause would outlast the time left."""
+    if tried > retries.total or not may_try_again(error):
+        return None
+    pause = retries.pause(tried)
+    return pause if pause < left else None
