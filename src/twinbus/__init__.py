@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.errors import PartialSendError as PartialSendError
     from twinbus.pairing.errors import PrimaryUnusableError as PrimaryUnusableError
     from twinbus.pairing.errors import ScheduledInBacklogError as ScheduledInBacklogError
+    from twinbus.pairing.errors import TimeToLiveError as TimeToLiveError
     from twinbus.pairing.options import SendAvailabilityOptions as SendAvailabilityOptions
     from twinbus.pairing.pair import Pair as Pair
     from twinbus.pairing.pair import pair_connection_strings as pair_connection_strings
@@ -34,6 +35,7 @@ _HOMES = {
     "PartialSendError": "errors",
     "PrimaryUnusableError": "errors",
     "ScheduledInBacklogError": "errors",
+    "TimeToLiveError": "errors",
     "SendAvailabilityOptions": "options",
     "Pair": "pair",
     "pair_connection_strings": "pair",

@@ -19,13 +19,20 @@ def test_s9_a_partial_send_names_the_ids() -> None:
     error = errors.PartialSendError(["a"], ["b", "c"], cause)
     assert isinstance(error, RetryError)
     assert (error.safe, error.unsafe, error.cause) == (("a",), ("b", "c"), cause)
-    assert str(error) == "1 messages are safe, 2 are not: too slow"
+    assert str(error).startswith("1 messages are safe, 2 are not: too slow; send again")
 
 
 def test_s10_what_was_not_cancelled_is_named() -> None:
     error = errors.ScheduledInBacklogError([-1, -2])
     assert error.handles == (-1, -2)
-    assert "-1, -2" in str(error)
+    assert "-1, -2; what was scheduled" in str(error)
+    assert "once the entity is restored" in str(error)
+
+
+def test_s7_a_reserved_name_is_named_with_what_to_do() -> None:
+    error = errors.AliasInUseError(["x-ms-path"])
+    assert error.names == ("x-ms-path",)
+    assert str(error).endswith("x-ms-path; rename them")
 
 
 def test_g4_an_unusable_primary_is_the_operators_with_a_hint() -> None:

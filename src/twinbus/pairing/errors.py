@@ -23,8 +23,24 @@ class AliasInUseError(CallerError, ValueError):
     """The message already uses names that diverting needs (S7)."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(f"the message cannot be diverted: it uses the application properties {', '.join(names)}")
+        super().__init__(
+            f"the message cannot be diverted: it uses the application properties {', '.join(names)}; rename them"
+        )
         self.names = tuple(names)
+
+
+class TimeToLiveError(CallerError, ValueError):
+    """The time to live does not fit an AMQP header: the primary's link could not carry it, so nobody takes it."""
+
+    def __init__(self, message_id: object, milliseconds: int, longest: int) -> None:
+        days = longest // 86_400_000
+        super().__init__(
+            f"message {message_id!r} has a time to live of {milliseconds} ms; it must be 0 to {longest} ms, which is "
+            f"{days} days: give it a shorter one, or none and let the entity's default hold"
+        )
+        self.message_id = message_id
+        self.milliseconds = milliseconds
+        self.longest = longest
 
 
 class AliasError(OperatorError):
@@ -48,7 +64,10 @@ class BacklogUnavailableError(RetryError):
 
     def __init__(self, entity: str, causes: Sequence[QueueCause]) -> None:
         listed = "; ".join(f"{queue}: {kind}{f' ({detail})' if detail else ''}" for queue, kind, detail in causes)
-        super().__init__(f"no backlog queue can take the message for {entity}: {listed or 'none was found or created'}")
+        super().__init__(
+            f"no backlog queue can take the message for {entity}: {listed or 'none was found or created'}; keep it and "
+            "send it again"
+        )
         self.entity = entity
         self.causes = tuple(causes)
 
@@ -67,7 +86,8 @@ class MessageTooLargeForBacklogError(CallerError, ValueError):
 
     def __init__(self, message_id: object, size: int, limit: int) -> None:
         super().__init__(
-            f"message {message_id!r} is {size - limit} bytes too large for the backlog: {size} of at most {limit}"
+            f"message {message_id!r} is {size - limit} bytes too large for the backlog: {size} of at most {limit}; "
+            "make it smaller, or send it again once the entity is restored"
         )
         self.message_id = message_id
         self.excess = size - limit
@@ -78,7 +98,9 @@ class PartialSendError(RetryError):
     """A batch was split and only some of it is safe (S9)."""
 
     def __init__(self, safe: Sequence[object], unsafe: Sequence[object], cause: BaseException) -> None:
-        super().__init__(f"{len(safe)} messages are safe, {len(unsafe)} are not: {cause}")
+        super().__init__(
+            f"{len(safe)} messages are safe, {len(unsafe)} are not: {cause}; send again those whose ids are in `unsafe`"
+        )
         self.safe = tuple(safe)
         self.unsafe = tuple(unsafe)
         self.cause = cause
@@ -88,5 +110,8 @@ class ScheduledInBacklogError(RetryError):
     """A scheduled message waits in the backlog and cannot provably be cancelled there (S10)."""
 
     def __init__(self, handles: Sequence[int]) -> None:
-        super().__init__(f"not cancelled, the messages wait in the backlog: {', '.join(map(str, handles))}")
+        super().__init__(
+            f"not cancelled: {', '.join(map(str, handles))}; what was scheduled while the entity was failed over waits "
+            "in the backlog and cannot be taken back, the primary's own numbers can once the entity is restored"
+        )
         self.handles = tuple(handles)

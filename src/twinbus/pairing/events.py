@@ -28,6 +28,7 @@ _log = logging.getLogger("twinbus.pairing")
 ALL: Final = "*"
 # How long closing waits for callbacks that are still under way.
 _PATIENCE: Final = 5.0
+_IDLE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,8 @@ class PairEvents:
     """The voice of one pair. `pair` is the primary's name.
 
     With `threaded`, callbacks run one after the other in a thread of their own, so that one that waits, or that uses
-    the pair, holds up no send; it is there from the first event with a callback until close. Without, they run in the
-    event loop, where they may be coroutine functions.
+    the pair, holds up no send; it ends when there has been nothing to say for a while. Without, they run in the event
+    loop, where they may be coroutine functions.
     """
 
     def __init__(self, pair: str, *, threaded: bool, registry: CollectorRegistry | None = None) -> None:
@@ -94,6 +95,7 @@ class PairEvents:
         self._callbacks: dict[str, tuple[Callback, ...]] = {}
         self._metrics = PairMetrics.of(registry)
         self._telemetry = Telemetry(pair)
+        self._unwatch: Callable[[], None] = lambda: None
         self._speaker: _Thread | _Loop = _Thread(pair) if threaded else _Loop()
 
     def on(self, event: str, callback: Callback) -> Callable[[], None]:
@@ -145,11 +147,11 @@ class PairEvents:
 
     def watch(self, entities: Callable[[], Iterable[Entity]], rotation: Callable[[], Rotation]) -> None:
         """What gauges show is asked for when they are read, never kept."""
-        self._metrics.watch(self._pair, entities, rotation)
+        self._unwatch = self._metrics.watch(self._pair, entities, rotation)
 
     def close(self) -> None:
         """After the last event. Callbacks already called for are waited for, but not for long."""
-        self._metrics.unwatch(self._pair)
+        self._unwatch()
         self._speaker.close()
         self._callbacks.clear()
 
@@ -201,7 +203,19 @@ class _Thread:
                 thread.join(_PATIENCE)
 
     def _run(self) -> None:
-        while (one := self._said.get()) is not None:
+        while True:
+            try:
+                one = self._said.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    # What was said meanwhile was put there before its speaker asked for this lock.
+                    if self._said.empty():
+                        if self._thread is threading.current_thread():
+                            self._thread = None
+                        return
+                continue
+            if one is None:
+                return
             _call(*one)
 
 

@@ -88,11 +88,17 @@ class PairMetrics(Collector):
 
     # --- read --------------------------------------------------------------------------------------------------
 
-    def watch(self, pair: str, entities: Callable[[], Iterable[Entity]], rotation: Callable[[], Rotation]) -> None:
-        self._watched[pair] = _Watched(entities, rotation)
+    def watch(
+        self, pair: str, entities: Callable[[], Iterable[Entity]], rotation: Callable[[], Rotation]
+    ) -> Callable[[], None]:
+        """What is returned ends it, unless the pair was made again meanwhile."""
+        watched = self._watched[pair] = _Watched(entities, rotation)
 
-    def unwatch(self, pair: str) -> None:
-        self._watched.pop(pair, None)
+        def unwatch() -> None:
+            if self._watched.get(pair) is watched:
+                del self._watched[pair]
+
+        return unwatch
 
     def collect(self) -> Iterator[Metric]:
         for counter in self._counters:

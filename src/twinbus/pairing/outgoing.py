@@ -25,13 +25,15 @@ from azure.servicebus.amqp import (
 from twinbus.amqp.values import Long, Timestamp
 from twinbus.pairing.aliases import Sendable, divert
 from twinbus.pairing.batching import Parts, split
-from twinbus.pairing.errors import MessageTooLargeForBacklogError
+from twinbus.pairing.errors import MessageTooLargeForBacklogError, TimeToLiveError
 from twinbus.pairing.packing import DEFLATE, pack
 from twinbus.pairing.sdk import Limits
 
 SCHEDULED_ENQUEUE_TIME: Final = b"x-opt-scheduled-enqueue-time"
 # What a batch takes beside its messages: the ids of the first one, each of at most 128 characters.
 ENVELOPE: Final = 1024
+# In milliseconds: the header's ttl is a uint (AMQP 3.2.1).
+LONGEST_TIME_TO_LIVE: Final = 0xFFFF_FFFF
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _SINGLE: Final = (Mapping, ServiceBusMessageBatch, str, bytes)
@@ -57,20 +59,26 @@ def is_empty(message: Any) -> bool:
 
 def _identified(message: Any) -> Any:
     if isinstance(message, ServiceBusMessage):
-        properties = message._raw_amqp_message.properties
-        if properties is not None and properties.message_id:
-            return message
-        return _wrapped(_with_id(message._raw_amqp_message))
+        raw = message._raw_amqp_message
+        return message if _is_ready(raw) else _wrapped(_with_id(raw))
     if isinstance(message, IdentifiedBatch):
         return message
     if isinstance(message, ServiceBusMessageBatch):
         return _identified_batch(message)
     if isinstance(message, AmqpAnnotatedMessage):
-        return message if message.properties and message.properties.message_id else _with_id(message)
+        return message if _is_ready(message) else _with_id(message)
     if isinstance(message, Mapping):
         # Turned into a message once, so that every attempt carries the same id.
         return _identified(_from_mapping(message))
     return message
+
+
+def _is_ready(raw: AmqpAnnotatedMessage) -> bool:
+    """Whether it has an id, be it 0 or empty. TimeToLiveError, so that the primary and the backlog refuse alike."""
+    properties, header = raw.properties, raw.header
+    if header is not None and header.time_to_live is not None and not 0 <= header.time_to_live <= LONGEST_TIME_TO_LIVE:
+        raise TimeToLiveError(id_of(raw), header.time_to_live, LONGEST_TIME_TO_LIVE)
+    return properties is not None and properties.message_id is not None
 
 
 class IdentifiedBatch(ServiceBusMessageBatch):
@@ -91,7 +99,7 @@ class IdentifiedBatch(ServiceBusMessageBatch):
 
 
 def _identified_batch(batch: ServiceBusMessageBatch) -> ServiceBusMessageBatch:
-    if all(message.message_id for message in batch._messages):
+    if all(message.message_id is not None for message in batch._messages):
         return batch
     return IdentifiedBatch.of(batch)
 
@@ -108,8 +116,10 @@ def _with_id(raw: AmqpAnnotatedMessage) -> AmqpAnnotatedMessage:
 def _from_mapping(message: Mapping[str, Any]) -> ServiceBusMessage:
     try:
         return ServiceBusMessage(**message)
-    except TypeError:
-        raise TypeError(f"a mapping with the names of a ServiceBusMessage was expected, not {message!r}") from None
+    except TypeError as error:
+        # Names and types alone: what a message holds is not for logs.
+        held = ", ".join(f"{str(name)[:40]} ({type(value).__name__})" for name, value in message.items())
+        raise TypeError(f"no ServiceBusMessage can be made of {held[:400] or 'nothing'}: {error}") from None
 
 
 # --- copies for the backlog (S7, S9) ---------------------------------------------------------------------------------

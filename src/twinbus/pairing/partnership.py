@@ -5,6 +5,7 @@ All senders of the pair share it. It opens no connection and starts no thread or
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -36,6 +37,8 @@ from twinbus.pairing.sides import (
     release,
 )
 
+_log = logging.getLogger("twinbus.pairing")
+
 
 @dataclass(frozen=True, slots=True)
 class EntityState:
@@ -49,7 +52,10 @@ class EntityState:
 
 
 class Syphon(Protocol):
-    """A pair's syphon, if it has one: a component that is started and stopped with the pair (C2)."""
+    """A pair's syphon, if it has one: a component that is started and stopped with the pair (C2).
+
+    Nothing of it may block: it is asked in the event loop, or in the thread that keeps the deadlines.
+    """
 
     @property
     def state(self) -> str:
@@ -57,7 +63,8 @@ class Syphon(Protocol):
 
     def start(self) -> None: ...
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Only the signal: pumps end by themselves, each at its next safe point. What it raises is logged."""
 
 
 class Partnership:
@@ -76,7 +83,6 @@ class Partnership:
         self.options = options
         self.primary = Side("primary", endpoint_of(primary), self._side_changed)
         self.secondary = Side("secondary", endpoint_of(secondary), self._side_changed)
-        register(self.primary.endpoint, self.secondary.endpoint)
         self.name = options.primary_name or primary_name(self.primary.endpoint)
         self.queues = backlog_queue_paths(self.name, options.backlog_queue_count)
         self.events = PairEvents(self.name, threaded=threaded)
@@ -89,6 +95,8 @@ class Partnership:
         self._making = threading.Lock()
         self.rotation = RotationCell(self.queues, options.probation.total_seconds(), driver)
         self._other_side = driver.timer(self._other_side_due)
+        # Last: what could not be made whole is not in anyone's way (P3).
+        register(self.primary.endpoint, self.secondary.endpoint)
         self.events.watch(lambda: [cell.entity for cell in list(self._cells.values())], lambda: self.rotation.rotation)
         _partnerships.add(self)
 
@@ -168,11 +176,20 @@ class Partnership:
         if self.closed:
             self._other_side.disarm()
             release(self.primary.endpoint, self.secondary.endpoint)
-            if self.syphon is not None:
-                self.syphon.stop()
-        elif self.syphon is not None and self.syphon.state == "running":
-            self._other_side.arm(at + OTHER_SIDE_SECONDS)
+        self._tell_syphon(at)
         self._let_go(side)
+
+    def _tell_syphon(self, at: float) -> None:
+        """C2. Whatever is wrong with the syphon, the pair goes on closing."""
+        if self.syphon is None:
+            return
+        try:
+            if self.closed:
+                self.syphon.stop()
+            elif self.syphon.state == "running":
+                self._other_side.arm(at + OTHER_SIDE_SECONDS)
+        except Exception:
+            _log.exception("the syphon of %s could not be stopped", self.name)
 
     def _other_side_due(self) -> None:
         lost, left = self.primary, self.secondary
