@@ -1,0 +1,205 @@
+"""What must add up: accepted = delivered + in backlog + dead-lettered, and which messages are lost, doubled or unknown.
+
+Pure, and in any order of entries: each message is a handful of sums. An operation whose outcome is unknown may have
+happened or not; what is said here holds whichever way each of them went.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from twinbus.ledger.entries import (
+    OK,
+    UNKNOWN,
+    Dropped,
+    Entry,
+    Gap,
+    Intent,
+    Move,
+    Movement,
+    Operation,
+    Outcome,
+    Stage,
+)
+
+
+class Message(NamedTuple):
+    """`destination`: `namespace/entity` on the primary, in lower case, since paths are case-insensitive."""
+
+    destination: str
+    id: str
+
+
+class _Effect(NamedTuple):
+    """What one operation of a stage does to each of its messages."""
+
+    accepted: int = 0
+    delivered: int = 0
+    stored: int = 0
+    removed: int = 0
+
+
+EFFECTS: Final[Mapping[Stage, _Effect]] = {
+    Stage.SEND_PRIMARY: _Effect(accepted=1, delivered=1),
+    Stage.SCHEDULE_PRIMARY: _Effect(accepted=1, delivered=1),
+    Stage.SEND_BACKLOG: _Effect(accepted=1, stored=1),
+    Stage.RESUBMIT_BACKLOG: _Effect(stored=1),
+    Stage.RETURN_PRIMARY: _Effect(delivered=1),
+    Stage.COMPLETE_BACKLOG: _Effect(removed=1),
+}
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one message: how often each thing happened, and how often it may have."""
+
+    accepted: int = 0
+    delivered: int = 0
+    maybe_delivered: int = 0
+    stored: int = 0
+    maybe_stored: int = 0
+    removed: int = 0
+    maybe_removed: int = 0
+    dead_lettered: int = 0
+    doubted: int = 0
+
+    def add(self, effect: _Effect, result: str) -> None:
+        if result == OK:
+            self.accepted += effect.accepted
+            self.delivered += effect.delivered
+            self.stored += effect.stored
+            self.removed += effect.removed
+        elif result == UNKNOWN:
+            self.maybe_delivered += effect.delivered
+            self.maybe_stored += effect.stored
+            self.maybe_removed += effect.removed
+
+
+@dataclass(slots=True)
+class Balance:
+    """How many copies of which messages. An id that a caller used n times for one entity counts n times.
+
+    `accepted` is always delivered + in_backlog + dead_lettered + unknown + lost.
+    """
+
+    accepted: Counter[Message] = field(default_factory=Counter)
+    """The caller was told that they are safe."""
+    delivered: Counter[Message] = field(default_factory=Counter)
+    in_backlog: Counter[Message] = field(default_factory=Counter)
+    dead_lettered: Counter[Message] = field(default_factory=Counter)
+    unknown: Counter[Message] = field(default_factory=Counter)
+    """Safe if operations of unknown outcome went well, otherwise lost."""
+    lost: Counter[Message] = field(default_factory=Counter)
+    """Gone, however those went."""
+    duplicated: Counter[Message] = field(default_factory=Counter)
+    """Delivered so many times more than accepted, however those went."""
+    possibly_duplicated: Counter[Message] = field(default_factory=Counter)
+    unconfirmed: Counter[Message] = field(default_factory=Counter)
+    """Never reported safe to a caller, though they are or may be there: a send that timed out, a sender that died."""
+    incomplete: list[str] = field(default_factory=list)
+    """Why the ledger does not hold everything."""
+
+
+def balance(entries: Iterable[Entry]) -> Balance:
+    """Of whole histories: messages whose entries are partly elsewhere look lost or in the backlog."""
+    sums: dict[Message, _Sums] = {}
+    seen: set[tuple[str, str]] = set()
+    begun: dict[str, Intent] = {}
+    ended: dict[str, Outcome] = {}
+    result = Balance()
+    for entry in entries:
+        key = (entry.kind, entry.id)
+        if key in seen:
+            continue
+        seen.add(key)
+        match entry:
+            case Operation():
+                _add(sums, entry, entry)
+            case Intent():
+                if (outcome := ended.pop(entry.id, None)) is not None:
+                    _add(sums, entry, outcome)
+                else:
+                    begun[entry.id] = entry
+            case Outcome():
+                if (intent := begun.pop(entry.id, None)) is not None:
+                    _add(sums, intent, entry)
+                else:
+                    ended[entry.id] = entry
+            case Movement():
+                _move(sums, entry)
+            case Gap() | Dropped():
+                result.incomplete.append(_told(entry))
+            case _:
+                pass
+    for intent in begun.values():
+        _add(sums, intent, None)
+    if ended:
+        result.incomplete.append(f"{len(ended)} outcomes have no intent: {', '.join(sorted(ended)[:5])}")
+    for message, sum_ in sums.items():
+        _judge(result, message, sum_)
+    return result
+
+
+def _add(sums: dict[Message, _Sums], intent: Intent | Operation, outcome: Outcome | Operation | None) -> None:
+    effect = EFFECTS.get(intent.stage)
+    if effect is None:
+        return
+    result = UNKNOWN if outcome is None else outcome.result
+    failed = Counter(outcome.failed if outcome is not None else ())
+    some = bool(failed)
+    destination = (intent.destination or f"{intent.namespace}/{intent.entity}").lower()
+    for name in intent.ids:
+        concerned = not some or failed[name] > 0
+        failed[name] -= concerned
+        sums.setdefault(Message(destination, name), _Sums()).add(effect, result if concerned else OK)
+
+
+def _move(sums: dict[Message, _Sums], entry: Movement) -> None:
+    for name in entry.ids:
+        sum_ = sums.setdefault(Message(entry.destination.lower(), name), _Sums())
+        match entry.move:
+            case Move.DEAD_LETTERED:
+                sum_.dead_lettered += 1
+            case Move.RESUBMITTED:
+                sum_.dead_lettered -= 1
+            case Move.POSSIBLE_DUPLICATE:
+                sum_.doubted += 1
+            case Move.KEPT:
+                pass
+
+
+def _judge(result: Balance, message: Message, sums: _Sums) -> None:
+    # The worst and the best of the ways in which the operations of unknown outcome may have gone.
+    held = max(0, sums.stored - sums.removed - sums.maybe_removed)
+    hoped = max(0, sums.stored + sums.maybe_stored - sums.removed)
+    lost = max(0, sums.accepted - sums.delivered - sums.maybe_delivered - hoped)
+    unknown = max(0, sums.accepted - sums.delivered - held) - lost
+    delivered = min(sums.accepted, sums.delivered)
+    there = sums.accepted - delivered - unknown - lost
+    dead = min(there, max(0, sums.dead_lettered))
+    expected = max(sums.accepted, 1)
+    duplicated = max(0, sums.delivered - expected)
+    possibly = max(0, sums.delivered + sums.maybe_delivered - expected) - duplicated
+    counts = (
+        (result.accepted, sums.accepted),
+        (result.delivered, delivered),
+        (result.in_backlog, there - dead),
+        (result.dead_lettered, dead),
+        (result.unknown, unknown),
+        (result.lost, lost),
+        (result.duplicated, duplicated),
+        (result.possibly_duplicated, max(possibly, min(1, sums.doubted) if not duplicated else 0)),
+        (result.unconfirmed, int(not sums.accepted and (sums.delivered + sums.maybe_delivered + hoped) > 0)),
+    )
+    for counter, count in counts:
+        if count:
+            counter[message] = count
+
+
+def _told(entry: Gap | Dropped) -> str:
+    if isinstance(entry, Dropped):
+        return f"{entry.count} segments ({entry.bytes} bytes) were removed for the disk budget"
+    return f"{entry.count or 'some'} entries are missing: {entry.reason}"
