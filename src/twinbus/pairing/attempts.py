@@ -7,6 +7,7 @@ trying again, which no socket can end (names, connecting, tokens), is done by a 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,12 +15,18 @@ from typing import Any, Final, TypeVar
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.sdk import Retries, is_open, keep_alive_of, may_try_again, shut_socket
+from twinbus.pairing.calls import FailedOverMeanwhileError
+from twinbus.pairing.entity import EntityCell
+from twinbus.pairing.failover import Route
+from twinbus.pairing.retrying import pause_before_next
+from twinbus.pairing.sdk import Retries, is_open, is_shut, keep_alive_of, refuse_calls, shut_socket
 from twinbus.pairing.timekeeper import Timekeeper, Watch
 from twinbus.pairing.workers import Workers
 
 T = TypeVar("T")
-_CLOSING_SECONDS: Final = 1.5
+_CLOSING_SECONDS: Final = 2.5
+# How long a closing sender lets a call end that is under way on it.
+_PATIENCE_SECONDS: Final = 1.0
 # Of a sender, and the time-out to give it: none on an open link, where ours holds and the SDK's own costs 10 µs.
 Call = Callable[[Any, float | None], T]
 
@@ -29,34 +36,59 @@ class Attempts:
 
     def __init__(self, name: str, seconds: float) -> None:
         self.seconds = seconds
-        self.keeper = Timekeeper(f"twinbus-time-{name}")
         self.workers = Workers(f"twinbus-work-{name}")
+        self.keeper = Timekeeper(f"twinbus-time-{name}", self.workers.run)
+        self._process = os.getpid()
 
-    def span(self, timeout: float | None) -> float:
-        """How long an attempt may take whose caller gave a time-out."""
-        return self.seconds if timeout is None else min(self.seconds, timeout)
+    @property
+    def ours(self) -> bool:
+        """False in the child of a fork: connections and threads are the parent's, and none of it may be touched."""
+        return os.getpid() == self._process
 
-    def attempt(self, sender: Any, call: Call[T], seconds: float, retries: Retries, timeout: float | None = None) -> T:
-        """OperationTimeoutError past the deadline; then the sender must not be used again. `timeout`: the caller's."""
+    def attempt(
+        self, sender: Any, call: Call[T], seconds: float, retries: Retries, cell: EntityCell | None = None
+    ) -> T:
+        """OperationTimeoutError past the deadline; then the sender must not be used again.
+
+        `cell` is that of an attempt on the primary: no second try is made there once it is failed over (S5).
+        """
         until = time.monotonic() + seconds
-        tried = 0
+        pause: float | None = None
         if is_open(sender):
             try:
-                return self._here(sender, call, until, timeout)
+                return self._here(sender, call, until)
             except Exception as error:
-                tried = 1
-                if not _again(error, retries, tried, until):
+                pause = pause_before_next(error, retries, 1, until - time.monotonic())
+                if pause is None:
                     raise
-        job = Job(self, sender, call, until, retries, tried)
+        job = Job(self, sender, call, until, retries, pause, cell)
         self.workers.run(job.run)
         result: T = job.result(seconds)
         return result
 
-    def discard(self, sender: Any, *, politely: bool = False) -> None:
-        """Close a sender of the SDK in the background, without waiting for a peer that may be gone."""
-        if not politely:
+    def discard(self, sender: Any) -> None:
+        """Give up a sender of the SDK at once; what is left of it is closed in the background."""
+        if self.ours:
+            refuse_calls(sender)
             shut_socket(sender)
-        self.workers.run(lambda: self.closed(sender))
+            self.workers.run(lambda: self.closed(sender))
+
+    def retire(self, current: Callable[[], Any], turn: threading.Lock, cell: EntityCell) -> None:
+        """Close a sender of the SDK in the background and with a word, after the call that has the turn on it."""
+        if self.ours:
+            self.workers.run(lambda: self._retired(current, turn, cell))
+
+    def _retired(self, current: Callable[[], Any], turn: threading.Lock, cell: EntityCell) -> None:
+        ended = turn.acquire(timeout=_PATIENCE_SECONDS)
+        try:
+            if not ended:
+                refuse_calls(current())
+                shut_socket(current())
+                cell.wake()
+            self.closed(current())
+        finally:
+            if ended:
+                turn.release()
 
     def end(self) -> None:
         self.workers.stop(_CLOSING_SECONDS)
@@ -75,12 +107,12 @@ class Attempts:
         finally:
             self.keeper.end(watch)
 
-    def _here(self, sender: Any, call: Call[T], until: float, timeout: float | None) -> T:
+    def _here(self, sender: Any, call: Call[T], until: float) -> T:
         # As `watched`, without a function more on the healthy path.
         watch = Watch(sender, until)
         self.keeper.begin(watch)
         try:
-            return call(sender, timeout)
+            return call(sender, None)
         except Exception as error:
             if watch.expired:
                 raise OperationTimeoutError(message="not answered in time") from error
@@ -103,16 +135,25 @@ class Job:
     """An attempt, or what is left of it, in a worker: try after try until the deadline, or until it is left behind."""
 
     def __init__(
-        self, attempts: Attempts, sender: Any, call: Call[Any], until: float, retries: Retries, tried: int = 0
+        self,
+        attempts: Attempts,
+        sender: Any,
+        call: Call[Any],
+        until: float,
+        retries: Retries,
+        pause: float | None,
+        cell: EntityCell | None,
     ) -> None:
         self._attempts = attempts
         self._sender = sender
         self._call = call
         self._until = until
         self._retries = retries
-        self._tried = tried
+        self._pause = pause
+        self._cell = cell
         self._done = threading.Event()
-        self._left = threading.Event()
+        self._woken = threading.Event()
+        self._left = False
         self._result: Any = None
         self._error: BaseException | None = None
 
@@ -132,33 +173,49 @@ class Job:
 
     def leave(self) -> None:
         """Nobody waits for it any longer."""
-        self._left.set()
+        self._left = True
+        self._woken.set()
         shut_socket(self._sender)
 
     def run(self) -> None:
+        if self._cell is not None:
+            self._cell.rerouted.add(self._woken.set)
         try:
             self._result = self._attempts.watched(self._sender, self._until, self._try)
         except BaseException as error:
             self._error = error
         finally:
+            if self._cell is not None:
+                self._cell.rerouted.discard(self._woken.set)
             self._done.set()
-        if self._left.is_set():
+        if self._left:
             self._attempts.closed(self._sender)
 
     def _try(self) -> Any:
+        pause, tried = self._pause, 0 if self._pause is None else 1
         while True:
-            if self._tried and self._left.wait(self._retries.pause(self._tried)):
-                raise OperationTimeoutError(message="left behind")
+            if pause is not None:
+                self._wait(pause)
             try:
                 return self._call(self._sender, max(self._until - time.monotonic(), 0.001))
             except Exception as error:
-                self._tried += 1
-                if self._left.is_set() or not _again(error, self._retries, self._tried, self._until):
+                tried += 1
+                pause = pause_before_next(error, self._retries, tried, self._until - time.monotonic())
+                if self._left or pause is None:
                     raise
 
+    def _wait(self, pause: float) -> None:
+        """Cut short when the entity fails over: nothing more is sent to it, and the call diverts at once (S5)."""
+        end = time.monotonic() + pause
+        while self._may_go_on() and (left := end - time.monotonic()) > 0:
+            self._woken.wait(left)
+            self._woken.clear()
+        if self._left:
+            raise OperationTimeoutError(message="left behind")
+        if not self._may_go_on():
+            # Or its sender was closed, which whoever closed it knows.
+            raise FailedOverMeanwhileError
 
-def _again(error: Exception, retries: Retries, tried: int, until: float) -> bool:
-    """Whether the SDK would try again, and its pause would leave time for it."""
-    if tried > retries.total or not may_try_again(error):
-        return False
-    return time.monotonic() + retries.pause(tried) < until
+    def _may_go_on(self) -> bool:
+        routed = self._cell is None or self._cell.entity.route is Route.PRIMARY
+        return routed and not self._left and not is_shut(self._sender)

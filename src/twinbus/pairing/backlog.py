@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusSender
 
 from twinbus.pairing.attempts import Attempts
-from twinbus.pairing.calls import QueueLeftMeanwhileError
+from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
 from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
 from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link_once, quick_to_open, retries_of, without_retries
@@ -26,43 +28,61 @@ class BacklogLink:
         self._retries = retries_of(client)
         self._turn = threading.Lock()
         self._sender: ServiceBusSender | None = None
+        self._closed = False
         self._limits: Limits | None = None
 
     def limits(self, seconds: float) -> Limits:
         if self._limits is None:
-            with self._turn:
+            with self._turn_within(seconds) as until:
                 if self._limits is None:
-                    self._still_in_rotation()
-                    self._try(open_link_once, seconds)
+                    self._try(open_link_once, until)
         assert self._limits is not None
         return self._limits
 
     def take(self, payload: Payload, seconds: float) -> None:
-        with self._turn:
-            self._still_in_rotation()
-            self._try(lambda sender, left: sender.send_messages(payload, timeout=left), seconds)
+        with self._turn_within(seconds) as until:
+            self._try(lambda sender, left: sender.send_messages(payload, timeout=left), until)
 
     def close(self) -> None:
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            self._attempts.discard(sender)
+        self._closed = True
+        self._drop()
 
-    def _still_in_rotation(self) -> None:
-        # Those that waited behind a call that found the queue dead need not find it out each for themselves.
-        if self._queue not in self._rotation.rotation.usable:
-            raise QueueLeftMeanwhileError
+    @contextlib.contextmanager
+    def _turn_within(self, seconds: float) -> Iterator[float]:
+        until = time.monotonic() + seconds
+        if not self._turn.acquire(timeout=seconds):
+            raise NoTurnError(self._queue, seconds)
+        try:
+            if self._closed or self._queue not in self._rotation.rotation.usable:
+                # Those that waited behind a call that found the queue dead need not find it out each for themselves.
+                raise QueueLeftMeanwhileError
+            if time.monotonic() >= until:
+                raise NoTurnError(self._queue, seconds)
+            yield until
+        finally:
+            self._turn.release()
 
-    def _try(self, call: Callable[[Any, float | None], None], seconds: float) -> None:
+    def _try(self, call: Callable[[Any, float | None], None], until: float) -> None:
         sender = self._sender
         if sender is None:
             sender = self._sender = without_retries(quick_to_open(self._client.get_queue_sender(self._queue)))
         try:
-            self._attempts.attempt(sender, call, seconds, self._retries)
-        except BaseException:
-            self.close()
+            self._attempts.attempt(sender, call, min(until - time.monotonic(), self._attempts.seconds), self._retries)
+        except BaseException as error:
+            self._drop()
+            if self._closed and isinstance(error, Exception):
+                raise QueueLeftMeanwhileError from error
             raise
         if is_open(sender):
             self._limits = limits_of(sender)
+        if self._closed:
+            # Opened while the pair closed.
+            self._attempts.discard(sender)
+
+    def _drop(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            self._attempts.discard(sender)
 
 
 class BacklogLinks:
@@ -74,17 +94,20 @@ class BacklogLinks:
         self._attempts = attempts
         self._making = threading.Lock()
         self._links: dict[str, BacklogLink] = {}
+        self._closed = False
 
     def __getitem__(self, queue: str) -> BacklogLink:
         found = self._links.get(queue)
         if found is None:
             with self._making:
+                if self._closed:
+                    raise QueueLeftMeanwhileError
                 made = BacklogLink(self._client, queue, self._rotation, self._attempts)
                 found = self._links.setdefault(queue, made)
         return found
 
     def close(self) -> None:
         with self._making:
-            links, self._links = self._links, {}
-        for link in links.values():
+            self._closed = True
+        for link in self._links.values():
             link.close()

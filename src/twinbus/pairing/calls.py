@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 
 from azure.servicebus.amqp import AmqpAnnotatedMessage
@@ -42,6 +42,7 @@ from twinbus.pairing.sdk import Limits, kind_of
 from twinbus.pairing.sides import Side, SideState
 
 T = TypeVar("T")
+_LEAST_SECONDS: Final = 60.0
 
 
 class OnPrimary(NamedTuple):
@@ -156,16 +157,20 @@ class Place:
         return min(self.try_timeout, left / 2 if may_divert else left)
 
     def end_in_backlog(self, until: float | None) -> float:
-        """Without an end of its caller's, a call has time to find every queue silent and to be taken after that."""
+        """Without an end of its caller's, a call has time to find every queue silent and to be taken after that.
+
+        A minute at least: others may come before it on a link.
+        """
         if until is not None:
             return until
-        return self.now() + self.try_timeout * (len(self.rotation.rotation.usable) + 1)
+        return self.now() + max(self.try_timeout * (len(self.rotation.rotation.usable) + 1), _LEAST_SECONDS)
 
     def pick(self, failed: Mapping[str, QueueCause]) -> str:
         """`failed` are those that this call has tried: one that comes back meanwhile is for later calls."""
         self.notice_closed_clients()
-        if self.secondary.state is not SideState.OPEN:
-            raise self.secondary.refusal()
+        for side in (self.primary, self.secondary):
+            if side.state is not SideState.OPEN:
+                raise side.refusal()
         rotation = self.rotation.rotation
         found = choose(rotation, self.queue, self.chance())
         if found in failed:

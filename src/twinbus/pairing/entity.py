@@ -93,11 +93,15 @@ class EntityCell:
                         self._arrange(effect)
         # Outside the lock: a callback may ask for this entity's state. Those who wait come before those who are told.
         if step.entity.route is not before:
-            for wake in tuple(self.rerouted):
-                wake()
+            self.wake()
         for notice in notices:
             self._driver.emit(notice)
         return verdict
+
+    def wake(self) -> None:
+        """Whoever waits to try again looks whether it still may."""
+        for wake in tuple(self.rerouted):
+            wake()
 
     def succeeded(self) -> None:
         """A call on the primary did. Only the first after a failure has news in it."""

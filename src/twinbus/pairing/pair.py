@@ -35,10 +35,12 @@ from twinbus.pairing.sdk import (
     without_retries,
 )
 from twinbus.pairing.sender import PairedSender
-from twinbus.pairing.sides import PairForkedError, Side, SideState
+from twinbus.pairing.sides import Side, SideState
 from twinbus.pairing.timekeeper import Timer
 
 _ONCE = Retries(0, 0.0, 0.0, True)
+# How long closing waits for the thread that is closing the same pair already.
+_END_SECONDS = 10.0
 
 
 class PairSide:
@@ -58,12 +60,10 @@ class PairSide:
         return self._side.cause
 
     def close(self) -> None:
-        self._side.leave(SideState.CLOSED)
-        self._pair._end_if_closed()
+        self._pair._leave((self._side,), SideState.CLOSED)
 
     def fault(self, cause: BaseException) -> None:
-        self._side.leave(SideState.FAULTED, cause)
-        self._pair._end_if_closed()
+        self._pair._leave((self._side,), SideState.FAULTED, cause)
 
 
 class Pair:
@@ -84,7 +84,10 @@ class Pair:
         self._attempts = Attempts(endpoint_of(primary).host, options.try_timeout.total_seconds())
         self._pinging: dict[EntityCell, Any] = {}
         self._senders: WeakSet[PairedSender] = WeakSet()
+        self._leaving = threading.Event()
+        self._ending = threading.Lock()
         self._ended = threading.Event()
+        self._this_thread = threading.local()
         self._state = Partnership((primary, secondary), options, self, threaded=True, let_go=self._let_go)
         self._links = BacklogLinks(secondary, self._state.rotation, self._attempts)
         self.primary = PairSide(self, self._state.primary)
@@ -155,9 +158,7 @@ class Pair:
     # --- closing ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        for side in (self._state.primary, self._state.secondary):
-            side.leave(SideState.CLOSED)
-        self._end_if_closed()
+        self._leave((self._state.primary, self._state.secondary), SideState.CLOSED)
 
     def __enter__(self) -> Self:
         return self
@@ -165,22 +166,38 @@ class Pair:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _end_if_closed(self) -> None:
-        if not self._state.closed or self._ended.is_set() or isinstance(self._state.primary.cause, PairForkedError):
+    def _leave(self, sides: tuple[Side, ...], state: SideState, cause: BaseException | None = None) -> None:
+        self._this_thread.ends = True
+        try:
+            for side in sides:
+                side.leave(state, cause)
+        finally:
+            self._this_thread.ends = False
+        if self._state.closed and self._attempts.ours:
+            self._end()
+            self._ended.wait(_END_SECONDS)
+
+    def _let_go(self, side: Side) -> None:
+        # Without either side nothing is diverted any more.
+        self._leaving.set()
+        self._links.close()
+        if side is self._state.primary:
+            for sender in list(self._senders):
+                sender.let_go()
+        if self._state.closed and not getattr(self._this_thread, "ends", False):
+            # Nobody closed it: the other side faulted by itself, and nobody may ever call close (C3).
+            self._attempts.workers.run(self._end)
+
+    def _end(self) -> None:
+        """Once: all threads end, and the clients where they are the pair's own."""
+        if not self._ending.acquire(blocking=False):
             return
-        self._ended.set()
         self._attempts.end()
         self._state.events.close()
         if self._owns_clients:
             for client in self._clients.values():
                 client.close()
-
-    def _let_go(self, side: Side) -> None:
-        if side is self._state.secondary:
-            self._links.close()
-        else:
-            for sender in list(self._senders):
-                sender.let_go()
+        self._ended.set()
 
     # --- what the cells ask of a driver ----------------------------------------------------------------------------
 
@@ -210,8 +227,10 @@ class Pair:
             failure = kind_of(error)
         finally:
             self._pinging.pop(cell, None)
-            if sender is not None:
-                self._attempts.discard(sender, politely=failure is None)
+            if sender is not None and failure is None:
+                self._attempts.workers.run(lambda: self._attempts.closed(sender))
+            elif sender is not None:
+                self._attempts.discard(sender)
         self._state.events.pinged(cell.entity.path, failure, time.monotonic() - begun)
         cell.advance(PingSucceeded(episode) if failure is None else PingFailed(episode, failure))
 
@@ -238,7 +257,7 @@ class Pair:
         try:
             while missing:
                 tries += 1
-                if self._ended.wait(background_pause(tries)):
+                if self._leaving.wait(background_pause(tries)):
                     return
                 done = administration.provision_again(missing)
                 self._state.provisioned(done)
@@ -273,7 +292,13 @@ def _paired(
     options: SendAvailabilityOptions,
     owns_clients: bool,
 ) -> Pair:
-    pair = Pair(primary, secondary, options, owns_clients=owns_clients)
+    try:
+        pair = Pair(primary, secondary, options, owns_clients=owns_clients)
+    except BaseException:
+        if owns_clients:
+            primary.close()
+            secondary.close()
+        raise
     try:
         administration = Administration.of(secondary, admin, seconds=options.try_timeout.total_seconds())
         try:

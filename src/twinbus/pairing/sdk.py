@@ -224,6 +224,11 @@ def may_try_again(error: BaseException) -> bool:
 # --- ending a connection from outside --------------------------------------------------------------------------------
 
 
+def refuse_calls(sender: Any) -> None:
+    """The sender takes no other call, and makes no other try, though it is not closed yet."""
+    sender._shutdown.set()
+
+
 def shut_socket(sender: Any) -> None:
     """A sync sender's socket is shut down under the thread that waits on it: its call ends with an error at once."""
     transport = getattr(getattr(sender._handler, "_connection", None), "_transport", None)

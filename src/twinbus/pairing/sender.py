@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.pairing import calls
 from twinbus.pairing.attempts import Attempts, Call
 from twinbus.pairing.backlog import BacklogLinks
-from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, Place, Steps, ToBacklog
+from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, NoTurnError, OnPrimary, Place, Steps, ToBacklog
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class PairedSender:
     """Sends to the primary, or to the backlog while the entity is failed over.
 
-    `timeout` bounds the attempt on the primary and, should the call go on there, the backlog: each on its own. Threads
-    may share it: on the primary they take turns, as the SDK's sender demands (S13).
+    `timeout` bounds all of a call: waiting for a turn, the primary, the backlog (S6). Threads may share it: on the
+    primary they take turns, as the SDK's sender demands (S13).
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class PairedSender:
         self._links = links
         self._attempts = attempts
         self._retries = retries
+        self._seconds = attempts.seconds
         self._turn = threading.Lock()
         self._sender = make()
         self._episode = place.cell.entity.episode
@@ -56,14 +57,13 @@ class PairedSender:
 
     def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
         message = identified(message)
+        until = self._end(timeout)
         if is_empty(message):
-            self._check(timeout)
             return
-        until = None if timeout is None else time.monotonic() + timeout
         self._call(
             lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
             lambda: calls.divert(self._place, raws_of(message), until),
-            timeout,
+            until,
         )
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
@@ -72,21 +72,22 @@ class PairedSender:
                 open_link_once(sender, seconds)
             return sender.create_message_batch(max_size_in_bytes)
 
-        batch = self._call(made, lambda: calls.instead(lambda: empty_batch(self._sender, max_size_in_bytes)), None)
+        batch = self._call(
+            made, lambda: calls.instead(lambda: empty_batch(self._sender, max_size_in_bytes)), self._end(None)
+        )
         return IdentifiedBatch.of(batch)
 
     def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
     ) -> list[int]:
         message = identified(messages)
+        until = self._end(timeout)
         if is_empty(message):
-            self._check(timeout)
             return []
-        until = None if timeout is None else time.monotonic() + timeout
         return self._call(
             lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
             lambda: calls.schedule(self._place, raws_of(message), until, schedule_time_utc),
-            timeout,
+            until,
         )
 
     def cancel_scheduled_messages(
@@ -98,22 +99,22 @@ class PairedSender:
         self._call(
             lambda sender, seconds: sender.cancel_scheduled_messages(sequence_numbers, timeout=seconds, **kwargs),
             lambda: calls.cannot_cancel(given),
-            timeout,
+            self._end(timeout),
         )
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._attempts.discard(self._sender, politely=self._place.cell.entity.route is Route.PRIMARY)
+        """A call that another thread has under way may end first, if it is quick; later ones are refused (S13)."""
+        if not self._closed:
+            self._closed = True
+            self._attempts.retire(lambda: self._sender, self._turn, self._place.cell)
 
     def let_go(self) -> None:
         """The primary's side closed or faulted: the link goes in the background, and the pair's state refuses calls."""
         if not self._closed:
-            self._attempts.discard(self._sender, politely=True)
+            self._attempts.retire(lambda: self._sender, self._turn, self._place.cell)
 
     def __enter__(self) -> Self:
-        self._call(open_link_once, calls.nothing, None)
+        self._call(open_link_once, calls.nothing, self._end(None))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,32 +132,36 @@ class PairedSender:
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 
-    def _call(self, call: Call[T], backlog: Callable[[], Steps[T]], timeout: float | None) -> T:
-        self._check(timeout)
+    def _call(self, call: Call[T], backlog: Callable[[], Steps[T]], until: float | None) -> T:
         entity = self._place.cell.entity
         failed: Exception | None = None
         if entity.route is Route.PRIMARY and entity.episode == self._episode:
             # The healthy path: the SDK's sender under a deadline, and nothing told unless something was wrong.
             try:
-                result = self._on_primary(call, timeout)
+                result = self._on_primary(call, until)
             except FailedOverMeanwhileError:
-                pass
+                if self._closed:
+                    raise _shut() from None
             except Exception as error:
+                if self._closed:
+                    raise _shut() from error
                 failed = error
             else:
                 after = self._place.cell.entity
                 if after is not entity or after.deadline is not None:
                     self._succeeded_late()
                 return result
-        return self._carry_out(calls.call(self._place, backlog, failed), call, timeout)
+        return self._carry_out(calls.call(self._place, backlog, failed, until), call, until)
 
-    def _carry_out(self, steps: Steps[T], call: Call[Any], timeout: float | None) -> T:
+    def _carry_out(self, steps: Steps[T], call: Call[Any], until: float | None) -> T:
         try:
             step = next(steps)
             while True:
                 try:
-                    result = self._try(step, call, timeout)
+                    result = self._try(step, call, until)
                 except Exception as error:
+                    if self._closed and isinstance(step, OnPrimary):
+                        raise _shut() from error
                     step = steps.throw(error)
                 else:
                     step = steps.send(result)
@@ -165,23 +170,24 @@ class PairedSender:
         finally:
             steps.close()
 
-    def _try(self, step: calls.Step, call: Call[Any], timeout: float | None) -> Any:
-        seconds = self._attempts.span(timeout)
+    def _try(self, step: calls.Step, call: Call[Any], until: float | None) -> Any:
         match step:
             case OnPrimary():
-                return self._on_primary(call, timeout)
-            case LimitsOf(queue):
+                # Its seconds are counted anew when its turn has come.
+                return self._on_primary(call, until)
+            case LimitsOf(queue, seconds):
                 return self._links[queue].limits(seconds)
-            case ToBacklog(queue, payload):
+            case ToBacklog(queue, payload, seconds):
                 return self._links[queue].take(payload, seconds)
             case _:
                 assert_never(step)
 
-    def _on_primary(self, call: Call[T], timeout: float | None) -> T:
-        seconds = self._attempts.span(timeout)
-        if not (self._turn.acquire(blocking=False) or self._turn.acquire(timeout=seconds)):
-            raise OperationTimeoutError(message=f"other calls of this sender took longer than {seconds:g} s")
+    def _on_primary(self, call: Call[T], until: float | None) -> T:
+        if not self._turn.acquire(blocking=False):
+            self._wait_for_turn(until)
         try:
+            if self._closed:
+                raise _shut()
             entity = self._place.cell.entity
             if entity.route is not Route.PRIMARY:
                 # It failed over while this call waited for its turn.
@@ -190,9 +196,9 @@ class PairedSender:
                 # After a failover the old link may be one that nobody answers on: begin anew.
                 self._episode = entity.episode
                 self._replace()
-            sender = self._sender
+            seconds = self._seconds if until is None else self._place.primary_seconds(until)
             try:
-                return self._attempts.attempt(sender, call, seconds, self._retries, timeout)
+                return self._attempts.attempt(self._sender, call, seconds, self._retries, self._place.cell)
             except OperationTimeoutError:
                 self._replace()
                 raise
@@ -205,6 +211,15 @@ class PairedSender:
                 raise
         finally:
             self._turn.release()
+
+    def _wait_for_turn(self, until: float | None) -> None:
+        # Longer than the attempt before it can take, after which the entity may have failed over.
+        seconds = 2 * self._seconds if until is None else until - time.monotonic()
+        if not self._turn.acquire(timeout=max(seconds, 0)):
+            raise NoTurnError(self.entity_name, seconds)
+        if until is not None and time.monotonic() >= until:
+            self._turn.release()
+            raise NoTurnError(self.entity_name, seconds)
 
     def _succeeded_late(self) -> None:
         """The entity was failing, or something happened to it, while this call was under way (S3, S5, C3)."""
@@ -219,8 +234,16 @@ class PairedSender:
                 self._sender = self._make()
             self._attempts.discard(old)
 
-    def _check(self, timeout: float | None) -> None:
+    def _end(self, timeout: float | None) -> float | None:
+        """When a call that begins now must be over."""
         if self._closed:
-            raise ValueError("The handler has already been shutdown. Please use the pair to create a new instance.")
-        if timeout is not None and timeout <= 0:
+            raise _shut()
+        if timeout is None:
+            return None
+        if timeout <= 0:
             raise ValueError("The timeout must be greater than 0.")
+        return time.monotonic() + timeout
+
+
+def _shut() -> ValueError:
+    return ValueError("The handler has already been shutdown. Please use the pair to create a new instance.")

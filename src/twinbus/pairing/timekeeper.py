@@ -1,11 +1,11 @@
 """The one thread of a sync pair that watches the clock: timers without traffic (S3), calls past their deadline (S12).
 
-A call that ends in time neither takes a lock nor wakes it. What is done when time is up is its caller's.
+A call that ends in time neither takes a lock nor wakes it. It calls nobody that may wait: what a timer does when it is
+due, a worker does.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -13,8 +13,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from twinbus.pairing.sdk import shut_socket
-
-_log = logging.getLogger("twinbus.pairing")
 
 # The SDK may be opening another socket while one is shut: until its call ends, each is shut in turn.
 _AGAIN_SECONDS: Final = 0.1
@@ -32,7 +30,7 @@ class Watch:
 
 
 class Timer:
-    """Calls back in the timekeeper's thread (entity.Timer)."""
+    """Calls back in a worker (entity.Timer)."""
 
     def __init__(self, keeper: Timekeeper, due: Callable[[], object]) -> None:
         self._keeper = keeper
@@ -46,10 +44,11 @@ class Timer:
 
 
 class Timekeeper:
-    """Its thread begins with the first call or timer, and ends with `stop`."""
+    """Its thread is there while a call or a timer may need it, and begins anew with the next. `run`: in a worker."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, run: Callable[[Callable[[], object]], None]) -> None:
         self._name = name
+        self._run_in_worker = run
         self._changed = threading.Condition()
         self._watches: set[Watch] = set()
         self._timers: dict[Timer, float] = {}
@@ -72,6 +71,8 @@ class Timekeeper:
 
     def arm(self, timer: Timer, at: float) -> None:
         with self._changed:
+            if self._stopped:
+                return
             self._timers[timer] = at
         if at < self._next:
             self._wake()
@@ -81,11 +82,12 @@ class Timekeeper:
             self._timers.pop(timer, None)
 
     def stop(self) -> None:
+        """No timer is due any more; a call under way is still ended in time, and then the thread ends too."""
         with self._changed:
             self._stopped = True
             self._timers.clear()
             self._changed.notify()
-        thread = self._thread
+            thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(1.0)
 
@@ -93,8 +95,6 @@ class Timekeeper:
 
     def _wake(self) -> None:
         with self._changed:
-            if self._stopped:
-                return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
@@ -105,21 +105,18 @@ class Timekeeper:
             self._end_overdue(time.monotonic())
             with self._changed:
                 due = self._due_timers(time.monotonic())
-                if self._stopped and not self._watches:
-                    return
                 if not due:
                     # A call that begins after this line compares itself with it, and one before is counted in it.
                     self._next = math.inf
                     self._next = self._earliest()
-                    wait = self._next - time.monotonic()
-                    self._changed.wait(None if wait == math.inf else max(wait, 0))
+                    if self._next == math.inf:
+                        self._thread = None
+                        return
+                    self._changed.wait(max(self._next - time.monotonic(), 0))
                     self._next = -math.inf
                     continue
             for timer in due:
-                try:
-                    timer.due()
-                except Exception:
-                    _log.exception("a timer of the pair failed")
+                self._run_in_worker(timer.due)
 
     def _earliest(self) -> float:
         times = [watch.at for watch in list(self._watches)]

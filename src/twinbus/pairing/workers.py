@@ -5,26 +5,29 @@ They are used again and again, end by themselves when idle, and never keep a pro
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-_IDLE_SECONDS: Final = 10.0
+_log = logging.getLogger("twinbus.pairing")
+
+_IDLE_SECONDS: Final = 2.0
 
 
 class Workers:
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
         self._threads: set[threading.Thread] = set()
         self._stopped = False
 
-    def run(self, job: Callable[[], None]) -> None:
-        """In a thread of ours, at once. It must not raise."""
+    def run(self, job: Callable[[], object]) -> None:
+        """In a thread of ours, at once."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -48,15 +51,18 @@ class Workers:
             if thread is not threading.current_thread():
                 thread.join(max(until - time.monotonic(), 0))
 
-    def _work(self, job: Callable[[], None]) -> None:
-        following: Callable[[], None] | None = job
+    def _work(self, job: Callable[[], object]) -> None:
+        following: Callable[[], object] | None = job
         while following is not None:
-            following()
+            try:
+                following()
+            except Exception:
+                _log.exception("a worker of the pair failed")
             following = self._next()
         with self._lock:
             self._threads.discard(threading.current_thread())
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> Callable[[], object] | None:
         with self._lock:
             if self._stopped:
                 return None

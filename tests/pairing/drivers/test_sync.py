@@ -1,0 +1,223 @@
+"""What only the sync driver has to see to, because threads wait in it: S2, S4, S5, S6, S12, S13."""
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
+
+from twinbus import PairClosedError, PartialSendError
+from twinbus.pairing.calls import NoTurnError
+from twinbus.testing import LocalNamespace
+
+from .conftest import World, state_of
+
+# As in test_outages: much more than any time-out here, much less than the SDK takes by itself.
+AT_ONCE = 8.0
+LONG = timedelta(minutes=1)
+
+
+@pytest.fixture
+async def world(primary: LocalNamespace, secondary: LocalNamespace) -> AsyncIterator[World]:
+    made = World("sync", primary, secondary)
+    async with made.stack:
+        yield made
+
+
+async def struck(world: World, namespace: LocalNamespace) -> None:
+    """Until a fault with a count is used up."""
+    await world.until(lambda: not namespace.faults.list())
+
+
+# --- turns -----------------------------------------------------------------------------------------------------------
+
+
+async def test_s2_waiting_for_a_turn_on_a_shared_sender_is_no_failure_of_the_primary(world: World, queue: str) -> None:
+    pair = await world.pair(try_timeout=LONG)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    world.primary.faults.set("delay", entity=queue, points=["send"], delay=2.0, count=1)
+    slow = asyncio.create_task(world.send(sender, ServiceBusMessage("slow")))
+    await struck(world, world.primary)
+    with pytest.raises(NoTurnError, match=queue):
+        await world.send(sender, ServiceBusMessage("no turn"), timeout=0.2)
+    await slow
+    assert state_of(pair, queue) == "healthy"
+    assert await world.backlog(pair) == []
+    assert len(await world.held(queue)) == 2
+
+
+async def test_s6_waiting_for_a_turn_on_a_backlog_link_ends_with_the_callers_time_and_evicts_no_queue(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair(backlog_queue_count=1, try_timeout=LONG)
+    first, second = await world.sender(pair, queue), await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    await world.send(first, ServiceBusMessage("before"))
+    (only,) = pair.backlog_queues
+    world.secondary.faults.set("black-hole", entity=only, points=["send"], count=1)
+    stuck = asyncio.create_task(world.send(first, ServiceBusMessage("stuck")))
+    await struck(world, world.secondary)
+    async with asyncio.timeout(AT_ONCE):
+        with pytest.raises(NoTurnError, match=only):
+            await world.send(second, ServiceBusMessage("no turn"), timeout=0.3)
+    assert pair.backlog_queues == (only,)
+    await world.do(pair.close)
+    with pytest.raises(PairClosedError):
+        await stuck
+
+
+# --- the caller's time-out -------------------------------------------------------------------------------------------
+
+
+async def test_s4_a_call_with_a_time_out_of_its_own_keeps_time_for_the_backlog(world: World, queue: str) -> None:
+    pair = await world.pair(try_timeout=LONG)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    world.primary.faults.set("black-hole", entity=queue)
+    async with asyncio.timeout(AT_ONCE):
+        await world.send(sender, ServiceBusMessage("x", message_id="diverted"), timeout=4.0)
+    assert [one.message_id for one in await world.backlog(pair)] == ["diverted"]
+
+
+async def test_s6_the_callers_time_out_bounds_all_queues_tried(world: World, queue: str) -> None:
+    pair = await world.pair(backlog_queue_count=4, probation=LONG)
+    sender = await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    os.kill(world.secondary.pid, signal.SIGSTOP)
+    with pytest.raises(OperationTimeoutError):
+        await world.send(sender, ServiceBusMessage("kept"), timeout=1.5)
+    # The first had a whole try_timeout; what was left says nothing about the second.
+    assert len(pair.backlog_queues) == 3
+
+
+async def test_s6_the_callers_time_out_bounds_all_parts_of_a_split_batch(world: World, queue: str) -> None:
+    pair = await world.pair(backlog_queue_count=1, try_timeout=LONG)
+    sender = await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    (only,) = pair.backlog_queues
+    world.secondary.faults.set("delay", entity=only, points=["send"], delay=1.0)
+    messages = [ServiceBusMessage(os.urandom(150_000), message_id=str(number)) for number in range(6)]
+    with pytest.raises(PartialSendError) as raised:
+        await world.send(sender, messages, timeout=3.5)
+    assert raised.value.safe[0] == "0"
+    assert raised.value.unsafe[-1] == "5"
+    assert isinstance(raised.value.cause, OperationTimeoutError)
+    assert pair.backlog_queues == (only,)
+
+
+# --- failing over meanwhile ------------------------------------------------------------------------------------------
+
+
+async def test_s5_a_call_whose_entity_fails_over_in_its_retry_pause_diverts_at_once(world: World, queue: str) -> None:
+    pauses = {"retry_mode": "fixed", "retry_backoff_factor": 50, "retry_total": 3}
+    pair = await world.pair(keywords=pauses, try_timeout=timedelta(minutes=2), failover_interval=LONG)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before", message_id="before"))
+    world.primary.faults.set("internal-error", entity=queue, points=["send"], count=1)
+    pausing = asyncio.create_task(world.send(sender, ServiceBusMessage("x", message_id="pausing")))
+    await struck(world, world.primary)
+    await world.do(pair.force_failover, queue)
+    async with asyncio.timeout(AT_ONCE):
+        await pausing
+    assert [one.message_id for one in await world.backlog(pair)] == ["pausing"]
+    assert [one.message_id for one in await world.held(queue)] == ["before"]
+
+
+# --- a clock that nothing stops --------------------------------------------------------------------------------------
+
+
+class Stuck(logging.Handler):
+    """A log handler whose disk hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.released = threading.Event(), threading.Event()
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        # Without the handler's lock: it shall hang for those who write, not for those who look.
+        if "failover_engaged" in record.getMessage():
+            self.entered.set()
+            self.released.wait(60)
+        return True
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    handler, log = Stuck(), logging.getLogger("twinbus.pairing")
+    log.addHandler(handler)
+    yield handler
+    handler.released.set()
+    log.removeHandler(handler)
+
+
+async def test_s12_a_log_handler_that_hangs_stops_no_deadline_and_no_timer(
+    world: World, queue: str, stuck: Stuck
+) -> None:
+    pair = await world.pair(failover_interval=timedelta(seconds=0.2), keywords={"retry_total": 0})
+    failing, beside = await world.sender(pair, queue), await world.sender(pair, "plain-77")
+    await world.send(beside, ServiceBusMessage("before"))
+    world.primary.faults.set("internal-error", entity=queue)
+    with pytest.raises(ServiceBusError):
+        await world.send(failing, ServiceBusMessage("refused"))
+    await world.until(stuck.entered.is_set)
+    world.primary.faults.set("black-hole", entity="plain-77")
+    async with asyncio.timeout(AT_ONCE):
+        with pytest.raises(OperationTimeoutError):
+            await world.send(beside, ServiceBusMessage("given up"))
+    await world.state(pair, "plain-77", "failed_over")
+    stuck.released.set()
+
+
+# --- closing a sender that another thread uses -----------------------------------------------------------------------
+
+
+async def test_s13_closing_a_sender_that_another_thread_uses_tells_it_so_and_fails_nothing_over(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair()
+
+    def send_until_closed(sender: Any, begun: threading.Event) -> BaseException:
+        try:
+            for _ in range(100_000):
+                sender.send_messages(ServiceBusMessage("x"))
+                begun.set()
+        except BaseException as error:
+            return error
+        raise AssertionError("nothing stopped it")
+
+    for _ in range(8):
+        sender = await world.sender(pair, queue)
+        begun = [threading.Event() for _ in range(3)]
+        sending = [asyncio.create_task(asyncio.to_thread(send_until_closed, sender, event)) for event in begun]
+        for event in begun:
+            await world.until(event.is_set)
+        await world.do(sender.close)
+        for ended in await asyncio.gather(*sending):
+            assert isinstance(ended, ValueError), ended
+            assert "shutdown" in str(ended)
+        assert state_of(pair, queue) == "healthy"
+    assert await world.backlog(pair) == []
+
+
+async def test_s13_closing_a_sender_ends_a_call_that_nobody_answers(world: World, queue: str) -> None:
+    pair = await world.pair(try_timeout=LONG)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    world.primary.faults.set("black-hole", entity=queue, points=["send"], count=1)
+    sending = asyncio.create_task(world.send(sender, ServiceBusMessage("x")))
+    await struck(world, world.primary)
+    await world.do(sender.close)
+    async with asyncio.timeout(AT_ONCE):
+        with pytest.raises(ValueError, match="shutdown"):
+            await sending
+    assert state_of(pair, queue) == "healthy"
+    assert await world.backlog(pair) == []
