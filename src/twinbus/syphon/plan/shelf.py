@@ -96,6 +96,10 @@ class Shelf:
         self._scan_at = inf
         self._scanning: int | None = None
         self._scanned = False
+        self._whole_scan = False
+        self._saw_something = False
+        self.clean = False
+        """The last scan of the whole queue saw nothing but what is kept, and nothing was put aside since."""
 
     def __len__(self) -> int:
         """How many are remembered, those left behind for good (Y10) not counted."""
@@ -112,6 +116,7 @@ class Shelf:
     # --- numbers -----------------------------------------------------------------------------------------------------
 
     def deferred(self, path: str | None, numbers: Iterable[int]) -> None:
+        self.clean = False
         key = UNADDRESSED if path is None else key_of(path)
         found = self._numbers.get(key)
         if found is None:
@@ -175,22 +180,27 @@ class Shelf:
             if now >= self._scan_at:
                 self._scanning, self._forgotten = 0, {}
                 self._scan_at = now + SCAN_EVERY
+                self._whole_scan, self._saw_something, self.clean = True, False, False
             elif (least := self._found_again_at()) is not None:
-                self._scanning = least
+                self._scanning, self._whole_scan = least, False
                 self._forgotten = {key: number for key, number in self._forgotten.items() if number < least}
         return self._scanning
 
     def peeked(self, seen: Sequence[Seen]) -> None:
         if not seen:
             self._scanning = None
+            self.clean = self._whole_scan and not self._saw_something
             return
         for number, deferred, path in seen:
-            if deferred and number not in self._kept:
+            if number in self._kept:
+                continue
+            self._saw_something = True
+            if deferred:
                 self.deferred(path, (number,))
         self._scanning = seen[-1].sequence_number + 1
 
-    def given_up(self, now: float) -> None:
-        """The queue did not answer: the scan begins anew later."""
+    def uncertain(self, now: float) -> None:
+        """The queue did not answer: what was deferred, or seen, is not known. It is looked for again later."""
         self._scanning = None
         self._scan_at = min(self._scan_at, now + RESCAN_AFTER)
 

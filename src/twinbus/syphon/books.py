@@ -1,0 +1,100 @@
+"""What a syphon tells its ledger and its progress of each operation (M1): stages, ids, sizes, results.
+
+Without a ledger only the counts are kept. It moves nothing, and decides nothing but what an outcome is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from twinbus.ledger.entries import OK, UNKNOWN, Move, Stage
+from twinbus.ledger.recorder import Ledger
+from twinbus.ledger.running import RunningOperation
+from twinbus.pairing.failures import FailureKind
+from twinbus.syphon.progress import Counts
+from twinbus.syphon.transport import Held, Outgoing
+
+# The primary said no, or was never asked: it cannot have taken the messages. Of any other failure nobody knows.
+REFUSED: Final = frozenset(
+    {
+        FailureKind.DNS,
+        FailureKind.CERTIFICATE,
+        FailureKind.TOKEN_UNAVAILABLE,
+        FailureKind.SERVER_BUSY,
+        FailureKind.UNAUTHORIZED,
+        FailureKind.AUTHENTICATION,
+        FailureKind.ENTITY_NOT_FOUND,
+        FailureKind.ENTITY_DISABLED,
+        FailureKind.QUOTA_EXCEEDED,
+        FailureKind.MESSAGE_TOO_LARGE,
+        FailureKind.BAD_MESSAGE,
+    }
+)
+
+
+class Books:
+    """`primary` and `secondary` are the namespaces' names, as backlog queue paths write them (P4)."""
+
+    def __init__(self, ledger: Ledger | None, primary: str, secondary: str, counts: Counts) -> None:
+        self.counts = counts
+        self._ledger = ledger
+        self._primary = primary
+        self._secondary = secondary
+
+    def done(self, stage: Stage, queue: str, sizes: Sequence[int], seconds: float = 0.0, result: str = OK) -> None:
+        """An operation on a backlog queue, of so many messages; one with none counts as one."""
+        self.counts.operations[stage] += len(sizes) or 1
+        if self._ledger is not None:
+            self._ledger.done(stage, self._secondary, queue, (), sizes, seconds=seconds, result=result)
+
+    def sending(self, path: str, messages: Sequence[Outgoing]) -> RunningOperation | None:
+        """The intent; `durable` before the send. LedgerUnavailableError where nothing may be sent without it."""
+        self.counts.operations[Stage.RETURN_PRIMARY] += len(messages)
+        if self._ledger is None:
+            return None
+        ids = [message.message_id for message in messages]
+        sizes = [message.size for message in messages]
+        return self._ledger.begin(Stage.RETURN_PRIMARY, self._primary, path, ids, sizes)
+
+    async def durable(self) -> None:
+        if self._ledger is not None:
+            await self._ledger.flushed()
+
+    def sent(self, operation: RunningOperation | None, path: str, messages: Sequence[Outgoing], now: float) -> None:
+        if operation is not None:
+            operation.end(OK)
+        self.counts.returned(path, len(messages), sum(message.size for message in messages), now)
+
+    def failed(
+        self,
+        operation: RunningOperation | None,
+        path: str,
+        kind: FailureKind,
+        failed: Sequence[Outgoing],
+        arrived: Sequence[Outgoing],
+        now: float,
+    ) -> None:
+        if operation is not None:
+            ids = [message.message_id for message in failed] if arrived else ()
+            if kind in REFUSED:
+                operation.end(str(kind), failed=ids)
+            else:
+                operation.end(UNKNOWN, cause=str(kind), failed=ids)
+        if arrived:
+            self.counts.returned(path, len(arrived), sum(message.size for message in arrived), now)
+
+    def moved(self, move: Move, queue: str, path: str | None, held: Sequence[Held], reason: str | None = None) -> None:
+        """Beyond one operation: dead-lettered, kept, or perhaps delivered twice."""
+        match move:
+            case Move.DEAD_LETTERED:
+                self.counts.dead_lettered(path or "", len(held))
+            case Move.KEPT:
+                self.counts.kept(path or "", len(held))
+            case Move.POSSIBLE_DUPLICATE:
+                self.counts.possible_duplicates(path or "", len(held))
+            case _:
+                pass
+        if self._ledger is not None:
+            source, destination = f"{self._secondary}/{queue}", f"{self._primary}/{path or ''}"
+            self._ledger.moved(move, [one.message_id for one in held], source, destination, reason)

@@ -1,0 +1,97 @@
+"""Messages that were received together and are held until each is settled, and their locks, renewed meanwhile (Y4)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Final
+
+from twinbus.ledger.entries import Stage
+from twinbus.syphon.books import Books
+from twinbus.syphon.transport import Backlog, BacklogFailedError, Held
+
+_log = logging.getLogger(__name__)
+
+# Between what a lock may be worth, in seconds, whatever the two clocks say.
+_SHORTEST_LOCK: Final = 4.0
+_LONGEST_LOCK: Final = 60.0
+_AGAIN_SECONDS: Final = 1.0
+_AT_A_TIME: Final = 500
+
+
+class Load:
+    """`lost` are those whose lock is known to be lost, by identity: another receiver has them."""
+
+    __slots__ = ("_settled", "held", "lost", "renew_at", "size")
+
+    def __init__(self, held: Sequence[Held], now: float, wall: datetime) -> None:
+        self.held = held
+        self.size = sum(one.size for one in held)
+        self.lost: set[int] = set()
+        self._settled: set[int] = set()
+        self.renew_at = self._half_way(now, wall)
+
+    def settled(self, held: Sequence[Held]) -> None:
+        self._settled.update(map(id, held))
+
+    def unsettled(self) -> list[Held]:
+        return [one for one in self.held if id(one) not in self._settled and id(one) not in self.lost]
+
+    def renewed(self, now: float, wall: datetime) -> None:
+        self.renew_at = self._half_way(now, wall)
+
+    def _half_way(self, now: float, wall: datetime) -> float:
+        """Locks are given in order of delivery: the first is the first to end."""
+        left = (self.held[0].locked_until - wall).total_seconds() if self.held else _LONGEST_LOCK
+        return now + min(max(left, _SHORTEST_LOCK), _LONGEST_LOCK) / 2
+
+
+class LockKeeper:
+    """Renews the locks of one pump's loads at half their time."""
+
+    def __init__(
+        self, queue: str, backlog: Backlog, books: Books, now: Callable[[], float], wall: Callable[[], datetime]
+    ) -> None:
+        self._queue = queue
+        self._backlog = backlog
+        self._books = books
+        self._now = now
+        self._wall = wall
+        self._loads: dict[Load, None] = {}
+        self._came = asyncio.Event()
+
+    def add(self, load: Load) -> None:
+        self._loads[load] = None
+        self._came.set()
+
+    def remove(self, load: Load) -> None:
+        self._loads.pop(load, None)
+
+    async def run(self) -> None:
+        while True:
+            if not self._loads:
+                self._came.clear()
+                await self._came.wait()
+            now = self._now()
+            due = [load for load in self._loads if load.renew_at <= now]
+            for load in due:
+                await self._renew(load)
+            if not due:
+                first = min((load.renew_at for load in self._loads), default=now)
+                await asyncio.sleep(max(first - now, 0.05))
+
+    async def _renew(self, load: Load) -> None:
+        held = load.unsettled()
+        try:
+            for first in range(0, len(held), _AT_A_TIME):
+                part = held[first : first + _AT_A_TIME]
+                lost = await self._backlog.renew(part)
+                self._books.done(Stage.RENEW_BACKLOG, self._queue, (0,) * len(part))
+                load.lost.update(map(id, lost))
+        except BacklogFailedError as error:
+            _log.warning("locks were not renewed, tried again: %s", error)
+            load.renew_at = self._now() + _AGAIN_SECONDS
+        else:
+            load.renewed(self._now(), self._wall())

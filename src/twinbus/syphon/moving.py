@@ -1,0 +1,277 @@
+"""A load's way from the backlog to the primary: translated, sent under an intent that is on disk, only then completed
+(Y3); or put aside, kept or dead-lettered, as `plan` says (Y5, Y6, Y10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Final, NamedTuple, assert_never
+
+from twinbus.ledger.entries import Move, Stage
+from twinbus.ledger.errors import LedgerUnavailableError
+from twinbus.ledger.running import RunningOperation
+from twinbus.pairing.failures import FailureKind
+from twinbus.syphon.loads import Load
+from twinbus.syphon.plan import Recall, Route, Routed, Shelf, Verdict, key_of
+from twinbus.syphon.room import PumpRoom, Step
+from twinbus.syphon.transport import (
+    Backlog,
+    BacklogFailedError,
+    CannotCarryError,
+    Held,
+    NeverDeliverableError,
+    Outgoing,
+    SendFailedError,
+)
+
+_log = logging.getLogger(__name__)
+
+GONE: Final = "DestinationNotFound"
+TOO_LARGE: Final = "MessageTooLarge"
+REFUSED: Final = "MessageRefused"
+_REASONS: Final = {FailureKind.ENTITY_NOT_FOUND: GONE, FailureKind.MESSAGE_TOO_LARGE: TOO_LARGE}
+_LONGEST_DESCRIPTION: Final = 1000
+_RETRY_SECONDS: Final = 0.5
+_LEDGER_SECONDS: Final = 1.0
+
+
+class _Shipment(NamedTuple):
+    """Messages of one load for one destination, and the epoch their outcome is told with."""
+
+    path: str
+    epoch: int
+    messages: Sequence[Outgoing]
+    operation: RunningOperation | None = None
+
+
+class Mover:
+    """For the loads of one backlog queue."""
+
+    def __init__(
+        self, queue: str, backlog: Backlog, shelf: Shelf, room: PumpRoom, put_aside: Callable[[], None]
+    ) -> None:
+        self._queue = queue
+        self._backlog = backlog
+        self._shelf = shelf
+        self._room = room
+        self._put_aside = put_aside
+
+    async def move(self, load: Load, recall: Recall | None = None) -> None:
+        """Returns when every message of it is settled, or its lock lost."""
+        room = self._room
+        self._step(Step.RECEIVED, load.held)
+        if delay := room.pacing.spend(len(load.held), room.now()):
+            await asyncio.sleep(delay)
+        groups: dict[str, list[Outgoing]] = {}
+        jobs = self._translate(load, groups)
+        shipments: list[_Shipment] = []
+        probe = recall.probe if recall is not None else None
+        for path, messages in groups.items():
+            if recall is not None and probe is not None and key_of(path) == key_of(recall.path):
+                routed, probe = Routed(Route.PROBE, probe), None
+            else:
+                routed = room.destinations.route(path, room.now())
+            match routed.route:
+                case Route.SEND:
+                    shipments.append(_Shipment(path, routed.epoch, messages))
+                case Route.PROBE:
+                    shipments.append(_Shipment(path, routed.epoch, messages[:1]))
+                    if len(messages) > 1:
+                        jobs.append(self._defer(load, path, messages[1:]))
+                case Route.PUT_ASIDE:
+                    jobs.append(self._defer(load, path, messages))
+                case Route.DEAD_LETTER:
+                    jobs.append(self._dead_letter(load, path, messages, GONE, f"{path} is not on the primary"))
+                case _:
+                    assert_never(routed.route)
+        if recall is not None and probe is not None:
+            room.destinations.void(recall.path, probe)
+        if shipments:
+            jobs.append(self._ship(load, shipments))
+        await asyncio.gather(*jobs)
+
+    def _translate(self, load: Load, groups: dict[str, list[Outgoing]]) -> list[Coroutine[None, None, None]]:
+        """Those that can be sent go to `groups`, by path; what is to be done with the others is returned."""
+        restore, ttl, wall = self._room.transport.restore, self._room.options.ttl, self._room.wall()
+        jobs: list[Coroutine[None, None, None]] = []
+        for held in load.held:
+            try:
+                message = restore(held, ttl, wall)
+            except NeverDeliverableError as error:
+                jobs.append(self._never(load, held, error))
+            except CannotCarryError as error:
+                jobs.append(self._keep(load, held, error))
+            else:
+                group = groups.get(message.path)
+                if group is None:
+                    groups[message.path] = [message]
+                else:
+                    group.append(message)
+        return jobs
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    async def _ship(self, load: Load, shipments: Sequence[_Shipment], *, retried: bool = False) -> None:
+        """One flush makes the intents of them all durable; each is then sent by itself."""
+        unsent = {shipment.path: shipment.epoch for shipment in shipments}
+        try:
+            ready = await self._intended(load, shipments)
+            for shipment in ready:
+                del unsent[shipment.path]
+            await asyncio.gather(*(self._send(load, shipment, retried) for shipment in ready))
+        finally:
+            for path, epoch in unsent.items():
+                self._room.destinations.void(path, epoch)
+
+    async def _intended(self, load: Load, shipments: Sequence[_Shipment]) -> list[_Shipment]:
+        """With their operations, without messages whose lock was lost meanwhile. None of them: given back, to stop."""
+        books = self._room.books
+        while True:
+            try:
+                ready = [
+                    _Shipment(path, epoch, messages, books.sending(path, messages))
+                    for path, epoch, given, _ in shipments
+                    if (messages := self._locked(load, given))
+                ]
+                await books.durable()
+            except LedgerUnavailableError as error:
+                if self._room.stopping:
+                    await self._give_back(load, [one for shipment in shipments for one in shipment.messages])
+                    return []
+                _log.error("nothing is sent while the ledger cannot be written: %s", error)
+                await asyncio.sleep(_LEDGER_SECONDS)
+            else:
+                for shipment in ready:
+                    self._step(Step.INTENDED, shipment.messages)
+                return ready
+
+    async def _send(self, load: Load, shipment: _Shipment, retried: bool) -> None:
+        room, path, messages = self._room, shipment.path, shipment.messages
+        self._step(Step.SENDING, messages)
+        try:
+            await room.sender(path).send(messages)
+        except SendFailedError as error:
+            await self._failed(load, shipment, error, retried)
+        except BaseException:
+            room.destinations.void(path, shipment.epoch)
+            raise
+        else:
+            now = room.now()
+            self._step(Step.CONFIRMED, messages)
+            room.books.sent(shipment.operation, path, messages, now)
+            if room.destinations.succeeded(path, shipment.epoch, now):
+                _log.info("%s takes messages again", path)
+                room.changed()
+            await self._complete(load, path, messages)
+
+    async def _failed(self, load: Load, shipment: _Shipment, error: SendFailedError, retried: bool) -> None:
+        room, path, epoch = self._room, shipment.path, shipment.epoch
+        failed = error.failed
+        unsafe = set(map(id, failed))
+        arrived = [message for message in shipment.messages if id(message) not in unsafe]
+        now = room.now()
+        room.books.failed(shipment.operation, path, error.kind, failed, arrived, now)
+        if arrived:
+            await self._complete(load, path, arrived)
+        verdict = room.destinations.failed(
+            path, epoch, error.kind, now, room.chance(), retried=retried, messages=len(failed)
+        )
+        match verdict:
+            case Verdict.RETRY:
+                await asyncio.sleep(_RETRY_SECONDS)
+                await self._ship(load, [_Shipment(path, epoch, failed)], retried=True)
+            case Verdict.SPLIT:
+                middle = len(failed) // 2
+                for half in (failed[:middle], failed[middle:]):
+                    await self._ship(load, [_Shipment(path, epoch, half)], retried=retried)
+            case Verdict.PUT_ASIDE:
+                _log.warning("%s is not ready, %d messages are put aside: %s", path, len(failed), error)
+                room.changed()
+                await self._defer(load, path, failed)
+            case Verdict.DEAD_LETTER:
+                reason = _REASONS.get(error.kind, REFUSED)
+                await self._dead_letter(load, path, failed, reason, f"{path}: {error.detail or error.kind}")
+            case Verdict.GIVE_BACK:
+                await self._give_back(load, failed)
+            case _:
+                assert_never(verdict)
+
+    # --- settling ----------------------------------------------------------------------------------------------------
+
+    async def _complete(self, load: Load, path: str, messages: Sequence[Outgoing]) -> None:
+        held = [message.held for message in messages]
+        try:
+            lost = await self._backlog.complete(held)
+        except BacklogFailedError as error:
+            _log.warning("%d messages were delivered but perhaps not completed: %s", len(held), error)
+            lost = held
+        self._settled(load, Stage.COMPLETE_BACKLOG, held, Step.COMPLETED)
+        if lost:
+            self._room.books.moved(Move.POSSIBLE_DUPLICATE, self._queue, path, lost, "the lock was lost")
+
+    async def _defer(self, load: Load, path: str, messages: Sequence[Outgoing]) -> None:
+        numbers = await self._deferred(load, [message.held for message in messages])
+        self._shelf.deferred(path, numbers)
+        self._room.books.counts.deferred(path, len(numbers))
+        self._put_aside()
+
+    async def _deferred(self, load: Load, held: Sequence[Held]) -> list[int]:
+        """The numbers of those that are."""
+        try:
+            lost = set(map(id, await self._backlog.defer(held)))
+        except BacklogFailedError as error:
+            # Deferred or not: by its lock's end, or by peeking, it is found again.
+            _log.warning("%d messages were perhaps not deferred: %s", len(held), error)
+            self._shelf.uncertain(self._room.now())
+            lost = set(map(id, held))
+        self._settled(load, Stage.SETTLE_BACKLOG, held, Step.PUT_ASIDE)
+        return [one.sequence_number for one in held if id(one) not in lost]
+
+    async def _dead_letter(
+        self, load: Load, path: str | None, messages: Sequence[Outgoing | Held], reason: str, description: str
+    ) -> None:
+        held = [message.held if isinstance(message, Outgoing) else message for message in messages]
+        try:
+            lost = set(map(id, await self._backlog.dead_letter(held, reason, description[:_LONGEST_DESCRIPTION])))
+        except BacklogFailedError as error:
+            _log.warning("%d messages were perhaps not dead-lettered: %s", len(held), error)
+            self._shelf.uncertain(self._room.now())
+            lost = set(map(id, held))
+        self._settled(load, Stage.SETTLE_BACKLOG, held, Step.DEAD_LETTERED)
+        if done := [one for one in held if id(one) not in lost]:
+            _log.warning("%d messages were dead-lettered: %s: %s", len(done), reason, description)
+            self._room.books.moved(Move.DEAD_LETTERED, self._queue, path, done, reason)
+
+    async def _never(self, load: Load, held: Held, error: NeverDeliverableError) -> None:
+        await self._dead_letter(load, None, [held], error.reason, error.description)
+
+    async def _keep(self, load: Load, held: Held, error: CannotCarryError) -> None:
+        numbers = await self._deferred(load, [held])
+        self._shelf.keep(numbers)
+        if numbers:
+            _log.warning("message %s stays in %s: %s", held.message_id, self._queue, error)
+            self._room.books.moved(Move.KEPT, self._queue, None, [held], error.description)
+
+    async def _give_back(self, load: Load, messages: Sequence[Outgoing]) -> None:
+        held = [message.held for message in messages]
+        try:
+            await self._backlog.abandon(held)
+        except BacklogFailedError as error:
+            _log.info("%d messages come back when their locks end: %s", len(held), error)
+        self._settled(load, Stage.SETTLE_BACKLOG, held, None)
+
+    def _settled(self, load: Load, stage: Stage, held: Sequence[Held], step: Step | None) -> None:
+        load.settled(held)
+        self._room.books.done(stage, self._queue, (0,) * len(held))
+        if step is not None and self._room.steps is not None:
+            self._room.steps(step, held)
+
+    @staticmethod
+    def _locked(load: Load, messages: Sequence[Outgoing]) -> Sequence[Outgoing]:
+        return [one for one in messages if id(one.held) not in load.lost] if load.lost else messages
+
+    def _step(self, step: Step, messages: Sequence[Outgoing] | Sequence[Held]) -> None:
+        if self._room.steps is not None:
+            self._room.steps(step, [one.held if isinstance(one, Outgoing) else one for one in messages])

@@ -1,0 +1,101 @@
+"""What a syphon has done and how long it may still take (Y9): counts, a rate over the last while, an estimate.
+
+It is told; it asks nobody. Instants are those of a steady clock, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from twinbus.syphon.plan import Readiness
+from twinbus.syphon.plan.destinations import DestinationState
+
+_RATE_SECONDS: Final = 10.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Messages of one destination, or of all. `deferred` counts how often; the others, messages."""
+
+    returned: int = 0
+    deferred: int = 0
+    dead_lettered: int = 0
+    kept: int = 0
+    possible_duplicates: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One moment. `remaining` and `seconds_left` are None where nobody can tell; `rate` is in messages a second."""
+
+    seconds: float
+    total: Tally
+    by_destination: dict[str, Tally]
+    states: tuple[DestinationState, ...]
+    operations: dict[str, int]
+    rate: float
+    held: int
+    aside: int
+    remaining: int | None
+    seconds_left: float | None
+    state: str
+
+    @property
+    def not_ready(self) -> tuple[DestinationState, ...]:
+        return tuple(one for one in self.states if one.readiness is not Readiness.READY)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the pumps tell."""
+
+    began: float
+    total: Tally = field(default_factory=Tally)
+    by_destination: dict[str, Tally] = field(default_factory=dict)
+    operations: Counter[str] = field(default_factory=Counter)
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def returned(self, path: str, messages: int, size: int, now: float) -> None:
+        for tally in (self.total, self._of(path)):
+            tally.returned += messages
+            tally.bytes += size
+        if self._recent and now - self._recent[-1][0] < _RATE_SECONDS / 20:
+            at, before = self._recent[-1]
+            self._recent[-1] = (at, before + messages)
+        else:
+            self._recent.append((now, messages))
+        self._forget(now)
+
+    def deferred(self, path: str, messages: int) -> None:
+        self.total.deferred += messages
+        self._of(path).deferred += messages
+
+    def dead_lettered(self, path: str, messages: int) -> None:
+        self.total.dead_lettered += messages
+        self._of(path).dead_lettered += messages
+
+    def kept(self, path: str, messages: int) -> None:
+        self.total.kept += messages
+        self._of(path).kept += messages
+
+    def possible_duplicates(self, path: str, messages: int) -> None:
+        self.total.possible_duplicates += messages
+        self._of(path).possible_duplicates += messages
+
+    def rate(self, now: float) -> float:
+        self._forget(now)
+        span = min(max(now - self.began, 0.001), _RATE_SECONDS)
+        return sum(messages for _, messages in self._recent) / span
+
+    def _forget(self, now: float) -> None:
+        while self._recent and self._recent[0][0] < now - _RATE_SECONDS:
+            self._recent.popleft()
+
+    def _of(self, path: str) -> Tally:
+        found = self.by_destination.get(path)
+        if found is None:
+            found = self.by_destination[path] = Tally()
+        return found

@@ -1,0 +1,252 @@
+"""The loops on one backlog queue: receive (Y2), bring back what was put aside (Y5), keep the locks (Y4).
+
+What goes where is decided in `plan`, how a load moves is in `moving`; what pumps share is the `PumpRoom`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from math import inf, isinf
+from typing import Any, Final
+
+from twinbus.ledger.entries import Stage
+from twinbus.pairing.failures import FailureKind
+from twinbus.syphon.loads import Load, LockKeeper
+from twinbus.syphon.moving import Mover
+from twinbus.syphon.plan import Recall, Shelf
+from twinbus.syphon.plan.shelf import Seen
+from twinbus.syphon.room import MIB, PumpRoom
+from twinbus.syphon.transport import BacklogFailedError, Held
+
+_log = logging.getLogger(__name__)
+
+BATCH: Final = 500
+"""The most that are received at a time."""
+RECALLS: Final = 4
+"""Calls for deferred messages in flight."""
+PAGE: Final = 250
+# Until a queue was seen empty, and while draining, an answer is wanted soon.
+_SHORT_POLL: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+# Before the first message tells.
+_FIRST_SIZE: Final = 16 * 1024
+_RECALL_BYTES: Final = MIB
+
+
+class Pump:
+    """`start` and `rest` in turn; `close` at the end. `drained` once the queue was found empty (drain only)."""
+
+    def __init__(self, queue: str, room: PumpRoom) -> None:
+        self.queue = queue
+        self.drained = False
+        self.failure: FailureKind | None = None
+        self.shelf = Shelf(room.destinations)
+        self.held = 0
+        self._room = room
+        self._backlog = room.transport.backlog(queue)
+        self._mover = Mover(queue, self._backlog, self.shelf, room, self._nudge)
+        self._keeper = LockKeeper(queue, self._backlog, room.books, room.now, room.wall)
+        self._loops: list[asyncio.Task[None]] = []
+        self._moves: set[asyncio.Task[None]] = set()
+        self._nudged = asyncio.Event()
+        self._freed = asyncio.Event()
+        self._held_bytes = 0
+        self._size: float = _FIRST_SIZE
+        self._recalls = 0
+        self._was_dry = False
+        self._took = True
+        self._when_drained: Callable[[], None] | None = None
+        room.listen(self._nudge)
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        self._when_drained = call
+
+    def start(self) -> None:
+        if not self._loops:
+            loops = (self._receive(), self._bring_back(), self._keeper.run())
+            self._loops = [asyncio.create_task(loop) for loop in loops]
+            for task in self._loops:
+                task.add_done_callback(self._ended)
+
+    async def rest(self) -> None:
+        """Takes nothing more, finishes what is in flight, gives back what is on its way."""
+        receiving, self._loops = self._loops, []
+        if not receiving:
+            return
+        for task in receiving[:2]:
+            task.cancel()
+        await asyncio.wait(receiving[:2])
+        if self._moves:
+            await asyncio.wait(self._moves)
+        receiving[2].cancel()
+        await asyncio.wait(receiving[2:])
+        await self._backlog.rest()
+
+    async def close(self) -> None:
+        await self.rest()
+        await self._backlog.close()
+
+    # --- receiving ---------------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        room, failures = self._room, 0
+        while not self.drained:
+            count = await self._room_for_more()
+            soon = room.options.drain or not self._was_dry
+            began = room.now()
+            try:
+                held = await self._backlog.receive(
+                    count, min(_SHORT_POLL, room.options.poll) if soon else room.options.poll
+                )
+            except BacklogFailedError as error:
+                failures += 1
+                await self._backlog_failed(error, failures)
+                continue
+            failures, self.failure = 0, None
+            if held:
+                sizes = [one.size for one in held]
+                room.books.done(Stage.RECEIVE_BACKLOG, self.queue, sizes, room.now() - began)
+                self._took = True
+                self._start(self._move(self._load(held)))
+            else:
+                room.books.done(Stage.EMPTY_RECEIVE, self.queue, (), room.now() - began)
+                self._ran_dry()
+
+    def _ran_dry(self) -> None:
+        now = self._room.now()
+        self._was_dry = True
+        self.shelf.ran_dry(now)
+        if self._room.options.drain and not self._moves and self.shelf.is_empty():
+            if self._took or not self.shelf.clean:
+                # Others may hold messages, or have left some behind: looked at before it is called empty.
+                self._took = False
+                self.shelf.scan_now(now)
+            else:
+                self.drained = True
+                if self._when_drained is not None:
+                    self._when_drained()
+        self._nudge()
+
+    async def _backlog_failed(self, error: BacklogFailedError, failures: int) -> None:
+        if self.failure is not error.kind:
+            _log.warning("%s", error)
+        self.failure = error.kind
+        await asyncio.sleep(min(2.0 ** min(failures - 1, 10), _LONGEST_PAUSE) * (1 - self._room.chance() / 2))
+
+    async def _room_for_more(self) -> int:
+        while True:
+            free = self._free()
+            if free >= BATCH // 2 or (free and not self.held):
+                return self._room.pacing.most(min(free, BATCH))
+            self._freed.clear()
+            await self._freed.wait()
+
+    def _free(self) -> int:
+        """How many more may be held; one, however large, where nothing is."""
+        options = self._room.options
+        left = max(options.window_bytes // self._room.pumps, MIB) - self._held_bytes
+        free = min(options.window - self.held, int(left / self._size))
+        return max(free, 0 if self.held else 1)
+
+    # --- bringing back -----------------------------------------------------------------------------------------------
+
+    async def _bring_back(self) -> None:
+        room = self._room
+        while True:
+            self._nudged.clear()
+            now = room.now()
+            busy = self._recalls >= RECALLS or (self.held > 0 and self._free() < BATCH // 2)
+            if (start := self.shelf.scan(now)) is not None:
+                await self._peek(start)
+                continue
+            recall = None if busy else self.shelf.recall(now, self._recall_count())
+            if recall is not None:
+                self._recalls += 1
+                self._start(self._recall(recall))
+                continue
+            due = inf if busy else self.shelf.due(now)
+            if due <= now:
+                due = now + 0.05
+            try:
+                async with asyncio.timeout(None if isinf(due) else due - now):
+                    await self._nudged.wait()
+            except TimeoutError:
+                pass
+
+    def _recall_count(self) -> int:
+        return self._room.pacing.most(max(1, min(BATCH, int(_RECALL_BYTES / self._size), self._free())))
+
+    async def _recall(self, recall: Recall) -> None:
+        room, left_out = self._room, 0
+        began = room.now()
+        try:
+            held = await self._backlog.receive_deferred(recall.numbers)
+            room.books.done(Stage.RECEIVE_DEFERRED, self.queue, [one.size for one in held], room.now() - began)
+            left_out = len(recall.numbers) - len(held)
+            if held:
+                await self._move(self._load(held), recall)
+        except BacklogFailedError as error:
+            self.shelf.deferred(recall.path or None, recall.numbers)
+            if recall.probe is not None:
+                room.destinations.void(recall.path, recall.probe)
+            await self._backlog_failed(error, 1)
+        finally:
+            self._recalls -= 1
+            self.shelf.recalled(recall, left_out, room.now())
+            self._nudge()
+
+    async def _peek(self, start: int) -> None:
+        room = self._room
+        began = room.now()
+        try:
+            found = await self._backlog.peek(start, PAGE)
+        except BacklogFailedError as error:
+            self.shelf.uncertain(room.now())
+            await self._backlog_failed(error, 1)
+        else:
+            room.books.done(Stage.PEEK_BACKLOG, self.queue, (), room.now() - began)
+            self.shelf.peeked([Seen(one.sequence_number, one.deferred, one.path) for one in found])
+
+    # --- loads -------------------------------------------------------------------------------------------------------
+
+    def _load(self, held: Sequence[Held]) -> Load:
+        room = self._room
+        load = Load(held, room.now(), room.wall())
+        self.held += len(held)
+        self._held_bytes += load.size
+        # Quick to grow, slow to shrink: what is on its way may be as large.
+        largest = max(one.size for one in held)
+        self._size = max(largest, self._size * 0.9 + largest * 0.1)
+        return load
+
+    async def _move(self, load: Load, recall: Recall | None = None) -> None:
+        self._keeper.add(load)
+        try:
+            await self._mover.move(load, recall)
+        finally:
+            self._keeper.remove(load)
+            self.held -= len(load.held)
+            self._held_bytes -= load.size
+            self._freed.set()
+            self._nudge()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._moves.add(task)
+        task.add_done_callback(self._moved)
+
+    def _moved(self, task: asyncio.Task[None]) -> None:
+        self._moves.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its messages come back when their locks end.
+            _log.error("a load of %s could not be moved", self.queue, exc_info=error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the pump of %s broke", self.queue, exc_info=error)
+            self._room.broke(error)
+
+    def _nudge(self) -> None:
+        self._nudged.set()

@@ -1,0 +1,114 @@
+"""What all pumps of one syphon share: the two namespaces, what is known of the destinations, the pace, the books."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+
+from twinbus.pairing.errors import OptionError
+from twinbus.syphon.books import Books
+from twinbus.syphon.pacing import Pacing
+from twinbus.syphon.plan import Destinations, Policy, key_of
+from twinbus.syphon.transport import Destination, Held, TimeToLive, Transport
+
+MIB: Final = 1024 * 1024
+
+
+class Step(StrEnum):
+    """Where a message is on its way, for whoever watches (tests that kill a syphon between any two)."""
+
+    RECEIVED = "received"
+    INTENDED = "intended"
+    SENDING = "sending"
+    CONFIRMED = "confirmed"
+    COMPLETED = "completed"
+    PUT_ASIDE = "put aside"
+    DEAD_LETTERED = "dead-lettered"
+
+
+Steps = Callable[[Step, Sequence[Held]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyphonOptions:
+    """`rate` in messages a second, for all pumps together. `drain` ends once every backlog queue is empty."""
+
+    rate: float | None = None
+    drain: bool = False
+    ttl: TimeToLive = "restart"
+    poll: float = 900.0
+    """Y2: seconds of one long poll."""
+    window: int = 4000
+    """Messages one pump holds at most."""
+    window_bytes: int = 32 * MIB
+    """What all pumps together hold at most."""
+    policy: Policy = field(default_factory=Policy)
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and not self.rate > 0:
+            raise OptionError("rate", self.rate, "messages a second, more than 0")
+        if self.ttl not in {"restart", "absolute"}:
+            raise OptionError("ttl", self.ttl, "one of restart, absolute")
+        if not 0 < self.poll <= 900:
+            raise OptionError("poll", self.poll, "seconds, at most 900")
+        for option in ("window", "window_bytes"):
+            if getattr(self, option) < 1:
+                raise OptionError(option, getattr(self, option), "at least 1")
+
+
+class PumpRoom:
+    def __init__(self, transport: Transport, options: SyphonOptions, books: Books, steps: Steps | None = None) -> None:
+        self.transport = transport
+        self.options = options
+        self.books = books
+        self.destinations = Destinations(options.policy)
+        self.pacing = Pacing(options.rate)
+        self.steps = steps
+        self.stopping = False
+        self.pumps = 1
+        self.broken: BaseException | None = None
+        self._senders: dict[str, Destination] = {}
+        self._listeners: list[Callable[[], None]] = []
+
+    @staticmethod
+    def now() -> float:
+        return time.monotonic()
+
+    @staticmethod
+    def wall() -> datetime:
+        return datetime.now(UTC)
+
+    @staticmethod
+    def chance() -> float:
+        return random.random()
+
+    def sender(self, path: str) -> Destination:
+        """One for each destination, however many pumps send to it."""
+        key = key_of(path)
+        found = self._senders.get(key)
+        if found is None:
+            found = self._senders[key] = self.transport.destination(path)
+        return found
+
+    def listen(self, call: Callable[[], None]) -> None:
+        """Called when a destination has become ready, or was put aside."""
+        self._listeners.append(call)
+
+    def changed(self) -> None:
+        for call in self._listeners:
+            call()
+
+    def broke(self, error: BaseException) -> None:
+        """A pump ended that never should."""
+        self.broken = self.broken or error
+        self.changed()
+
+    async def close(self) -> None:
+        for sender in self._senders.values():
+            await sender.close()
+        self._senders.clear()

@@ -1,0 +1,209 @@
+"""A syphon: finds the backlog queues, runs a pump on each, tells how far it is; ends when told, or when all is moved.
+
+Several may run at once, in one process or on many machines: the locks of the broker share the work out (Y1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from enum import StrEnum
+from types import TracebackType
+from typing import Final, Self
+
+from twinbus.errors import TwinbusError
+from twinbus.ledger.recorder import Ledger
+from twinbus.syphon.books import Books
+from twinbus.syphon.discovery import Discovery
+from twinbus.syphon.progress import Counts, Progress
+from twinbus.syphon.pump import Pump
+from twinbus.syphon.room import PumpRoom, Steps, SyphonOptions
+from twinbus.syphon.transport import Transport
+
+_log = logging.getLogger(__name__)
+
+LOOK_AGAIN_SECONDS: Final = 3600.0
+"""For backlog queues that were created since."""
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+_COUNT_SECONDS: Final = 10.0
+
+
+class SyphonState(StrEnum):
+    NEW = "new"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class SyphonBrokenError(TwinbusError):
+    """A pump ended by a defect of its own. No message is lost: what it held comes back."""
+
+
+class Syphon:
+    """`async with Syphon(transport, discovery, …) as syphon: await syphon.run()`. What it was given is closed with it.
+
+    `primary` and `secondary` are the namespaces' names for the ledger, which stays the caller's.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        discovery: Discovery,
+        *,
+        primary: str,
+        secondary: str,
+        options: SyphonOptions | None = None,
+        ledger: Ledger | None = None,
+        steps: Steps | None = None,
+    ) -> None:
+        self.options = options or SyphonOptions()
+        self.state = SyphonState.NEW
+        self._transport = transport
+        self._discovery = discovery
+        self._counts = Counts(time.monotonic())
+        self._room = PumpRoom(transport, self.options, Books(ledger, primary, secondary, self._counts), steps)
+        self._room.listen(self._tell)
+        self._pumps: dict[str, Pump] = {}
+        self._told = asyncio.Event()
+        self._paused = False
+        self._looked_at = float("-inf")
+        self._remaining: tuple[float, int | None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- what it is told ---------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Takes nothing more; `run` returns once what is in flight is settled."""
+        self._room.stopping = True
+        self._tell()
+
+    def pause(self) -> None:
+        self._paused = True
+        self._tell()
+
+    def resume(self) -> None:
+        self._paused = False
+        self._tell()
+
+    def set_rate(self, rate: float | None) -> None:
+        self._room.pacing.set_rate(rate, self._room.now())
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Progress:
+        """Until `stop`, or, draining, until every backlog queue was found empty."""
+        self.state = SyphonState.RUNNING
+        try:
+            while not self._room.stopping and self._room.broken is None:
+                self._told.clear()
+                if self._paused:
+                    await self._rest(SyphonState.PAUSED)
+                else:
+                    self.state = SyphonState.RUNNING
+                    await self._look()
+                    for pump in self._pumps.values():
+                        if not pump.drained:
+                            pump.start()
+                    if self._pumps and all(pump.drained for pump in self._pumps.values()):
+                        break
+                await self._wait()
+        finally:
+            await self._rest(SyphonState.STOPPING)
+            self.state = SyphonState.ENDED
+        if self._room.broken is not None:
+            raise SyphonBrokenError(f"a pump ended: {self._room.broken!r}") from self._room.broken
+        return self.progress()
+
+    async def close(self) -> None:
+        self.stop()
+        await self._rest(SyphonState.STOPPING)
+        for pump in self._pumps.values():
+            await pump.close()
+        await self._room.close()
+        await self._discovery.close()
+        await self._transport.close()
+        self.state = SyphonState.ENDED
+
+    async def _look(self) -> None:
+        """The secondary may be away: then what is known is pumped, and it is asked again."""
+        pause = _FIRST_PAUSE
+        while self._room.now() >= self._looked_at + LOOK_AGAIN_SECONDS and not self._room.stopping:
+            try:
+                found = await self._discovery.queues()
+            except Exception as error:
+                _log.warning("the backlog queues could not be looked for, tried again in %g s: %s", pause, error)
+                if self._pumps:
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._told.wait()
+                self._told.clear()
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                continue
+            self._looked_at = self._room.now()
+            for queue in found:
+                if queue not in self._pumps:
+                    pump = self._pumps[queue] = Pump(queue, self._room)
+                    pump.when_drained(self._tell)
+            self._room.pumps = max(1, len(self._pumps))
+            if not found:
+                _log.warning("no backlog queue was found")
+            if not found and self.options.drain:
+                self.stop()
+
+    async def _wait(self) -> None:
+        left = self._looked_at + LOOK_AGAIN_SECONDS - self._room.now()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if self._paused else max(left, 1.0)):
+                await self._told.wait()
+
+    async def _rest(self, state: SyphonState) -> None:
+        if self.state is not SyphonState.ENDED:
+            self.state = state
+        await asyncio.gather(*(pump.rest() for pump in self._pumps.values()))
+
+    def _tell(self) -> None:
+        self._told.set()
+
+    # --- how far it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        return tuple(self._pumps)
+
+    def progress(self) -> Progress:
+        now, counts = self._room.now(), self._counts
+        rate = counts.rate(now)
+        remaining = self._remaining[1] if self._remaining is not None else None
+        return Progress(
+            seconds=now - counts.began,
+            total=counts.total,
+            by_destination=counts.by_destination,
+            states=self._room.destinations.states(),
+            operations=dict(Counter(counts.operations)),
+            rate=rate,
+            held=sum(pump.held for pump in self._pumps.values()),
+            aside=sum(len(pump.shelf) for pump in self._pumps.values()),
+            remaining=remaining,
+            seconds_left=None if remaining is None or rate == 0 else remaining / rate,
+            state=str(self.state),
+        )
+
+    async def count_remaining(self) -> int | None:
+        """Asks the secondary, at most every few seconds; `progress` tells it from then on."""
+        now = self._room.now()
+        if self._remaining is None or now - self._remaining[0] > _COUNT_SECONDS:
+            self._remaining = (now, await self._discovery.remaining())
+        return self._remaining[1]
