@@ -1,0 +1,177 @@
+"""However a pair ends, or fails to begin, nothing of it stays and it can be made again: P3, C2, C3."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
+
+from twinbus import PairFaultedError, PairingRefusedError, ProvisioningError
+from twinbus.errors import TwinbusError
+from twinbus.pairing import partnership
+
+from .conftest import KEY, World
+from .test_lifecycle import RunningSyphon, open_sockets
+
+LONG = timedelta(minutes=1)
+
+
+class Traces:
+    """What of a pair could stay: tasks, threads, sockets. Taken before it is made."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._tasks = asyncio.all_tasks()
+
+    def left(self) -> list[Any]:
+        gc.collect()
+        sockets = [namespace.name for namespace in self._namespaces() if open_sockets(namespace.port)]
+        threads = [one.name for one in threading.enumerate() if one.name.startswith("twinbus")]
+        return [*sockets, *threads, *(asyncio.all_tasks() - self._tasks)]
+
+    async def gone(self) -> None:
+        try:
+            await self._world.until(lambda: not self.left())
+        except TimeoutError:
+            pytest.fail(f"these stayed: {self.left()}")
+
+    def _namespaces(self) -> tuple[Any, Any]:
+        return self._world.primary, self._world.secondary
+
+
+async def busy(world: World, queue: str) -> tuple[Any, asyncio.Task[None]]:
+    """A pair with all that it can have: links on both sides, a receiver, pings, and a call that nobody answers."""
+    pair = await world.pair(try_timeout=LONG, ping_interval=timedelta(seconds=1), ping="message")
+    direct, diverting = await world.sender(pair, queue), await world.sender(pair, "nowhere")
+    await world.send(direct, ServiceBusMessage("x"))
+    await world.do(pair.force_failover, "nowhere")
+    await world.send(diverting, ServiceBusMessage("x"))
+    await world.do(pair.get_queue_receiver(queue).peek_messages)
+    world.primary.faults.set("black-hole", entity="plain-76")
+    unanswered = asyncio.create_task(world.send(await world.sender(pair, "plain-76"), ServiceBusMessage("x")))
+    await asyncio.wait([unanswered], timeout=0.2)
+    return pair, unanswered
+
+
+async def fault_both(world: World, pair: Any) -> None:
+    for side in (pair.primary, pair.secondary):
+        await world.do(side.fault, RuntimeError("told to"))
+
+
+async def fault_the_primary_beside_a_syphon(world: World, pair: Any) -> None:
+    pair.syphon = RunningSyphon()
+    await world.do(pair.primary.fault, RuntimeError("told to"))
+    await world.until(lambda: pair.secondary.state == "faulted")
+
+
+async def fault_the_secondary_beside_a_syphon(world: World, pair: Any) -> None:
+    pair.syphon = RunningSyphon()
+    await world.do(pair.secondary.fault, RuntimeError("told to"))
+    await world.until(lambda: pair.primary.state == "faulted")
+
+
+ENDS = [fault_both, fault_the_primary_beside_a_syphon, fault_the_secondary_beside_a_syphon]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
+async def test_c2_c3_a_pair_that_faulted_leaves_nothing_and_can_be_made_again(
+    world: World, queue: str, end: Callable[[World, Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partnership, "OTHER_SIDE_SECONDS", 0.3)
+    traces = Traces(world)
+    pair, unanswered = await busy(world, queue)
+    await end(world, pair)
+    with pytest.raises(PairFaultedError):
+        pair.get_queue_sender(queue)
+    with pytest.raises(PairFaultedError):
+        await unanswered
+    del unanswered
+    await traces.gone()
+    world.primary.faults.clear()
+    again = await world.pair()
+    await world.send(await world.sender(again, queue), ServiceBusMessage("again"))
+    await world.do(again.close)
+    await traces.gone()
+
+
+async def test_c3_a_pair_closed_under_a_call_that_nobody_answers_leaves_nothing(world: World, queue: str) -> None:
+    traces = Traces(world)
+    pair, unanswered = await busy(world, queue)
+    await world.do(pair.close)
+    with pytest.raises(TwinbusError):
+        await unanswered
+    del unanswered
+    await traces.gone()
+
+
+async def test_c3_a_pair_closed_while_a_sender_opens_leaves_nothing(world: World, queue: str) -> None:
+    traces = Traces(world)
+    pair = await world.pair(try_timeout=LONG)
+    world.primary.faults.set("black-hole")
+    opening = asyncio.create_task(world.send(await world.sender(pair, queue), ServiceBusMessage("x")))
+    await asyncio.wait([opening], timeout=0.3)
+    await world.do(pair.close)
+    with suppress(TwinbusError, ServiceBusError):
+        await opening
+    del opening
+    await traces.gone()
+
+
+async def test_p8_c3_a_pair_that_faulted_while_it_still_looked_for_its_queues_leaves_nothing(world: World) -> None:
+    traces = Traces(world)
+    world.secondary.kill()
+    pair = await world.pair(on_secondary_down="background")
+    await fault_both(world, pair)
+    await traces.gone()
+
+
+async def test_p3_c3_a_pairing_that_failed_leaves_nothing_and_is_in_nobodys_way(world: World) -> None:
+    traces = Traces(world)
+    wrong = world.secondary.connection_string.replace(KEY, "wrong")
+    with pytest.raises(ProvisioningError):
+        await world.pair(keywords={"strings": (world.primary.connection_string, wrong)})
+    with pytest.raises(PairingRefusedError):
+        await world.pair(keywords={"strings": (world.primary.connection_string, world.primary.connection_string)})
+    await traces.gone()
+    await world.do((await world.pair()).close)
+    await traces.gone()
+
+
+async def test_p3_a_pair_that_could_not_be_made_whole_is_not_paired(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_timer(*_: object) -> None:
+        raise RuntimeError("no timers today")
+
+    traces = Traces(world)
+    with monkeypatch.context() as patched:
+        for driver in ("twinbus.pairing.pair.Pair", "twinbus.pairing.aio_pair.Pair"):
+            patched.setattr(f"{driver}.timer", no_timer)
+        with pytest.raises(RuntimeError, match="no timers"):
+            await world.pair()
+    await traces.gone()
+    await world.pair()
+
+
+class BrokenSyphon(RunningSyphon):
+    def stop(self) -> None:
+        raise RuntimeError("it does not stop")
+
+
+async def test_c3_a_syphon_that_fails_to_stop_is_logged_and_holds_up_nothing(
+    world: World, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    traces = Traces(world)
+    pair = await world.pair()
+    await world.send(await world.sender(pair, queue), ServiceBusMessage("x"))
+    pair.syphon = BrokenSyphon()
+    await world.do(pair.close)
+    assert "it does not stop" in caplog.text
+    await traces.gone()
+    await world.pair()

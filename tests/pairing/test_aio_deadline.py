@@ -1,0 +1,51 @@
+"""Deadlines of an asyncio pair leave no trace in the task that they ended a call of (S12, S13)."""
+
+import asyncio
+
+import pytest
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from twinbus.pairing.aio_deadline import Deadlines
+
+
+async def ends_when_cancelled(times: int) -> str:
+    """As the SDK does where it cleans up."""
+    for _ in range(times):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            continue
+    return "answered in the last moment"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_s12_an_answer_in_the_last_moment_stands_and_the_task_is_not_cancelled(times: int) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    assert await Deadlines().bound(ends_when_cancelled(times), 0.01) == "answered in the last moment"
+    assert task.cancelling() == 0
+
+
+async def test_s12_a_call_past_its_deadline_is_a_time_out_and_no_cancellation_is_left() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    with pytest.raises(OperationTimeoutError):
+        await Deadlines().bound(asyncio.Event().wait(), 0.01)
+    assert task.cancelling() == 0
+
+
+async def test_s13_a_cancellation_by_anyone_else_goes_through() -> None:
+    task = asyncio.create_task(Deadlines().bound(asyncio.Event().wait(), 60))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_c3_calls_under_way_are_past_their_deadlines_when_told_so() -> None:
+    deadlines = Deadlines()
+    task = asyncio.create_task(deadlines.bound(asyncio.Event().wait(), 60))
+    await asyncio.sleep(0)
+    deadlines.expire()
+    with pytest.raises(OperationTimeoutError):
+        await task
