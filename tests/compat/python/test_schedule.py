@@ -44,6 +44,14 @@ async def test_a_scheduled_message_comes_at_its_time_and_not_before(bus: Bus) ->
 
 
 @both_flavours
+async def test_the_life_of_a_scheduled_message_is_told_as_its_sender_gave_it(bus: Bus) -> None:
+    sender, receiver = await bus.open_pair(await bus.make_queue())
+    await sender.schedule_messages(ServiceBusMessage("", time_to_live=timedelta(minutes=5)), from_now(3600))
+    [peeked] = await peek_all(receiver)
+    assert peeked.time_to_live == timedelta(minutes=5)
+
+
+@both_flavours
 async def test_many_messages_are_scheduled_in_one_call(bus: Bus) -> None:
     sender, receiver = await bus.open_pair(await bus.make_queue())
 

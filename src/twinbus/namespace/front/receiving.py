@@ -53,7 +53,9 @@ def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[
         row.seq, row.enqueued, locked_until, enqueued_seq=row.origin_seq, state=_STATES.get(Lane(row.lane), 0)
     )
     overlay: dict[str, Any] | None = decode(row.overlay)[0] if row.overlay is not None else None
-    ttl = None if row.expires is None else min(max(0, row.expires - row.enqueued), _LONGEST_TTL)
+    # The life of a message that is scheduled begins when it is due.
+    begins = row.enqueued if row.due is None else row.due
+    ttl = None if row.expires is None else min(max(0, row.expires - begins), _LONGEST_TTL)
     return delivered(
         row.raw,
         delivery_count=row.delivery_count,
