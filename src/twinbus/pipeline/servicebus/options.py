@@ -1,0 +1,151 @@
+"""What a reader or writer of `servicebus` is told, and that nothing else is. Texts in, typed values out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from twinbus.connect import ConnectionString
+from twinbus.errors import CallerError
+
+STREAM_BATCH: Final = 10_000
+_FIRST, _LATEST = "earliest", "latest"
+
+
+class OptionError(CallerError, ValueError):
+    """An option that is missing, unknown or out of its range. The text never holds a key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of one reader or writer, by their names in Spark (which knows no case).
+
+    `connectionString`, or `connectionStringEnv`: the variable that holds it, on the driver and on each executor.
+    `entity`, `subscription`, `deadLetter`: what is read; for a writer, where rows without a column `entity` go.
+    `caFile`: the CA of a local namespace. `timeout`: seconds for one operation.
+    `fromSequenceNumber`, `toSequenceNumber`: the range of a batch read, both included.
+    `partitions`: tasks that a range is divided among. `includeRaw`: the column `raw`, the message as encoded.
+    `maxMessagesPerTrigger`, `startingPosition` (earliest, latest or a sequence number), `pollInterval` (seconds),
+    `completeCommitted`: of a stream read.
+    """
+
+    connection_string: str | None = field(default=None, repr=False)
+    connection_string_env: str | None = None
+    entity: str | None = None
+    subscription: str | None = None
+    dead_letter: bool = False
+    ca_file: str | None = None
+    timeout: float = 60.0
+    from_sequence_number: int = 0
+    to_sequence_number: int | None = None
+    partitions: int = 4
+    include_raw: bool = False
+    max_messages_per_trigger: int = STREAM_BATCH
+    starting_position: int | None = 0
+    """The first sequence number to read; None: only what comes after the start."""
+    poll_interval: float = 5.0
+    complete_committed: bool = True
+
+    @classmethod
+    def parse(cls, told: Mapping[str, str]) -> Self:
+        values: dict[str, Any] = {}
+        for name, text in told.items():
+            if name.lower() in _SPARKS_OWN:
+                continue
+            known = _KNOWN.get(name.lower())
+            if known is None:
+                raise OptionError(f"servicebus has no option {name!r}; it knows {', '.join(sorted(_SPELLED))}")
+            spelled, attribute, read = known
+            try:
+                values[attribute] = read(text)
+            except ValueError as error:
+                raise OptionError(f"option {spelled} {error}") from None
+        options = cls(**values)
+        if (options.connection_string is None) == (options.connection_string_env is None):
+            raise OptionError("give either connectionString or connectionStringEnv")
+        return options
+
+    def endpoint(self) -> ConnectionString:
+        """Read where it is used: the variable may hold another text on each machine."""
+        text = self.connection_string
+        if text is None:
+            assert self.connection_string_env is not None
+            text = os.environ.get(self.connection_string_env)
+            if not text:
+                raise OptionError(
+                    f"the variable {self.connection_string_env} (option connectionStringEnv) is not set here; "
+                    "set it on the driver and on every executor"
+                )
+        return ConnectionString.parse(text)
+
+    @property
+    def path(self) -> str:
+        """What is read."""
+        if self.entity is None:
+            raise OptionError("option entity is missing: the queue, or the topic with option subscription")
+        return self.entity if self.subscription is None else f"{self.entity}/Subscriptions/{self.subscription}"
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty")
+    return text.strip()
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError(f"is {text!r}, not true or false")
+    return text.lower() == "true"
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"is {text!r}, not a whole number") from None
+        if value < least:
+            raise ValueError(f"is {value}; the least is {least}")
+        return value
+
+    return read
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"is {text!r}, not a number of seconds") from None
+    if not 0 < value <= 86_400:
+        raise ValueError(f"is {text}; it has to be above 0 and at most 86400 seconds")
+    return value
+
+
+def _position(text: str) -> int | None:
+    if text.lower() == _LATEST:
+        return None
+    return 0 if text.lower() == _FIRST else _whole(0)(text)
+
+
+_SPELLED: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "connectionString": ("connection_string", _text),
+    "connectionStringEnv": ("connection_string_env", _text),
+    "entity": ("entity", _text),
+    "subscription": ("subscription", _text),
+    "deadLetter": ("dead_letter", _flag),
+    "caFile": ("ca_file", _text),
+    "timeout": ("timeout", _seconds),
+    "fromSequenceNumber": ("from_sequence_number", _whole(0)),
+    "toSequenceNumber": ("to_sequence_number", _whole(0)),
+    "partitions": ("partitions", _whole(1)),
+    "includeRaw": ("include_raw", _flag),
+    "maxMessagesPerTrigger": ("max_messages_per_trigger", _whole(1)),
+    "startingPosition": ("starting_position", _position),
+    "pollInterval": ("poll_interval", _seconds),
+    "completeCommitted": ("complete_committed", _flag),
+}
+# A sink is handed these beside its own.
+_SPARKS_OWN: Final = frozenset({"checkpointlocation"})
+_KNOWN: Final = {name.lower(): (name, *found) for name, found in _SPELLED.items()}

@@ -1,0 +1,29 @@
+"""One Spark session for all tests of a worker: starting one takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from twinbus.pipeline.servicebus import ServiceBusDataSource
+from twinbus.pipeline.session import session
+from twinbus.testing import LocalNamespace
+
+# Fit for small jobs: half the processor time of a JVM that optimizes for long runs.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    made = session("tests", settings={"spark.driver.defaultJavaOptions": QUICK})
+    made.dataSource.register(ServiceBusDataSource)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[LocalNamespace]:
+    with LocalNamespace() as made:
+        yield made

@@ -1,0 +1,345 @@
+"""D1: `servicebus` as a data source, on a real namespace: what is read, when it is completed, what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.pipeline.queues import new_queue
+from twinbus.testing import LocalNamespace
+
+_names = (f"queue-{number}" for number in count())
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def queue(namespace: LocalNamespace) -> str:
+    return new_queue(namespace, next(_names))
+
+
+@pytest.fixture
+def client(namespace: LocalNamespace) -> ServiceBusClient:
+    return ServiceBusClient.from_connection_string(namespace.connection_string)
+
+
+def _send(client: ServiceBusClient, queue: str, *messages: Any) -> None:
+    with client.get_queue_sender(queue) as sender:
+        sender.send_messages(list(messages))
+
+
+def _numbered(client: ServiceBusClient, queue: str, first: int, end: int) -> None:
+    _send(client, queue, *(ServiceBusMessage(str(number), message_id=str(number)) for number in range(first, end)))
+
+
+def _ids_left(client: ServiceBusClient, queue: str) -> list[str]:
+    with client.get_queue_receiver(queue) as receiver:
+        return [str(message.message_id) for message in receiver.peek_messages(1000)]
+
+
+def _read(spark: SparkSession, namespace: LocalNamespace, queue: str, **options: object) -> DataFrame:
+    told = {"connectionString": namespace.connection_string, "entity": queue, **options}
+    return spark.read.format("servicebus").options(**{name: str(value) for name, value in told.items()}).load()
+
+
+def _stream(spark: SparkSession, namespace: LocalNamespace, queue: str, **options: object) -> DataFrame:
+    told = {"connectionString": namespace.connection_string, "entity": queue, **options}
+    return spark.readStream.format("servicebus").options(**{name: str(value) for name, value in told.items()}).load()
+
+
+def _run_available(stream: DataFrame, folder: Path) -> None:
+    query = (
+        stream.writeStream.format("parquet")
+        .option("path", str(folder / "out"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def _ids_written(spark: SparkSession, folder: Path) -> list[str]:
+    found = [row.message_id for row in spark.read.parquet(str(folder / "out")).select("message_id").collect()]
+    return sorted(found, key=int)
+
+
+# --- batch read ------------------------------------------------------------------------------------------------------
+
+
+def test_d1_a_batch_read_shows_every_message_once_and_takes_none(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
+) -> None:
+    _numbered(client, queue, 0, 600)
+    read = _read(spark, namespace, queue, partitions=3)
+    assert read.rdd.getNumPartitions() == 3
+    assert sorted(int(row.message_id) for row in read.collect()) == list(range(600))
+    assert len(_ids_left(client, queue)) == 600
+
+
+def test_d1_the_columns_hold_what_the_sender_said(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
+) -> None:
+    due = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    _send(
+        client,
+        queue,
+        ServiceBusMessage(
+            b"\x00body",
+            message_id="id",
+            subject="subject",
+            content_type="text/plain",
+            correlation_id="correlation",
+            to="to",
+            reply_to="reply",
+            reply_to_session_id="reply session",
+            partition_key="key",
+            time_to_live=timedelta(minutes=90),
+            scheduled_enqueue_time_utc=due,
+            application_properties={"text": "one", "number": 2, "flag": True},
+        ),
+    )
+    row = _read(spark, namespace, queue).collect()[0].asDict()
+    assert row.pop("sequence_number") > 0
+    assert abs(row.pop("enqueued_time").timestamp() - datetime.now(UTC).timestamp()) < 60
+    assert row.pop("scheduled_enqueue_time").timestamp() == due.timestamp()
+    assert row == {
+        "state": "scheduled",
+        "message_id": "id",
+        "session_id": None,
+        "subject": "subject",
+        "content_type": "text/plain",
+        "correlation_id": "correlation",
+        "to": "to",
+        "reply_to": "reply",
+        "reply_to_session_id": "reply session",
+        "partition_key": "key",
+        "time_to_live": 90 * 60_000,
+        "delivery_count": 0,
+        "dead_letter_reason": None,
+        "dead_letter_error_description": None,
+        "application_properties": {"text": "one", "number": "2", "flag": "true"},
+        "body_type": "data",
+        "body": bytearray(b"\x00body"),
+    }
+
+
+def test_d1_a_body_of_another_kind_is_read_as_json_and_raw_keeps_it_all(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
+) -> None:
+    _send(client, queue, AmqpAnnotatedMessage(value_body={"a": [1, "two"]}), AmqpAnnotatedMessage(value_body="text"))
+    assert AmqpMessageBodyType.VALUE.value == "value"
+    rows = _read(spark, namespace, queue, includeRaw=True).orderBy("sequence_number").collect()
+    assert [(row.body_type, bytes(row.body)) for row in rows] == [("value", b'{"a": [1, "two"]}'), ("value", b"text")]
+    assert all(b"two" in bytes(row.raw) or b"text" in bytes(row.raw) for row in rows)
+
+
+def test_d1_a_range_of_sequence_numbers_is_read_with_both_its_ends(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
+) -> None:
+    _numbered(client, queue, 0, 20)
+    numbers = sorted(row.sequence_number for row in _read(spark, namespace, queue).collect())
+    part = _read(spark, namespace, queue, fromSequenceNumber=numbers[5], toSequenceNumber=numbers[9], partitions=2)
+    assert sorted(row.sequence_number for row in part.collect()) == numbers[5:10]
+
+
+def test_d1_an_empty_entity_is_an_empty_frame(spark: SparkSession, namespace: LocalNamespace, queue: str) -> None:
+    assert _read(spark, namespace, queue).collect() == []
+
+
+def test_d1_dead_letters_are_read_with_their_reason(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
+) -> None:
+    _numbered(client, queue, 0, 1)
+    with client.get_queue_receiver(queue) as receiver:
+        receiver.dead_letter_message(receiver.receive_messages(1)[0], reason="why", error_description="so")
+    rows = _read(spark, namespace, queue, deadLetter=True).collect()
+    assert [(row.dead_letter_reason, row.dead_letter_error_description) for row in rows] == [("why", "so")]
+
+
+# --- stream read -----------------------------------------------------------------------------------------------------
+
+
+def test_d1_available_now_reads_what_is_there_in_batches_and_ends(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    _numbered(client, queue, 0, 250)
+    _run_available(_stream(spark, namespace, queue, maxMessagesPerTrigger=100, partitions=2), tmp_path)
+    assert _ids_written(spark, tmp_path) == [str(number) for number in range(250)]
+    # Spark commits a batch with the next one's beginning: the last one's messages are still there.
+    assert _ids_left(client, queue) == [str(number) for number in range(200, 250)]
+
+
+def test_d1_a_restarted_stream_goes_on_where_it_was_and_completes_what_was_left(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    _numbered(client, queue, 0, 10)
+    _run_available(_stream(spark, namespace, queue), tmp_path)
+    assert len(_ids_left(client, queue)) == 10
+    _numbered(client, queue, 10, 20)
+    _run_available(_stream(spark, namespace, queue), tmp_path)
+    assert _ids_written(spark, tmp_path) == [str(number) for number in range(20)]
+    assert _ids_left(client, queue) == [str(number) for number in range(10, 20)]
+
+
+def test_d1_nothing_is_completed_while_its_batch_fails(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    _numbered(client, queue, 0, 10)
+    stream = _stream(spark, namespace, queue, partitions=1)
+    broken = stream.selectExpr(
+        "CASE WHEN message_id = '7' THEN raise_error('broken') ELSE message_id END AS message_id"
+    )
+    with pytest.raises(Exception, match="broken"):
+        _run_available(broken, tmp_path)
+    assert len(_ids_left(client, queue)) == 10
+    _run_available(stream.select("message_id"), tmp_path)
+    assert _ids_written(spark, tmp_path) == [str(number) for number in range(10)]
+
+
+def test_d1_messages_that_are_not_active_wait_for_their_time(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    _send(client, queue, ServiceBusMessage("", message_id="1", scheduled_enqueue_time_utc=later))
+    _numbered(client, queue, 2, 3)
+    _run_available(_stream(spark, namespace, queue), tmp_path)
+    assert _ids_written(spark, tmp_path) == ["2"]
+
+
+def test_d1_a_stream_may_leave_what_it_read_to_others(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    _numbered(client, queue, 0, 30)
+    stream = _stream(spark, namespace, queue, maxMessagesPerTrigger=10, completeCommitted=False)
+    _run_available(stream, tmp_path)
+    assert len(_ids_written(spark, tmp_path)) == 30
+    assert len(_ids_left(client, queue)) == 30
+
+
+def test_d1_from_latest_only_what_comes_after_the_start_is_read(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    _numbered(client, queue, 0, 5)
+    stream = _stream(spark, namespace, queue, startingPosition="latest")
+    _run_available(stream, tmp_path)
+    _numbered(client, queue, 5, 8)
+    _run_available(stream, tmp_path)
+    assert _ids_written(spark, tmp_path) == ["5", "6", "7"]
+
+
+# --- write -----------------------------------------------------------------------------------------------------------
+
+
+def _write(frame: DataFrame, namespace: LocalNamespace, **options: str) -> None:
+    writer = frame.write.format("servicebus").mode("append")
+    writer.options(connectionString=namespace.connection_string, **options).save()
+
+
+def test_d1_each_row_goes_where_its_entity_says(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
+) -> None:
+    other = new_queue(namespace, next(_names))
+    rows = spark.range(1200).selectExpr(
+        f"CASE WHEN id % 3 = 0 THEN '{other}' END AS entity", "CAST(id AS string) AS message_id", "'text' AS body"
+    )
+    _write(rows, namespace, entity=queue)
+    assert sorted(map(int, _ids_left(client, other))) == list(range(0, 1200, 3))
+    with client.get_queue_receiver(queue) as receiver:
+        assert receiver.peek_messages(1)[0].body is not None
+    assert _read(spark, namespace, queue).count() == 800
+
+
+def test_d1_what_is_read_can_be_written(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
+) -> None:
+    due = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    message = ServiceBusMessage(
+        b"\x00\xff",
+        message_id="id",
+        subject="subject",
+        time_to_live=timedelta(days=2),
+        scheduled_enqueue_time_utc=due,
+        application_properties={"a": "b"},
+    )
+    _send(client, queue, message)
+    kept = ("message_id", "subject", "time_to_live", "scheduled_enqueue_time", "application_properties", "body")
+    rows = _read(spark, namespace, queue).select(*kept)
+    other = new_queue(namespace, next(_names))
+    _write(rows, namespace, entity=other)
+    assert _read(spark, namespace, other).select(*kept).collect() == rows.collect()
+
+
+def test_d1_rows_without_an_id_get_one_each_also_when_they_are_alike(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
+) -> None:
+    _write(spark.range(50).selectExpr("'same' AS body"), namespace, entity=queue)
+    assert len(set(_ids_left(client, queue))) == 50
+
+
+def test_d1_a_batch_that_is_repeated_sends_the_same_ids(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    spark.range(40).selectExpr("CAST(id AS string) AS body").write.parquet(str(source))
+
+    def run() -> None:
+        stream = spark.readStream.schema("body string").parquet(str(source))
+        writer = stream.writeStream.format("servicebus").option("connectionString", namespace.connection_string)
+        query = writer.option("entity", queue).option("checkpointLocation", str(checkpoint))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    run()
+    # As after a crash between the last send and Spark's own note of it.
+    for note in (checkpoint / "commits").glob("*0*"):
+        note.unlink()
+    run()
+    ids = _ids_left(client, queue)
+    assert len(ids) == 80
+    assert len(set(ids)) == 40
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+_OPTIONS: list[tuple[dict[str, str], str]] = [
+    ({}, "option entity is missing"),
+    ({"entity": " "}, "option entity is empty"),
+    ({"entity": "q", "partition": "2"}, "no option 'partition'.*partitions"),
+    ({"entity": "q", "partitions": "0"}, "option partitions is 0; the least is 1"),
+    ({"entity": "q", "partitions": "many"}, "option partitions is 'many', not a whole number"),
+    ({"entity": "q", "timeout": "0"}, "option timeout is 0"),
+    ({"entity": "q", "includeRaw": "yes"}, "option includeRaw is 'yes', not true or false"),
+    ({"entity": "q", "connectionStringEnv": "X"}, "either connectionString or connectionStringEnv"),
+]
+
+
+@pytest.mark.parametrize(("options", "told"), _OPTIONS)
+def test_d1_an_option_that_cannot_be_is_refused_by_name(
+    spark: SparkSession, namespace: LocalNamespace, options: dict[str, str], told: str
+) -> None:
+    reader = spark.read.format("servicebus").option("connectionString", namespace.connection_string).options(**options)
+    with pytest.raises(Exception, match=told):
+        reader.load().collect()
+
+
+_COLUMNS: list[tuple[Callable[[SparkSession], DataFrame], str]] = [
+    (lambda spark: spark.sql("SELECT 1 AS price"), "cannot write the column 'price'"),
+    (lambda spark: spark.sql("SELECT 1 AS body"), "column 'body' is of type int"),
+    (lambda spark: spark.sql("SELECT 'x' AS body"), "a column entity, or the option entity"),
+    (lambda spark: spark.sql("SELECT 'x' AS body, CAST(NULL AS string) AS entity"), "a row's entity is null"),
+]
+
+
+@pytest.mark.parametrize(("frame", "told"), _COLUMNS)
+def test_d1_a_column_that_cannot_be_sent_is_refused_by_name(
+    spark: SparkSession, namespace: LocalNamespace, frame: Callable[[SparkSession], DataFrame], told: str
+) -> None:
+    with pytest.raises(Exception, match=told):
+        _write(frame(spark), namespace)
