@@ -1,0 +1,221 @@
+"""The transport over azure-servicebus, for services and networks that need the official client.
+
+Its messages pass as encoded bytes (`sdk_bytes`). What it cannot carry so, and would change, is not carried (Y10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
+
+from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundError
+
+from twinbus.connect.deadlines import deadline
+from twinbus.connect.encoding import to_millis
+from twinbus.pairing.batching import LONG_SECTION, split
+from twinbus.pairing.outgoing import ENVELOPE
+from twinbus.pairing.sdk import Limits, keep_alive_of, kind_of, limits_of, open_link, quick_to_open
+from twinbus.syphon import sdk_bytes
+from twinbus.syphon.native import TRY_SECONDS, _peeked
+from twinbus.syphon.sdk_bytes import SdkHeld
+from twinbus.syphon.sdk_single import single_of
+from twinbus.syphon.translation import translate
+from twinbus.syphon.transport import (
+    BacklogFailedError,
+    CannotCarryError,
+    Held,
+    Outgoing,
+    Peeked,
+    SendFailedError,
+    TimeToLive,
+)
+
+# Below this a message goes as part of a batch, byte for byte, whatever the tier.
+_SURELY_IN_A_BATCH: Final = 192 * 1024
+# Settlements of one call that are under way at a time.
+_AT_ONCE: Final = 100
+_CLOSE_SECONDS: Final = 5.0
+
+
+class SdkTransport:
+    """On clients of azure.servicebus.aio, which stay the caller's to close."""
+
+    def __init__(
+        self, primary: ServiceBusClient, secondary: ServiceBusClient, *, try_timeout: float = TRY_SECONDS
+    ) -> None:
+        self._primary = primary
+        self._secondary = secondary
+        self._timeout = try_timeout
+        self._members: list[SdkBacklog | SdkDestination] = []
+
+    def backlog(self, queue: str) -> SdkBacklog:
+        made = SdkBacklog(self._secondary, queue, self._timeout)
+        self._members.append(made)
+        return made
+
+    def destination(self, path: str) -> SdkDestination:
+        made = SdkDestination(self._primary, path, self._timeout)
+        self._members.append(made)
+        return made
+
+    def restore(self, held: Held, ttl: TimeToLive, now: datetime) -> Outgoing:
+        assert isinstance(held, SdkHeld)
+        path, raw = translate(held.message.raw, to_millis(now), ttl)
+        single = None
+        if len(raw) > _SURELY_IN_A_BATCH:
+            single = single_of(raw)
+            if single is None:
+                raise CannotCarryError(
+                    f"the SDK would change message {held.message_id!r} for {path}: {len(raw)} bytes are too many for a "
+                    "batch, and alone it would lose a type"
+                )
+        return Outgoing(path, held.message_id, len(raw), Content(raw, single), held)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(member.close() for member in self._members))
+
+
+class Content(NamedTuple):
+    """`single` is the SDK's own object for a message that may not fit a batch."""
+
+    raw: bytes
+    single: Any
+
+
+class SdkBacklog:
+    """Made by `SdkTransport.backlog`."""
+
+    def __init__(self, client: ServiceBusClient, queue: str, timeout: float) -> None:
+        self._queue = queue
+        self._timeout = timeout
+        self._receiver = sdk_bytes.keeping_bytes(quick_to_open(client.get_queue_receiver(queue)))
+
+    async def receive(self, count: int, wait: float) -> Sequence[SdkHeld]:
+        async with self._bounded(wait + self._timeout):
+            # Or the SDK takes the time that opening needs from the wait.
+            await open_link(self._receiver, self._timeout)
+            return await sdk_bytes.received(self._receiver, count, wait)
+
+    async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[SdkHeld]:
+        """The service gives all or none: what is missing is found by halves."""
+        if not numbers:
+            return []
+        try:
+            async with self._bounded(self._timeout, passing=MessageNotFoundError):
+                return await sdk_bytes.received_deferred(self._receiver, numbers, self._timeout)
+        except MessageNotFoundError:
+            if len(numbers) == 1:
+                return []
+        half = len(numbers) // 2
+        return [*await self.receive_deferred(numbers[:half]), *await self.receive_deferred(numbers[half:])]
+
+    async def peek(self, start: int, count: int) -> Sequence[Peeked]:
+        async with self._bounded(self._timeout):
+            found = await sdk_bytes.peeked(self._receiver, start, count, self._timeout)
+        return [_peeked(message) for message in found]
+
+    async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
+        return await self._settled(held, self._receiver.complete_message)
+
+    async def abandon(self, held: Sequence[Held]) -> Sequence[Held]:
+        return await self._settled(held, self._receiver.abandon_message)
+
+    async def defer(self, held: Sequence[Held]) -> Sequence[Held]:
+        return await self._settled(held, self._receiver.defer_message)
+
+    async def dead_letter(self, held: Sequence[Held], reason: str, description: str) -> Sequence[Held]:
+        told = {"reason": reason, "error_description": description}
+        return await self._settled(held, partial(self._receiver.dead_letter_message, **told))
+
+    async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
+        messages = cast(Sequence[SdkHeld], held)
+        if not messages:
+            return []
+        try:
+            async with self._bounded(self._timeout, passing=MessageLockLostError):
+                await sdk_bytes.renewed(self._receiver, messages, self._timeout)
+        except MessageLockLostError:
+            if len(held) == 1:
+                return held
+        else:
+            return []
+        half = len(held) // 2
+        return [*await self.renew(held[:half]), *await self.renew(held[half:])]
+
+    async def rest(self) -> None:
+        async with self._bounded(self._timeout):
+            await sdk_bytes.drained(self._receiver)
+
+    async def close(self) -> None:
+        await _closed(self._receiver)
+
+    async def _settled(self, held: Sequence[Held], settle: Callable[[Any], Awaitable[None]]) -> Sequence[Held]:
+        lost: list[Held] = []
+        for start in range(0, len(held), _AT_ONCE):
+            part = cast(Sequence[SdkHeld], held[start : start + _AT_ONCE])
+            async with self._bounded(self._timeout):
+                answers = await asyncio.gather(*(settle(one.sdk) for one in part), return_exceptions=True)
+                for one, answer in zip(part, answers, strict=True):
+                    if isinstance(answer, MessageLockLostError):
+                        lost.append(one)
+                    elif answer is not None:
+                        raise answer
+        return lost
+
+    @asynccontextmanager
+    async def _bounded(self, seconds: float, *, passing: type[Exception] = BacklogFailedError) -> AsyncIterator[None]:
+        try:
+            async with deadline(seconds, "backlog", self._queue):
+                yield
+        except passing:
+            raise
+        except Exception as error:
+            raise BacklogFailedError(self._queue, kind_of(error), str(error)) from error
+
+
+class SdkDestination:
+    """Made by `SdkTransport.destination`. A topic is sent to by its path alone, like a queue."""
+
+    def __init__(self, client: ServiceBusClient, path: str, timeout: float) -> None:
+        self._path = path
+        self._timeout = timeout
+        self._sender = quick_to_open(client.get_queue_sender(path))
+        self._turn = asyncio.Lock()
+
+    async def send(self, messages: Sequence[Outgoing]) -> None:
+        accepted: set[int] = set()
+        try:
+            async with deadline(self._timeout, "send", self._path), self._turn:
+                await open_link(self._sender, self._timeout)
+                limits = limits_of(self._sender)
+                parts = split([message.size for message in messages], limits.batch, envelope=ENVELOPE)
+                for group in (*parts.groups, *((position,) for position in parts.oversized)):
+                    await self._sent([messages[position].content for position in group], limits)
+                    accepted.update(group)
+        except Exception as error:
+            waiting = [message for position, message in enumerate(messages) if position not in accepted]
+            raise SendFailedError(self._path, kind_of(error), waiting, str(error)) from error
+
+    async def _sent(self, contents: Sequence[Content], limits: Limits) -> None:
+        first = contents[0]
+        if first.single is not None and len(first.raw) + LONG_SECTION + ENVELOPE > limits.batch:
+            await sdk_bytes.send_single(self._sender, first.single, self._timeout)
+        else:
+            batch = sdk_bytes.batch_of([content.raw for content in contents], limits)
+            await self._sender.send_messages(batch, timeout=self._timeout)
+
+    async def close(self) -> None:
+        await _closed(self._sender)
+
+
+async def _closed(handler: Any) -> None:
+    with suppress(Exception):
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await handler.close()
+    if (keep_alive := keep_alive_of(handler)) is not None:
+        keep_alive.cancel()

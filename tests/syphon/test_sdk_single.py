@@ -1,0 +1,74 @@
+"""Y10: what the SDK sends alone is what it was given, or it is not sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from azure.servicebus._pyamqp._encode import encode_payload
+from hypothesis import given
+
+from tests.amqp import strategies as amqp
+from twinbus.amqp.sections import Header, Properties, Sections, message, read_envelope, split
+from twinbus.amqp.types import encode
+from twinbus.amqp.values import Byte, Char, Decimal32, Described, Int, Long, Symbol, Timestamp, UInt
+from twinbus.syphon.sdk_single import single_of
+
+COMMON: dict[str, Any] = {
+    "header": Header(durable=True, priority=4, ttl=5),
+    "properties": Properties(message_id="1", correlation_id=b"\x00", content_type="text/plain", creation_time=5),
+    "message_annotations": {"x-a": Symbol("s"), "x-b": UInt(5), "x-c": Timestamp(5)},
+    "application_properties": {"a": Long(5), "b": "text", "c": Byte(1), "d": Described(Symbol("com:x"), Long(5))},
+    "footer": {"f": b"sum"},
+}
+
+
+def parts(sections: Sections) -> list[bytes]:
+    maps = (sections.message_annotations, sections.application_properties, sections.footer)
+    body = sections.raw[sections.body_start : sections.body_end]
+    return [*(encode(one) for one in maps), repr((sections.header, sections.properties)).encode(), body]
+
+
+def sent(raw: bytes) -> bytes:
+    made = single_of(raw)
+    assert made is not None
+    return read_envelope(bytes(encode_payload(bytearray(), made))).raw
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"data": b"body"},
+        {"data": [b"one", b"two"]},
+        {"value": [Long(5), Symbol("s"), {"a": Int(5)}]},
+        {"value": "text"},
+        {"sequence": [[Long(5)], ["text"]]},
+    ],
+)
+def test_y10_usual_messages_are_carried(body: dict[str, Any]) -> None:
+    raw = message(**body, **COMMON)
+    assert parts(split(sent(raw))) == parts(split(raw))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"application_properties": {"a": Char("x")}},
+        {"message_annotations": {"a": Decimal32(bytes(4))}},
+        {"value": Long(5)},
+        {"value": Symbol("s")},
+    ],
+)
+def test_y10_a_type_the_sdk_does_not_have_or_would_change_is_not_carried(odd: dict[str, Any]) -> None:
+    assert single_of(message(**{"data": b"body"} | odd if "value" not in odd else odd)) is None
+
+
+@given(amqp.bodies, amqp.parts)
+def test_y10_whatever_is_carried_is_carried_as_it_was(body: dict[str, Any], given_parts: dict[str, Any]) -> None:
+    raw = message(**body, **{**given_parts, "header": Header(durable=True)})
+    if single_of(raw) is not None:
+        again, first = split(sent(raw)), split(raw)
+        assert encode(again.application_properties) == encode(first.application_properties)
+        assert encode(again.message_annotations) == encode(first.message_annotations)
+        assert again.properties == first.properties
+        assert again.body_kind == first.body_kind
