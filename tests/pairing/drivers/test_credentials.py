@@ -1,15 +1,142 @@
-"""Credentials that are refused for good, on either side (C1)."""
+"""Credentials of any kind, and refused ones: P1, S2, G4, C1."""
 
+import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusMessage
+from azure.core.credentials import AccessToken
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.exceptions import ServiceBusError
 
-from twinbus import BacklogUnavailableError, PairFaultedError
+from twinbus import (
+    BacklogUnavailableError,
+    PairFaultedError,
+    PrimaryUnusableError,
+    SendAvailabilityOptions,
+    aio,
+    pair_namespaces,
+)
+from twinbus.connect.sas import make_token
+from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
+from twinbus.pairing.sdk import kind_of
 from twinbus.pairing.sides import CredentialRefusedError
+from twinbus.testing import LocalNamespace
 
-from .conftest import KEY, World
+from .conftest import ALL, KEY, World, state_of
+
+
+class Tokens:
+    """A TokenCredential whose tokens are SAS tokens, which is all a local namespace knows to judge."""
+
+    def __init__(self, namespace: LocalNamespace, seconds: int = 3600) -> None:
+        self.key = KEY
+        self.seconds = seconds
+        self.given = 0
+        self._namespace = namespace
+
+    def get_token(self, *_scopes: str, **_: Any) -> AccessToken:
+        self.given += 1
+        until = int(time.time()) + self.seconds
+        return AccessToken(make_token(f"sb://localhost:{self._namespace.port}/", ALL, self.key, until), until)
+
+
+class AioTokens(Tokens):
+    async def get_token(self, *scopes: str, **keywords: Any) -> AccessToken:  # type: ignore[override]  # as the SDK's
+        return super().get_token(*scopes, **keywords)
+
+    async def close(self) -> None: ...
+
+
+def client(world: World, namespace: LocalNamespace, tokens: Tokens) -> Any:
+    made: Any = AioServiceBusClient if world.driver == "aio" else ServiceBusClient
+    return made(f"localhost:{namespace.port}", tokens, use_tls=False, retry_total=0)
+
+
+def tokens(world: World, namespace: LocalNamespace, seconds: int = 3600) -> Tokens:
+    return (AioTokens if world.driver == "aio" else Tokens)(namespace, seconds)
+
+
+async def paired(world: World, clients: list[Any], **options: Any) -> Any:
+    """On backlog queues that are there already: the management API takes keys alone from a local namespace."""
+    name = f"tokens-{world.driver}"
+    await world.do((await world.pair(primary_name=name)).close)
+    short = {"failover_interval": timedelta(0), "backlog_queue_count": 2, "primary_name": name, **options}
+    make = aio.pair_namespaces if world.driver == "aio" else pair_namespaces
+    pair = await world.do(make, *clients, options=SendAvailabilityOptions(provision="assume", **short))
+    for one in clients:
+        world.stack.push_async_callback(world.do, one.close)
+    world.stack.push_async_callback(world.do, pair.close)
+    return pair
+
+
+async def test_p1_a_token_credential_serves_the_primary_and_the_backlog(world: World, queue: str) -> None:
+    given = [tokens(world, world.primary), tokens(world, world.secondary)]
+    clients = [client(world, world.primary, given[0]), client(world, world.secondary, given[1])]
+    pair = await paired(world, clients)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("x", message_id="direct"))
+    await world.do(pair.force_failover, queue)
+    name = f"diverted by a token {world.driver}"
+    await world.send(sender, ServiceBusMessage("x", message_id=name))
+    assert [one.message_id for one in await world.held(queue)] == ["direct"]
+    assert name in [one.message_id for one in await world.backlog(pair)]
+    assert all(one.given for one in given)
+
+
+async def test_s2_a_key_revoked_under_an_open_link_reaches_the_caller_and_never_fails_over(
+    world: World, queue: str
+) -> None:
+    short = tokens(world, world.primary, seconds=2)
+    clients = [client(world, world.primary, short), client(world, world.secondary, tokens(world, world.secondary))]
+    pair = await paired(world, clients)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("x", message_id="before"))
+    # What it signs from now on is refused, and what it signed ends with its time: the server takes the link away.
+    short.key = "revoked"
+    kinds: list[FailureKind] = []
+
+    async def refused() -> bool:
+        try:
+            await world.send(sender, ServiceBusMessage("while it lasts"))
+        except ServiceBusError as error:
+            kinds.append(kind_of(error))
+        return len(kinds) >= 3
+
+    deadline = time.monotonic() + 10
+    while not await refused():
+        assert time.monotonic() < deadline, "nothing refused it"
+    assert set(kinds) <= CREDENTIAL_REFUSED, kinds
+    assert state_of(pair, queue) == "healthy"
+
+
+@pytest.mark.parametrize("on_unusable", ["divert", "raise"])
+async def test_g4_a_ping_whose_credential_is_refused_makes_it_unusable_and_one_that_is_taken_restores(
+    world: World, queue: str, on_unusable: str
+) -> None:
+    given = tokens(world, world.primary)
+    clients = [client(world, world.primary, given), client(world, world.secondary, tokens(world, world.secondary))]
+    pair = await paired(world, clients, on_unusable=on_unusable, ping_interval=timedelta(seconds=1), ping_jitter=0.0)
+    heard: list[Any] = []
+    pair.on("primary_unusable", heard.append)
+    sender = await world.sender(pair, queue)
+    given.key = "revoked"
+    await world.do(pair.force_failover, queue)
+    await world.state(pair, queue, "unusable")
+    assert next(one.cause for one in pair.entities()) in CREDENTIAL_REFUSED
+    await world.until(lambda: bool(heard))
+    name = f"kept {world.driver} {on_unusable}"
+    if on_unusable == "divert":
+        await world.send(sender, ServiceBusMessage("x", message_id=name))
+        assert name in [one.message_id for one in await world.backlog(pair)]
+    else:
+        with pytest.raises(PrimaryUnusableError, match=queue):
+            await world.send(sender, ServiceBusMessage("x", message_id=name))
+    given.key = KEY
+    await world.state(pair, queue, "healthy")
+    await world.send(sender, ServiceBusMessage("x", message_id="after"))
+    assert [one.message_id for one in await world.held(queue)] == ["after"]
 
 
 async def test_c1_a_credential_that_every_backlog_queue_refuses_for_good_faults_the_secondary_alone(

@@ -357,29 +357,45 @@ async def test_s13_a_cancelled_send_is_over_and_the_next_one_works(
         assert {"before", "after"} <= {one.message_id for one in await world.held(queue)}
 
 
+# Without retries, so that a link which the child had cut would fail the parent's next send.
 FORKING = """
-import os, sys
-from datetime import timedelta
+import gc, os, sys
 from azure.servicebus import ServiceBusMessage
 from twinbus import PairForkedError, SendAvailabilityOptions, pair_connection_strings
+
+def sockets():
+    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return {name for name in map(os.readlink, filter(os.path.islink, links)) if name.startswith("socket:")}
+
 options = SendAvailabilityOptions(backlog_queue_count=1, primary_name="forks")
-pair = pair_connection_strings(*sys.argv[1:3], options=options)
-sender = pair.get_queue_sender(sys.argv[3])
-sender.send_messages(ServiceBusMessage("x"))
+pair = pair_connection_strings(*sys.argv[1:3], options=options, retry_total=0)
+direct, diverting = pair.get_queue_sender(sys.argv[3]), pair.get_queue_sender("elsewhere")
+pair.force_failover("elsewhere")
+for sender in (direct, diverting):
+    sender.send_messages(ServiceBusMessage("x"))
+before = sockets()
 child = os.fork()
 if child == 0:
-    for call in (lambda: sender.send_messages(ServiceBusMessage("y")), lambda: pair.get_queue_sender("z")):
+    for call in (lambda: direct.send_messages(ServiceBusMessage("y")), lambda: pair.get_queue_sender("z")):
         try:
             call()
         except PairForkedError:
             continue
         os._exit(1)
+    for sender in (direct, diverting):
+        sender.close()
+        sender.__exit__()
+    pair.primary.close()
     pair.close()
     with pair_connection_strings(*sys.argv[1:3], options=options) as again:
         again.get_queue_sender(sys.argv[3]).send_messages(ServiceBusMessage("from the child"))
-    os._exit(0)
+    del pair, direct, diverting, sender, call
+    gc.collect()
+    sys.exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-sender.send_messages(ServiceBusMessage("from the parent"))
+for sender in (direct, diverting):
+    sender.send_messages(ServiceBusMessage("from the parent"))
+assert sockets() <= before, "another connection was opened"
 pair.close()
 print("ok")
 """
