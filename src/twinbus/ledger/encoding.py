@@ -12,7 +12,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.ledger.entries import KINDS, VERSION, Entry, Intent, Move, Operation, Outcome, Role, Stage
+from twinbus.ledger.entries import KINDS, OK, VERSION, Entry, Intent, Move, Operation, Outcome, Role, Stage
 from twinbus.ledger.errors import EntryError
 
 # --- ids -------------------------------------------------------------------------------------------------------------
@@ -22,9 +22,11 @@ _TYPED: Final = ("uuid:", "ulong:", "binary:", "string:")
 
 def id_text(value: object) -> str:
     """A message id of any AMQP type, so that no two ids have one text."""
+    if type(value) is str and not value.startswith(_TYPED):
+        return value
     match value:
         case str():
-            return f"string:{value}" if value.startswith(_TYPED) else value
+            return f"string:{value}" if value.startswith(_TYPED) else str(value)
         case bytes() | bytearray() | memoryview():
             return f"binary:{bytes(value).hex()}"
         case UUID():
@@ -48,7 +50,9 @@ def listed(ids: Iterable[str]) -> str:
     return ",".join(map(quoted, ids))
 
 
-def ending(seconds: float, result: str, cause: str | None, failed: Iterable[str]) -> str:
+def ending(seconds: float, result: str, cause: str | None = None, failed: Iterable[str] = ()) -> str:
+    if result == OK and cause is None and not failed:
+        return f'"seconds":{seconds:.6f},"result":"ok"'
     behind = "" if cause is None else f',"cause":{quoted(cause)}'
     some = f',"failed":[{listed(failed)}]' if failed else ""
     return f'"seconds":{seconds:.6f},"result":{quoted(result)}{behind}{some}'

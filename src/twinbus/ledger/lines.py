@@ -5,10 +5,19 @@ One thread; what repeats from line to line is put together once.
 
 from __future__ import annotations
 
-from twinbus.ledger.encoding import encode, ending, id_text, intent_line, listed, operation_line, outcome_line, place
+from twinbus.ledger.encoding import (
+    encode,
+    ending,
+    id_text,
+    intent_line,
+    listed,
+    operation_line,
+    outcome_line,
+    place,
+)
 from twinbus.ledger.entries import Metered, Movement, Stage, State
 from twinbus.ledger.running import RunningOperation
-from twinbus.ledger.units import units
+from twinbus.ledger.units import UNIT, units
 
 Item = RunningOperation | State | Movement | Metered
 
@@ -33,7 +42,7 @@ class Lines:
             operation.intended = True
             return intent_line(_at(offset + operation.begun), operation.id, *self._said(operation))
         operation.told = True
-        failed = tuple(map(id_text, operation.failed))
+        failed = tuple(map(id_text, operation.failed)) if operation.failed else ()
         end = ending(operation.ended - operation.begun, result, operation.cause, failed)
         if operation.intended:
             return outcome_line(_at(offset + operation.ended), operation.id, end)
@@ -47,6 +56,9 @@ class Lines:
                 self._places.clear()
             there = self._places[key] = place(*key)
         ids, size = operation.ids, operation.size
+        if len(ids) == 1 and type(size) is int and size <= UNIT:
+            # Nearly all there are.
+            return there, listed((id_text(ids[0]),)), size, 1
         total = size if isinstance(size, int) else sum(size)
         return there, listed(map(id_text, ids)), total, units(len(ids), size)
 

@@ -75,14 +75,9 @@ class SegmentWriter:
         file = self._file if self._file is not None else self._open()
         try:
             write_all(file, lines)
-        except OSError:
-            self._take_back(file)
-            raise
-        try:
             os.fdatasync(file)
         except OSError:
-            # How much of it the disk has, nobody knows, and a second sync would not tell: a new segment.
-            self.seal()
+            self._take_back(file)
             raise
         self._size += len(lines)
 
@@ -134,10 +129,13 @@ class SegmentWriter:
         return file
 
     def _take_back(self, file: int) -> None:
-        """A group that did not fit goes as a whole; where it cannot, the segment ends in a torn line."""
-        try:
+        """The group goes as a whole, or leaves a torn line, and the segment ends.
+
+        After a sync that failed nobody knows how much of it the disk has, and a second sync would not tell.
+        """
+        with contextlib.suppress(OSError):
             os.ftruncate(file, self._size)
-        except OSError:
+        with contextlib.suppress(OSError):
             self.seal()
 
 

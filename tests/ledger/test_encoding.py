@@ -1,0 +1,141 @@
+"""Entries as lines and back, and the text forms of ids and units."""
+
+import json
+from dataclasses import fields
+from itertools import combinations
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ledger.strategies import ENTRIES
+from twinbus.ledger.encoding import decode, encode, id_text
+from twinbus.ledger.entries import KINDS, Entry, Operation, Stage, State
+from twinbus.ledger.errors import EntryError
+from twinbus.ledger.units import UNIT, units
+
+WHOLE = {
+    "v": 1, "kind": "operation", "at": 1, "id": "a-1", "stage": "ping", "namespace": "n", "entity": "e", "ids": ["x"],
+    "bytes": 0, "units": 1, "seconds": 0.5, "result": "ok",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_entry_comes_back_from_its_line_as_it_was(kind: type[Entry]) -> None:
+    @given(entry=ENTRIES[kind])
+    def holds(entry: Entry) -> None:
+        line = encode(entry)
+        assert decode(line) == entry
+        assert line.isascii()
+        assert line.endswith("\n")
+        assert line.count("\n") == 1
+
+    holds()
+
+
+def test_every_kind_has_its_strategy_and_its_name_once() -> None:
+    assert set(ENTRIES) == set(KINDS.values())
+    assert all(entry.kind == kind for kind, entry in KINDS.items())
+
+
+def test_a_field_has_one_type_in_all_kinds() -> None:
+    found: dict[str, set[str]] = {}
+    for entry in KINDS.values():
+        for field in fields(entry):
+            found.setdefault(field.name, set()).add(str(field.type).removesuffix(" | None"))
+    assert {name: types for name, types in found.items() if len(types) > 1} == {}
+
+
+def test_a_field_of_a_later_version_is_passed_over() -> None:
+    assert isinstance(decode(json.dumps({**WHOLE, "colour": "red"})), Operation)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "no JSON"),
+        ('{"v":1,"kind":"operation","at":', "no JSON"),
+        ("[]", "no JSON object"),
+        (json.dumps({**WHOLE, "v": 2}), "version 2"),
+        (json.dumps({**WHOLE, "v": True}), "version True"),
+        (json.dumps({**WHOLE, "kind": "dream"}), "no kind 'dream'"),
+        (json.dumps({**WHOLE, "kind": ["operation"]}), "no kind"),
+        (json.dumps({**WHOLE, "stage": "nap"}), "'nap' is not a valid Stage"),
+        (json.dumps({**WHOLE, "at": "1"}), "'1' is no int"),
+        (json.dumps({**WHOLE, "at": True}), "True is no int"),
+        (json.dumps({**WHOLE, "ids": "x"}), "no list of texts"),
+        (json.dumps({**WHOLE, "ids": [1]}), "no list of texts"),
+        (json.dumps({**WHOLE, "seconds": "1"}), "no number"),
+        (json.dumps({**WHOLE, "result": None}), "None is no str"),
+        (json.dumps({name: value for name, value in WHOLE.items() if name != "result"}), "result"),
+        (
+            json.dumps({"v": 1, "kind": "state", "at": 1, "id": "a", "event": "e", "pair": "p", "facts": {"x": []}}),
+            "plain",
+        ),
+    ],
+)
+def test_a_line_that_is_no_entry_says_why(line: str, says: str) -> None:
+    with pytest.raises(EntryError, match=says):
+        decode(line)
+
+
+def test_the_line_of_a_send_stays_as_it_was_published() -> None:
+    entry = Operation(
+        at=1700000000000, id="00ff00ff00ff00ff-7", stage=Stage.SEND_BACKLOG, namespace="paris",
+        entity="contoso/x-servicebus-transfer/0", destination="contoso/orders", ids=("a", "uuid:…"), bytes=10, units=2,
+        seconds=0.25, result="unknown", cause="timeout", failed=("a",),
+    )  # fmt: skip
+    assert encode(entry) == (
+        '{"v":1,"kind":"operation","at":1700000000000,"id":"00ff00ff00ff00ff-7","stage":"send_backlog",'
+        '"namespace":"paris","entity":"contoso/x-servicebus-transfer/0","destination":"contoso/orders",'
+        '"ids":["a","uuid:\\u2026"],"bytes":10,"units":2,"seconds":0.250000,"result":"unknown","cause":"timeout",'
+        '"failed":["a"]}\n'
+    )
+    state = State(at=1, id="a-1", event="restored", pair="contoso", facts={"entity": "orders"})
+    assert encode(state) == (
+        '{"v":1,"kind":"state","at":1,"id":"a-1","event":"restored","pair":"contoso","facts":{"entity":"orders"}}\n'
+    )
+
+
+# --- ids and units ---------------------------------------------------------------------------------------------------
+
+
+def test_no_two_ids_have_one_text() -> None:
+    number = UUID(int=5)
+    ids: list[object] = [
+        "5", 5, b"5", number, str(number), f"uuid:{number}", "ulong:5", "binary:35", "string:5", "string:ulong:5",
+        "", b"",
+    ]  # fmt: skip
+    for one, other in combinations(ids, 2):
+        assert id_text(one) != id_text(other)
+    assert id_text("order-5") == "order-5"
+    assert id_text(5) == "ulong:5"
+    assert id_text(b"\x00\xff") == "binary:00ff"
+    assert id_text(memoryview(b"\x00")) == "binary:00"
+
+
+@pytest.mark.parametrize(
+    ("messages", "size", "expected"),
+    [
+        (0, 0, 1),  # an empty receive
+        (1, 0, 1),
+        (1, UNIT, 1),
+        (1, UNIT + 1, 2),
+        (3, 0, 3),  # completions
+        (2, [UNIT, UNIT + 1], 3),
+        (2, [1, 1], 2),
+        (2, UNIT + 1, 2),
+        (2, UNIT + 2, 3),
+        (0, [], 1),
+    ],
+)
+def test_m2_a_unit_is_64_kb_or_a_part_of_it_of_every_message(
+    messages: int, size: int | list[int], expected: int
+) -> None:
+    assert units(messages, size) == expected
+
+
+@given(st.lists(st.integers(0, 5 * UNIT), min_size=1, max_size=6))
+def test_m2_of_a_size_that_is_not_shared_out_the_dearest_reading_is_taken(sizes: list[int]) -> None:
+    assert units(len(sizes), sum(sizes)) >= units(len(sizes), sizes)

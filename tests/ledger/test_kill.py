@@ -1,0 +1,95 @@
+"""kill -9 for real: what was flushed is there. And many processes in one directory."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from random import Random
+
+from twinbus.ledger import Ledger, balance, read_ledger
+from twinbus.ledger.entries import Gap, Header, Intent, Operation
+from twinbus.ledger.housekeeping import ABANDONED
+from twinbus.ledger.segments import segments
+
+# Tells each number once it is flushed; of every third operation only the intent.
+WRITING = """
+import sys
+from datetime import timedelta
+from twinbus.ledger import Ledger, LedgerOptions, Stage
+ledger = Ledger(sys.argv[1], options=LedgerOptions(segment_bytes=4096, group_interval=timedelta(milliseconds=1)))
+number = 0
+while True:
+    for number in range(number, number + 7):
+        running = ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", [f"{sys.argv[2]}-{number}"])
+        if number % 3:
+            running.end()
+    number += 1
+    ledger.flush()
+    sys.stdout.write(f"{number}\\n")
+    sys.stdout.flush()
+"""
+LIVES = 8
+
+
+def live(directory: Path, name: int, seconds: float) -> int:
+    """Let it write for so long, kill it; how many numbers it had flushed."""
+    child = subprocess.Popen([sys.executable, "-c", WRITING, directory, str(name)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    child.stdout.readline()
+    timer = threading.Timer(seconds, os.kill, (child.pid, signal.SIGKILL))
+    timer.start()
+    told = child.stdout.read()
+    timer.join()
+    child.wait()
+    return int(told.splitlines()[-1]) if told.endswith("\n") else 7
+
+
+def test_everything_that_was_flushed_before_a_kill_is_there(tmp_path: Path) -> None:
+    chance = Random(4)
+    flushed = {name: live(tmp_path, name, chance.uniform(0, 0.2)) for name in range(LIVES)}
+    begun: dict[int, set[int]] = {name: set() for name in flushed}
+    sealed = 0
+    for entry in read_ledger(tmp_path):
+        if isinstance(entry, Intent | Operation):
+            name, number = map(int, entry.ids[0].split("-"))
+            begun[name].add(number)
+        sealed += isinstance(entry, Gap) and entry.reason == ABANDONED
+    for name, count in flushed.items():
+        assert begun[name] >= set(range(count))
+        assert begun[name] == set(range(len(begun[name])))
+    # Each life sealed what the one before had left open.
+    assert sealed == LIVES - 1
+    assert [segment.open for segment in segments(tmp_path)].count(True) == 1
+    found = balance(read_ledger(tmp_path))
+    assert found.unconfirmed.total() == sum(map(len, begun.values()))
+    assert any(ABANDONED in reason for reason in found.incomplete)
+
+
+TAKING_PART = """
+import sys, threading
+from twinbus.ledger import Ledger, LedgerOptions, Stage
+ledger = Ledger(sys.argv[1], options=LedgerOptions(segment_bytes=4096))
+def work(thread):
+    for number in range(300):
+        ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", [f"{sys.argv[2]}-{thread}-{number}"]).end()
+        if number % 50 == 0:
+            ledger.flush()
+threads = [threading.Thread(target=work, args=(thread,)) for thread in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_many_processes_share_a_directory(tmp_path: Path) -> None:
+    children = [subprocess.Popen([sys.executable, "-c", TAKING_PART, tmp_path, str(name)]) for name in range(4)]
+    with Ledger(tmp_path) as ledger:
+        ledger.state("looking_on", {})
+        assert all(child.wait(60) == 0 for child in children)
+    found = balance(read_ledger(tmp_path))
+    assert found.delivered.total() == len(found.delivered) == 4 * 2 * 300
+    assert found.incomplete == []
+    writers = {entry.writer for entry in read_ledger(tmp_path) if isinstance(entry, Header)}
+    assert len(writers) == 5
+    assert not any(segment.open for segment in segments(tmp_path))

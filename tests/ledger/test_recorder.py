@@ -1,0 +1,274 @@
+"""The recorder: what reaches the disk, from threads, tasks, forks, and when a program ends."""
+
+import asyncio
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from twinbus.ledger import (
+    Entry,
+    Ledger,
+    LedgerOptions,
+    LedgerUnavailableError,
+    Move,
+    Role,
+    Stage,
+    balance,
+    read_ledger,
+)
+from twinbus.ledger.entries import Header, Intent, Metered, Movement, Operation, Outcome, State
+from twinbus.ledger.errors import LedgerOptionError
+from twinbus.ledger.segments import segments
+
+
+def said(directory: Path) -> list[Entry]:
+    return [entry for entry in read_ledger(directory) if not isinstance(entry, Header)]
+
+
+def send(ledger: Ledger, *ids: object) -> None:
+    ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", ids, 10).end()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.005)
+
+
+def test_an_operation_that_has_ended_is_one_line(tmp_path: Path) -> None:
+    before = int(time.time() * 1000)
+    with Ledger(tmp_path) as ledger:
+        running = ledger.begin(Stage.SEND_BACKLOG, "paris", "contoso/x/0", ("a", 7), [10, 70_000], "contoso/orders")
+        running.end("unknown", cause="timeout", failed=(7,))
+        running.end("ok")
+    (entry,) = said(tmp_path)
+    assert isinstance(entry, Operation)
+    assert before <= entry.at <= time.time() * 1000
+    assert entry.seconds >= 0
+    assert entry == Operation(
+        at=entry.at, id=running.id, stage=Stage.SEND_BACKLOG, namespace="paris", entity="contoso/x/0",
+        destination="contoso/orders", ids=("a", "ulong:7"), bytes=70_010, units=3, seconds=entry.seconds,
+        result="unknown", cause="timeout", failed=("ulong:7",),
+    )  # fmt: skip
+
+
+def test_an_operation_still_under_way_when_flushed_is_an_intent_and_later_an_outcome(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        running = ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", ["a"], 10)
+        assert ledger.flush()
+        (intent,) = said(tmp_path)
+        assert isinstance(intent, Intent)
+        running.end("server_busy")
+        assert ledger.flush()
+        _, outcome = said(tmp_path)
+    assert isinstance(outcome, Outcome)
+    assert outcome.id == intent.id == running.id
+    assert outcome.result == "server_busy"
+    assert outcome.at >= intent.at
+
+
+def test_a_receive_is_told_when_it_is_over_with_the_time_it_took(tmp_path: Path) -> None:
+    with Ledger(tmp_path, Role.SYPHON) as ledger:
+        told = ledger.done(Stage.EMPTY_RECEIVE, "paris", "contoso/x/0", seconds=900.0)
+    (entry,) = said(tmp_path)
+    assert isinstance(entry, Operation)
+    assert entry.id == told
+    assert (entry.stage, entry.units, entry.result) == (Stage.EMPTY_RECEIVE, 1, "ok")
+    assert entry.seconds == pytest.approx(900, abs=1)
+    assert entry.at < (time.time() - 890) * 1000
+
+
+def test_states_movements_and_meters_are_told(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.state("restored", {"entity": "orders", "messages": 3}, pair="contoso")
+        ledger.moved(Move.DEAD_LETTERED, ["a", b"b"], "paris/q", "contoso/orders", "too large", "op-1")
+        ledger.metered("paris", "q", "send", 5, 100, 6, 1000, 2000)
+    state, movement, metered = said(tmp_path)
+    assert isinstance(state, State)
+    assert (state.event, state.pair, state.facts) == ("restored", "contoso", {"entity": "orders", "messages": 3})
+    assert isinstance(movement, Movement)
+    assert (movement.move, movement.ids) == (Move.DEAD_LETTERED, ("a", "binary:62"))
+    assert (movement.source, movement.destination, movement.reason) == ("paris/q", "contoso/orders", "too large")
+    assert isinstance(metered, Metered)
+    assert (metered.operation, metered.count, metered.bytes, metered.units) == ("send", 5, 100, 6)
+    assert len({entry.id for entry in (state, movement, metered)}) == 3
+
+
+def test_operations_of_many_threads_are_each_there_once_whenever_the_writer_looks(tmp_path: Path) -> None:
+    count, workers = 2000, 4
+    options = LedgerOptions(group_interval=timedelta(milliseconds=1), segment_bytes=64 * 1024)
+    with Ledger(tmp_path, options=options) as ledger:
+
+        def work(name: int) -> None:
+            for number in range(count):
+                send(ledger, f"{name}-{number}")
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    entries = said(tmp_path)
+    wholes = {entry.id for entry in entries if isinstance(entry, Operation)}
+    intents = {entry.id for entry in entries if isinstance(entry, Intent)}
+    outcomes = {entry.id for entry in entries if isinstance(entry, Outcome)}
+    assert intents == outcomes
+    assert not wholes & intents
+    assert len(wholes) + len(intents) * 2 == len(entries)
+    ids = Counter(name for entry in entries if isinstance(entry, Intent | Operation) for name in entry.ids)
+    assert ids == Counter(f"{name}-{number}" for name in range(workers) for number in range(count))
+
+
+async def test_tasks_wait_together_and_one_that_is_cancelled_harms_nobody(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        waiting = []
+        for number in range(20):
+            ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", [number])
+            waiting.append(asyncio.create_task(ledger.flushed()))
+        await asyncio.sleep(0)
+        waiting[3].cancel()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [result is True for number, result in enumerate(results) if number != 3] == [True] * 19
+        assert len(said(tmp_path)) == 20
+
+
+def test_two_ledgers_in_one_directory_know_nothing_of_each_other(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as one, Ledger(tmp_path, Role.SYPHON) as other:
+        send(one, "a")
+        send(other, "b")
+        assert one.flush()
+        assert other.flush()
+        assert len(list(segments(tmp_path))) == 2
+        assert all(segment.open for segment in segments(tmp_path))
+    assert balance(read_ledger(tmp_path)).delivered.total() == 2
+    assert not any(segment.open for segment in segments(tmp_path))
+
+
+def test_a_ledger_that_is_told_nothing_makes_no_file_and_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with Ledger(tmp_path) as ledger:
+        assert threading.active_count() == before
+        assert ledger.flush()
+    assert list(tmp_path.iterdir()) == []
+    until(lambda: threading.active_count() == before)
+
+
+def test_an_idle_ledger_seals_its_segment_at_its_age_and_begins_another_for_what_comes(tmp_path: Path) -> None:
+    with Ledger(tmp_path, options=LedgerOptions(segment_age=timedelta(seconds=1))) as ledger:
+        send(ledger, "a")
+        assert ledger.flush()
+        until(lambda: not any(segment.open for segment in segments(tmp_path)))
+        send(ledger, "b")
+        assert ledger.flush()
+        assert [segment.open for segment in segments(tmp_path)] == [False, True]
+
+
+def test_a_ledger_nobody_holds_any_more_writes_what_is_left_and_ends_its_thread(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    name = ledger.writer.rpartition("-")[2]
+    send(ledger, "a")
+    del ledger
+    gc.collect()
+    until(lambda: not any(name in thread.name for thread in threading.enumerate()))
+    assert len(said(tmp_path)) == 1
+    assert not any(segment.open for segment in segments(tmp_path))
+
+
+def test_what_comes_after_closing_is_refused_or_logged_and_never_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(tmp_path)
+    running = ledger.begin(Stage.PING, "contoso", "orders")
+    ledger.flush()
+    ledger.close()
+    ledger.close()
+    with caplog.at_level(logging.ERROR, "twinbus.ledger"):
+        running.end()
+    assert "after closing" in caplog.text
+    assert ledger.flush() is False
+    stopping = Ledger(tmp_path, options=LedgerOptions(on_error="stop"))
+    stopping.close()
+    with pytest.raises(LedgerUnavailableError, match="closed"):
+        send(stopping, "a")
+    with pytest.raises(LedgerUnavailableError, match="closed"):
+        stopping.flush()
+
+
+def test_an_entry_that_cannot_be_put_down_is_told_as_a_gap_and_the_others_are_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Ledger(tmp_path) as ledger, caplog.at_level(logging.ERROR, "twinbus.ledger"):
+        send(ledger, "a")
+        ledger.begin(Stage.PING, "contoso", "orders", 7).end()  # type: ignore[arg-type] # that is the point
+        send(ledger, "b")
+    assert ledger.missing == 1
+    found = balance(read_ledger(tmp_path))
+    assert found.delivered.total() == 2
+    assert "1 entries are missing" in found.incomplete[0]
+    assert "cannot be put down" in caplog.text
+
+
+# --- the ends of processes -------------------------------------------------------------------------------------------
+
+
+def test_the_child_of_a_fork_writes_segments_of_its_own(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        send(ledger, "before")
+        shared = ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", ["shared"])
+        ledger.flush()
+        send(ledger, "queued")
+        child = os.fork()
+        if child == 0:
+            try:
+                shared.end("unknown")
+                send(ledger, "child")
+                ledger.flush()
+                ledger.close()
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        shared.end()
+        send(ledger, "after")
+    headers = [entry for entry in read_ledger(tmp_path) if isinstance(entry, Header)]
+    assert len({header.pid for header in headers}) == 2
+    found = balance(read_ledger(tmp_path))
+    names = ("before", "shared", "queued", "child", "after")
+    assert found.delivered == Counter({("contoso/orders", name): 1 for name in names})
+
+
+def test_a_program_that_ends_without_closing_has_written_everything(tmp_path: Path) -> None:
+    program = (
+        "import sys; from twinbus.ledger import Ledger, Stage\n"
+        "ledger = Ledger(sys.argv[1])\n"
+        "for n in range(500): ledger.begin(Stage.SEND_PRIMARY, 'contoso', 'orders', [n]).end()\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+    assert balance(read_ledger(tmp_path)).delivered.total() == 500
+    assert not any(segment.open for segment in segments(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"on_error": "panic"}, "on_error is 'panic'"),
+        ({"group_interval": timedelta(0)}, "group_interval"),
+        ({"segment_age": 60}, "segment_age is 60"),
+        ({"segment_bytes": 10}, "segment_bytes is 10; it must be an integer from 4096"),
+        ({"budget_bytes": 64 * 1024 * 1024}, "budget_bytes"),
+        ({"buffer_bytes": True}, "buffer_bytes is True"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_name_value_and_range(options: dict[str, object], says: str) -> None:
+    with pytest.raises(LedgerOptionError, match=says):
+        LedgerOptions(**options)  # type: ignore[arg-type] # wrong on purpose
