@@ -17,7 +17,7 @@ def failing(seeds: range) -> list[tuple[int, str]]:
     for seed in seeds:
         try:
             World(seed).settle()
-        except Exception:
+        except BaseException:
             found.append((seed, traceback.format_exc(limit=-3)))
     return found
 

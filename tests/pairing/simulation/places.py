@@ -2,58 +2,100 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from azure.servicebus._pyamqp.error import AMQPLinkError, ErrorCondition
+from azure.servicebus.exceptions import (
+    MessageSizeExceededError,
+    MessagingEntityDisabledError,
+    MessagingEntityNotFoundError,
+    OperationTimeoutError,
+    ServiceBusAuthorizationError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+    ServiceBusQuotaExceededError,
+    ServiceBusServerBusyError,
+)
 
 from twinbus.pairing.failures import FailureKind
 
-TRY_TIMEOUT = 4.0
-QUICK = 0.01
+from .judge import TRY_TIMEOUT
+from .letters import Parcel
 
-Answer = Callable[[FailureKind | None], None]
+QUICK = 0.01
+OVERDUE = 1e-6
+"""A deadline is found to have passed a little after it did."""
+
+K = FailureKind
+
+
+class Failure(NamedTuple):
+    """What an attempt fails with, and what it is by S2: the judge believes this one, not the product's table."""
+
+    kind: FailureKind
+    error: Exception
+
+
+_ERRORS: dict[FailureKind, Callable[[], Exception]] = {
+    K.CONNECTION_LOST: lambda: ServiceBusConnectionError(message="refused"),
+    K.DETACHED: lambda: ServiceBusError("thrown off", error=AMQPLinkError(ErrorCondition.LinkDetachForced)),
+    K.INTERNAL: lambda: ServiceBusError("failed"),
+    K.ENTITY_DISABLED: lambda: MessagingEntityDisabledError(message="disabled"),
+    K.QUOTA_EXCEEDED: lambda: ServiceBusQuotaExceededError(message="full"),
+    K.SERVER_BUSY: lambda: ServiceBusServerBusyError(message="busy"),
+    K.ENTITY_NOT_FOUND: lambda: MessagingEntityNotFoundError(message="gone"),
+    K.UNAUTHORIZED: lambda: ServiceBusAuthorizationError(message="forbidden"),
+    K.TIMEOUT: lambda: OperationTimeoutError(message="silence"),
+    K.MESSAGE_TOO_LARGE: lambda: MessageSizeExceededError(message="too large"),
+    K.CLOSED: lambda: ValueError("The handler has already been shutdown."),
+}
+KINDS = tuple(_ERRORS)
+
+
+def failure(kind: FailureKind) -> Failure:
+    return Failure(kind, _ERRORS[kind]())
+
+
+Answer = Callable[[Failure | None], None]
 At = Callable[[float, Callable[[], None]], object]
 """Do something after so many seconds."""
 
 
 class Fault(Enum):
-    REFUSE = FailureKind.CONNECTION_LOST
-    DETACH = FailureKind.DETACHED
-    FAIL = FailureKind.INTERNAL
-    DISABLE = FailureKind.ENTITY_DISABLED
-    FULL = FailureKind.QUOTA_EXCEEDED
-    BUSY = FailureKind.SERVER_BUSY
-    GONE = FailureKind.ENTITY_NOT_FOUND
-    FORBID = FailureKind.UNAUTHORIZED
-    STALL = FailureKind.TIMEOUT
+    REFUSE = K.CONNECTION_LOST
+    DETACH = K.DETACHED
+    FAIL = K.INTERNAL
+    DISABLE = K.ENTITY_DISABLED
+    FULL = K.QUOTA_EXCEEDED
+    BUSY = K.SERVER_BUSY
+    GONE = K.ENTITY_NOT_FOUND
+    FORBID = K.UNAUTHORIZED
+    STALL = K.TIMEOUT
     LATE = "late"
     LOSE = "lose"
+    FLICKER = "flicker"
+    """Each attempt is taken or refused."""
 
 
 FAULTS = tuple(Fault)
 
 
-class Delivery(NamedTuple):
-    """What is sent: a message, or the copy that stands for it in the backlog. A ping is None."""
+@dataclass(slots=True)
+class Stock:
+    """What became of messages, by their ids, in one world."""
 
-    message: Message
-    content: Any
-
-
-@dataclass(slots=True, eq=False)
-class Message:
-    """One message of one caller, with what the world knows of it."""
-
-    number: int
-    entity: str
-    original: Any
-    faulty: bool = False
-    accepted: bool = False
-    refused: bool = False
-    doubtful: bool = False
-    """It may be stored though nobody was told: the acknowledgement was lost, came too late, or found nobody."""
+    stored: Counter[str] = field(default_factory=Counter)
+    promised: set[str] = field(default_factory=set)
+    """Their callers were told that they are safe."""
+    doubtful: set[str] = field(default_factory=set)
+    """They may be stored though nobody was told: the acknowledgement was lost, came too late, or found nobody."""
+    endings: Counter[str] = field(default_factory=Counter)
+    """Of calls."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,40 +103,47 @@ class Place:
     name: str
     chance: Random
     at: At
+    stock: Stock
     fault: Fault | None = None
-    stored: list[Delivery] = field(default_factory=list)
+    last: Parcel | None = None
 
-    def attempt(self, delivery: Delivery | None, answer: Answer) -> None:
-        """One attempt with a deadline of TRY_TIMEOUT (S12): exactly one answer comes, and no later than that."""
+    def attempt(self, parcel: Parcel | None, seconds: float, answer: Answer) -> None:
+        """One attempt with a deadline (S12): one answer comes, and none after that. No parcel: a ping, or opening."""
         fault = self.fault
-        if delivery is not None and delivery.message.faulty:
-            self.at(QUICK, lambda: answer(FailureKind.MESSAGE_TOO_LARGE))
-        elif fault is None:
-            self.at(QUICK * self.chance.randint(1, 5), lambda: self._take(delivery, answer))
+        if parcel is not None and parcel.spoilt:
+            self._fail(min(QUICK, seconds), K.MESSAGE_TOO_LARGE, answer)
+        elif fault is None or (fault is Fault.FLICKER and self.chance.random() < 0.5):
+            self._take(QUICK * self.chance.randint(1, 5), parcel, seconds, answer)
         elif fault is Fault.LATE:
-            self._late(delivery, answer)
+            self._take(TRY_TIMEOUT * self.chance.uniform(0.2, 2), parcel, seconds, answer)
         elif fault is Fault.LOSE:
-            self._store(delivery, doubtful=True)
-            self.at(QUICK, lambda: answer(FailureKind.CONNECTION_LOST))
+            self._store(parcel, doubtful=True)
+            self._fail(min(QUICK, seconds), K.CONNECTION_LOST, answer)
         else:
-            # Quickly, or after all the retries of an SDK.
-            quick = fault is not Fault.STALL and self.chance.random() < 0.5
-            wait = QUICK if quick else TRY_TIMEOUT if fault is Fault.STALL else self.chance.uniform(QUICK, TRY_TIMEOUT)
-            self.at(wait, lambda: answer(FailureKind(fault.value)))
+            # Quickly, or after all the retries of an SDK, or never.
+            wait = QUICK if self.chance.random() < 0.5 else self.chance.uniform(QUICK, TRY_TIMEOUT)
+            if fault is Fault.STALL or wait >= seconds:
+                self._fail(seconds + OVERDUE, K.TIMEOUT, answer)
+            else:
+                self._fail(wait, K.INTERNAL if fault is Fault.FLICKER else FailureKind(fault.value), answer)
 
-    def _take(self, delivery: Delivery | None, answer: Answer) -> None:
-        self._store(delivery)
+    def _take(self, wait: float, parcel: Parcel | None, seconds: float, answer: Answer) -> None:
+        if wait < seconds:
+            self.at(wait, lambda: self._taken(parcel, answer))
+        else:
+            self._fail(seconds + OVERDUE, K.TIMEOUT, answer)
+            self.at(wait, lambda: self._store(parcel, doubtful=True))
+
+    def _taken(self, parcel: Parcel | None, answer: Answer) -> None:
+        self._store(parcel)
         answer(None)
 
-    def _late(self, delivery: Delivery | None, answer: Answer) -> None:
-        wait = TRY_TIMEOUT * self.chance.uniform(0.2, 2)
-        if wait <= TRY_TIMEOUT:
-            self.at(wait, lambda: self._take(delivery, answer))
-        else:
-            self.at(TRY_TIMEOUT, lambda: answer(FailureKind.TIMEOUT))
-            self.at(wait, lambda: self._store(delivery, doubtful=True))
+    def _fail(self, wait: float, kind: FailureKind, answer: Answer) -> None:
+        self.at(wait, lambda: answer(failure(kind)))
 
-    def _store(self, delivery: Delivery | None, *, doubtful: bool = False) -> None:
-        if delivery is not None:
-            delivery.message.doubtful |= doubtful
-            self.stored.append(delivery)
+    def _store(self, parcel: Parcel | None, *, doubtful: bool = False) -> None:
+        if parcel is not None:
+            self.last = parcel
+            self.stock.stored.update(parcel.ids)
+            if doubtful:
+                self.stock.doubtful.update(parcel.ids)

@@ -1,37 +1,99 @@
-"""A process that holds a pair: the smallest driver there can be. It carries out effects and reports events, no more."""
+"""A process that holds a pair: its cells, its sides and its senders, driven on the clock of a world."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from random import Random
+from typing import Any, NamedTuple, cast
 
-from twinbus.pairing import aliases, failover, rotation
-from twinbus.pairing.failures import FailureKind
+from twinbus.pairing import calls, failover, rotation
+from twinbus.pairing.entity import EntityCell, RotationCell
+from twinbus.pairing.events import PairEvents
+from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.paths import Endpoint
+from twinbus.pairing.sides import Side, SideState
 
-from .judge import Belief, Rules, Shelf, ViolationError
-from .places import TRY_TIMEOUT, At, Delivery, Message, Place
+from .judge import TRY_TIMEOUT, Belief, Rules, Shelf, ViolationError
+from .letters import Letter, fit
+from .places import At, Failure, Place, Stock
+from .sending import Heard, Sending, Turn
+from .story import Sides, Story, What
 
-CALL_TIMEOUT = 3 * TRY_TIMEOUT
+SENDERS = 2
+OPTIONS = SendAvailabilityOptions(try_timeout=timedelta(seconds=TRY_TIMEOUT))
+ENDPOINTS = {name: Endpoint.of(name, 5671) for name in ("primary", "secondary")}
 
 
-@dataclass(slots=True, eq=False)
-class Call:
-    sender: int
-    message: Message
-    until: float
+class Sender(NamedTuple):
+    """`turn`: of a sync one, whose calls on the primary come one after the other."""
+
+    place: calls.Place
+    turn: Turn | None
+
+
+class Timer:
+    """In some worlds timers are late, and one that was taken back may fire all the same: a driver with threads."""
+
+    def __init__(self, process: Process, due: Callable[[], object]) -> None:
+        self._process = process
+        self._due = due
+        self.token: object = None
+        self.before: Callable[[], object] = lambda: None
+
+    def arm(self, at: float) -> None:
+        process = self._process
+        token = self.token = object()
+        lateness = process.rules.lateness
+        stale = lateness > 0 and process.chance.random() < 0.3
+        # Late by the time that was asked for: one that is armed anew when overdue gets no second delay.
+        wait = at + process.chance.random() * lateness - process.now()
+        process.at(max(wait, 0.0), lambda: self._fire(token, stale=stale))
+
+    def disarm(self) -> None:
+        self.token = None
+
+    def _fire(self, token: object, *, stale: bool) -> None:
+        if self.token is token:
+            self.token = None
+        elif not stale:
+            return
+        if self._process.alive:
+            self.before()
+            self._due()
 
 
 class Process:
+    """To the product it is a pair (`calls.Shared`) and a driver (`entity.Driver`)."""
+
     def __init__(
         self,
         rules: Rules,
         chance: Random,
         now: Callable[[], float],
         at: At,
-        primary: dict[str, Place],
-        backlog: dict[str, Place],
+        stock: Stock,
+        sides: tuple[dict[str, Place], dict[str, Place]],
     ) -> None:
+        self.rules, self.chance, self.now, self.at, self.stock = rules, chance, now, at, stock
+        self.options = OPTIONS
+        self.events = cast(PairEvents, self)
+        self.primary_places, self.backlog = sides
+        self.primary, self.secondary = (Side(name, ENDPOINTS[name], self._side_changed) for name in ENDPOINTS)
+        self.shut = {"primary": False, "secondary": False}
+        self.alive = True
+        self.calls: set[Sending] = set()
+        self.links = {queue: Turn() for queue in self.backlog}
+        self.opened: set[str] = set()
+        self.heard = Heard("", None, None)
+        self.answers = self.diversions = 0
+        self.notices: list[Any] = []
+        self._watch()
+
+    def _watch(self) -> None:
+        """Cells and senders, and beside them what the clauses would have."""
+        rules, now = self.rules, self.now
         policy = failover.Policy(
             failover_interval=rules.failover_interval,
             ping_interval=rules.ping_interval,
@@ -39,194 +101,132 @@ class Process:
             counting=rules.counting,
             divert_while_unusable=not rules.raise_while_unusable,
         )
-        self.rules, self.chance, self.now, self.at = rules, chance, now, at
-        self.primary, self.backlog = primary, backlog
-        self.entities = {path: failover.Entity(path, policy, now()) for path in primary}
-        self.rotation = rotation.Rotation(tuple(backlog), rules.probation)
-        self.queues: dict[int, str] = {}
-        self.timers: dict[str, object] = {}
-        self.alive = True
-        self.calls: set[Call] = set()
-        self.beliefs = {path: Belief(rules) for path in primary}
-        self.shelf = Shelf(rules, tuple(backlog))
-        self.notices: list[failover.Notice] = []
+        chance = self.chance.random
+        self.beliefs = {path: Belief(rules) for path in self.primary_places}
+        self.shelf = Shelf(rules, tuple(self.backlog))
+        self.rotation = RotationCell(tuple(self.backlog), rules.probation, self, now=now)
+        self.cells = {path: EntityCell(path, policy, self, now=now, chance=chance) for path in self.primary_places}
+        for path, cell in self.cells.items():
+            cast(Timer, cell._failover_timer).before = partial(self._timer_due, self.beliefs[path])
+        cast(Timer, self.rotation._timer).before = lambda: self.shelf.ended(self.now())
+        self._gone = Sides(partial(self._is_gone, self.primary), partial(self._is_gone, self.secondary))
+        self.senders = {
+            path: [
+                Sender(calls.Place(path, cell, self, now=now, chance=chance, fit=fit), Turn() if number else None)
+                for number in range(SENDERS)
+            ]
+            for path, cell in self.cells.items()
+        }
 
-    # --- sending -----------------------------------------------------------------------------------------------------
+    def _timer_due(self, belief: Belief) -> None:
+        belief.timer(self.now())
 
-    def send(self, sender: int, message: Message) -> None:
-        call = Call(sender, message, self.now() + CALL_TIMEOUT)
-        self.calls.add(call)
-        route, belief = self.entities[message.entity].route, self.beliefs[message.entity]
-        if route is failover.Route.PRIMARY:
-            if belief.over:
-                raise ViolationError("a send to the primary while failed over")
-            delivery = Delivery(message, message.original)
-            self.primary[message.entity].attempt(delivery, lambda kind: self._primary_answered(call, kind))
-        elif route is failover.Route.BACKLOG:
-            self._divert(call)
-        elif route is failover.Route.UNUSABLE and belief.unusable and self.rules.raise_while_unusable:
-            self._raise(call)
-        else:
-            raise ViolationError(f"{route} for an entity that is {belief.mode}")
+    def _is_gone(self, side: Side) -> bool:
+        return self.shut[side.name] or side.state is not SideState.OPEN
 
-    def _primary_answered(self, call: Call, kind: FailureKind | None) -> None:
-        if not self.alive:
-            return
-        path, belief = call.message.entity, self.beliefs[call.message.entity]
-        if kind is None:
-            belief.sent()
-            # A driver need not tell successes while no timer runs; one that does changes nothing.
-            if self.entities[path].deadline is not None or self.chance.random() < 0.3:
-                self.tell(path, failover.PrimarySendSucceeded())
-            self._accept(call)
-            return
-        goes_on = belief.failed(kind, self.now())
-        answers = [
-            effect
-            for effect in self.tell(path, failover.PrimarySendFailed(kind))
-            if isinstance(effect, failover.SendToBacklog | failover.RaiseToCaller | failover.RaiseUnusable)
-        ]
-        if len(answers) != 1:
-            raise ViolationError(f"a failed call has {len(answers)} answers")
-        raises = belief.unusable and self.rules.raise_while_unusable
-        expected: type[failover.Effect] = failover.RaiseToCaller
-        if goes_on:
-            expected = failover.RaiseUnusable if raises else failover.SendToBacklog
-        if type(answers[0]) is not expected:
-            raise ViolationError(f"a call that failed with {kind} while {belief.mode} got {answers[0]}")
-        if goes_on and not raises:
-            self._divert(call)
-        else:
-            self._raise(call)
+    def send(self, what: What, path: str, letter: Letter, timeout: float | None, cancelled_at: int | None) -> Story:
+        number = self.chance.randrange(SENDERS)
+        until = None if timeout is None else self.now() + timeout
+        belief, key = self.beliefs[path], f"{path} {number}"
+        story = Story(what, letter, path, key, belief, self.shelf, self._gone, self.stock, until)
+        sending = Sending(self, self.senders[path][number], story, cancelled_at)
+        self.calls.add(sending)
+        sending.begin()
+        return story
 
-    def _divert(self, call: Call) -> None:
-        queue = rotation.choose(self.rotation, self.queues.get(call.sender), self.chance.random())
-        if queue is None:
-            if self.shelf.usable() or not self.rotation.causes:
-                raise ViolationError("no queue was chosen though one is usable")
-            self._raise(call)
-            return
-        self.shelf.picked(call.sender, queue)
-        self.queues[call.sender] = queue
-        copy = aliases.divert(call.message.original, call.message.entity)
-        delivery = Delivery(call.message, copy)
-        self.backlog[queue].attempt(delivery, lambda kind: self._backlog_answered(call, queue, kind))
+    # --- what the product asks of a pair -----------------------------------------------------------------------------
 
-    def _backlog_answered(self, call: Call, queue: str, kind: FailureKind | None) -> None:
-        if not self.alive:
-            return
-        if kind is None:
-            self.tell(call.message.entity, failover.MessagesDiverted())
-            self._accept(call)
-            return
-        again = self.shelf.failed(queue, kind, self.now())
-        effects = self.tell_rotation(rotation.BacklogSendFailed(queue, kind))
-        if again is not (rotation.TryAnother() in effects) or again is (rotation.RaiseToCaller() in effects):
-            raise ViolationError(f"a backlog send that failed with {kind} got {effects}")
-        closed = self.beliefs[call.message.entity].closed
-        if again and not closed and self.now() + TRY_TIMEOUT <= call.until:
-            self._divert(call)
-        else:
-            self._raise(call)
+    def notice_closed_clients(self) -> None:
+        for side in (self.primary, self.secondary):
+            if self.shut[side.name]:
+                side.leave(SideState.CLOSED)
 
-    def _accept(self, call: Call) -> None:
-        self.calls.remove(call)
-        call.message.accepted = True
+    def backlog_answered(self, queue: str, error: Exception | None = None) -> None:
+        if (queue, error) != self.heard[:2]:
+            raise ViolationError(f"{queue} is said to have answered {error!r}, but {self.heard}")
+        self.answers += 1
 
-    def _raise(self, call: Call) -> None:
-        self.calls.remove(call)
-        call.message.refused = True
+    def diverted(self, entity: str, queue: str, messages: int, seconds: float) -> None:
+        parcel = self.heard.parcel
+        if parcel is None or (entity, queue, messages) != (parcel.path, self.heard.queue, len(parcel.ids)):
+            raise ViolationError(f"{messages} messages for {entity} are said to be in {queue}, but {self.heard}")
+        if not 0 < seconds < 100 * TRY_TIMEOUT:
+            raise ViolationError(f"they are said to have taken {seconds} s")
+        self.diversions += messages
 
-    # --- effects and timers ------------------------------------------------------------------------------------------
+    # --- what it asks of a driver ------------------------------------------------------------------------------------
 
-    def tell(self, path: str, event: failover.Event) -> tuple[failover.Effect, ...]:
-        self.entities[path], effects = failover.advance(self.entities[path], event, self.now(), self.chance.random())
-        for effect in effects:
-            match effect:
-                case failover.ArmFailoverTimer(at):
-                    self._arm(f"failover {path}", at, lambda: self._timer_fired(path))
-                case failover.DisarmFailoverTimer():
-                    self.timers.pop(f"failover {path}", None)
-                case failover.ArmPing(at):
-                    self._arm(f"ping {path}", at, lambda: self.tell(path, failover.PingDue()))
-                case failover.StopPings():
-                    self.timers.pop(f"ping {path}", None)
-                case failover.SendPing(episode):
-                    self._ping(path, episode)
-                case failover.Emit(notice):
-                    self.notices.append(notice)
-        return effects
+    def timer(self, due: Callable[[], object]) -> Timer:
+        return Timer(self, due)
 
-    def _timer_fired(self, path: str) -> None:
-        self.beliefs[path].timer(self.now())
-        self.tell(path, failover.TimerFired())
-
-    def _ping(self, path: str, episode: int) -> None:
+    def ping(self, cell: EntityCell, episode: int) -> None:
+        path = cell.entity.path
         belief = self.beliefs[path]
         belief.ping(self.now())
         which = belief.failovers
 
-        def answered(kind: FailureKind | None) -> None:
+        def answered(found: Failure | None) -> None:
             if self.alive:
+                kind = None if found is None else found.kind
                 belief.pinged(which, kind)
-                self.tell(path, failover.PingSucceeded(episode) if kind is None else failover.PingFailed(episode, kind))
+                cell.advance(failover.PingSucceeded(episode) if kind is None else failover.PingFailed(episode, kind))
 
-        self.primary[path].attempt(None, answered)
+        self.primary_places[path].attempt(None, TRY_TIMEOUT, answered)
 
-    def tell_rotation(self, event: rotation.Event) -> tuple[rotation.Effect, ...]:
-        self.rotation, effects = rotation.advance(self.rotation, event, self.now())
-        for effect in effects:
-            if isinstance(effect, rotation.ArmProbation):
-                self._arm("probation", effect.at, self._probation_ended)
-        return effects
+    def stop_ping(self, cell: EntityCell) -> None:
+        """Its answer comes all the same, as it may where threads are."""
 
-    def _probation_ended(self) -> None:
-        self.shelf.ended(self.now())
-        self.tell_rotation(rotation.ProbationEnded())
-
-    def _arm(self, name: str, at: float, fire: Callable[[], object]) -> None:
-        token = self.timers[name] = object()
-        # In some worlds timers are late, and one that was taken back may fire all the same: a driver with threads.
-        stale = self.rules.lateness > 0 and self.chance.random() < 0.3
-
-        def fired() -> None:
-            if self.timers.get(name) is token:
-                del self.timers[name]
-                fire()
-            elif self.alive and stale:
-                fire()
-
-        # Late by the time that was asked for: one that is armed anew when overdue gets no second delay.
-        self.at(max(at + self.chance.random() * self.rules.lateness - self.now(), 0.0), fired)
+    def emit(self, notice: failover.Notice | rotation.QueueLeft | rotation.QueueReturned) -> None:
+        self.notices.append(notice)
 
     # --- what an operator does ---------------------------------------------------------------------------------------
 
     def force(self, path: str, *, over: bool) -> None:
         belief = self.beliefs[path]
-        if over and not belief.over:
-            belief.engage(self.now())
-        elif not over:
-            belief.restore()
-        self.tell(path, failover.FailoverForced() if over else failover.RestoreForced())
+        if not belief.closed:
+            if over and not belief.over:
+                belief.engage(self.now())
+            elif not over:
+                belief.restore()
+            self.cells[path].advance(failover.FailoverForced() if over else failover.RestoreForced())
 
     def close(self) -> None:
-        for path, belief in self.beliefs.items():
-            belief.close()
-            self.tell(path, failover.PairClosed())
-            if self.entities[path].route is not failover.Route.CLOSED:
-                raise ViolationError("a closed pair takes sends")
-        if any(not name.startswith("probation") for name in self.timers):
-            raise ViolationError("a closed pair has timers")
+        self.primary.leave(SideState.CLOSED)
+        self.secondary.leave(SideState.CLOSED)
+
+    def lose(self, name: str, how: int) -> None:
+        """One side alone: closed, faulted, or its client closed behind the pair's back (C1)."""
+        if how == 0:
+            self.shut[name] = True
+        else:
+            side = self.primary if name == "primary" else self.secondary
+            state = SideState.CLOSED if how == 1 else SideState.FAULTED
+            side.leave(state, None if how == 1 else RuntimeError("told to"))
 
     def kill(self) -> None:
         """kill -9: whoever waits for an answer gets none."""
         self.alive = False
-        self.timers.clear()
         for call in self.calls:
-            call.message.doubtful = True
+            call.left_behind()
+        self.calls.clear()
+
+    def _side_changed(self, side: Side) -> None:
+        # As Partnership does.
+        if side is self.secondary:
+            self.rotation.close()
+            self.shelf.closed = True
+            return
+        for path, cell in self.cells.items():
+            self.beliefs[path].close()
+            cell.advance(failover.PairClosed())
+            if cast(Timer, cell._failover_timer).token or cast(Timer, cell._ping_timer).token:
+                raise ViolationError("a closed pair has timers")
 
     def check(self) -> None:
         now = self.now()
         for path, belief in self.beliefs.items():
-            belief.check(now, self.entities[path].mode)
-        self.shelf.check(now, self.rotation.usable)
+            entity = self.cells[path].entity
+            belief.check(now, entity.mode, entity.diverted)
+        self.shelf.check(now, self.rotation.rotation.usable)
+        if (self.answers, self.diversions) != (self.shelf.answers, self.shelf.diverted):
+            raise ViolationError("not everything that backlog queues answered was told")

@@ -8,16 +8,20 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from twinbus.pairing import aliases
-from twinbus.pairing.failover import Mode
+from twinbus.pairing.failover import FailoverEngaged, Mode
 from twinbus.pairing.failures import FailureKind
 
-from .judge import FIRST_LIST, Rules, ViolationError, check_messages
-from .places import FAULTS, TRY_TIMEOUT, Fault, Message, Place
-from .process import CALL_TIMEOUT, Process
+from .judge import FIRST_LIST, LONGEST_IN_BACKLOG, TRY_TIMEOUT, Rules, ViolationError
+from .letters import LAST, LETTERS, Letter
+from .places import FAULTS, Fault, Place, Stock
+from .process import Process
+from .story import What
 
-HORIZON = 60.0
-SENDERS = 2
+HORIZON = 40.0
+LONGEST_CALL = LONGEST_IN_BACKLOG + 10 * TRY_TIMEOUT
+WHATS = (*(What.SEND,) * 16, What.SCHEDULE, What.SCHEDULE, What.OPEN, What.BATCH, What.CANCEL)
+TIMEOUTS = (None, None, None, 0.03, 1.0, 6.0, 15.0)
+NOTHING = Letter((), ())
 
 
 class World:
@@ -28,14 +32,17 @@ class World:
         self.time = 0.0
         self._numbers = count()
         self._coming: list[tuple[float, int, Callable[[], None]]] = []
-        self.messages: list[Message] = []
+        self.stock = Stock()
+        self.last = list(LAST)
+        first = chance.randrange(len(LETTERS))
+        self.letters = [*LETTERS[first:], *LETTERS[:first]]
         self.closed: list[Process] = []
         self.rules = self._rules()
         entities = [f"q{index}" for index in range(chance.randint(1, 2))]
         queues = [f"b{index}" for index in range(chance.randint(1, 3))]
-        self.primary = {name: Place(name, chance, self.after) for name in entities}
-        self.backlog = {name: Place(name, chance, self.after) for name in queues}
-        self.processes = [self._process() for _ in range(chance.randint(1, 2))]
+        self.primary = {name: Place(name, chance, self.after, self.stock) for name in entities}
+        self.backlog = {name: Place(name, chance, self.after, self.stock) for name in queues}
+        self.processes = [self._process() for _ in range(chance.choice((1, 1, 1, 2)))]
         self._plan()
 
     def _rules(self) -> Rules:
@@ -44,8 +51,8 @@ class World:
         if chance.random() < 0.1:
             counting ^= {chance.choice((FailureKind.SERVER_BUSY, FailureKind.QUOTA_EXCEEDED))}
         return Rules(
-            failover_interval=chance.choice((0.0, 0.0, 2.0, 5.0, 20.0)),
-            ping_interval=chance.choice((1.0, 3.0, 10.0)),
+            failover_interval=chance.choice((0.0, 0.0, 0.0, 2.0, 10.0)),
+            ping_interval=chance.choice((1.0, 3.0, 10.0, 10.0)),
             ping_jitter=chance.choice((0.0, 0.1, 1.0)),
             probation=chance.choice((1.0, 5.0, 15.0)),
             raise_while_unusable=chance.random() < 0.3,
@@ -54,30 +61,33 @@ class World:
         )
 
     def _process(self) -> Process:
-        return Process(self.rules, self.chance, lambda: self.time, self.after, self.primary, self.backlog)
+        sides = (self.primary, self.backlog)
+        return Process(self.rules, self.chance, lambda: self.time, self.after, self.stock, sides)
 
     # --- what is going to happen -------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
         chance = self.chance
-        for _ in range(chance.randint(5, 15)):
-            begin = chance.uniform(0, HORIZON)
-            for _ in range(chance.choice((1, 1, 2, 4))):
-                self.after(begin + chance.random(), self._send)
+        begins = []
         for _ in range(chance.randint(1, 5)):
-            fault = chance.choice(FAULTS)
-            struck = self._struck()
-            begin = chance.uniform(0, HORIZON)
+            struck, fault = self._struck(), chance.choice(FAULTS)
+            begin = chance.uniform(0, HORIZON / 2)
+            begins.append(begin)
             self.after(begin, partial(self._strike, struck, fault))
             self.after(chance.uniform(begin, HORIZON), partial(self._strike, struck, None))
+        for _ in range(chance.randint(2, 5)):
+            # Most calls come when something has just happened.
+            begin = chance.choice(begins) if chance.random() < 0.8 else chance.uniform(0, HORIZON)
+            for _ in range(chance.choice((1, 1, 2, 4))):
+                self.after(begin + chance.choice((1, 8)) * chance.random(), self._send)
         if chance.random() < 0.3:
-            self.after(chance.uniform(0, HORIZON), self._restart)
-        for _ in range(chance.choice((0, 0, 1, 2))):
-            self.after(chance.uniform(0, HORIZON), self._force)
+            self.after(chance.uniform(0, HORIZON), chance.choice((self._restart, self._lose)))
+        for _ in range(chance.choice((0, 1, 2))):
+            self.after(chance.choice((0.0, chance.uniform(0, HORIZON))), self._force)
 
     def _struck(self) -> list[Place]:
         """A whole namespace, or one entity or queue of it."""
-        side = list(self.chance.choice((self.primary, self.primary, self.backlog)).values())
+        side = list(self.chance.choice((self.primary, self.backlog)).values())
         return side if self.chance.random() < 0.5 else [self.chance.choice(side)]
 
     @staticmethod
@@ -86,21 +96,12 @@ class World:
             place.fault = fault
 
     def _send(self) -> None:
-        self._send_from(self.chance.choice(self.processes), self.chance.choice(list(self.primary)))
-
-    def _send_from(self, process: Process, path: str, *, faulty: bool | None = None) -> Message:
         chance = self.chance
-        original = aliases.Sendable(
-            session_id=chance.choice((None, "red")),
-            time_to_live=chance.choice((None, 1, 60_000)),
-            scheduled_enqueue_time=chance.choice((None, 1_700_000_000_000)),
-            application_properties={"number": len(self.messages)},
-        )
-        spoilt = chance.random() < 0.03 if faulty is None else faulty
-        message = Message(len(self.messages), path, original, spoilt)
-        self.messages.append(message)
-        process.send(chance.randrange(SENDERS), message)
-        return message
+        what = chance.choice(WHATS)
+        letter = self.letters.pop() if what in (What.SEND, What.SCHEDULE) else NOTHING
+        cancelled_at = chance.choice((1, 2, 3, 4)) if chance.random() < 0.15 else None
+        process = chance.choice((*self.processes, *self.closed))
+        process.send(what, chance.choice(list(self.primary)), letter, chance.choice(TIMEOUTS), cancelled_at)
 
     def _restart(self) -> None:
         place = self.chance.randrange(len(self.processes))
@@ -111,9 +112,19 @@ class World:
             self.closed.append(self.processes[place])
         self.processes[place] = self._process()
 
+    def _lose(self) -> None:
+        """One side of one pair, which is closed whole a while later; another process takes its place."""
+        chance = self.chance
+        place = chance.randrange(len(self.processes))
+        process = self.processes[place]
+        process.lose(chance.choice(("primary", "secondary")), chance.randrange(3))
+        self.after(chance.uniform(1.0, 20.0), process.close)
+        self.closed.append(process)
+        self.processes[place] = self._process()
+
     def _force(self) -> None:
         process = self.chance.choice(self.processes)
-        process.force(self.chance.choice(list(self.primary)), over=self.chance.random() < 0.6)
+        process.force(self.chance.choice(list(self.primary)), over=self.chance.random() < 0.7)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -133,38 +144,37 @@ class World:
         self._strike([*self.primary.values(), *self.backlog.values()], None)
         # Calls under way may still fail, and their failures still count.
         rules = self.rules
-        self._live(HORIZON + CALL_TIMEOUT + TRY_TIMEOUT + rules.failover_interval + 3 * rules.ping_interval + 20)
+        self._live(HORIZON + LONGEST_CALL + TRY_TIMEOUT + rules.failover_interval + 3 * rules.ping_interval + 20)
         if self._coming:
             raise ViolationError(f"something still goes on: {self._coming[0]}")
         for process in self.processes:
             self._check_settled(process)
-        for process in self.processes:
+        for process in (*self.processes, *self.closed):
             process.close()
-        if any(process.calls for process in (*self.processes, *self.closed)):
-            raise ViolationError("calls have no result")
+            if process.calls:
+                raise ViolationError("calls have no result")
+            self._check_told(process)
         self._check_stored()
 
     def _check_settled(self, process: Process) -> None:
-        if process.rotation.usable != tuple(self.backlog):
+        if process.rotation.rotation.usable != tuple(self.backlog):
             raise ViolationError("a backlog queue never came back")
-        for path in self.primary:
-            if process.entities[path].mode is not Mode.HEALTHY:
+        for path, place in self.primary.items():
+            if process.cells[path].entity.mode is not Mode.HEALTHY:
                 raise ViolationError(f"{path} never came back")
-            last = self._send_from(process, path, faulty=False)
+            process.send(What.SEND, path, last := self.last.pop(), None, None)
             self._live(self.time + TRY_TIMEOUT)
-            if not last.accepted or self.primary[path].stored[-1].message is not last:
+            if place.last is None or place.last.ids != last.ids or not self.stock.promised.issuperset(last.ids):
                 raise ViolationError(f"{path} is healthy, but does not get its messages")
 
+    @staticmethod
+    def _check_told(process: Process) -> None:
+        engaged = sum(isinstance(notice, FailoverEngaged) for notice in process.notices)
+        if engaged != sum(belief.failovers for belief in process.beliefs.values()):
+            raise ViolationError("a failover was told twice, or not at all")
+
     def _check_stored(self) -> None:
-        found: dict[Message, int] = {}
-        for place in (*self.primary.values(), *self.backlog.values()):
-            for message, _ in place.stored:
-                found[message] = found.get(message, 0) + 1
-        check_messages(self.messages, found)
-        for place in self.primary.values():
-            if any(content != message.original for message, content in place.stored):
-                raise ViolationError("the primary got a changed message")
-        for place in self.backlog.values():
-            for message, content in place.stored:
-                if aliases.restore(content) != (message.entity, message.original, None):
-                    raise ViolationError("a message comes back changed")
+        """A message reported safe is there: that was seen to when it was reported, and nothing takes it away here."""
+        for identity, copies in self.stock.stored.items():
+            if copies > (identity in self.stock.promised) and identity not in self.stock.doubtful:
+                raise ViolationError(f"{identity} is stored {copies} times without a lost acknowledgement")

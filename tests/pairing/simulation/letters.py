@@ -1,0 +1,149 @@
+"""What callers send: messages of the SDK and, by the product's own `fit`, their copies for the backlog.
+
+Encoding takes longer than all else in a world, so both are made once for all worlds: a letter is for one call of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from itertools import count, islice
+from random import Random
+from typing import Any, NamedTuple
+
+from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
+
+from twinbus.amqp.values import Long, Timestamp
+from twinbus.pairing import aliases, outgoing
+from twinbus.pairing.errors import AliasInUseError, MessageTooLargeForBacklogError
+from twinbus.pairing.sdk import Limits
+
+from .judge import ViolationError
+
+LIMITS = Limits(message=3000, batch=2048, transport=PyamqpTransport)
+TOMORROW = datetime(2030, 1, 2, tzinfo=UTC)
+_TYPES = {"LONG": Long, "TIMESTAMP": Timestamp}
+
+Raws = tuple[AmqpAnnotatedMessage, ...]
+
+
+class Letter(NamedTuple):
+    """What one call is given. `spoilt`: no place takes it; `undivertible`: why no backlog queue does."""
+
+    raws: Raws
+    ids: tuple[str, ...]
+    spoilt: bool = False
+    undivertible: type[Exception] | None = None
+
+
+class Parcel(NamedTuple):
+    """What one transfer carries: to a backlog queue with the path it is meant for, to the primary with none."""
+
+    ids: tuple[str, ...]
+    spoilt: bool = False
+    path: str | None = None
+
+
+# Of a body that, with its aliases, shares a batch, has one for itself, fits none but goes alone; and one that goes
+# packed, or not at all.
+SMALL, MIDDLING, WIDE, LARGE = 20, 600, 2300, 3200
+
+
+def _letters() -> Iterator[Letter]:
+    chance = Random(0)
+    numbers = count()
+
+    def letter(*sizes: int, noise: bool = True, spoilt: bool = False, taken: bool = False, **known: Any) -> Letter:
+        ids = tuple(f"m{number}" for number in islice(numbers, len(sizes)))
+        bodies = [chance.randbytes(size) if noise else bytes(size) for size in sizes]
+        raws = tuple(_message(one, body, chance, taken=taken) for one, body in zip(ids, bodies, strict=True))
+        return Letter(raws, ids, spoilt, **known)
+
+    yield from [letter(SMALL) for _ in range(4)]
+    for _ in range(4):
+        yield letter(SMALL)
+        yield letter(SMALL, SMALL, SMALL)
+        yield letter(MIDDLING, MIDDLING)
+        yield letter(SMALL)
+        yield letter(SMALL, MIDDLING, SMALL, SMALL)
+        yield letter(SMALL)
+        yield letter(SMALL, LARGE, noise=False)
+        yield letter(MIDDLING, MIDDLING, MIDDLING)
+        yield letter(SMALL)
+        yield letter(SMALL, WIDE, SMALL)
+        yield letter(LARGE, noise=False)
+    yield letter(SMALL, spoilt=True)
+    yield letter(LARGE, undivertible=MessageTooLargeForBacklogError)
+    yield letter(SMALL, LARGE, undivertible=MessageTooLargeForBacklogError)
+    yield letter(SMALL, taken=True, undivertible=AliasInUseError)
+
+
+def _message(identity: str, body: bytes, chance: Random, *, taken: bool) -> AmqpAnnotatedMessage:
+    properties: dict[str, Any] = {"for": identity}
+    if taken:
+        properties[aliases.PATH] = "mine"
+    return AmqpAnnotatedMessage(
+        data_body=body,
+        properties=AmqpMessageProperties(message_id=identity, group_id=chance.choice((None, "red"))),
+        header=AmqpMessageHeader(time_to_live=chance.choice((None, 1, 60_000))),
+        application_properties=properties,
+    )
+
+
+def contents(letters: Iterable[Letter]) -> list[object]:
+    """All that could be altered of them, by value."""
+    return [
+        (
+            dict(raw.properties.items()) if raw.properties else None,
+            dict(raw.header.items()) if raw.header else None,
+            dict(raw.application_properties or {}),
+            dict(raw.annotations or {}),
+            [bytes(part) for part in raw.body],
+        )
+        for letter in letters
+        for raw in letter.raws
+    ]
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def fit(raws: Raws, path: str, limits: Limits, at: datetime | None = None) -> outgoing.Diversion:
+    """The product's, whose copies are looked at once: they lead back to the messages and where they were meant (S7)."""
+    made = outgoing.fit(raws, path, limits, at)
+    scheduled = None if at is None else int(at.timestamp() * 1000)
+    meant = {outgoing.id_of(raw): (path, _sendable(raw, scheduled)) for raw in raws}
+    copies = [raw for payload in made.payloads for raw in outgoing.raws_of(payload)]
+    found = {outgoing.id_of(raw): aliases.restore(_sendable(raw))[:2] for raw in copies}
+    if len(copies) != len(raws) or found != meant:
+        raise ViolationError(f"{meant} comes back as {found}")
+    return made
+
+
+@cache
+def parcel_of(payload: outgoing.Payload) -> Parcel:
+    copies = outgoing.raws_of(payload)
+    [path] = {aliases.restore(_sendable(raw)).path for raw in copies}
+    return Parcel(tuple(str(outgoing.id_of(raw)) for raw in copies), path=path)
+
+
+def _sendable(raw: AmqpAnnotatedMessage, scheduled: int | None = None) -> aliases.Sendable:
+    session = raw.properties.group_id if raw.properties else None
+    return aliases.Sendable(
+        session_id=session.decode() if isinstance(session, bytes) else session,
+        time_to_live=raw.header.time_to_live if raw.header else None,
+        scheduled_enqueue_time=scheduled,
+        application_properties={name: _plain(value) for name, value in (raw.application_properties or {}).items()},
+    )
+
+
+def _plain(value: Any) -> object:
+    return _TYPES[value["TYPE"]](value["VALUE"]) if isinstance(value, Mapping) else value
+
+
+_ALL = list(_letters())
+LAST, LETTERS = tuple(_ALL[:4]), tuple(_ALL[4:])
+"""`LAST` are kept for the end of a world."""

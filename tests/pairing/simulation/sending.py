@@ -1,0 +1,278 @@
+"""One call of a sender, carried out as the drivers carry one out: `calls` says what to try, a place answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from twinbus.pairing import calls
+from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, QueueLeftMeanwhileError, ToBacklog
+from twinbus.pairing.failover import Route
+from twinbus.pairing.failures import FailureKind
+
+from .judge import TRY_TIMEOUT, ViolationError
+from .letters import LIMITS, TOMORROW, Parcel, parcel_of
+from .places import OVERDUE, QUICK, Answer, Failure, Place, failure
+from .story import INSTEAD, NUMBERS, Story, What, no_turn
+
+if TYPE_CHECKING:
+    from .process import Process, Sender
+
+
+class Heard(NamedTuple):
+    """What a backlog queue has just said to a call."""
+
+    queue: str
+    error: Exception | None
+    parcel: Parcel | None
+
+
+class Turn:
+    """One call at a time on a link; the others wait."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._waiting: deque[Callable[[], bool]] = deque()
+
+    def ask(self, come: Callable[[], bool]) -> None:
+        """`come` is called when it is its turn, and says whether it takes it."""
+        if self._held:
+            self._waiting.append(come)
+        else:
+            self._held = True
+            come()
+
+    def leave(self) -> None:
+        while self._waiting:
+            if self._waiting.popleft()():
+                return
+        self._held = False
+
+
+class Sending:
+    def __init__(self, process: Process, sender: Sender, story: Story, cancelled_at: int | None) -> None:
+        self._process = process
+        self._sender = sender
+        self._place = sender.place
+        self.story = story
+        self._steps: calls.Steps[Any] | None = None
+        self._turn: Turn | None = None
+        self._trying: object = None
+        self._tried = 0
+        self._cancelled_at = cancelled_at
+
+    def begin(self) -> None:
+        process, story = self._process, self.story
+        story.begins(process.now())
+        if self._place.cell.entity.route is Route.PRIMARY and process.chance.random() < 0.7:
+            # The healthy path of the drivers, which asks `calls` only when something was wrong.
+            self._try(OnPrimary(self._place.primary_seconds(story.until)))
+        else:
+            self._call()
+
+    # --- the generator -----------------------------------------------------------------------------------------------
+
+    def _call(self, failed: Exception | None = None) -> None:
+        self._steps = steps = calls.call(self._place, self._backlog, failed, self.story.until)
+        self._carry_on(lambda: next(steps))
+
+    def _backlog(self) -> calls.Steps[Any]:
+        story = self.story
+        match story.what:
+            case What.SEND:
+                return calls.divert(self._place, story.letter.raws, story.until)
+            case What.SCHEDULE:
+                return calls.schedule(self._place, story.letter.raws, story.until, TOMORROW)
+            case What.OPEN:
+                return calls.nothing()
+            case What.BATCH:
+                return calls.instead(lambda: INSTEAD)
+            case What.CANCEL:
+                return calls.cannot_cancel(NUMBERS)
+
+    def _carry_on(self, resume: Callable[[], calls.Step]) -> None:
+        try:
+            step = resume()
+        except StopIteration as end:
+            self._end(end.value, None)
+        except Exception as error:
+            self._end(None, error)
+        else:
+            self._try(step)
+
+    def _got(self, result: Any) -> None:
+        steps = self._steps
+        if steps is None:
+            self._place.cell.succeeded()
+            self._end(result, None)
+        else:
+            self._carry_on(lambda: steps.send(result))
+
+    def _threw(self, error: Exception) -> None:
+        steps = self._steps
+        if steps is not None:
+            self._carry_on(lambda: steps.throw(error))
+        else:
+            self._call(None if isinstance(error, FailedOverMeanwhileError) else error)
+
+    def _end(self, value: Any, error: Exception | None) -> None:
+        self._over()
+        self.story.ends(value, error, self._process.now())
+
+    def _over(self) -> None:
+        self._trying = None
+        self._process.calls.discard(self)
+        self._leave_turn()
+
+    def _cancel(self, token: object) -> None:
+        """The caller takes it back, whatever it is doing (S13)."""
+        if self._trying is not token or not self._process.alive:
+            return
+        self.story.stock.endings[f"cancelled at step {self._tried}"] += 1
+        self._over()
+        self.left_behind()
+        if self._steps is not None:
+            self._steps.close()
+
+    def left_behind(self) -> None:
+        """Nobody is told what became of it."""
+        self.story.stock.doubtful.update(self.story.letter.ids)
+
+    # --- one step ----------------------------------------------------------------------------------------------------
+
+    def _try(self, step: calls.Step) -> None:
+        process = self._process
+        now = process.now()
+        self.story.tries(step, now)
+        self._tried += 1
+        token = self._trying = object()
+        if self._tried == self._cancelled_at:
+            process.at(
+                process.chance.random() * process.chance.choice((QUICK, TRY_TIMEOUT)), lambda: self._cancel(token)
+            )
+        match step:
+            case OnPrimary():
+                until = self.story.until
+                left = None if until is None else until - now
+                self._in_turn(self._sender.turn, left, lambda _: self._primary(), self._primary_answered)
+            case LimitsOf(queue, seconds):
+                if queue in process.opened:
+                    self._took(queue, None)
+                else:
+                    self._on_queue(queue, None, seconds)
+            case ToBacklog(queue, payload, seconds):
+                self._on_queue(queue, parcel_of(payload), seconds)
+
+    def _on_queue(self, queue: str, parcel: Parcel | None, seconds: float) -> None:
+        turn = self._process.links[queue]
+        self._in_turn(turn, seconds, lambda left: self._queue(queue, parcel, left), partial(self._failed, queue))
+
+    def _in_turn(
+        self, turn: Turn | None, seconds: float | None, go: Callable[[float], None], late: Callable[[Failure], None]
+    ) -> None:
+        """`go` with what is left of the seconds, or `late`. No turn: the SDK's asyncio sender takes several at once."""
+        process, token = self._process, self._trying
+        if turn is None:
+            go(0.0)
+            return
+        end = None if seconds is None else process.now() + seconds
+        came = False
+
+        def come() -> bool:
+            nonlocal came
+            if self._trying is not token or not process.alive:
+                return False
+            came, self._turn = True, turn
+            go(0.0 if end is None else end - process.now())
+            return True
+
+        def overdue() -> None:
+            if self._trying is token and not came and process.alive:
+                late(no_turn("a link", seconds or 0.0))
+
+        turn.ask(come)
+        if seconds is not None and not came:
+            process.at(seconds + OVERDUE, overdue)
+
+    def _leave_turn(self) -> None:
+        if self._turn is not None:
+            turn, self._turn = self._turn, None
+            turn.leave()
+
+    def _primary(self) -> None:
+        process, story = self._process, self.story
+        if self._place.cell.entity.route is not Route.PRIMARY:
+            self._failed_over_meanwhile()
+            return
+        if story.belief.over or story.belief.closed:
+            raise ViolationError(f"a call on the primary while {story.belief.mode}")
+        parcel = Parcel(story.letter.ids, story.letter.spoilt) if story.what in (What.SEND, What.SCHEDULE) else None
+        # Counted anew: its turn may have come late.
+        seconds = self._place.primary_seconds(story.until)
+        self._attempt("primary", process.primary_places[story.path], parcel, seconds, self._primary_answered)
+
+    def _failed_over_meanwhile(self) -> None:
+        self._leave_turn()
+        self.story.begins(self._process.now())
+        self._threw(FailedOverMeanwhileError())
+
+    def _queue(self, queue: str, parcel: Parcel | None, left: float) -> None:
+        process = self._process
+        if queue not in process.rotation.rotation.usable:
+            self._leave_turn()
+            self.story.seeks(process.now())
+            self._threw(QueueLeftMeanwhileError())
+        elif parcel is None and queue in process.opened:
+            # By the call before.
+            self._took(queue, None)
+        else:
+
+            def answered(found: Failure | None) -> None:
+                if found is None:
+                    self._took(queue, parcel)
+                else:
+                    self._failed(queue, found)
+
+            self._attempt("secondary", process.backlog[queue], parcel, min(TRY_TIMEOUT, left), answered)
+
+    def _attempt(self, side: str, place: Place, parcel: Parcel | None, seconds: float, answered: Answer) -> None:
+        process, token = self._process, self._trying
+
+        def answer(found: Failure | None) -> None:
+            if self._trying is token and process.alive:
+                answered(found)
+
+        if process.shut[side]:
+            answer(failure(FailureKind.CLOSED))
+        else:
+            place.attempt(parcel, seconds, answer)
+
+    # --- its answer --------------------------------------------------------------------------------------------------
+
+    def _primary_answered(self, found: Failure | None) -> None:
+        rerouted = self._place.cell.entity.route is not Route.PRIMARY
+        if found is not None and rerouted and self._process.chance.random() < 0.5:
+            # That was one of several tries, and a driver makes no other.
+            self._failed_over_meanwhile()
+            return
+        self._leave_turn()
+        self.story.primary_answered(found, self._process.now())
+        if found is not None:
+            self._threw(found.error)
+        else:
+            self._got(self.story.result)
+
+    def _took(self, queue: str, parcel: Parcel | None) -> None:
+        self._leave_turn()
+        self._process.opened.add(queue)
+        self.story.queue_took(parcel, self._process.now())
+        self._process.heard = Heard(queue, None, parcel)
+        self._got(LIMITS if parcel is None else None)
+
+    def _failed(self, queue: str, found: Failure) -> None:
+        self._leave_turn()
+        self.story.queue_failed(queue, found, self._process.now())
+        self._process.heard = Heard(queue, found.error, None)
+        self._threw(found.error)

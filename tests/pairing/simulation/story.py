@@ -1,0 +1,268 @@
+"""What must become of one call, worked out from the clauses and from what happened to it; `calls` decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from twinbus.pairing.calls import BacklogHandle, LimitsOf, NoTurnError, OnPrimary, Step, ToBacklog, in_backlog
+from twinbus.pairing.errors import (
+    BacklogUnavailableError,
+    PartialSendError,
+    PrimaryUnusableError,
+    ScheduledInBacklogError,
+)
+from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.sides import PairClosedError, PairFaultedError
+
+from .judge import LONGEST_IN_BACKLOG, REFUSED, SLACK, TRY_TIMEOUT, Belief, Shelf, ViolationError
+from .letters import Letter, Parcel, parcel_of
+from .places import Failure, Stock
+
+
+class What(Enum):
+    """What is called."""
+
+    SEND = "send_messages"
+    SCHEDULE = "schedule_messages"
+    OPEN = "entering a sender"
+    BATCH = "create_message_batch"
+    CANCEL = "cancel_scheduled_messages"
+
+
+class On(Enum):
+    PRIMARY = "on the primary"
+    BACKLOG = "on a backlog queue"
+    RETURN = "it returns"
+    RAISE = "it raises"
+
+
+class Due(NamedTuple):
+    """What comes next. Of an error: itself, its type, or the side whose state it tells."""
+
+    on: On
+    error: Exception | type[Exception] | str | None = None
+    queues: tuple[str, ...] = ()
+    value: object = None
+
+
+NOTHING = Due(On.RETURN)
+INSTEAD, HANDLES = "a batch, though nobody was asked", "handles"
+NUMBERS = (4, 5)
+"""Sequence numbers of the primary that somebody cancels."""
+
+
+class Sides(NamedTuple):
+    """Whether each side is gone, told to the pair or not."""
+
+    primary: Callable[[], bool]
+    secondary: Callable[[], bool]
+
+
+@dataclass(slots=True, eq=False)
+class Story:
+    what: What
+    letter: Letter
+    path: str
+    sender: str
+    belief: Belief
+    shelf: Shelf
+    sides: Sides
+    stock: Stock
+    until: float | None
+    end: float = 0.0
+    """When its time in the backlog is over."""
+    due: Due = NOTHING
+    failed: Exception | None = None
+    """What it failed with on the primary before it was diverted."""
+    opened: bool = False
+    tried: set[str] = field(default_factory=set)
+    safe: set[str] = field(default_factory=set)
+
+    # --- what happened, and what follows -----------------------------------------------------------------------------
+
+    def begins(self, now: float) -> None:
+        """Or begins anew, its turn having come too late."""
+        if self.belief.closed:
+            self.due = Due(On.RAISE, "primary")
+        elif self.belief.over:
+            self._diverts(now)
+        else:
+            self.due = Due(On.PRIMARY)
+
+    def primary_answered(self, failure: Failure | None, now: float) -> None:
+        if failure is None:
+            self.belief.sent()
+            self.due = Due(On.RETURN, value=self.result)
+        elif self.sides.primary():
+            self.due = Due(On.RAISE, "primary")
+        elif not self.belief.failed(failure.kind, now):
+            self.due = Due(On.RAISE, failure.error)
+        else:
+            self.failed = failure.error
+            self._diverts(now)
+
+    def _diverts(self, now: float) -> None:
+        if self.belief.unusable and self.belief.rules.raise_while_unusable:
+            self.due = Due(On.RAISE, PrimaryUnusableError)
+        elif self.what in (What.OPEN, What.BATCH):
+            self.due = Due(On.RETURN, value=INSTEAD if self.what is What.BATCH else None)
+        elif self.what is What.CANCEL:
+            self.due = Due(On.RAISE, ScheduledInBacklogError)
+        else:
+            self.end = now + LONGEST_IN_BACKLOG if self.until is None else self.until
+            self.seeks(now)
+
+    def seeks(self, now: float) -> None:
+        """A backlog queue, as at the beginning so after one that would not take it."""
+        if self.sides.primary():
+            self.due = Due(On.RAISE, "primary")
+        elif self.sides.secondary():
+            self.due = Due(On.RAISE, "secondary")
+        elif not (queues := self.shelf.choices(self.sender, self.tried)):
+            self.due = Due(On.RAISE, BacklogUnavailableError)
+        elif now >= self.end:
+            self.due = Due(On.RAISE, OperationTimeoutError)
+        else:
+            self.due = Due(On.BACKLOG, None, queues)
+
+    def queue_took(self, parcel: Parcel | None, now: float) -> None:
+        """None: its link is open."""
+        if parcel is None:
+            self.opened = True
+            if self.letter.undivertible is not None:
+                self.due = Due(On.RAISE, self.letter.undivertible)
+                return
+        else:
+            self.safe.update(parcel.ids)
+            self.belief.diverted += len(parcel.ids)
+            self.shelf.diverted += len(parcel.ids)
+            self.shelf.answers += 1
+            if len(self.safe) == len(self.letter.ids):
+                self.due = Due(On.RETURN, value=HANDLES if self.what is What.SCHEDULE else None)
+                return
+        self.seeks(now)
+
+    def queue_failed(self, queue: str, failure: Failure, now: float) -> None:
+        over = now >= self.end
+        if failure.kind is FailureKind.NO_TURN:
+            self.due = Due(On.RAISE, failure.error)
+        elif over and failure.kind is FailureKind.TIMEOUT:
+            # The call's own time was too short to tell (S6).
+            self.shelf.places.pop(self.sender, None)
+            self.due = Due(On.RAISE, failure.error)
+        else:
+            self.shelf.answers += 1
+            if not self.shelf.failed(queue, failure.kind, now):
+                self.due = Due(On.RAISE, failure.error)
+                return
+            self.tried.add(queue)
+            if over:
+                self.due = Due(On.RAISE, OperationTimeoutError)
+            else:
+                self.seeks(now)
+
+    # --- what the product does ---------------------------------------------------------------------------------------
+
+    def tries(self, step: Step, now: float) -> None:
+        match step:
+            case OnPrimary(seconds):
+                self._must(self.due.on is On.PRIMARY, step)
+                self._must(abs(seconds - self._primary_seconds(now)) < SLACK, step)
+            case LimitsOf(queue, seconds):
+                self._tries_queue(queue, seconds, now, step)
+                self._must(not self.opened, step)
+            case ToBacklog(queue, payload, seconds):
+                self._tries_queue(queue, seconds, now, step)
+                parcel = parcel_of(payload)
+                self._must(self.opened and self.safe.isdisjoint(parcel.ids), step)
+                self._must(set(parcel.ids) <= set(self.letter.ids) and parcel.path == self.path, step)
+
+    def _tries_queue(self, queue: str, seconds: float, now: float, step: Step) -> None:
+        self._must(self.due.on is On.BACKLOG and queue in self.due.queues, step)
+        self._must(seconds > 0 and abs(now + seconds - self.end) < SLACK, step)
+        self.shelf.places[self.sender] = queue
+
+    def _primary_seconds(self, now: float) -> float:
+        """Half of the time is kept for the backlog where the attempt may still find the entity failed over (S4)."""
+        if self.until is None:
+            return TRY_TIMEOUT
+        interval, left = self.belief.rules.failover_interval, self.until - now
+        fires = now + interval if self.belief.armed is None else self.belief.armed + interval
+        return min(TRY_TIMEOUT, left / 2 if fires < self.until else left)
+
+    def ends(self, value: Any, error: Exception | None, now: float) -> None:
+        if self.until is not None and now > self.until + SLACK:
+            raise ViolationError(f"a call ends {now - self.until} s after its time-out")
+        where = " in the backlog" if self.opened else ""
+        self.stock.endings[("returned" if error is None else type(error).__name__) + where] += 1
+        if error is None:
+            self._must(self.due.on is On.RETURN, value)
+            self._returned(value)
+            return
+        self._must(self.due.on is On.RAISE, error)
+        if self.failed is not None:
+            self._must(self.failed in (error.__cause__, error.__context__), error)
+        if self.safe:
+            self._must(isinstance(error, PartialSendError), error)
+            assert isinstance(error, PartialSendError)
+            self._must(error.safe == tuple([one for one in self.letter.ids if one in self.safe]), error)
+            self._must(error.unsafe == tuple([one for one in self.letter.ids if one not in self.safe]), error)
+            self._promise(self.safe)
+            error = error.cause  # type: ignore[assignment] # an Exception: what `calls` caught
+        self._must(self._is_due(error), error)
+
+    def _is_due(self, error: Exception | None) -> bool:
+        expected = self.due.error
+        if isinstance(expected, str):
+            return isinstance(error, PairClosedError | PairFaultedError) and error.side == expected
+        if not isinstance(expected, type):
+            return error is expected
+        match error:
+            case BacklogUnavailableError():
+                whole = {cause.queue for cause in error.causes} == set(self.shelf.queues)
+            case PrimaryUnusableError():
+                whole = error.entity == self.path and error.cause in REFUSED
+            case ScheduledInBacklogError():
+                whole = error.handles == NUMBERS
+            case _:
+                whole = True
+        return type(error) is expected and whole
+
+    def _returned(self, value: Any) -> None:
+        if self.due.value is HANDLES:
+            # None can be taken for a number of the primary's (S10).
+            self._must(in_backlog(value) == value and in_backlog(value[0]) == value[:1], value)
+            self._must([one.message_id for one in value] == list(self.letter.ids), value)
+            self._must(len(set(value)) == len(value) and all(type(one) is BacklogHandle for one in value), value)
+        else:
+            self._must(value == self.due.value, value)
+        if self.what in (What.SEND, What.SCHEDULE):
+            self._promise(self.letter.ids)
+
+    @property
+    def result(self) -> object:
+        """What the primary gives back."""
+        match self.what:
+            case What.SCHEDULE:
+                return list(range(1, len(self.letter.ids) + 1))
+            case What.BATCH:
+                return "a batch"
+            case _:
+                return None
+
+    def _promise(self, ids: Any) -> None:
+        self._must(all(self.stock.stored[one] for one in ids), ids)
+        self.stock.promised.update(ids)
+
+    def _must(self, holds: bool, found: object) -> None:
+        if not holds:
+            raise ViolationError(f"{self.what.value}: {self.due} by the clauses, but {found!r}")
+
+
+def no_turn(link: str, seconds: float) -> Failure:
+    return Failure(FailureKind.NO_TURN, NoTurnError(link, seconds))
