@@ -13,7 +13,7 @@ from twinbus.pairing.outgoing import LONGEST_TIME_TO_LIVE, id_of, identified, ra
 DAYS = timedelta(days=1)
 
 
-def annotated(message_id: object = None, time_to_live: int | None = None) -> AmqpAnnotatedMessage:
+def annotated(message_id: Any = None, time_to_live: int | None = None) -> AmqpAnnotatedMessage:
     return AmqpAnnotatedMessage(
         data_body=b"x",
         properties=AmqpMessageProperties(message_id=message_id),
