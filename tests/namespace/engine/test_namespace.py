@@ -22,6 +22,7 @@ from twinbus.namespace.engine.descriptions import (
 )
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.records import kind_of, read_description, write_description
+from twinbus.namespace.engine.rules.descriptions import RuleDescription
 
 from .bus import Bus, Receiver, envelope, queue
 
@@ -106,7 +107,8 @@ def test_updates_of_topics_and_subscriptions_are_kept() -> None:
     bus.update(path, topic="NEWS/TODAY", name="SUB", user_metadata="subscription")
     bus.restart()
     assert bus.entity("news/today").description.user_metadata == "topic"
-    assert bus.entity(path).description == replace(SUBSCRIPTION, topic="News/Today", user_metadata="subscription")
+    kept = replace(SUBSCRIPTION, topic="News/Today", rules=(RuleDescription("$Default", created=bus.now),))
+    assert bus.entity(path).description == replace(kept, user_metadata="subscription")
 
 
 def test_removing_a_queue_detaches_its_receivers_and_frees_the_path() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from twinbus.namespace.engine import limits
+from twinbus.namespace.engine.rules.descriptions import DEFAULT_RULE, RuleDescription
 
 
 class EntityStatus(StrEnum):
@@ -93,7 +94,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionDescription:
-    """Everything settable about a subscription. It is born with the `$Default` true rule."""
+    """Everything settable about a subscription, and its rules, which an update of the rest leaves as they are."""
 
     topic: str
     name: str
@@ -109,6 +110,7 @@ class SubscriptionDescription:
     auto_delete_on_idle: int | None = None
     forward_to: str | None = None
     forward_dead_letters_to: str | None = None
+    rules: tuple[RuleDescription, ...] = (RuleDescription(DEFAULT_RULE),)
 
     @property
     def path(self) -> str:

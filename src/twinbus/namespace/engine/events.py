@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from twinbus.amqp.sections import Envelope
 from twinbus.namespace.engine.descriptions import Description
+from twinbus.namespace.engine.rules.descriptions import RuleDescription
 
 
 class MessagesSent(NamedTuple):
@@ -198,6 +199,42 @@ class SessionsListed:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleAdded:
+    """To a subscription, as every event on rules. Answer: None."""
+
+    reply: Any
+    rule: RuleDescription
+
+
+@dataclass(frozen=True, slots=True)
+class RuleChanged:
+    """The rule of that name has this filter and action now. Answer: None."""
+
+    reply: Any
+    rule: RuleDescription
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRemoved:
+    """Answer: None."""
+
+    reply: Any
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RulesListed:
+    """Answer: list[RuleDescription], in the order they were made."""
+
+    reply: Any
+    skip: int
+    top: int
+
+
+RuleEvent = RuleAdded | RuleChanged | RuleRemoved | RulesListed
+
+
+@dataclass(frozen=True, slots=True)
 class DescriptionChanged:
     """The operator updated the entity; the new description is valid. Answer: None."""
 
@@ -234,6 +271,10 @@ Event = (
     | SessionStateRequested
     | SessionStateSet
     | SessionsListed
+    | RuleAdded
+    | RuleChanged
+    | RuleRemoved
+    | RulesListed
     | DescriptionChanged
     | Deleted
     | TimerFired

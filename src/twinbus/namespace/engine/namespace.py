@@ -120,7 +120,8 @@ class Namespace:
             topic = self._topic(description.topic)
             if topic is None:
                 return not_found(description.topic)
-            description = replace(description, topic=topic.path)
+            rules = tuple(replace(rule, created=now) for rule in description.rules)
+            description = replace(description, topic=topic.path, rules=rules)
             topic.counters.accessed = now
             entity = Subscription(description, topic, life, self._supplies)
             topic.adopt(entity)

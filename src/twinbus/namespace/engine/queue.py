@@ -23,10 +23,15 @@ from twinbus.namespace.engine.events import (
     MessagesScheduled,
     MessagesSent,
     MessagesSettled,
+    RuleAdded,
+    RuleChanged,
+    RuleRemoved,
+    RulesListed,
     ScheduleCancelled,
     TimerFired,
 )
 from twinbus.namespace.engine.life import Life, confirm, refuse_as_gone
+from twinbus.namespace.engine.refusals import not_allowed
 from twinbus.namespace.engine.rows import Lane, MoveRow, Need, PutRow, Row
 from twinbus.namespace.engine.schedule import Schedule, remaining
 from twinbus.namespace.engine.shelf import Shelf, Supplies
@@ -99,6 +104,9 @@ class Queue:
             case Deleted():
                 self._delete(now, step)
                 confirm(event, step)
+            case RuleAdded() | RuleChanged() | RuleRemoved() | RulesListed():
+                refusal = not_allowed(f"'{self.path}' is a queue: only subscriptions have rules.")
+                step.effects.append(Answer(event.reply, refusal))
             case _:
                 asking = receiving.decide(shelf, event, now, step)
                 if asking is not None:

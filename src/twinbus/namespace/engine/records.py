@@ -18,6 +18,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.namespace.engine.rules.records import read_rule, write_rule
 
 _KINDS: Final[dict[str, type[Description]]] = {
     "queue": QueueDescription,
@@ -35,6 +36,8 @@ def write_description(description: Description) -> str:
     values = {field.name: getattr(description, field.name) for field in fields(description)}
     if "authorization_rules" in values:
         values["authorization_rules"] = [_write_rule(rule) for rule in values["authorization_rules"]]
+    if "rules" in values:
+        values["rules"] = [write_rule(rule) for rule in values["rules"]]
     return json.dumps(values, separators=(",", ":"))
 
 
@@ -49,6 +52,8 @@ def read_description(kind: str, text: str) -> Description:
     values["status"] = EntityStatus(values["status"])
     if "authorization_rules" in values:
         values["authorization_rules"] = tuple(_read_rule(rule) for rule in values["authorization_rules"])
+    if "rules" in values:
+        values["rules"] = tuple(read_rule(rule) for rule in values["rules"])
     return described(**values)
 
 

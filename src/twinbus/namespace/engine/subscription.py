@@ -1,22 +1,27 @@
-"""A subscription: takes the messages its topic hands it, and has all a queue has on its receiving side.
+"""A subscription: takes what its rules choose of its topic's messages, and has all a queue has on its receiving side.
 
 It belongs to the family of its topic: their events are decided one after the other.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from twinbus.namespace.engine import receiving
 from twinbus.namespace.engine.counters import Counters
 from twinbus.namespace.engine.descriptions import SubscriptionDescription
-from twinbus.namespace.engine.effects import Answer, Decision, Step
+from twinbus.namespace.engine.effects import Answer, Decision, Refusal, Step
 from twinbus.namespace.engine.events import (
     Deleted,
     DescriptionChanged,
     Event,
     MessagesScheduled,
     MessagesSent,
+    RuleAdded,
+    RuleChanged,
+    RuleRemoved,
+    RulesListed,
     ScheduleCancelled,
     TimerFired,
 )
@@ -24,6 +29,8 @@ from twinbus.namespace.engine.life import Life, confirm, refuse_as_gone
 from twinbus.namespace.engine.overlays import dead_letter_properties, merged
 from twinbus.namespace.engine.refusals import not_allowed
 from twinbus.namespace.engine.rows import Lane, PutRow, Row
+from twinbus.namespace.engine.rules import administration
+from twinbus.namespace.engine.rules.ruleset import RuleSet
 from twinbus.namespace.engine.shelf import Shelf, Supplies
 from twinbus.namespace.engine.shelving import shelve
 
@@ -50,7 +57,7 @@ class Published(NamedTuple):
 class Subscription:
     """One subscription at work."""
 
-    __slots__ = ("counters", "description", "life", "shelf", "topic")
+    __slots__ = ("counters", "description", "life", "rules", "shelf", "topic")
 
     def __init__(
         self,
@@ -64,6 +71,7 @@ class Subscription:
         self.description = description
         self.topic = topic
         self.life = life
+        self.rules = RuleSet(description.rules)
         self.counters: Counters = life.counters
         self.shelf = Shelf(self.counters, description, supplies, next_expiry)
         self._rearm(self.counters.accessed)
@@ -101,6 +109,11 @@ class Subscription:
                     self._rearm(now)
             case DescriptionChanged():
                 self._changed(event, now, step)
+            case RuleAdded() | RuleChanged() | RuleRemoved():
+                self._rules_changed(event, now, step)
+            case RulesListed():
+                page = self.description.rules[event.skip : event.skip + event.top]
+                step.effects.append(Answer(event.reply, list(page)))
             case Deleted():
                 self.delete(now, step)
                 confirm(event, step)
@@ -120,15 +133,17 @@ class Subscription:
         if self.shelf.next_timer is not None and not self.life.ended:
             self.topic.arm(self.shelf.next_timer)
 
-    def take(self, message: Published, body: int | None, now: int, step: Step) -> None:
-        """A message of the topic enters the subscription under a number of its own."""
+    def take(self, message: Published, body: int | None, now: int, step: Step, overlay: bytes | None = None) -> None:
+        """A message of the topic enters the subscription under a number of its own. An overlay tells why it is dead."""
         default, ttl = self.description.default_time_to_live, message.ttl
         if default is not None:
             ttl = default if ttl is None else min(ttl, default)
         seq, size = self.counters.take_seq(), len(message.raw)
-        lane, overlay, expires = Lane.ACTIVE, None, None if ttl is None else now + ttl
-        if self.description.requires_session and not message.session:
-            lane, overlay, expires = Lane.DEAD, _NO_SESSION, None
+        lane, expires = Lane.ACTIVE, None if ttl is None else now + ttl
+        if overlay is None and self.description.requires_session and not message.session:
+            overlay = _NO_SESSION
+        if overlay is not None:
+            lane, expires = Lane.DEAD, None
         session = message.session if self.description.requires_session else None
         key = (self.counters.queue, lane, seq, message.origin_seq)
         row = Row(*key, now, expires, None, session, 0, size, overlay, body, message.raw)
@@ -143,12 +158,23 @@ class Subscription:
     def _changed(self, event: DescriptionChanged, now: int, step: Step) -> None:
         description = event.description
         assert isinstance(description, SubscriptionDescription), "the namespace keeps the kind of an entity"
-        self.description = description
+        self.description = description = replace(description, rules=self.description.rules)
         self.life.updated = now
         receiving.change_settings(self.shelf, description, now, step)
         self._rearm(now)
         step.writes.append(self.life.record(description))
         confirm(event, step)
+
+    def _rules_changed(self, event: RuleAdded | RuleChanged | RuleRemoved, now: int, step: Step) -> None:
+        rules = administration.changed(self.description.rules, event, self.path, now)
+        if isinstance(rules, Refusal):
+            step.effects.append(Answer(event.reply, rules))
+            return
+        self.rules = RuleSet(rules)
+        self.description = replace(self.description, rules=rules)
+        self.shelf.settings = self.description
+        step.writes.append(self.life.record(self.description))
+        step.effects.append(Answer(event.reply, None))
 
     def delete(self, now: int, step: Step) -> None:
         receiving.close(self.shelf, now, step)

@@ -22,10 +22,12 @@ from twinbus.namespace.engine.events import (
     MessagesScheduled,
     MessagesSent,
     ReceiverDetached,
+    RuleEvent,
     ScheduleCancelled,
     SessionReceiverAttached,
     TimerFired,
 )
+from twinbus.namespace.engine.fanout import FanOut, fan_out
 from twinbus.namespace.engine.life import Life, confirm, refuse_as_gone
 from twinbus.namespace.engine.receiving import ReceivingEvent, follow_up
 from twinbus.namespace.engine.refusals import not_allowed
@@ -133,8 +135,8 @@ class Topic:
             step.writes.append(self.counters.put())
         return step
 
-    def _refuse(self, event: ReceivingEvent, step: Step) -> None:
-        refusal = not_allowed(f"'{self.path}' is a topic: messages are received from its subscriptions.")
+    def _refuse(self, event: ReceivingEvent | RuleEvent, step: Step) -> None:
+        refusal = not_allowed(f"'{self.path}' is a topic: its subscriptions have receivers and rules.")
         match event:
             case SessionReceiverAttached():
                 step.effects.append(DetachReceiver(event.receiver, refusal))
@@ -188,15 +190,21 @@ class Topic:
         return seqs, published
 
     def _publish(self, messages: Iterable[Published], now: int, step: Step) -> Asking:
-        """Each message to every subscription that takes it; where several do, its body is stored once."""
+        """Each message to every subscription whose rules take it; where several do, its body is stored once."""
         takers = [each for each in self.subscriptions.values() if each.description.status.takes_sends]
+        has_rules = not all(each.rules.takes_everything for each in takers)
         for message in messages:
+            to = fan_out(message, takers, now, self.supplies.new_token) if has_rules else FanOut(takers, [], [])
             body = None
-            if len(takers) > 1:
+            if len(to.as_it_is) + len(to.dead) > 1:
                 body = self.supplies.take_body()
                 step.writes.append(PutBody(body, message.raw))
-            for subscription in takers:
+            for subscription in to.as_it_is:
                 subscription.take(message, body, now, step)
+            for subscription, copy in to.copies:
+                subscription.take(copy, None, now, step)
+            for subscription, why in to.dead:
+                subscription.take(message, body, now, step, why)
         for subscription in takers:
             shelf = subscription.shelf
             if shelf.pending or shelf.sessions.search:

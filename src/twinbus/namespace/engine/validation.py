@@ -20,6 +20,7 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
 )
 from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.rules.administration import refusal_of_rules
 
 MAX_DELIVERY_COUNT: Final = 2_147_483_647
 MAX_METADATA_CHARACTERS: Final = 1024
@@ -49,6 +50,8 @@ def _faults(description: Description) -> Iterator[Refusal]:
     yield from _name_faults(description)
     if isinstance(description, SubscriptionDescription):
         yield from _receiving_faults(description)
+        if (refusal := refusal_of_rules(description.rules)) is not None:
+            yield refusal
     elif isinstance(description, TopicDescription):
         yield from _sending_faults(description)
     else:

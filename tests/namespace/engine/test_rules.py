@@ -1,0 +1,338 @@
+"""Rules on subscriptions: what each takes of its topic, kept over a restart, made and removed while it works."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from twinbus.amqp.conditions import Condition
+from twinbus.amqp.sections import split
+from twinbus.amqp.types import Int, Timestamp
+from twinbus.namespace.engine import events
+from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
+from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.records import read_description, write_description
+from twinbus.namespace.engine.rows import PutBody
+from twinbus.namespace.engine.rules.descriptions import (
+    CorrelationFilter,
+    FalseFilter,
+    Filter,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
+    TrueFilter,
+)
+from twinbus.namespace.engine.rules.values import Duration
+
+from .bus import Bus, envelope, overlay_of, ping, queue
+
+A, B, C = (f"t/Subscriptions/{name}" for name in "abc")
+
+
+def rule(name: str, condition: Filter | str = "1=1", action: str | None = None) -> RuleDescription:
+    chosen = SqlFilter(condition) if isinstance(condition, str) else condition
+    return RuleDescription(name, chosen, None if action is None else SqlAction(action))
+
+
+def topic(**subscriptions: list[RuleDescription] | RuleDescription) -> Bus:
+    described = [
+        SubscriptionDescription(topic="t", name=name, rules=tuple(rules) if isinstance(rules, list) else (rules,))
+        for name, rules in subscriptions.items()
+    ]
+    return Bus(TopicDescription(path="t"), *described)
+
+
+def colored(color: Any, body: str = "x", **more: Any) -> Any:
+    return envelope(body, properties={"color": color}, **more)
+
+
+def properties_of(bus: Bus, path: str) -> list[dict[str, Any]]:
+    return [split(row.raw).application_properties for row in bus.peek(path)]
+
+
+def names(bus: Bus, path: str) -> list[str]:
+    return [each.name for each in bus.tell(path, events.RulesListed("reply", 0, 100))]
+
+
+def test_a_subscription_takes_what_its_rules_choose() -> None:
+    bus = topic(a=rule("red", "color = 'red'"), b=rule("blue", "color = 'blue'"), c=rule("all"))
+    bus.send("t", colored("red", "r"), colored("blue", "b"), colored("green", "g"))
+    assert [bus.receive(path).bodies for path in (A, B, C)] == [["r"], ["b"], ["r", "b", "g"]]
+
+
+def test_a_subscription_without_rules_takes_nothing() -> None:
+    bus = topic(a=[])
+    bus.send("t", "m")
+    assert bus.counts(A) == (0, 0, 0, 0)
+
+
+def test_several_rules_without_action_give_one_copy_and_each_action_one_more() -> None:
+    bus = topic(
+        a=[
+            rule("one"),
+            rule("two", "color = 'red'"),
+            rule("three", "color = 'red'", "SET n = 3"),
+            rule("four", CorrelationFilter(properties={"color": "red"}), "SET n = 4; REMOVE color"),
+            rule("five", "color = 'blue'", "SET n = 5"),
+        ]
+    )
+    bus.send("t", colored("red"))
+    assert properties_of(bus, A) == [
+        {"color": "red"},
+        {"color": "red", "n": 3, "RuleName": "three"},
+        {"n": 4, "RuleName": "four"},
+    ]
+    assert [row.seq for row in bus.peek(A)] == [1, 2, 3]
+    assert {row.origin_seq for row in bus.peek(A)} == {1}
+
+
+def test_a_changed_copy_is_private_to_its_subscription() -> None:
+    bus = topic(a=rule("r", TrueFilter(), "SET color = 'mine'"), b=rule("r"))
+    bus.send("t", colored("red"))
+    assert properties_of(bus, A) == [{"color": "mine", "RuleName": "r"}]
+    assert properties_of(bus, B) == [{"color": "red"}]
+
+
+def test_a_body_is_shared_by_those_who_take_the_message_as_it_is() -> None:
+    bus = topic(a=rule("r", "color = 'red'"), b=rule("r", "color <> 'blue'"), c=rule("r", TrueFilter(), "SET n = 1"))
+    step = bus.carry_out(bus.entity("t").advance(events.MessagesSent(None, (colored("red"),)), bus.now))
+    assert len([write for write in step.writes if isinstance(write, PutBody)]) == 1
+    [one], [two], [three] = (bus.peek(path) for path in (A, B, C))
+    assert one.body is not None
+    assert one.body == two.body
+    assert three.body is None
+    step = bus.carry_out(bus.entity("t").advance(events.MessagesSent(None, (colored("blue"),)), bus.now))
+    assert not [write for write in step.writes if isinstance(write, PutBody)]
+
+
+def test_an_action_decides_session_and_time_to_live_of_its_copy() -> None:
+    act = SqlAction("SET sys.SessionId = color; SET sys.TimeToLive = @ttl", {"@ttl": Duration(5_000)})
+    bus = Bus(
+        TopicDescription(path="t"),
+        SubscriptionDescription(
+            topic="t", name="a", requires_session=True, rules=(RuleDescription("r", TrueFilter(), act),)
+        ),
+    )
+    bus.send("t", colored("red"))
+    [row] = bus.peek(A)
+    assert (row.session, row.expires) == ("red", bus.now + 5_000)
+    assert bus.session(A, "red", 5).seqs == [1]
+
+
+def test_a_scheduled_message_is_filtered_when_it_is_due_by_the_rules_of_then() -> None:
+    bus = topic(a=rule("red", "color = 'red'"))
+    bus.schedule("t", colored("blue", due=bus.now + 1_000))
+    bus.tell(A, events.RuleAdded("reply", rule("blue", "color = 'blue' AND sys.SequenceNumber = 1")))
+    bus.wait(1_000)
+    assert properties_of(bus, A) == [{"color": "blue"}]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [rule("all")],
+        [rule("sql", "sys.ContentType LIKE '%ping'")],
+        [rule("correlation", CorrelationFilter(content_type="application/vnd.ms-servicebus-ping"))],
+        [rule("action", TrueFilter(), "SET sys.ContentType = 'text/plain'")],
+        [rule("error", "color = 5")],
+    ],
+)
+def test_g3_a_ping_reaches_no_subscription_whatever_its_rules(rules: list[RuleDescription]) -> None:
+    bus = topic(a=rules)
+    assert bus.send("t", ping(), ping()) is None
+    bus.schedule("t", ping())
+    assert bus.counts(A) == (0, 0, 0, 0)
+
+
+# --- rules that cannot be evaluated ------------------------------------------------------------------------------
+
+
+def test_what_a_filter_fails_on_is_dead_lettered_with_the_reason() -> None:
+    bus = topic(a=rule("number", "color > 5"), b=rule("all"))
+    bus.send("t", colored("red"), colored(6), colored(4))
+    assert bus.counts(A) == (1, 0, 0, 1)
+    [dead] = bus.peek(A, dead=True)
+    told = overlay_of(dead)
+    assert told["DeadLetterReason"] == "FilterException"
+    assert "'number'" in told["DeadLetterErrorDescription"]
+    assert "a string cannot be compared (>) with an integer" in told["DeadLetterErrorDescription"]
+    assert split(dead.raw).application_properties == {"color": "red"}
+
+
+def test_what_a_filter_fails_on_is_passed_over_where_that_is_chosen() -> None:
+    bus = Bus(
+        TopicDescription(path="t"),
+        SubscriptionDescription(
+            topic="t", name="a", dead_lettering_on_filter_errors=False, rules=(rule("number", "color > 5"),)
+        ),
+    )
+    bus.send("t", colored("red"), colored(6))
+    assert bus.counts(A) == (1, 0, 0, 0)
+
+
+def test_an_action_that_fails_dead_letters_the_message_as_it_was() -> None:
+    bus = topic(a=rule("r", TrueFilter(), "SET n = color * 2"))
+    bus.send("t", colored("red"))
+    assert bus.counts(A) == (0, 0, 0, 1)
+    assert split(bus.peek(A, dead=True)[0].raw).application_properties == {"color": "red"}
+
+
+def test_a_disabled_subscription_takes_nothing_and_its_rules_are_not_asked() -> None:
+    bus = topic(a=rule("number", "color > 5"))
+    bus.update(A, status=EntityStatus.DISABLED)
+    bus.send("t", colored("red"), colored(6))
+    assert bus.counts(A) == (0, 0, 0, 0)
+
+
+# --- making, changing, removing ----------------------------------------------------------------------------------
+
+
+def test_a_subscription_is_born_with_the_default_rule() -> None:
+    bus = Bus(TopicDescription(path="t"), SubscriptionDescription(topic="t", name="a"))
+    assert bus.tell(A, events.RulesListed("reply", 0, 100)) == [
+        RuleDescription("$Default", TrueFilter(), None, bus.now)
+    ]
+
+
+def test_rules_are_added_changed_removed_and_listed_in_pages() -> None:
+    bus = topic(a=rule("one", FalseFilter()))
+    bus.now += 5
+    assert bus.tell(A, events.RuleAdded("reply", rule("two", "color = 'red'"))) is None
+    bus.send("t", colored("red"), colored("blue"))
+    assert properties_of(bus, A) == [{"color": "red"}]
+    assert bus.tell(A, events.RuleChanged("reply", rule("TWO", "color = 'blue'"))) is None
+    bus.send("t", colored("red"), colored("blue"))
+    assert properties_of(bus, A) == [{"color": "red"}, {"color": "blue"}]
+    [second] = bus.tell(A, events.RulesListed("reply", 1, 1))
+    assert second == RuleDescription("two", SqlFilter("color = 'blue'"), None, bus.now)
+    assert bus.tell(A, events.RuleRemoved("reply", "Two")) is None
+    bus.send("t", colored("red"), colored("blue"))
+    assert len(bus.peek(A)) == 2
+    assert names(bus, A) == ["one"]
+    assert bus.tell(A, events.RulesListed("reply", 1, 5)) == []
+
+
+def test_the_last_rule_may_be_removed() -> None:
+    bus = Bus(TopicDescription(path="t"), SubscriptionDescription(topic="t", name="a"))
+    assert bus.tell(A, events.RuleRemoved("reply", "$Default")) is None
+    bus.send("t", "m")
+    assert bus.counts(A) == (0, 0, 0, 0)
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
+    bus = topic(a=rule("one"))
+    refused: list[tuple[events.Event, Condition, str]] = [
+        (events.RuleAdded("reply", rule("ONE")), Condition.ENTITY_ALREADY_EXISTS, "already exists"),
+        (events.RuleAdded("reply", rule("x", "color =")), Condition.ARGUMENT_ERROR, "At column 8: a value is expected"),
+        (events.RuleAdded("reply", rule("x", TrueFilter(), "SET")), Condition.ARGUMENT_ERROR, "The action of rule 'x'"),
+        (events.RuleAdded("reply", rule("")), Condition.ARGUMENT_ERROR, "cannot be empty"),
+        (events.RuleAdded("reply", rule("a/b")), Condition.ARGUMENT_ERROR, "one of @ ? # * / \\"),
+        (events.RuleAdded("reply", rule("x" * 51)), Condition.ARGUMENT_OUT_OF_RANGE, "longer than 50"),
+        (events.RuleAdded("reply", rule("x", f"a = '{'x' * 1024}'")), Condition.ARGUMENT_OUT_OF_RANGE, "1024"),
+        (events.RuleChanged("reply", rule("two")), Condition.NOT_FOUND, "could not be found"),
+        (events.RuleChanged("reply", rule("one", "a")), Condition.ARGUMENT_ERROR, "is expected"),
+        (events.RuleRemoved("reply", "two"), Condition.NOT_FOUND, "could not be found"),
+    ]
+    for event, condition, told in refused:
+        answer = bus.tell(A, event)
+        assert isinstance(answer, Refusal)
+        assert answer.condition is condition
+        assert told in answer.description
+    assert names(bus, A) == ["one"]
+    bus.restart()
+    assert names(bus, A) == ["one"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.RuleAdded("reply", rule("r")),
+        events.RuleChanged("reply", rule("r")),
+        events.RuleRemoved("reply", "r"),
+        events.RulesListed("reply", 0, 1),
+    ],
+)
+@pytest.mark.parametrize("path", ["q", "t"])
+def test_queues_and_topics_have_no_rules(event: events.Event, path: str) -> None:
+    bus = Bus(queue(), TopicDescription(path="t"))
+    answer = bus.tell(path, event)
+    assert isinstance(answer, Refusal)
+    assert answer.condition is Condition.NOT_ALLOWED
+
+
+def test_no_subscription_is_born_with_rules_that_cannot_be() -> None:
+    bus = Bus(TopicDescription(path="t"))
+    for rules in ((rule("a"), rule("A")), (rule("a", "color ="),)):
+        assert isinstance(bus.create(SubscriptionDescription(topic="t", name="a", rules=rules)), Refusal)
+    assert bus.namespace.find(A) is None
+
+
+def test_an_update_of_the_subscription_leaves_its_rules() -> None:
+    bus = topic(a=rule("red", "color = 'red'"))
+    assert bus.update(A, max_delivery_count=3, rules=(rule("other"),)) is None
+    assert names(bus, A) == ["red"]
+    bus.tell(A, events.RuleAdded("reply", rule("blue")))
+    assert bus.entity(A).description.max_delivery_count == 3  # type: ignore[union-attr]  # it is a subscription
+
+
+# --- on disk -----------------------------------------------------------------------------------------------------
+
+EVERY_KIND = (
+    RuleDescription("true", TrueFilter(), None, 1),
+    RuleDescription("false", FalseFilter(), None, 2),
+    RuleDescription(
+        "sql",
+        SqlFilter("a = @a", {"@a": Int(1), "@b": 2, "@c": 1.5, "@d": True, "@e": Timestamp(5), "@f": Duration(7)}),
+        SqlAction("SET a = @x", {"@x": "y"}),
+        3,
+    ),
+    RuleDescription("some", CorrelationFilter(label="l", properties={"p": Int(1), "q": "ü"}), SqlAction("REMOVE a"), 4),
+    RuleDescription(
+        "all",
+        CorrelationFilter(
+            correlation_id="1",
+            message_id="2",
+            to="3",
+            reply_to="4",
+            label="5",
+            session_id="6",
+            reply_to_session_id="7",
+            content_type="8",
+        ),
+    ),
+)
+
+
+def test_every_kind_of_rule_is_read_as_it_was_written() -> None:
+    described = SubscriptionDescription(topic="t", name="a", rules=EVERY_KIND)
+    read = read_description("subscription", write_description(described))
+    assert read == described
+    assert isinstance(read, SubscriptionDescription)
+    for before, after in zip(EVERY_KIND, read.rules, strict=True):
+        for name, value in getattr(before.filter, "parameters", {}).items():
+            kept = getattr(after.filter, "parameters", {})[name]
+            assert isinstance(kept, type(value))
+
+
+def test_a_record_from_before_there_were_rules_has_the_default_rule() -> None:
+    values = json.loads(write_description(SubscriptionDescription(topic="t", name="a")))
+    del values["rules"]
+    assert read_description("subscription", json.dumps(values)) == SubscriptionDescription(topic="t", name="a")
+
+
+def test_a_kind_of_filter_that_is_not_known_is_not_read_as_if_it_were() -> None:
+    values = json.loads(write_description(SubscriptionDescription(topic="t", name="a")))
+    values["rules"][0]["filter"] = {"kind": "newer"}
+    with pytest.raises(ValueError, match="'newer' is no kind of filter"):
+        read_description("subscription", json.dumps(values))
+
+
+def test_rules_are_there_after_a_restart_and_choose_as_before() -> None:
+    bus = topic(a=rule("red", "color = 'red'"))
+    bus.tell(A, events.RuleAdded("reply", rule("blue", "color = 'blue'", "SET n = 1")))
+    bus.restart()
+    assert names(bus, A) == ["red", "blue"]
+    bus.send("t", colored("red"), colored("blue"), colored("green"))
+    assert properties_of(bus, A) == [{"color": "red"}, {"color": "blue", "n": 1, "RuleName": "blue"}]
