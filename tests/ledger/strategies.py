@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from twinbus.ledger.entries import (
+    Closed,
     Dropped,
     Entry,
     Gap,
@@ -53,6 +54,7 @@ ENTRIES: dict[type, st.SearchStrategy[Entry]] = {
         version=TEXTS,
         segment=NUMBERS,
     ),
+    Closed: st.builds(Closed, **_FIRST, writer=TEXTS),
     Intent: st.builds(Intent, **_FIRST, **_BEGUN),
     Outcome: st.builds(Outcome, **_FIRST, **_ENDED),
     Operation: st.builds(Operation, **_FIRST, **_BEGUN, **_ENDED),

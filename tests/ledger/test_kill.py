@@ -9,8 +9,7 @@ from pathlib import Path
 from random import Random
 
 from twinbus.ledger import Ledger, balance, read_ledger
-from twinbus.ledger.entries import Gap, Header, Intent, Operation
-from twinbus.ledger.housekeeping import ABANDONED
+from twinbus.ledger.entries import Header, Intent, Operation
 from twinbus.ledger.segments import segments
 
 # Tells each number once it is flushed; of every third operation only the intent.
@@ -50,21 +49,18 @@ def test_everything_that_was_flushed_before_a_kill_is_there(tmp_path: Path) -> N
     chance = Random(4)
     flushed = {name: live(tmp_path, name, chance.uniform(0, 0.2)) for name in range(LIVES)}
     begun: dict[int, set[int]] = {name: set() for name in flushed}
-    sealed = 0
     for entry in read_ledger(tmp_path):
         if isinstance(entry, Intent | Operation):
             name, number = map(int, entry.ids[0].split("-"))
             begun[name].add(number)
-        sealed += isinstance(entry, Gap) and entry.reason == ABANDONED
     for name, count in flushed.items():
         assert begun[name] >= set(range(count))
         assert begun[name] == set(range(len(begun[name])))
-    # Each life sealed what the one before had left open.
-    assert sealed == LIVES - 1
-    assert [segment.open for segment in segments(tmp_path)].count(True) == 1
+    # Each life sealed what the one before had left open; one that died between two segments left none.
+    assert [segment.open for segment in segments(tmp_path)].count(True) <= 1
     found = balance(read_ledger(tmp_path))
     assert found.unconfirmed.total() == sum(map(len, begun.values()))
-    assert any(ABANDONED in reason for reason in found.incomplete)
+    assert sum("ended without closing" in reason for reason in found.incomplete) == LIVES
 
 
 TAKING_PART = """

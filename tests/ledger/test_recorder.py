@@ -26,13 +26,13 @@ from twinbus.ledger import (
     balance,
     read_ledger,
 )
-from twinbus.ledger.entries import Header, Intent, Metered, Movement, Operation, Outcome, State
+from twinbus.ledger.entries import Closed, Header, Intent, Metered, Movement, Operation, Outcome, State
 from twinbus.ledger.errors import LedgerOptionError
 from twinbus.ledger.segments import segments
 
 
 def said(directory: Path) -> list[Entry]:
-    return [entry for entry in read_ledger(directory) if not isinstance(entry, Header)]
+    return [entry for entry in read_ledger(directory) if not isinstance(entry, Header | Closed)]
 
 
 def send(ledger: Ledger, *ids: object) -> None:
@@ -141,6 +141,18 @@ async def test_tasks_wait_together_and_one_that_is_cancelled_harms_nobody(tmp_pa
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert [result is True for number, result in enumerate(results) if number != 3] == [True] * 19
         assert len(said(tmp_path)) == 20
+
+
+def test_a_writer_that_was_closed_says_so_last_and_only_then_is_its_ledger_complete(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        send(ledger, "a")
+        ledger.flush()
+        (reason,) = balance(read_ledger(tmp_path)).incomplete
+        assert reason.startswith(f"{ledger.writer} is still at work")
+    *_, last = read_ledger(tmp_path)
+    assert isinstance(last, Closed)
+    assert last.writer == ledger.writer
+    assert balance(read_ledger(tmp_path)).incomplete == []
 
 
 def test_two_ledgers_in_one_directory_know_nothing_of_each_other(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from typing import Final, NamedTuple
 from twinbus.ledger.entries import (
     OK,
     UNKNOWN,
+    Closed,
     Dropped,
     Entry,
     Gap,
+    Header,
     Intent,
     Move,
     Movement,
@@ -109,6 +111,8 @@ def balance(entries: Iterable[Entry]) -> Balance:
     seen: set[tuple[str, str]] = set()
     begun: dict[str, Intent] = {}
     ended: dict[str, Outcome] = {}
+    written: dict[str, set[int]] = {}
+    closed: set[str] = set()
     result = Balance()
     for entry in entries:
         key = (entry.kind, entry.id)
@@ -130,14 +134,21 @@ def balance(entries: Iterable[Entry]) -> Balance:
                     ended[entry.id] = entry
             case Movement():
                 _move(sums, entry)
-            case Gap() | Dropped():
-                result.incomplete.append(_told(entry))
+            case Header():
+                written.setdefault(entry.writer, set()).add(entry.segment)
+            case Closed():
+                closed.add(entry.writer)
+            case Gap():
+                result.incomplete.append(f"{entry.count} entries are missing: {entry.reason}")
+            case Dropped():
+                result.incomplete.append(f"{entry.count} segments were removed for the disk budget")
             case _:
                 pass
     for intent in begun.values():
         _add(sums, intent, None)
     if ended:
         result.incomplete.append(f"{len(ended)} outcomes have no intent: {', '.join(sorted(ended)[:5])}")
+    result.incomplete += _missing(written, closed)
     for message, sum_ in sums.items():
         _judge(result, message, sum_)
     return result
@@ -199,7 +210,9 @@ def _judge(result: Balance, message: Message, sums: _Sums) -> None:
             counter[message] = count
 
 
-def _told(entry: Gap | Dropped) -> str:
-    if isinstance(entry, Dropped):
-        return f"{entry.count} segments ({entry.bytes} bytes) were removed for the disk budget"
-    return f"{entry.count or 'some'} entries are missing: {entry.reason}"
+def _missing(written: Mapping[str, set[int]], closed: set[str]) -> Iterable[str]:
+    for writer, numbers in sorted(written.items()):
+        if holes := sorted(set(range(max(numbers))) - numbers):
+            yield f"segments {', '.join(map(str, holes))} of {writer} are not there"
+        if writer not in closed:
+            yield f"{writer} is still at work, or ended without closing: what it has not flushed is missing"

@@ -80,6 +80,14 @@ class Header(_Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Closed(_Entry):
+    """The last line of a writer that ended in order. Without it, it lives, or what it had not flushed is lost."""
+
+    kind: ClassVar[str] = "closed"
+    writer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Intent(_Entry):
     """An operation that was begun; `id` is its operation id, which the outcome repeats.
 
@@ -169,7 +177,7 @@ class Metered(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap(_Entry):
-    """Entries that could not be written; a `count` of 0: nobody knows how many."""
+    """Entries that could not be written."""
 
     kind: ClassVar[str] = "gap"
     count: int
@@ -189,7 +197,7 @@ class Dropped(_Entry):
     until: int
 
 
-Entry = Header | Intent | Outcome | Operation | State | Movement | Metered | Gap | Dropped
+Entry = Header | Closed | Intent | Outcome | Operation | State | Movement | Metered | Gap | Dropped
 KINDS: Final[Mapping[str, type[Entry]]] = {
-    kind.kind: kind for kind in (Header, Intent, Outcome, Operation, State, Movement, Metered, Gap, Dropped)
+    kind.kind: kind for kind in (Header, Closed, Intent, Outcome, Operation, State, Movement, Metered, Gap, Dropped)
 }

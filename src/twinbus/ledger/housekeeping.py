@@ -1,6 +1,6 @@
 """What is done when a segment is begun: its header, the disk budget, and segments whose writer is gone.
 
-What was removed, and what may be missing, is told by entries, so that a balance knows what it cannot know.
+What was removed is told by an entry, so that a balance knows what it cannot know.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.ledger.encoding import encode
-from twinbus.ledger.entries import Dropped, Gap, Header, Role
+from twinbus.ledger.entries import Dropped, Header, Role
 from twinbus.ledger.options import LedgerOptions
-from twinbus.ledger.segments import Segment, segments, sync_folder, write_all
+from twinbus.ledger.segments import Segment, segments, sync_folder
 
 _log = logging.getLogger("twinbus.ledger")
 
-ABANDONED: Final = "its writer ended without closing it: what was not flushed is missing"
 _CHUNK: Final = 64 * 1024
 
 
@@ -42,7 +41,7 @@ class Opening:
             # The same number again: that segment could not be made, and what was removed for it is not told yet.
             self._number, self._told = number, ""
         name = f"{self._writer.rpartition('-')[2]}-segment-{number}"
-        seal_abandoned(self._directory, self._host, 2 * options.segment_age.total_seconds(), at)
+        seal_abandoned(self._directory, self._host, 2 * options.segment_age.total_seconds())
         self._told += keep_to_budget(
             self._directory, f"{self._role}-{self._host}", options.budget_bytes, options.segment_bytes, at, name
         )
@@ -78,7 +77,7 @@ def keep_to_budget(directory: Path, group: str, budget: int, wanted: int, at: in
     return encode(Dropped(at=at, id=number, count=len(gone), bytes=size, since=since, until=until))
 
 
-def seal_abandoned(directory: Path, host: str, silent_seconds: float, at: int) -> None:
+def seal_abandoned(directory: Path, host: str, silent_seconds: float) -> None:
     """Seal the open segments whose writer is gone: on this host nobody locks them.
 
     A lock may not be seen from another host: there the file must have been silent for so long, too.
@@ -88,14 +87,14 @@ def seal_abandoned(directory: Path, host: str, silent_seconds: float, at: int) -
             continue
         try:
             if segment.host == host or time.time() - segment.path.stat().st_mtime > silent_seconds:
-                _seal(segment, at)
+                _seal(segment)
         except FileNotFoundError:
             continue
         except OSError as error:
             _log.warning("ledger: %s is left open by its writer and cannot be sealed: %s", segment.path, error)
 
 
-def _seal(segment: Segment, at: int) -> None:
+def _seal(segment: Segment) -> None:
     file = os.open(segment.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     try:
         try:
@@ -105,8 +104,6 @@ def _seal(segment: Segment, at: int) -> None:
         if os.fstat(file).st_ino != segment.path.stat().st_ino:
             return
         os.ftruncate(file, _whole_lines(file))
-        gap = Gap(at=at, id=segment.path.name, count=0, since=at, until=at, reason=ABANDONED)
-        write_all(file, encode(gap).encode())
         os.fsync(file)
         segment.path.rename(segment.sealed_path)
         sync_folder(segment.path.parent)

@@ -233,7 +233,7 @@ class Ledger:
         )
         self._writer = Writer(
             self.directory,
-            prefix,
+            self._name,
             segments,
             group_seconds=options.group_interval.total_seconds(),
             buffer_bytes=options.buffer_bytes,

@@ -69,6 +69,11 @@ class SegmentWriter:
         self._size = 0
         self._opened = 0.0
 
+    @property
+    def used(self) -> bool:
+        """Whether there ever was a segment."""
+        return self._number > 0
+
     def append(self, lines: bytes) -> None:
         if self._size >= self._most_bytes or self.seconds_left() <= 0:
             self.seal()

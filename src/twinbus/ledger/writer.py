@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.ledger.encoding import encode
-from twinbus.ledger.entries import Gap
+from twinbus.ledger.entries import Closed, Gap
 from twinbus.ledger.lines import Item, Lines
 from twinbus.ledger.segments import SegmentWriter
 
@@ -37,7 +37,7 @@ class Writer:
     def __init__(
         self,
         directory: Path,
-        prefix: str,
+        name: str,
         segments: SegmentWriter,
         *,
         group_seconds: float,
@@ -45,7 +45,8 @@ class Writer:
         now: Callable[[], float],
     ) -> None:
         self.directory = directory
-        self.prefix = prefix
+        self.name = name
+        self.prefix = name.rpartition("-")[2]
         self.failure: str | None = None
         """Why it cannot be written at the moment."""
         self.missing = 0
@@ -142,7 +143,7 @@ class Writer:
             self._sleep()
             self._turn()
         self._turn()
-        self._seal()
+        self._end()
         self._asleep = True
         self._refuse()
 
@@ -220,6 +221,13 @@ class Writer:
                 "ledger: %s cannot be written: %s. %d bytes wait in memory, %d entries are lost. Make room, or mend it",
                 self.directory, self.failure, held, lost,
             )  # fmt: skip
+
+    def _end(self) -> None:
+        if self._segments.used and self.failure is None:
+            closed = Closed(at=_milliseconds(), id=f"{self.prefix}-closed", writer=self.name)
+            self._unwritten += encode(closed).encode()
+            self._write()
+        self._seal()
 
     def _seal(self) -> None:
         try:

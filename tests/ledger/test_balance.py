@@ -1,0 +1,303 @@
+"""What must add up: single cases, an oracle that tries every way, and worlds that know the truth."""
+
+from collections import Counter
+from itertools import count, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ledger.world import DESTINATION, World
+from twinbus.ledger import Balance, Message, balance
+from twinbus.ledger.entries import (
+    Dropped,
+    Entry,
+    Gap,
+    Header,
+    Intent,
+    Move,
+    Movement,
+    Operation,
+    Outcome,
+    Role,
+    Stage,
+)
+
+NUMBERS = count()
+NAMED = ("accepted", "delivered", "in_backlog", "dead_lettered", "unknown", "lost", "duplicated", "possibly_duplicated")
+
+
+def operation(
+    stage: Stage, *ids: str, result: str = "ok", failed: tuple[str, ...] = (), entity: str = "q"
+) -> Operation:
+    home = stage in (Stage.SEND_PRIMARY, Stage.SCHEDULE_PRIMARY, Stage.RETURN_PRIMARY)
+    return Operation(
+        at=0, id=f"op-{next(NUMBERS)}", stage=stage, namespace="contoso" if home else "paris",
+        entity="orders" if home else entity, destination=None if home else DESTINATION, ids=ids, bytes=1, units=1,
+        seconds=0.1, result=result, failed=failed,
+    )  # fmt: skip
+
+
+def halves(whole: Operation) -> tuple[Intent, Outcome]:
+    begun = {
+        name: getattr(whole, name) for name in ("stage", "namespace", "entity", "ids", "bytes", "units", "destination")
+    }
+    ended = {name: getattr(whole, name) for name in ("seconds", "result", "cause", "failed")}
+    return Intent(at=0, id=whole.id, **begun), Outcome(at=1, id=whole.id, **ended)
+
+
+def movement(move: Move, *ids: str) -> Movement:
+    return Movement(
+        at=0, id=f"move-{next(NUMBERS)}", move=move, ids=ids, source="paris/q", destination=DESTINATION, reason="r"
+    )
+
+
+def counts(found: Balance) -> dict[str, int]:
+    """Those that are not 0."""
+    totals = {name: getattr(found, name).total() for name in (*NAMED, "unconfirmed")}
+    return {name: total for name, total in totals.items() if total}
+
+
+SEND, DIVERT, RETURN = Stage.SEND_PRIMARY, Stage.SEND_BACKLOG, Stage.RETURN_PRIMARY
+COMPLETE, RESUBMIT = Stage.COMPLETE_BACKLOG, Stage.RESUBMIT_BACKLOG
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        pytest.param([], {}, id="nothing"),
+        pytest.param([operation(SEND, "a", "b")], {"accepted": 2, "delivered": 2}, id="sent"),
+        pytest.param(
+            [operation(SEND, "a"), operation(SEND, "a")], {"accepted": 2, "delivered": 2}, id="an id used twice"
+        ),
+        pytest.param([operation(SEND, "a", result="server_busy")], {}, id="refused"),
+        pytest.param([operation(SEND, "a", result="unknown")], {"unconfirmed": 1}, id="timed out"),
+        pytest.param([halves(operation(SEND, "a"))[0]], {"unconfirmed": 1}, id="died on the way"),
+        pytest.param([operation(Stage.SCHEDULE_PRIMARY, "a")], {"accepted": 1, "delivered": 1}, id="scheduled"),
+        pytest.param([operation(DIVERT, "a")], {"accepted": 1, "in_backlog": 1}, id="diverted"),
+        pytest.param(
+            [operation(SEND, "a", result="unknown"), operation(DIVERT, "a")],
+            {"accepted": 1, "in_backlog": 1},
+            id="timed out and diverted",
+        ),
+        pytest.param(
+            [operation(SEND, "a", result="unknown"), operation(DIVERT, "a"), operation(RETURN, "a")],
+            {"accepted": 1, "delivered": 1, "possibly_duplicated": 1},
+            id="timed out, diverted and returned",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), operation(RETURN, "a"), operation(COMPLETE, "a")],
+            {"accepted": 1, "delivered": 1},
+            id="diverted and returned",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), operation(COMPLETE, "a")], {"accepted": 1, "lost": 1}, id="completed undelivered"
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), halves(operation(RETURN, "a"))[0], operation(COMPLETE, "a")],
+            {"accepted": 1, "unknown": 1},
+            id="completed, and nobody knows whether delivered",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), operation(RETURN, "a", result="entity_disabled"), operation(COMPLETE, "a")],
+            {"accepted": 1, "lost": 1},
+            id="completed though refused",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), operation(RETURN, "a"), operation(RETURN, "a"), operation(COMPLETE, "a")],
+            {"accepted": 1, "delivered": 1, "duplicated": 1},
+            id="returned twice",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), operation(RETURN, "a"), movement(Move.POSSIBLE_DUPLICATE, "a")],
+            {"accepted": 1, "delivered": 1, "possibly_duplicated": 1},
+            id="lock lost",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), movement(Move.DEAD_LETTERED, "a")],
+            {"accepted": 1, "dead_lettered": 1},
+            id="dead-lettered",
+        ),
+        pytest.param(
+            [
+                operation(DIVERT, "a"),
+                movement(Move.DEAD_LETTERED, "a"),
+                operation(RESUBMIT, "a"),
+                operation(COMPLETE, "a"),
+                movement(Move.RESUBMITTED, "a"),
+            ],
+            {"accepted": 1, "in_backlog": 1},
+            id="resubmitted",
+        ),
+        pytest.param(
+            [
+                operation(DIVERT, "a"),
+                movement(Move.DEAD_LETTERED, "a"),
+                operation(RETURN, "a"),
+                operation(COMPLETE, "a"),
+                movement(Move.RESUBMITTED, "a"),
+            ],
+            {"accepted": 1, "delivered": 1},
+            id="resubmitted to the primary",
+        ),
+        pytest.param([operation(DIVERT, "a"), movement(Move.KEPT, "a")], {"accepted": 1, "in_backlog": 1}, id="kept"),
+        pytest.param(
+            [operation(SEND, "a", "b", "c", result="unknown", failed=("b",))],
+            {"accepted": 2, "delivered": 2, "unconfirmed": 1},
+            id="failed in part",
+        ),
+        pytest.param([operation(RETURN, "a")], {"unconfirmed": 1}, id="whose sender's ledger is elsewhere"),
+        pytest.param([operation(Stage.PING, "a"), operation(Stage.RENEW_BACKLOG, "a")], {}, id="what moves nothing"),
+    ],
+)
+def test_a_history_and_its_balance(entries: list[Entry], expected: dict[str, int]) -> None:
+    assert counts(balance(entries)) == expected
+
+
+def test_paths_are_case_insensitive_and_entities_and_ids_are_told_apart() -> None:
+    upper = Operation(
+        at=0, id="x", stage=RETURN, namespace="Contoso", entity="Orders", ids=("a",), bytes=1, units=1, seconds=0.1,
+        result="ok",
+    )  # fmt: skip
+    found = balance([operation(DIVERT, "a", "A"), upper])
+    assert found.delivered == Counter({Message("contoso/orders", "a"): 1})
+    assert found.in_backlog == Counter({Message("contoso/orders", "A"): 1})
+
+
+def test_what_the_ledger_does_not_hold_is_told() -> None:
+    def header(segment: int) -> Header:
+        return Header(
+            at=0, id=f"h{segment}", writer="w", role=Role.CLIENT, host="h", pid=1, version="1", segment=segment
+        )
+
+    found = balance(
+        [
+            header(1),
+            header(3),
+            Gap(at=0, id="g", count=3, since=0, until=0, reason="No space left on device"),
+            Dropped(at=0, id="d", count=2, bytes=10, since=0, until=0),
+            halves(operation(SEND, "a"))[1],
+        ]
+    )
+    assert found.incomplete[:2] == [
+        "3 entries are missing: No space left on device",
+        "2 segments were removed for the disk budget",
+    ]
+    assert found.incomplete[2].startswith("1 outcomes have no intent: op-")
+    assert found.incomplete[3:] == [
+        "segments 0, 2 of w are not there",
+        "w is still at work, or ended without closing: what it has not flushed is missing",
+    ]
+
+
+# --- against an oracle -----------------------------------------------------------------------------------------------
+
+DOES = {
+    SEND: ("accepted", "delivered"),
+    DIVERT: ("accepted", "stored"),
+    RESUBMIT: ("stored",),
+    RETURN: ("delivered",),
+    COMPLETE: ("removed",),
+}
+
+
+def every_way(name: str, operations: list[Operation]) -> list[Counter[str]]:
+    """What happened to one message, in each way in which its operations of unknown outcome may have gone."""
+    mine = [one for one in operations if name in one.ids]
+    ways = []
+    for went in product([True, False], repeat=sum(one.result == "unknown" for one in mine)):
+        way, answers = Counter[str](), iter(went)
+        for one in mine:
+            if one.result == "ok":
+                way.update(DOES[one.stage])
+            elif one.result == "unknown" and next(answers):
+                way.update(does for does in DOES[one.stage] if does != "accepted")
+        ways.append(way)
+    return ways
+
+
+def expected_of(name: str, operations: list[Operation], dead: int) -> dict[str, int]:
+    ways = every_way(name, operations)
+    accepted = ways[0]["accepted"]
+    surely = min(way["delivered"] for way in ways)
+    short = [max(0, accepted - way["delivered"] - max(0, way["stored"] - way["removed"])) for way in ways]
+    extra = [max(0, way["delivered"] - max(accepted, 1)) for way in ways]
+    there = accepted - min(accepted, surely) - max(short)
+    return {
+        "accepted": accepted,
+        "delivered": min(accepted, surely),
+        "in_backlog": there - min(there, max(0, dead)),
+        "dead_lettered": min(there, max(0, dead)),
+        "lost": min(short),
+        "unknown": max(short) - min(short),
+        "duplicated": min(extra),
+        "possibly_duplicated": max(extra) - min(extra),
+    }
+
+
+OPERATIONS = st.lists(
+    st.builds(
+        lambda stage, ids, result: operation(stage, *ids, result=result),
+        st.sampled_from(list(DOES)),
+        st.lists(st.sampled_from("ab"), min_size=1, max_size=2, unique=True),
+        st.sampled_from(["ok", "ok", "ok", "unknown", "server_busy"]),
+    ),
+    max_size=9,
+)
+SHAPES = st.lists(st.sampled_from(["whole", "halves", "torn", "twice"]), min_size=9, max_size=9)
+
+
+@given(OPERATIONS, SHAPES, st.lists(st.sampled_from([Move.DEAD_LETTERED, Move.RESUBMITTED]), max_size=2), st.randoms())
+def test_the_balance_holds_in_whichever_way_unknown_operations_went(
+    operations: list[Operation], shapes: list[str], moves: list[Move], chance: object
+) -> None:
+    entries: list[Entry] = [movement(move, "a") for move in moves]
+    for one, shape in zip(operations, shapes, strict=False):
+        if shape == "torn" and one.result == "unknown":
+            entries.append(halves(one)[0])
+        else:
+            entries += halves(one) if shape == "halves" else [one] * (1 + (shape == "twice"))
+    chance.shuffle(entries)  # type: ignore[attr-defined] # Hypothesis' own Random
+    found = balance(entries)
+    dead = sum(1 if move is Move.DEAD_LETTERED else -1 for move in moves)
+    for name in "ab":
+        message = Message(DESTINATION, name)
+        got = {each: getattr(found, each)[message] for each in NAMED}
+        assert got == expected_of(name, operations, dead if name == "a" else 0)
+
+
+# --- against worlds that know the truth ------------------------------------------------------------------------------
+
+
+def names(counter: Counter[Message]) -> Counter[str]:
+    return Counter({message.id: count for message, count in counter.items()})
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_in_a_world_that_loses_nothing_nothing_is_called_lost_and_every_duplicate_is_foreseen(seed: int) -> None:
+    world = World(seed)
+    world.run(150)
+    found = balance(world.entries)
+    assert names(found.accepted) == world.accepted
+    assert found.lost == found.unknown == Counter()
+    parts = found.delivered + found.in_backlog + found.dead_lettered
+    assert found.accepted == parts
+    assert set(names(found.delivered)) <= set(world.primary)
+    assert set(names(found.in_backlog)) <= set(world.backlog) | set(world.dead)
+    doubled = {name for name, copies in world.primary.items() if copies > max(1, world.accepted[name])}
+    assert set(names(found.duplicated)) <= doubled
+    assert doubled <= set(names(found.duplicated)) | set(names(found.possibly_duplicated))
+    arrived = set(world.primary) | set(world.backlog)
+    assert arrived - set(world.accepted) <= set(names(found.unconfirmed))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_in_a_world_that_throws_messages_away_those_and_no_others_are_lost_or_unknown(seed: int) -> None:
+    world = World(seed, careless=True)
+    world.run(150)
+    found = balance(world.entries)
+    gone = world.accepted - world.primary - Counter(world.backlog) - Counter(world.dead)
+    lost, unknown = names(found.lost), names(found.unknown)
+    assert lost <= gone <= world.thrown_away
+    assert gone <= lost + unknown
+    assert found.accepted == (found.delivered + found.in_backlog + found.dead_lettered + found.unknown + found.lost)
