@@ -20,7 +20,7 @@ from twinbus.pairing.entity import EntityCell
 from twinbus.pairing.failover import Route
 from twinbus.pairing.retrying import pause_before_next
 from twinbus.pairing.sdk import Retries, is_open, is_shut, keep_alive_of, refuse_calls, shut_socket
-from twinbus.pairing.timekeeper import Timekeeper, Watch
+from twinbus.pairing.timekeeper import Timekeeper
 from twinbus.pairing.workers import Workers
 
 T = TypeVar("T")
@@ -56,7 +56,16 @@ class Attempts:
         pause: float | None = None
         if is_open(sender):
             try:
-                return self._here(sender, call, until)
+                # As `watched`, without a function more on the healthy path.
+                watch = self.keeper.begin(sender, until)
+                try:
+                    return call(sender, None)
+                except Exception as error:
+                    if watch.expired:
+                        raise OperationTimeoutError(message="not answered in time") from error
+                    raise
+                finally:
+                    self.keeper.end(watch)
             except Exception as error:
                 pause = pause_before_next(error, retries, 1, until - time.monotonic())
                 if pause is None:
@@ -96,23 +105,9 @@ class Attempts:
 
     def watched(self, sender: Any, until: float, action: Callable[[], T]) -> T:
         """In this thread, with the sender's socket shut at the deadline."""
-        watch = Watch(sender, until)
-        self.keeper.begin(watch)
+        watch = self.keeper.begin(sender, until)
         try:
             return action()
-        except Exception as error:
-            if watch.expired:
-                raise OperationTimeoutError(message="not answered in time") from error
-            raise
-        finally:
-            self.keeper.end(watch)
-
-    def _here(self, sender: Any, call: Call[T], until: float) -> T:
-        # As `watched`, without a function more on the healthy path.
-        watch = Watch(sender, until)
-        self.keeper.begin(watch)
-        try:
-            return call(sender, None)
         except Exception as error:
             if watch.expired:
                 raise OperationTimeoutError(message="not answered in time") from error

@@ -19,14 +19,13 @@ _AGAIN_SECONDS: Final = 0.1
 
 
 class Watch:
-    """One call under way on a sender of the SDK."""
+    """One call under way on a sender of the SDK. Set by `begin`: there is one at every send."""
 
     __slots__ = ("at", "expired", "sender")
 
-    def __init__(self, sender: Any, at: float) -> None:
-        self.sender = sender
-        self.at = at
-        self.expired = False
+    sender: Any
+    at: float
+    expired: bool
 
 
 class Timer:
@@ -58,11 +57,16 @@ class Timekeeper:
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    def begin(self, watch: Watch) -> None:
+    def begin(self, sender: Any, at: float) -> Watch:
+        watch = Watch()
+        watch.sender = sender
+        watch.at = at
+        watch.expired = False
         self._watches.add(watch)
         # All deadlines of a pair are equally long, so a later call hardly ever has an earlier one.
-        if watch.at < self._next:
+        if at < self._next:
             self._wake()
+        return watch
 
     def end(self, watch: Watch) -> None:
         self._watches.discard(watch)
