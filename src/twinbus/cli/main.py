@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twinbus.cli import doctor, drill, fault, provision, serve
+from twinbus.cli import doctor, drill, fault, provision, serve, syphon
 
 app = typer.Typer(
     name="twinbus",
@@ -20,6 +20,7 @@ app.add_typer(fault.app, name="fault")
 app.command(name="provision", help=provision.provision.__doc__)(provision.provision)
 app.command(name="doctor", help=doctor.doctor.__doc__)(doctor.doctor)
 app.command(name="drill", help=drill.drill.__doc__)(drill.drill)
+app.command(name="syphon", help=syphon.syphon.__doc__)(syphon.syphon)
 
 
 def _version(asked: bool) -> None:

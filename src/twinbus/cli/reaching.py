@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twinbus.errors import OperatorError
+from twinbus.errors import OperatorError, TwinbusError
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient
 
     from twinbus.pairing.administration import Administration, AioAdministration
     from twinbus.pairing.paths import Endpoint
+    from twinbus.syphon.discovery import Discovery
+    from twinbus.syphon.transport import Transport
 
 Primary = Annotated[
     str,
@@ -105,11 +107,29 @@ def aio_client(text: str) -> ServiceBusClient:
     return ServiceBusClient.from_connection_string(text)
 
 
+def discovery(name: str, secondary: str, transport: Transport, seconds: float) -> Discovery:
+    """The backlog queues of the primary of this name, listed where the key may."""
+    from twinbus.syphon.discovery import Listed, ListedOrSearched, Searched  # noqa: PLC0415 - slow
+
+    return ListedOrSearched(Listed(name, aio_administration(secondary, seconds)), Searched(name, transport))
+
+
+def is_refused(error: Exception) -> bool:
+    """Time alone does not mend it."""
+    from twinbus.pairing.administration import failure_of  # noqa: PLC0415 - slow
+    from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind  # noqa: PLC0415
+
+    kind = getattr(error, "kind", None) or failure_of(error).kind
+    return kind in {*CREDENTIAL_REFUSED, FailureKind.CERTIFICATE}
+
+
 def explained(side: str, error: Exception) -> OperatorError:
     """An error of the administration client, for a person."""
     from twinbus.pairing.administration import failure_of  # noqa: PLC0415 - slow
     from twinbus.pairing.failures import FailureKind  # noqa: PLC0415
 
+    if isinstance(error, TwinbusError):
+        return OperatorError(f"the {side} cannot be reached: {error}", "Is it there, and is the key its own?")
     failure = failure_of(error)
     hints = {
         FailureKind.UNAUTHORIZED: "The key or identity needs the Manage right on this namespace.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from twinbus.amqp.sections import BATCH_FORMAT, Properties, batch_payload, message, read_envelope
-from twinbus.connect.errors import MessageSizeExceededError, ServiceBusError
+from twinbus.connect.errors import MessageSizeExceededError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -82,7 +82,7 @@ def runs(ids: Iterable[int]) -> list[tuple[int, int]]:
 
 
 async def halving(
-    parts: Sequence[T], ask: Callable[[Sequence[T]], Awaitable[R]], refusal: type[ServiceBusError]
+    parts: Sequence[T], ask: Callable[[Sequence[T]], Awaitable[R]], refusal: type[Exception]
 ) -> list[tuple[Sequence[T], R | None]]:
     """Asks for all; where it is refused for one of them, for each half. None is the answer to a single one refused."""
     answers: list[tuple[Sequence[T], R | None]] = []

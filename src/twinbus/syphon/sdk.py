@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, cast
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundError
 
+from twinbus.connect.batches import halving
 from twinbus.connect.deadlines import deadline
 from twinbus.connect.encoding import to_millis
 from twinbus.pairing.batching import LONG_SECTION, split
@@ -102,17 +103,12 @@ class SdkBacklog:
             return await sdk_bytes.received(self._receiver, count, wait)
 
     async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[SdkHeld]:
-        """The service gives all or none: what is missing is found by halves."""
-        if not numbers:
-            return []
-        try:
+        async def ask(part: Sequence[int]) -> Sequence[SdkHeld]:
             async with self._bounded(self._timeout, passing=MessageNotFoundError):
-                return await sdk_bytes.received_deferred(self._receiver, numbers, self._timeout)
-        except MessageNotFoundError:
-            if len(numbers) == 1:
-                return []
-        half = len(numbers) // 2
-        return [*await self.receive_deferred(numbers[:half]), *await self.receive_deferred(numbers[half:])]
+                return await sdk_bytes.received_deferred(self._receiver, part, self._timeout)
+
+        answers = await halving(numbers, ask, MessageNotFoundError)
+        return [held for _, answer in answers for held in answer or ()]
 
     async def peek(self, start: int, count: int) -> Sequence[Peeked]:
         async with self._bounded(self._timeout):
@@ -133,19 +129,13 @@ class SdkBacklog:
         return await self._settled(held, partial(self._receiver.dead_letter_message, **told))
 
     async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
-        messages = cast(Sequence[SdkHeld], held)
-        if not messages:
-            return []
-        try:
+        async def ask(part: Sequence[Held]) -> bool:
             async with self._bounded(self._timeout, passing=MessageLockLostError):
-                await sdk_bytes.renewed(self._receiver, messages, self._timeout)
-        except MessageLockLostError:
-            if len(held) == 1:
-                return held
-        else:
-            return []
-        half = len(held) // 2
-        return [*await self.renew(held[:half]), *await self.renew(held[half:])]
+                await sdk_bytes.renewed(self._receiver, cast(Sequence[SdkHeld], part), self._timeout)
+                return True
+
+        answers = await halving(held, ask, MessageLockLostError)
+        return [one for part, answer in answers if answer is None for one in part]
 
     async def rest(self) -> None:
         async with self._bounded(self._timeout):

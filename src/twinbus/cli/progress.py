@@ -1,0 +1,180 @@
+"""How far a syphon is, for whoever looks: a table that lives on a terminal, a line now and then, or JSON (Y9)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from twinbus.syphon.progress import Progress
+
+LINE_SECONDS: Final = 5.0
+TABLE_SECONDS: Final = 0.5
+# A table longer than a screen shows nothing: the rest is told as a number.
+_MOST_ROWS: Final = 20
+
+
+class Display(Protocol):
+    """`seconds` is how often it wants to be shown something."""
+
+    seconds: float
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, progress: Progress) -> None: ...
+
+    def end(self, progress: Progress) -> None: ...
+
+
+def display(*, json: bool, seconds: float) -> Display:
+    return JsonLines(seconds) if json else Table() if sys.stdout.isatty() else Lines(seconds)
+
+
+class Lines:
+    """One line every few seconds, where something changed."""
+
+    def __init__(self, seconds: float = LINE_SECONDS) -> None:
+        self.seconds = seconds
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, progress: Progress) -> None:
+        line = "; ".join([headline(progress), *(f"{path}: {what}" for path, what in destinations(progress))])
+        if line != self._last:
+            typer.echo(f"{datetime.now(UTC):%H:%M:%S}Z {line}")
+            self._last = line
+
+    def end(self, progress: Progress) -> None:
+        self._last = ""
+        self.show(progress)
+
+
+class JsonLines(Lines):
+    """One object a line; the last has `"ended": true`."""
+
+    def show(self, progress: Progress) -> None:
+        self._print(progress, ended=False)
+
+    def end(self, progress: Progress) -> None:
+        self._print(progress, ended=True)
+
+    def _print(self, progress: Progress, *, ended: bool) -> None:
+        typer.echo(
+            json.dumps({"at": datetime.now(UTC).isoformat(timespec="seconds"), "ended": ended, **told(progress)})
+        )
+
+
+class Table(Lines):
+    """Redrawn in place."""
+
+    def __init__(self) -> None:
+        super().__init__(TABLE_SECONDS)
+
+    def __enter__(self) -> Self:
+        from rich.live import Live  # noqa: PLC0415 - slow, and wanted on a terminal only
+
+        self._stack = ExitStack()
+        self._live = self._stack.enter_context(Live(auto_refresh=False))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def show(self, progress: Progress) -> None:
+        self._live.update(_drawn(progress), refresh=True)
+
+    def end(self, progress: Progress) -> None:
+        self.show(progress)
+
+
+def _drawn(progress: Progress) -> Group:
+    from rich.console import Group  # noqa: PLC0415 - slow
+    from rich.table import Table as Rows  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    rows = Rows("destination", "returned", "put aside", "dead-lettered", "kept", "state")
+    states = {one.path: one for one in progress.not_ready}
+    shown = sorted(progress.by_destination.items(), key=lambda item: -item[1].returned)
+    for path, tally in shown[:_MOST_ROWS]:
+        counts = (tally.returned, tally.deferred, tally.dead_lettered, tally.kept)
+        state = states.get(path)
+        rows.add_row(path or "(none)", *map(str, counts), "ready" if state is None else _state(state))
+    more = [Text(f"… and {len(shown) - _MOST_ROWS} more")] if len(shown) > _MOST_ROWS else []
+    return Group(rows, *more, Text(headline(progress)))
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def headline(progress: Progress) -> str:
+    total = progress.total
+    parts = [f"{progress.state}: {total.returned} returned, {progress.rate:.0f}/s"]
+    if progress.remaining is not None:
+        parts.append(f"{progress.remaining} remaining")
+    if progress.seconds_left is not None and progress.remaining:
+        ends = datetime.now(UTC) + timedelta(seconds=progress.seconds_left)
+        parts.append(f"about {span(progress.seconds_left)} left (until {ends:%H:%M:%S}Z)")
+    for count, what in (
+        (progress.aside, "put aside"),
+        (total.dead_lettered, "dead-lettered"),
+        (total.kept, "kept: this transport would change them"),
+        (total.possible_duplicates, "perhaps delivered twice"),
+    ):
+        if count:
+            parts.append(f"{count} {what}")
+    return ", ".join(parts)
+
+
+def destinations(progress: Progress) -> list[tuple[str, str]]:
+    states = {one.path: one for one in progress.not_ready}
+    found = [
+        (path or "(none)", f"{tally.returned}{f' ({_state(states[path])})' if path in states else ''}")
+        for path, tally in sorted(progress.by_destination.items())
+    ]
+    return found[:_MOST_ROWS] + ([("…", f"{len(found) - _MOST_ROWS} more")] if len(found) > _MOST_ROWS else [])
+
+
+def _state(state: Any) -> str:
+    left = max(0.0, state.until - time.monotonic())
+    cause = f": {state.cause}" if state.cause is not None else ""
+    return f"{state.readiness.value}{cause}, asked again in {span(left)}"
+
+
+def span(seconds: float) -> str:
+    whole = int(seconds + 0.5)
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{left} s"
+
+
+def told(progress: Progress) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "state": progress.state,
+        "seconds": round(progress.seconds, 3),
+        "rate": round(progress.rate, 1),
+        "remaining": progress.remaining,
+        "seconds_left": None if progress.seconds_left is None else round(progress.seconds_left, 1),
+        "held": progress.held,
+        "aside": progress.aside,
+        "total": asdict(progress.total),
+        "by_destination": {path: asdict(tally) for path, tally in progress.by_destination.items()},
+        "not_ready": {one.path: {"state": one.readiness.value, "cause": one.cause} for one in progress.not_ready},
+        "operations": progress.operations,
+    }

@@ -1,0 +1,235 @@
+"""`twinbus syphon`: its options, its signals and how it ends. What moves and how is in `twinbus.syphon`."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_text
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from twinbus.cli import reaching
+from twinbus.cli.progress import LINE_SECONDS, Display, display, span
+from twinbus.cli.reaching import Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.telling import Debug, told
+from twinbus.errors import OperatorError
+
+if TYPE_CHECKING:
+    from twinbus.syphon.discovery import Discovery
+    from twinbus.syphon.progress import Progress
+    from twinbus.syphon.room import SyphonOptions
+    from twinbus.syphon.survey import Survey
+    from twinbus.syphon.syphon import Syphon
+    from twinbus.syphon.transport import Transport
+
+T = TypeVar("T")
+LEFT_BEHIND = 3
+_SIGNALLED = 128
+
+
+class Carrier(StrEnum):
+    NATIVE = "native"
+    SDK = "sdk"
+
+
+class Lifetime(StrEnum):
+    RESTART = "restart"
+    ABSOLUTE = "absolute"
+
+
+def syphon(
+    primary: Primary,
+    secondary: Secondary,
+    drain: Annotated[bool, typer.Option("--drain", help="End once every backlog queue is empty.")] = False,
+    rate: Annotated[float | None, typer.Option(help="Messages a second, at most.", show_default="no limit")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is there to move, and move nothing.")] = False,
+    transport: Annotated[
+        Carrier, typer.Option(help="sdk: over azure-servicebus, where a network or service needs it.")
+    ] = Carrier.NATIVE,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Directory of the ledger, where every move is put down.", show_default="none")
+    ] = None,
+    ttl: Annotated[
+        Lifetime, typer.Option(help="Times to live begin anew on the primary, or the time in the backlog counts.")
+    ] = Lifetime.RESTART,
+    primary_name: PrimaryName = None,
+    seconds: Seconds = 10.0,
+    every: Annotated[
+        float, typer.Option(min=0.1, help="Seconds from one line to the next, where it is no terminal.")
+    ] = LINE_SECONDS,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON: one object a line.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Move messages from the backlog queues to the entities they were meant for, until it is told to stop.
+
+    Several may run at once, also on many machines. SIGUSR1 pauses it, SIGUSR2 resumes. SIGTERM and Ctrl-C finish what
+    is in flight; a second one does not. Ends with 0 when it was stopped or all was moved, with 3 when --drain left
+    messages dead-lettered or kept, with 1 when it could not work, with 128 + signal when it was cut off.
+    """
+    with told(debug=debug):
+        from twinbus.connect.connection_string import ConnectionString  # noqa: PLC0415 - other verbs start without
+        from twinbus.namespace import logs  # noqa: PLC0415
+        from twinbus.syphon.room import SyphonOptions  # noqa: PLC0415
+
+        reaching.refuse_same(primary, secondary)
+        name = reaching.backlog_name(primary, primary_name)
+        options = SyphonOptions(rate=rate, drain=drain, ttl=ttl.value)
+        logs.configure("warning", keys=[ConnectionString.parse(text).key for text in (primary, secondary)])
+        work = _Work(primary, secondary, name, transport, seconds)
+        if dry_run:
+            _print_survey(_on_loop(work.surveyed()), json=json)
+            return
+        ended = _on_loop(work.run(options, ledger, display(json=json, seconds=every)))
+        if drain and (ended.total.dead_lettered or ended.total.kept):
+            raise typer.Exit(LEFT_BEHIND)
+
+
+def _on_loop(work: Coroutine[Any, Any, T]) -> T:
+    import uvloop  # noqa: PLC0415 - other verbs start without it
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What was asked for, and the parts it is done with."""
+
+    primary: str
+    secondary: str
+    name: str
+    carrier: Carrier
+    seconds: float
+
+    async def run(self, options: SyphonOptions, ledger: Path | None, shown: Display) -> Progress:
+        from twinbus.ledger import Ledger, Role  # noqa: PLC0415 - slow
+        from twinbus.pairing.paths import primary_name  # noqa: PLC0415
+        from twinbus.syphon.syphon import Syphon  # noqa: PLC0415
+
+        async with AsyncExitStack() as stack:
+            transport = await self._transport(stack)
+            discovery = reaching.discovery(self.name, self.secondary, transport, self.seconds)
+            book = stack.enter_context(Ledger(ledger, role=Role.SYPHON)) if ledger is not None else None
+            made = Syphon(
+                transport,
+                discovery,
+                primary=self.name,
+                secondary=primary_name(reaching.endpoint("secondary", self.secondary)),
+                options=options,
+                ledger=book,
+            )
+            await stack.enter_async_context(made)
+            await self._look(discovery, must_answer=options.drain)
+            return await _shown(made, shown)
+
+    async def surveyed(self) -> Survey:
+        from twinbus.syphon.survey import survey  # noqa: PLC0415 - slow
+
+        async with AsyncExitStack() as stack:
+            transport = await self._transport(stack)
+            stack.push_async_callback(transport.close)
+            discovery = reaching.discovery(self.name, self.secondary, transport, self.seconds)
+            stack.push_async_callback(discovery.close)
+            await self._look(discovery, must_answer=True)
+            return await survey(transport, discovery)
+
+    async def _transport(self, stack: AsyncExitStack) -> Transport:
+        if self.carrier is Carrier.NATIVE:
+            from twinbus.syphon.native import NativeTransport  # noqa: PLC0415 - one or the other
+
+            return NativeTransport(self.primary, self.secondary, try_timeout=self.seconds)
+        from twinbus.syphon.sdk import SdkTransport  # noqa: PLC0415
+
+        texts = (self.primary, self.secondary)
+        clients = [await stack.enter_async_context(reaching.aio_client(text)) for text in texts]
+        return SdkTransport(clients[0], clients[1], try_timeout=self.seconds)
+
+    async def _look(self, discovery: Discovery, *, must_answer: bool) -> None:
+        """A wrong key or name is told before anything runs. A secondary that is away may come back."""
+        try:
+            found = await discovery.queues()
+        except Exception as error:
+            if must_answer or reaching.is_refused(error):
+                raise reaching.explained("secondary", error) from error
+            return
+        if not found:
+            text = f"{reaching.endpoint('secondary', self.secondary).host} has no backlog queue of {self.name!r}"
+            hint = "Is this its secondary? Where applications set primary_name, give it as --primary-name."
+            if must_answer:
+                raise OperatorError(text, hint)
+            typer.echo(f"{text}. {hint} Looked for again now and then.", err=True)
+
+
+async def _shown(syphon: Syphon, shown: Display) -> Progress:
+    running = asyncio.create_task(syphon.run())
+    with _obeying(syphon), shown:
+        while not running.done():
+            await syphon.count_remaining()
+            shown.show(syphon.progress())
+            await asyncio.wait({running}, timeout=shown.seconds)
+        ended = running.result()
+        shown.end(ended)
+    return ended
+
+
+@contextmanager
+def _obeying(syphon: Syphon) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    told_to_stop = False
+
+    def stop(number: int) -> None:
+        nonlocal told_to_stop
+        if told_to_stop:
+            # As safe as a crash: what was not completed comes again (Y3).
+            sys.stdout.flush()
+            os._exit(_SIGNALLED + number)
+        told_to_stop = True
+        syphon.stop()
+
+    calls: dict[signal.Signals, Callable[[], None]] = {
+        signal.SIGTERM: partial(stop, signal.SIGTERM),
+        signal.SIGINT: partial(stop, signal.SIGINT),
+        signal.SIGUSR1: syphon.pause,
+        signal.SIGUSR2: syphon.resume,
+    }
+    for number, call in calls.items():
+        loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        for number in calls:
+            loop.remove_signal_handler(number)
+
+
+def _print_survey(found: Survey, *, json: bool) -> None:
+    now = datetime.now(UTC)
+    rows = [*found.by_destination.items(), *([(None, found.nowhere)] if found.nowhere.messages else [])]
+    if json:
+        told = [
+            {
+                "destination": path,
+                "messages": one.messages,
+                "bytes": one.bytes,
+                "deferred": one.deferred,
+                "oldest": None if one.oldest is None else one.oldest.isoformat(),
+            }
+            for path, one in rows
+        ]
+        typer.echo(json_text.dumps({"queues": list(found.queues), "messages": found.messages, "destinations": told}))
+        return
+    for path, one in rows:
+        age = "" if one.oldest is None else f", the oldest {span((now - one.oldest).total_seconds())} old"
+        aside = f", {one.deferred} of them put aside" if one.deferred else ""
+        where = "no destination: would be dead-lettered" if path is None else path
+        typer.echo(f"{one.messages:>9}  {where} ({one.bytes} bytes{age}{aside})")
+    typer.echo(f"{found.messages} messages in {len(found.queues)} backlog queues; nothing was moved")

@@ -1,0 +1,54 @@
+"""What a syphon would find (Y9, dry run): every backlog queue looked through without a lock, nothing moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from twinbus.syphon.discovery import Discovery
+from twinbus.syphon.transport import Transport
+
+PAGE: Final = 250
+
+
+@dataclass(slots=True)
+class Found:
+    """Messages for one destination. `deferred` are those among them that a syphon has put aside before."""
+
+    messages: int = 0
+    bytes: int = 0
+    deferred: int = 0
+    oldest: datetime | None = None
+
+
+@dataclass(slots=True)
+class Survey:
+    """`nowhere` are messages that name no destination: they would be dead-lettered (Y6)."""
+
+    queues: tuple[str, ...] = ()
+    by_destination: dict[str, Found] = field(default_factory=dict)
+    nowhere: Found = field(default_factory=Found)
+
+    @property
+    def messages(self) -> int:
+        return self.nowhere.messages + sum(found.messages for found in self.by_destination.values())
+
+
+async def survey(transport: Transport, discovery: Discovery) -> Survey:
+    made = Survey(tuple(await discovery.queues()))
+    for queue in made.queues:
+        backlog = transport.backlog(queue)
+        start = 0
+        try:
+            while page := await backlog.peek(start, PAGE):
+                for one in page:
+                    found = made.nowhere if one.path is None else made.by_destination.setdefault(one.path, Found())
+                    found.messages += 1
+                    found.bytes += one.size
+                    found.deferred += one.deferred
+                    found.oldest = one.enqueued_time if found.oldest is None else min(found.oldest, one.enqueued_time)
+                start = page[-1].sequence_number + 1
+        finally:
+            await backlog.close()
+    return made

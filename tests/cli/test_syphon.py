@@ -1,0 +1,225 @@
+"""`twinbus syphon` as an operator has it. Once as a process; the rest in this one, where imports are paid once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import COMMAND, PATIENCE, environment
+from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
+from twinbus.cli.progress import Lines, Table, span
+from twinbus.ledger import Stage, read_ledger
+from twinbus.ledger.entries import Intent, Operation
+from twinbus.pairing import aliases
+from twinbus.pairing.failures import FailureKind
+from twinbus.syphon.plan import Readiness
+from twinbus.syphon.plan.destinations import DestinationState
+from twinbus.syphon.progress import Progress, Tally
+from twinbus.testing import LocalNamespaces
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[LocalNamespaces]:
+    with LocalNamespaces("primary", "secondary", memory=True, config=CONFIG) as found:
+        yield found
+
+
+@pytest.fixture
+def backlog(namespaces: LocalNamespaces) -> Backlog:
+    return Backlog(namespaces)
+
+
+@pytest.mark.parametrize("transport", ["native", "sdk"])
+def test_y3_a_drain_brings_everything_home_and_ends(backlog: Backlog, transport: str, tmp_path: Path) -> None:
+    backlog.divert("1", "2")
+    backlog.divert("3", queue=1, properties={aliases.SESSION_ID: "s"})
+    done = invoke(
+        "syphon", "--drain", "--transport", transport, "--ledger", str(tmp_path), "--json", **backlog.environment
+    )
+    assert done.exit_code == 0, done.stdout + done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["ended"] is True
+    assert last["total"]["returned"] == 3
+    assert last["by_destination"][backlog.destination]["returned"] == 3
+    assert ids_of(backlog.arrived()) == ["1", "2", "3"]
+    assert backlog.left() == []
+    begun = [one for one in read_ledger(tmp_path) if isinstance(one, Intent | Operation)]
+    returned = [message_id for one in begun if one.stage is Stage.RETURN_PRIMARY for message_id in one.ids]
+    assert sorted(returned) == ["1", "2", "3"]
+
+
+def test_y6_y9_a_drain_that_leaves_dead_letters_behind_says_so(backlog: Backlog) -> None:
+    backlog.divert("1")
+    backlog.divert("2", path=None)
+    done = invoke("syphon", "--drain", **backlog.environment)
+    assert done.exit_code == 3, done.stdout + done.stderr
+    assert "1 returned" in done.stdout
+    assert "1 dead-lettered" in done.stdout
+    (dead,) = backlog.dead()
+    assert (dead.message_id, dead.dead_letter_reason) == ("2", "NoDestination")
+
+
+def test_y7_absolute_dead_letters_what_expired(backlog: Backlog) -> None:
+    backlog.divert("1", properties={aliases.TIME_TO_LIVE: 10_000})
+    done = invoke("syphon", "--drain", "--ttl", "absolute", **backlog.environment)
+    assert done.exit_code == 3, done.stdout + done.stderr
+    assert [one.dead_letter_reason for one in backlog.dead()] == ["TTLExpiredException"]
+
+
+def test_y9_a_dry_run_tells_what_is_there_and_moves_nothing(backlog: Backlog) -> None:
+    backlog.divert("1", "2")
+    backlog.divert("3", path="elsewhere", queue=1)
+    backlog.divert("4", path=None)
+    found = invoke("syphon", "--dry-run", "--json", **backlog.environment)
+    assert found.exit_code == 0, found.stderr
+    told = json.loads(found.stdout)
+    assert told["messages"] == 4
+    counts = {one["destination"]: one["messages"] for one in told["destinations"]}
+    assert counts == {backlog.destination: 2, "elsewhere": 1, None: 1}
+    plain = invoke("syphon", "--dry-run", **backlog.environment)
+    assert "2  " + backlog.destination in plain.stdout
+    assert "no destination: would be dead-lettered" in plain.stdout
+    assert "4 messages in 2 backlog queues; nothing was moved" in plain.stdout
+    assert len(backlog.left()) == 4
+
+
+def test_y2_a_key_that_may_not_list_finds_the_queues_one_by_one(backlog: Backlog) -> None:
+    backlog.divert("1", queue=1)
+    done = invoke("syphon", "--drain", **backlog.weaker)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert ids_of(backlog.arrived()) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "hint"),
+    [
+        ({"TWINBUS_PRIMARY_NAME": "nobody"}, "no backlog queue of 'nobody'", "--primary-name"),
+        ({"TWINBUS_SECONDARY_CONNECTION_STRING": "not one"}, "--secondary: part 1", "connection strings"),
+        ({"key-of-all": "key-of-none"}, "cannot be", "key"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line_with_a_hint(
+    backlog: Backlog, change: dict[str, str], says: str, hint: str
+) -> None:
+    given = backlog.environment
+    for name, value in change.items():
+        given = (
+            {**given, name: value} if name in given else {key: one.replace(name, value) for key, one in given.items()}
+        )
+    done = invoke("syphon", "--drain", **given)
+    assert done.exit_code == 1
+    assert says in done.stderr
+    assert hint in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "key-of-none" not in done.stderr
+
+
+def test_a_rate_of_nothing_is_refused_by_name(backlog: Backlog) -> None:
+    done = invoke("syphon", "--rate", "0", **backlog.environment)
+    assert done.exit_code == 1
+    assert "rate is 0" in done.stderr
+
+
+# --- signals ---------------------------------------------------------------------------------------------------------
+
+
+class Running:
+    """A `twinbus syphon --json` in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """What it told first that holds."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            told: dict[str, Any] = json.loads(line)
+            if holds(told):
+                return told
+        raise AssertionError(f"it ended before that: {self.process.stderr and self.process.stderr.read()}")
+
+
+@contextmanager
+def running(backlog: Backlog, *arguments: str) -> Iterator[Running]:
+    process = subprocess.Popen(
+        [*COMMAND, "syphon", "--json", "--every", "0.2", *arguments],
+        env=environment(**backlog.environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Running(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_y9_it_pauses_resumes_and_stops_by_signals(backlog: Backlog) -> None:
+    with running(backlog) as syphon:
+        syphon.until(lambda told: told["state"] == "running")
+        syphon.process.send_signal(signal.SIGUSR1)
+        syphon.until(lambda told: told["state"] == "paused")
+        syphon.until(lambda told: told["held"] == 0)
+        backlog.divert("1")
+        assert syphon.until(lambda _: True)["total"]["returned"] == 0
+        assert ids_of(backlog.left()) == ["1"]
+        syphon.process.send_signal(signal.SIGUSR2)
+        syphon.until(lambda told: told["total"]["returned"] == 1)
+        syphon.process.send_signal(signal.SIGTERM)
+        assert syphon.until(lambda told: told["ended"])["state"] == "ended"
+        assert syphon.process.wait(PATIENCE) == 0
+    assert ids_of(backlog.arrived()) == ["1"]
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def moment(**given: Any) -> Progress:
+    usual: dict[str, Any] = {
+        "seconds": 60.0,
+        "total": Tally(returned=600, kept=2),
+        "by_destination": {"orders": Tally(returned=600), "events": Tally(deferred=5)},
+        "states": (DestinationState("events", Readiness.ASIDE, FailureKind.ENTITY_DISABLED, 0.0),),
+        "operations": {},
+        "rate": 100.0,
+        "held": 5,
+        "aside": 5,
+        "remaining": 7300,
+        "seconds_left": 73.0,
+        "state": "running",
+    }
+    return Progress(**{**usual, **given})
+
+
+def test_y9_a_line_tells_rate_remaining_estimated_end_and_each_destination(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Lines()
+    shown.show(moment())
+    shown.show(moment(seconds_left=None, remaining=None))
+    first, second = capsys.readouterr().out.splitlines()
+    assert "running: 600 returned, 100/s, 7300 remaining, about 1 min 13 s left (until " in first
+    assert "2 kept: this transport would change them" in first
+    assert "orders: 600" in first
+    assert "events: 0 (aside: entity_disabled, asked again in 0 s)" in first
+    assert "left" not in second
+
+
+def test_y9_a_terminal_is_shown_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with Table() as shown:
+        shown.end(moment())
+    told = capsys.readouterr().out
+    assert "destination" in told
+    assert "7300 remaining" in told
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (3700, "1 h 1 min")])
+def test_spans_are_told_as_people_do(seconds: float, text: str) -> None:
+    assert span(seconds) == text
