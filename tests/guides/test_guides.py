@@ -28,6 +28,7 @@ SHOWN = {
     ],
     "outage": ["failed_over 1", "['before', 'after']", "['failover_engaged', 'restored', 'closed', 'closed']"],
     "options": [],
+    "spark-source": ["1 two coffees", "2 one tea"],
 }
 
 
@@ -43,6 +44,7 @@ def program(guide: str) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 
 
+@pytest.mark.timeout(300)  # Spark alone takes a while to start where others are at work
 @pytest.mark.parametrize("guide", SHOWN)
 def test_the_program_of_a_guide_shows_what_the_guide_says(namespaces: LocalNamespaces, guide: str) -> None:
     environment = {
@@ -56,7 +58,7 @@ def test_the_program_of_a_guide_shows_what_the_guide_says(namespaces: LocalNames
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr
