@@ -1,0 +1,100 @@
+"""`twinbus ledger check`: whether everything in a ledger adds up. What adds up to what, the balance decides."""
+
+from __future__ import annotations
+
+import json as json_text
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from twinbus.cli.telling import FAILED, Debug, told
+from twinbus.errors import OperatorError
+
+if TYPE_CHECKING:
+    from twinbus.ledger import Balance, Message, Problem
+
+app = typer.Typer(help="What the ledger of pairs, syphons and namespaces tells.", no_args_is_help=True)
+
+_SHOWN: Final = 20
+_SUMS: Final = {
+    "accepted": "accepted",
+    "delivered": "  delivered",
+    "in_backlog": "  in backlog",
+    "dead_lettered": "  dead-lettered",
+    "unknown": "  unknown",
+    "lost": "  lost",
+    "duplicated": "duplicated",
+    "possibly_duplicated": "possibly duplicated",
+    "unconfirmed": "unconfirmed",
+}
+_LISTED: Final = {
+    "lost": "lost: reported safe, and in neither namespace",
+    "unknown": "unknown: reported safe; it depends on operations whose outcome nobody knows",
+    "duplicated": "duplicated: delivered more often than sent",
+    "possibly_duplicated": "possibly duplicated: delivered more often than sent, if unknown outcomes were good",
+    "unconfirmed": "unconfirmed: never reported safe, but there, or perhaps there",
+}
+
+
+@app.callback()
+def ledger() -> None:
+    """What the ledger of pairs, syphons and namespaces tells."""
+
+
+@app.command()
+def check(
+    directory: Annotated[Path, typer.Argument(help="Of the ledger.", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every id.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Does everything add up? accepted = delivered + in backlog + dead-lettered; what is lost or doubled, by id.
+
+    Ends with 1 when something is lost, or the ledger could not be read.
+    """
+    from twinbus.ledger import balance, read_ledger  # noqa: PLC0415 - slow
+    from twinbus.ledger.segments import segments  # noqa: PLC0415
+
+    with told(debug=debug):
+        if not directory.is_dir() or next(segments(directory), None) is None:
+            raise OperatorError(f"{directory} holds no ledger", "Name the directory that was given as `ledger`.")
+        problems: list[Problem] = []
+        found = balance(read_ledger(directory, problems.append))
+        found.incomplete += map(str, problems)
+        if json:
+            typer.echo(json_text.dumps(_report(found)))
+        else:
+            _print(found)
+        if found.lost:
+            raise typer.Exit(FAILED)
+
+
+def _report(found: Balance) -> dict[str, Any]:
+    sums = {name: getattr(found, name).total() for name in _SUMS}
+    listed = {name: [{**message._asdict(), "count": count} for message, count in _of(found, name)] for name in _LISTED}
+    return {**sums, "messages": listed, "incomplete": found.incomplete}
+
+
+def _print(found: Balance) -> None:
+    for name, label in _SUMS.items():
+        typer.echo(f"{label:20} {getattr(found, name).total():>12,}")
+    for name, label in _LISTED.items():
+        messages = _of(found, name)
+        if messages:
+            typer.echo(f"\n{label}")
+        # Each lost one has to be looked for by somebody.
+        shown = messages if name == "lost" else messages[:_SHOWN]
+        for message, count in shown:
+            typer.echo(f"  {message.destination}  {message.id}{f'  × {count}' if count > 1 else ''}")
+        if len(messages) > len(shown):
+            typer.echo(f"  … and {len(messages) - len(shown):,} more; --json lists them all")
+    if found.incomplete:
+        typer.echo("\nThe ledger does not hold everything, so that what it says may be wrong:")
+    for reason in found.incomplete:
+        typer.echo(f"  {reason}")
+
+
+def _of(found: Balance, name: str) -> list[tuple[Message, int]]:
+    counted: Counter[Message] = getattr(found, name)
+    return sorted(counted.items())

@@ -1,0 +1,81 @@
+"""`twinbus ledger check` as its users have it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import run
+from twinbus.ledger import Ledger, Stage
+from twinbus.ledger.segments import segments
+
+
+def divert(ledger: Ledger, *ids: str) -> None:
+    ledger.begin(Stage.SEND_BACKLOG, "paris", "contoso/x-servicebus-transfer/0", ids, 10, "contoso/orders").end()
+
+
+def complete(ledger: Ledger, *ids: str) -> None:
+    ledger.begin(Stage.COMPLETE_BACKLOG, "paris", "contoso/x-servicebus-transfer/0", ids, 0, "contoso/orders").end()
+
+
+def back(ledger: Ledger, *ids: str, result: str = "ok") -> None:
+    ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", ids, 10).end(result)
+
+
+def test_a_ledger_that_adds_up_ends_with_0(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        divert(ledger, "a", "b", "c")
+        back(ledger, "a", "b")
+        complete(ledger, "a", "b")
+    done = run("ledger", "check", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["accepted", "3"] in lines
+    assert ["delivered", "2"] in lines
+    assert ["in", "backlog", "1"] in lines
+    assert ["lost", "0"] in lines
+    assert "does not hold everything" not in done.stdout
+
+
+def test_a_lost_message_is_named_and_ends_with_1(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        divert(ledger, *(f"lost-{number}" for number in range(30)), "doubled", "doubted")
+        complete(ledger, *(f"lost-{number}" for number in range(30)))
+        back(ledger, "doubled")
+        back(ledger, "doubled", "doubted")
+        back(ledger, "doubted", result="unknown")
+    done = run("ledger", "check", str(tmp_path))
+    assert done.returncode == 1
+    for number in range(30):
+        assert f"  contoso/orders  lost-{number}\n" in done.stdout
+    told = run("ledger", "check", "--json", str(tmp_path))
+    assert told.returncode == 1
+    report = json.loads(told.stdout)
+    assert (report["accepted"], report["lost"], report["delivered"]) == (32, 30, 2)
+    assert {"destination": "contoso/orders", "id": "lost-7", "count": 1} in report["messages"]["lost"]
+    assert [one["id"] for one in report["messages"]["duplicated"]] == ["doubled"]
+    assert [one["id"] for one in report["messages"]["possibly_duplicated"]] == ["doubted"]
+    assert report["incomplete"] == []
+
+
+def test_what_the_ledger_does_not_hold_is_told(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        divert(ledger, "a")
+        ledger.flush()
+        (segment,) = segments(tmp_path)
+        with segment.path.open("ab") as file:
+            file.write(b"rubbish\n")
+        divert(ledger, "b")
+    done = run("ledger", "check", str(tmp_path))
+    assert done.returncode == 0
+    assert "does not hold everything" in done.stdout
+    assert ", line 3: no JSON" in done.stdout
+    assert json.loads(run("ledger", "check", str(tmp_path), "--json").stdout)["in_backlog"] == 2
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_a_directory_without_a_ledger_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    done = run("ledger", "check", str(tmp_path / name))
+    assert done.returncode == 1
+    assert "holds no ledger" in done.stderr
