@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -61,14 +61,31 @@ class SyphonOptions:
                 raise OptionError(option, getattr(self, option), "at least 1")
 
 
+def wall_clock() -> datetime:
+    return datetime.now(UTC)
+
+
 class PumpRoom:
-    def __init__(self, transport: Transport, options: SyphonOptions, books: Books, steps: Steps | None = None) -> None:
+    """Time and chance come from outside, so that a simulation can drive the very pumps."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        options: SyphonOptions,
+        books: Books,
+        steps: Steps | None = None,
+        *,
+        wall: Callable[[], datetime] = wall_clock,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self.transport = transport
         self.options = options
         self.books = books
         self.destinations = Destinations(options.policy)
         self.pacing = Pacing(options.rate)
         self.steps = steps
+        self.wall = wall
+        self.chance = chance
         self.stopping = False
         self.pumps = 1
         self.broken: BaseException | None = None
@@ -77,15 +94,7 @@ class PumpRoom:
 
     @staticmethod
     def now() -> float:
-        return time.monotonic()
-
-    @staticmethod
-    def wall() -> datetime:
-        return datetime.now(UTC)
-
-    @staticmethod
-    def chance() -> float:
-        return random.random()
+        return asyncio.get_running_loop().time()
 
     def sender(self, path: str) -> Destination:
         """One for each destination, however many pumps send to it."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
+import random
 from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
 from enum import StrEnum
 from types import TracebackType
 from typing import Final, Self
@@ -20,7 +22,7 @@ from twinbus.syphon.books import Books
 from twinbus.syphon.discovery import Discovery
 from twinbus.syphon.progress import Counts, Progress
 from twinbus.syphon.pump import Pump
-from twinbus.syphon.room import PumpRoom, Steps, SyphonOptions
+from twinbus.syphon.room import PumpRoom, Steps, SyphonOptions, wall_clock
 from twinbus.syphon.transport import Transport
 
 _log = logging.getLogger(__name__)
@@ -60,13 +62,16 @@ class Syphon:
         options: SyphonOptions | None = None,
         ledger: Ledger | None = None,
         steps: Steps | None = None,
+        wall: Callable[[], datetime] = wall_clock,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self.options = options or SyphonOptions()
         self.state = SyphonState.NEW
         self._transport = transport
         self._discovery = discovery
-        self._counts = Counts(time.monotonic())
-        self._room = PumpRoom(transport, self.options, Books(ledger, primary, secondary, self._counts), steps)
+        self._counts = Counts(asyncio.get_running_loop().time())
+        books = Books(ledger, primary, secondary, self._counts)
+        self._room = PumpRoom(transport, self.options, books, steps, wall=wall, chance=chance)
         self._room.listen(self._tell)
         self._pumps: dict[str, Pump] = {}
         self._told = asyncio.Event()

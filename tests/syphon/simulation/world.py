@@ -1,0 +1,177 @@
+"""A world of two namespaces and several syphons, made from a seed; its outages end, and then it must come to rest.
+
+Drives the very pumps of the product, on a clock of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+
+from twinbus.pairing.failures import FailureKind
+from twinbus.syphon.discovery import Named
+from twinbus.syphon.plan import Policy
+from twinbus.syphon.room import SyphonOptions
+from twinbus.syphon.syphon import Syphon
+
+from .loop import run
+from .places import (
+    CERTAIN,
+    UNCERTAIN,
+    Entity,
+    Letter,
+    Life,
+    Outage,
+    Queue,
+    SimulatedTransport,
+    ViolationError,
+    Where,
+    now,
+    wall,
+)
+
+HORIZON = 900.0
+GONE_AFTER = 60.0
+LATEST = 24 * 3600.0
+
+
+@dataclass
+class Summary:
+    letters: int
+    operations: int
+    most: int
+    duplicates: int
+    dead: int
+    kept: int
+
+
+class World:
+    """`World(seed).live()`: ViolationError where something was lost, repeated without a reason, or cost too much."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.chance = chance = Random(seed)
+        self.calm = chance.random() < 0.3
+        paths = [f"q{index}" for index in range(chance.randint(1, 4))]
+        self.entities = {path: Entity(path, chance) for path in paths}
+        self.queues = {f"b{index}": self._queue(f"b{index}", paths) for index in range(chance.randint(1, 3))}
+        self.policy = Policy(first_pause=1.0, longest_pause=chance.choice((4.0, 60.0)), gone_after=GONE_AFTER)
+        self.syphons = chance.randint(1, 3)
+
+    def _queue(self, name: str, paths: list[str]) -> Queue:
+        chance = self.chance
+        letters = [
+            Letter(number, chance.choice(paths), chance.choice((None,) * 30 + ("large", "no path", "odd")))
+            for number in range(1, chance.randint(1, 60))
+        ]
+        for letter in letters:
+            # Left behind by an earlier life.
+            letter.where = Where.DEFERRED if chance.random() < 0.1 else Where.ACTIVE
+        return Queue(name, chance, letters, lock=chance.choice((5.0, 30.0, 60.0)))
+
+    def live(self) -> Summary:
+        return run(self._live())
+
+    async def _live(self) -> Summary:
+        begin = now()
+        self._plan_outages(begin)
+        for queue in self.queues.values():
+            times = sorted(self.chance.choice((0.0, self.chance.uniform(0, HORIZON))) for _ in queue.letters)
+            for letter, time in zip(queue.letters, times, strict=True):
+                letter.comes = begin + time
+        syphons = [asyncio.create_task(self._syphon(begin)) for _ in range(self.syphons)]
+        if not self.calm:
+            for queue in self.queues.values():
+                queue.trouble = self.chance.choice((0.0, 0.0, 0.02, 0.1))
+        await asyncio.sleep(HORIZON)
+        for queue in self.queues.values():
+            queue.trouble = 0.0
+        async with asyncio.timeout(LATEST):
+            await asyncio.gather(*syphons)
+        return self._judge()
+
+    def _plan_outages(self, begin: float) -> None:
+        chance = self.chance
+        for entity in self.entities.values():
+            for _ in range(chance.choice((0, 1, 1, 3))):
+                first = begin + chance.uniform(0, HORIZON)
+                kind = chance.choice(UNCERTAIN + CERTAIN)
+                entity.outages.append(Outage(first, min(first + chance.expovariate(1 / 100), begin + HORIZON), kind))
+
+    async def _syphon(self, begin: float) -> None:
+        """Lives, is killed at any instant and is started again; the last life drains."""
+        chance = self.chance
+        for _ in range(0 if self.calm else chance.choice((0, 1, 3))):
+            await self._life(drain=False, seconds=chance.expovariate(1 / 100))
+        if (left := begin + HORIZON - now()) > 0:
+            await self._life(drain=False, seconds=left + chance.uniform(0, 100), killed=False)
+        await self._life(drain=True)
+
+    async def _life(self, *, drain: bool, seconds: float | None = None, killed: bool = True) -> None:
+        chance, life = self.chance, Life()
+        syphon = Syphon(
+            SimulatedTransport(self.queues, self.entities, life),
+            Named(list(self.queues)),
+            primary="p",
+            secondary="s",
+            options=SyphonOptions(
+                drain=drain,
+                policy=self.policy,
+                window=chance.choice((5, 50, 4000)),
+                rate=chance.choice((None, None, 20.0)),
+            ),
+            wall=wall,
+            chance=chance.random,
+        )
+        running = asyncio.create_task(syphon.run())
+        if seconds is None:
+            await running
+            return
+        await asyncio.sleep(seconds)
+        if killed:
+            life.dead = True
+            running.cancel()
+            for letter in (one for queue in self.queues.values() for one in queue.letters):
+                letter.excuses += letter.locked_until > now()
+        else:
+            syphon.stop()
+            await running
+
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    def _judge(self) -> Summary:
+        letters = [letter for queue in self.queues.values() for letter in queue.letters]
+        for letter in letters:
+            self._judge_letter(letter)
+        outages = [outage for entity in self.entities.values() for outage in entity.outages]
+        operations = sum(letter.operations for letter in letters)
+        if self.calm:
+            # Y5: receive, defer, receive_deferred, send, complete; a few for each time a destination failed; and three
+            # for each probe of each syphon, of which there is one in half a pause at most.
+            probes = sum(10 + 2 * (outage.end - outage.begin) / self.policy.longest_pause for outage in outages)
+            bound = 5 * len(letters) + self.syphons * (20 * len(outages) + 3 * probes)
+            if operations > bound:
+                raise ViolationError(f"seed {self.seed}: {operations} operations for {len(letters)} messages, {bound}")
+        return Summary(
+            len(letters),
+            operations,
+            max((letter.operations for letter in letters), default=0),
+            sum(letter.arrivals > 1 for letter in letters),
+            sum(letter.where is Where.DEAD for letter in letters),
+            sum(letter.where is Where.DEFERRED for letter in letters),
+        )
+
+    def _judge_letter(self, letter: Letter) -> None:
+        where = {None: Where.GONE, "large": Where.DEAD, "no path": Where.DEAD, "odd": Where.DEFERRED}[letter.flaw]
+        gone = any(
+            outage.kind is FailureKind.ENTITY_NOT_FOUND and outage.end - outage.begin >= GONE_AFTER
+            for outage in self.entities[letter.path].outages
+        )
+        allowed = {where, Where.DEAD} if gone and letter.flaw is None else {where}
+        if letter.where not in allowed:
+            raise ViolationError(f"seed {self.seed}: {letter} should be {where}")
+        if letter.where is Where.GONE and not letter.arrivals:
+            raise ViolationError(f"seed {self.seed}: {letter} is lost")
+        if letter.arrivals > 1 + letter.excuses:
+            raise ViolationError(f"seed {self.seed}: {letter} arrived {letter.arrivals} times without a reason")
