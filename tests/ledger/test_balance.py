@@ -1,6 +1,7 @@
 """What must add up: single cases, an oracle that tries every way, and worlds that know the truth."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import count, product
 
 import pytest
@@ -162,6 +163,21 @@ def test_paths_are_case_insensitive_and_entities_and_ids_are_told_apart() -> Non
     found = balance([operation(DIVERT, "a", "A"), upper])
     assert found.delivered == Counter({Message("contoso/orders", "a"): 1})
     assert found.in_backlog == Counter({Message("contoso/orders", "A"): 1})
+
+
+def test_a_dead_letter_resubmitted_to_another_entity_is_a_message_for_that_one() -> None:
+    elsewhere = Message("contoso/elsewhere", "a")
+    redirected = Movement(
+        at=0, id="m", move=Move.REDIRECTED, ids=("a",), source=DESTINATION, destination=elsewhere.destination
+    )
+    history: list[Entry] = [operation(DIVERT, "a"), movement(Move.DEAD_LETTERED, "a"), redirected]
+    history += [replace(operation(stage, "a"), destination=elsewhere.destination) for stage in (RESUBMIT, COMPLETE)]
+    found = balance(history)
+    assert counts(found) == {"accepted": 1, "in_backlog": 1}
+    assert found.in_backlog == Counter({elsewhere: 1})
+    home = replace(operation(RETURN, "a"), entity="elsewhere")
+    gone = replace(operation(COMPLETE, "a"), destination=elsewhere.destination)
+    assert balance([*history, home, gone]).delivered == Counter({elsewhere: 1})
 
 
 def test_what_the_ledger_does_not_hold_is_told() -> None:

@@ -176,6 +176,12 @@ def _move(sums: dict[Message, _Sums], entry: Movement) -> None:
                 sum_.dead_lettered += 1
             case Move.RESUBMITTED:
                 sum_.dead_lettered -= 1
+            case Move.REDIRECTED:
+                # From here on it is a message for another entity: what was accepted and stored goes with it.
+                before = sums.setdefault(Message(entry.source.lower(), name), _Sums())
+                before.accepted, before.stored = before.accepted - 1, before.stored - 1
+                before.dead_lettered -= 1
+                sum_.accepted, sum_.stored = sum_.accepted + 1, sum_.stored + 1
             case Move.POSSIBLE_DUPLICATE:
                 sum_.doubted += 1
             case Move.KEPT:

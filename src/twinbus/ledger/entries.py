@@ -54,6 +54,7 @@ class Move(StrEnum):
 
     DEAD_LETTERED = "dead_lettered"
     RESUBMITTED = "resubmitted"
+    REDIRECTED = "redirected"
     POSSIBLE_DUPLICATE = "possible_duplicate"
     KEPT = "kept"
 
@@ -149,7 +150,10 @@ class State(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement(_Entry):
-    """`source` and `destination` are `namespace/entity`; the destination is the one the messages are meant for."""
+    """`source` and `destination` are `namespace/entity`; the destination is the one the messages are meant for.
+
+    Where they are redirected, the source is the one they were meant for until then.
+    """
 
     kind: ClassVar[str] = "movement"
     move: Move
