@@ -192,12 +192,14 @@ class Pair:
         """Once: all threads end, and the clients where they are the pair's own."""
         if not self._ending.acquire(blocking=False):
             return
-        self._attempts.end()
-        self._state.events.close()
-        if self._owns_clients:
-            for client in self._clients.values():
-                client.close()
-        self._ended.set()
+        try:
+            self._attempts.end()
+            self._state.events.close()
+            if self._owns_clients:
+                for client in self._clients.values():
+                    client.close()
+        finally:
+            self._ended.set()
 
     # --- what the cells ask of a driver ----------------------------------------------------------------------------
 

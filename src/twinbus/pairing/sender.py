@@ -185,8 +185,9 @@ class PairedSender:
                 assert_never(step)
 
     def _on_primary(self, call: Call[T], until: float | None) -> T:
+        cut_short = False
         if not self._turn.acquire(False):
-            self._wait_for_turn(until)
+            cut_short = self._wait_for_turn(until)
         try:
             if self._closed:
                 raise _shut()
@@ -201,8 +202,10 @@ class PairedSender:
             seconds = self._seconds if until is None else self._place.primary_seconds(until)
             try:
                 return self._attempts.attempt(self._sender, call, seconds, self._retries, self._place.cell)
-            except OperationTimeoutError:
+            except OperationTimeoutError as error:
                 self._replace()
+                if cut_short:
+                    raise NoTurnError(self.entity_name, seconds) from error
                 raise
             except Exception:
                 # The SDK has closed its link where it had to.
@@ -214,14 +217,22 @@ class PairedSender:
         finally:
             self._turn.release()
 
-    def _wait_for_turn(self, until: float | None) -> None:
-        # Longer than the attempt before it can take, after which the entity may have failed over.
-        seconds = 2 * self._seconds if until is None else until - time.monotonic()
-        if not self._turn.acquire(timeout=max(seconds, 0)):
+    def _wait_for_turn(self, until: float | None) -> bool:
+        """Whether it took most of the call's time: if the primary does not answer in the rest, that says nothing."""
+        if until is None:
+            # Longer than the attempt before it can take, after which the entity may have failed over.
+            seconds = 2 * self._seconds
+            if not self._turn.acquire(timeout=seconds):
+                raise NoTurnError(self.entity_name, seconds)
+            return False
+        seconds = max(until - time.monotonic(), 0.0)
+        if not self._turn.acquire(timeout=seconds):
             raise NoTurnError(self.entity_name, seconds)
-        if until is not None and time.monotonic() >= until:
+        left = until - time.monotonic()
+        if left <= 0:
             self._turn.release()
             raise NoTurnError(self.entity_name, seconds)
+        return left < seconds / 2
 
     def _succeeded_late(self) -> None:
         """The entity was failing, or something happened to it, while this call was under way (S3, S5, C3)."""

@@ -55,6 +55,23 @@ async def test_s2_waiting_for_a_turn_on_a_shared_sender_is_no_failure_of_the_pri
     assert len(await world.held(queue)) == 2
 
 
+async def test_s2_an_attempt_that_waiting_for_its_turn_cut_short_is_no_failure_of_the_primary(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair(try_timeout=LONG)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    # Both are answered, one after the other, each later than the second caller's time can end.
+    world.primary.faults.set("delay", entity=queue, points=["send"], delay=1.5, count=2)
+    slow = asyncio.create_task(world.send(sender, ServiceBusMessage("slow")))
+    await world.until(lambda: world.primary.faults.list()[0]["hits"] == 1)
+    with pytest.raises(NoTurnError):
+        await world.send(sender, ServiceBusMessage("too late"), timeout=2.0)
+    await slow
+    assert state_of(pair, queue) == "healthy"
+    assert await world.backlog(pair) == []
+
+
 async def test_s6_waiting_for_a_turn_on_a_backlog_link_ends_with_the_callers_time_and_evicts_no_queue(
     world: World, queue: str
 ) -> None:
