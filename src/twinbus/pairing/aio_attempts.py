@@ -30,11 +30,8 @@ class Attempts(Deadlines):
         self.seconds = seconds
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def turn(self, lock: asyncio.Lock, link: str, seconds: float | None) -> None:
+    async def turn(self, lock: asyncio.Lock, link: str, seconds: float) -> None:
         """Wait for it, the lock being the caller's afterwards. NoTurnError where the call's time ends before."""
-        if seconds is None:
-            await lock.acquire()
-            return
         try:
             await self.bound(lock.acquire(), seconds)
         except OperationTimeoutError:

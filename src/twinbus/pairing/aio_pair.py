@@ -171,12 +171,11 @@ class Pair:
                 await client.close()
 
     def _let_go(self, side: Side) -> None:
-        """Of whatever made it leave OPEN: with the second one the pair ends (C3)."""
-        if side is self._state.secondary:
-            self._links.close()
-            if self._provisioning is not None:
-                self._provisioning.cancel()
-        else:
+        """Without either side nothing is diverted any more; without both the pair ends, whoever closed them (C3)."""
+        self._links.close()
+        if self._provisioning is not None:
+            self._provisioning.cancel()
+        if side is self._state.primary:
             for sender in list(self._senders):
                 sender.let_go()
         if self._state.closed:

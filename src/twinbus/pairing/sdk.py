@@ -43,11 +43,15 @@ def kind_of(error: BaseException) -> FailureKind:
 
 def endpoint_of(client: Any) -> Endpoint:
     """Host and port of the namespace a client was made for."""
-    plain = not client._config.use_tls
+    config = client._config
     host, _, port = str(client.fully_qualified_namespace).rpartition(":")
     if host and port.isdigit() and not host.endswith(":"):
         return Endpoint.of(host, int(port))
-    return Endpoint.of(client.fully_qualified_namespace, PLAIN_PORT if plain else TLS_PORT)
+    host = client.fully_qualified_namespace
+    if config.custom_endpoint_hostname == host:
+        # With TLS the SDK strips the port from the host: it stands in the address alone.
+        return Endpoint.of(host, config.connection_port)
+    return Endpoint.of(host, TLS_PORT if config.use_tls else PLAIN_PORT)
 
 
 def canary_of(client: Any) -> Any:

@@ -1,12 +1,13 @@
 """Credentials of any kind, and refused ones: P1, S2, G4, C1."""
 
+import asyncio
 import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from azure.core.credentials import AccessToken
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.exceptions import ServiceBusError
 
@@ -49,9 +50,16 @@ class AioTokens(Tokens):
     async def close(self) -> None: ...
 
 
-def client(world: World, namespace: LocalNamespace, tokens: Tokens) -> Any:
+def client(world: World, namespace: LocalNamespace, tokens: Tokens, **keywords: Any) -> Any:
     made: Any = AioServiceBusClient if world.driver == "aio" else ServiceBusClient
-    return made(f"localhost:{namespace.port}", tokens, use_tls=False, retry_total=0)
+    return made(f"localhost:{namespace.port}", tokens, **{"use_tls": False, "retry_total": 0, **keywords})
+
+
+def in_tls(namespace: LocalNamespace) -> dict[str, Any]:
+    """On the very port: the SDK goes to 5671 unless it is told the address, and then it means WebSockets."""
+    address = f"sb://localhost:{namespace.port}"
+    trust = {"use_tls": True, "connection_verify": str(namespace.ca)}
+    return {"custom_endpoint_address": address, "transport_type": TransportType.Amqp, **trust}
 
 
 def tokens(world: World, namespace: LocalNamespace, seconds: int = 3600) -> Tokens:
@@ -71,14 +79,18 @@ async def paired(world: World, clients: list[Any], **options: Any) -> Any:
     return pair
 
 
-async def test_p1_a_token_credential_serves_the_primary_and_the_backlog(world: World, queue: str) -> None:
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_p1_a_token_credential_serves_the_primary_and_the_backlog(world: World, queue: str, tls: bool) -> None:
     given = [tokens(world, world.primary), tokens(world, world.secondary)]
-    clients = [client(world, world.primary, given[0]), client(world, world.secondary, given[1])]
+    clients = [
+        client(world, namespace, token, **(in_tls(namespace) if tls else {}))
+        for namespace, token in zip((world.primary, world.secondary), given, strict=True)
+    ]
     pair = await paired(world, clients)
     sender = await world.sender(pair, queue)
     await world.send(sender, ServiceBusMessage("x", message_id="direct"))
     await world.do(pair.force_failover, queue)
-    name = f"diverted by a token {world.driver}"
+    name = f"diverted by a token {world.driver} {tls}"
     await world.send(sender, ServiceBusMessage("x", message_id=name))
     assert [one.message_id for one in await world.held(queue)] == ["direct"]
     assert name in [one.message_id for one in await world.backlog(pair)]
@@ -108,6 +120,19 @@ async def test_s2_a_key_revoked_under_an_open_link_reaches_the_caller_and_never_
     while not await refused():
         assert time.monotonic() < deadline, "nothing refused it"
     assert set(kinds) <= CREDENTIAL_REFUSED, kinds
+    assert state_of(pair, queue) == "healthy"
+
+
+async def test_s2_a_token_that_ends_under_an_open_link_is_renewed_by_a_second_try(world: World, queue: str) -> None:
+    brief = tokens(world, world.primary, seconds=2)
+    again = {"retry_total": 3, "retry_backoff_factor": 0.01}
+    clients = [client(world, world.primary, brief, **again)]
+    clients.append(client(world, world.secondary, tokens(world, world.secondary)))
+    pair = await paired(world, clients)
+    sender = await world.sender(pair, queue)
+    async with asyncio.timeout(20):
+        while brief.given < 2:
+            await world.send(sender, ServiceBusMessage("x"))
     assert state_of(pair, queue) == "healthy"
 
 

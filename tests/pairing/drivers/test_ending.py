@@ -100,6 +100,35 @@ async def test_c2_c3_a_pair_that_faulted_leaves_nothing_and_can_be_made_again(
     await traces.gone()
 
 
+async def test_c3_a_primary_that_faulted_alone_leaves_no_task_thread_or_socket_of_either_side(
+    world: World, queue: str
+) -> None:
+    traces = Traces(world)
+    pair = await world.pair(ping_interval=timedelta(seconds=1))
+    for entity in (queue, "nowhere"):
+        sender = await world.sender(pair, entity)
+        if entity == "nowhere":
+            await world.do(pair.force_failover, entity)
+        await world.send(sender, ServiceBusMessage("x"))
+    await world.do(pair.primary.fault, RuntimeError("told to"))
+    await traces.gone()
+    assert pair.secondary.state == "open"
+
+
+async def test_c3_a_secondary_that_faulted_alone_leaves_no_socket_and_the_primary_goes_on(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair()
+    sender = await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    await world.send(sender, ServiceBusMessage("x"))
+    await world.do(pair.force_restore, queue)
+    await world.do(pair.secondary.fault, RuntimeError("told to"))
+    await world.until(lambda: open_sockets(world.secondary.port) == 0)
+    await world.send(sender, ServiceBusMessage("x", message_id="after"))
+    assert [one.message_id for one in await world.held(queue)] == ["after"]
+
+
 async def test_c3_a_pair_closed_under_a_call_that_nobody_answers_leaves_nothing(world: World, queue: str) -> None:
     traces = Traces(world)
     pair, unanswered = await busy(world, queue)
