@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.bare_server import BareServer
 from bench.bare_sqlite import BareSqlite, some_rows
 from bench.clients import BATCH, Client, ConnectClient, SdkClient
 from bench.measuring import MIB, Figure, ProcessMeter, Samples, quantile, ratios, show, write_json
@@ -31,12 +33,14 @@ BATCHES_AIM: Final = 0.5
 RSS_AIM: Final = 400.0
 READY_EMPTY_AIM: Final = 1.0
 READY_DEEP_AIM: Final = 3.0
+FLOORS: Final = ("a thread writes and syncs each read, no AMQP", "a thread commits each read to bare SQLite, no AMQP")
 
 NOTES: Final = (
     "Median of the repeats (lowest–highest), repeats interleaved. Messages of 1 KB, every one on disk before its"
     " acknowledgement. Client, server and its writer thread share the machine's cores.",
     "Server busy: its CPU time, all threads, as a share of the time that passed. A client that is far from 100 % itself"
-    " was waiting: for the disk, or for a core that others had.",
+    " was waiting: for the disk, or for a core that others had. Where others had it, the share is too low to be held"
+    " against its aim: the CPU for a message and the floors under it say more.",
 )
 
 
@@ -54,13 +58,13 @@ class Extent:
 class Load:
     """What repeats of one kind of traffic came to."""
 
-    rate: Samples
-    cpu: Samples
-    busy: Samples
-    client: Samples
+    rate: Samples = field(default_factory=Samples)
+    cpu: Samples = field(default_factory=Samples)
+    busy: Samples = field(default_factory=Samples)
+    client: Samples = field(default_factory=Samples)
 
 
-def under_load(server: Server, flood: Callable[[float], int], seconds: float, load: Load) -> None:
+def under_load(server: Server | BareServer, flood: Callable[[float], int], seconds: float, load: Load) -> None:
     own = ProcessMeter(os.getpid())
     cpu, client, before = server.meter.cpu_seconds(), own.cpu_seconds(), time.perf_counter()
     count = flood(seconds)
@@ -79,10 +83,12 @@ def traffic(folder: Path, extent: Extent) -> list[Figure]:
         f"sends in batches of {BATCH}, one by one": lambda client: client.send_batches,
         "receive and complete": lambda client: client.receive_and_complete,
     }
-    loads = {(kind, who): Load(*(Samples() for _ in range(4))) for kind in kinds for who in ("SDK", "connect")}
-    pipelined = Load(*(Samples() for _ in range(4)))
+    loads = {(kind, who): Load() for kind in kinds for who in ("SDK", "connect")}
+    pipelined, floors = Load(), {kind: Load() for kind in FLOORS}
     with (
         Server(folder / "traffic") as server,
+        BareServer("write", folder / "write") as writing,
+        BareServer("sqlite", folder / "sqlite") as inserting,
         SdkClient(server.connection_string) as sdk,
         ConnectClient(server.connection_string) as ours,
     ):
@@ -98,6 +104,10 @@ def traffic(folder: Path, extent: Extent) -> list[Figure]:
                         ours.fill("receives", int(30_000 * extent.seconds) if who == "connect" else 5_000)
                     under_load(server, method(client), extent.seconds, loads[kind, who])
             under_load(server, ours.send_singles_pipelined, extent.seconds, pipelined)
+            sdk_load = loads["single sends, one by one", "SDK"]
+            think = sdk_load.client.values[-1] / sdk_load.rate.values[-1]
+            for floor, bare in zip(floors.values(), (writing, inserting), strict=True):
+                under_load(bare, partial(bare.exchange, think=think), extent.seconds, floor)
     figures = [Figure("Traffic of one client, messages a second:")]
     figures += [rates(kind, loads[kind, "connect"], loads[kind, "SDK"]) for kind in kinds]
     figures.append(
@@ -108,6 +118,7 @@ def traffic(folder: Path, extent: Extent) -> list[Figure]:
     figures.append(
         Figure("single sends, connect, pipelined", pipelined.cpu.told(), values={"cpu_us": pipelined.cpu.values})
     )
+    figures += [floor_under(what, floors[what], loads["single sends, one by one", "SDK"]) for what in FLOORS]
     figures.append(Figure("Server busy while one SDK client goes flat out, share of a core:"))
     figures += [busy(kind, loads[kind, "SDK"]) for kind in kinds]
     return figures
@@ -137,6 +148,16 @@ def costs(kind: str, ours: Load, sdk: Load) -> Figure:
     )
 
 
+def floor_under(what: str, floor: Load, sdk: Load) -> Figure:
+    return Figure(
+        f"floor: {what}",
+        f"{floor.cpu.told()}, busy {floor.busy.told('{:.0%}')}",
+        f"SDK, single sends {sdk.cpu.told()}",
+        ratios(sdk.cpu, floor.cpu).told("{:.2f}"),
+        values={"floor_us": floor.cpu.values, "floor_busy": floor.busy.values, "sdk_us": sdk.cpu.values},
+    )
+
+
 def busy(kind: str, load: Load) -> Figure:
     return Figure(
         kind,
@@ -151,7 +172,7 @@ def busy(kind: str, load: Load) -> Figure:
 def batches(folder: Path, extent: Extent) -> list[Figure]:
     """Durable batches, and a bare loop that inserts the same rows in groups as large as the server's."""
     ours, bare, groups = Samples(), Samples(), Samples()
-    load = Load(ours, Samples(), Samples(), Samples())
+    load = Load(ours)
     with Server(folder / "batches") as server, ConnectClient(server.connection_string) as client:
         client.send_batches_pipelined(0.5)
         for _ in range(extent.repeats):
