@@ -107,12 +107,11 @@ class Writer:
 
     def _put(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert rows by powers of two, so that any number takes few statements and all of them stay prepared."""
-        done, left, size = 0, len(rows), _LARGEST
+        done, left = 0, len(rows)
         while left:
-            while size > left:
-                size >>= 1
-            sql = _SQL[statement, size]
-            self._execute(sql, tuple(chain.from_iterable(rows[done : done + size] if left > size or done else rows)))
+            size = min(_LARGEST, 1 << left.bit_length() - 1)
+            part = rows[done : done + size] if left > size or done else rows
+            self._execute(_SQL[statement, size], tuple(chain.from_iterable(part)))
             done += size
             left -= size
 
