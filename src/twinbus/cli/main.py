@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twinbus.cli import doctor, drill, fault, ledger, provision, serve, syphon
+from twinbus.cli import deadletter, doctor, drill, fault, ledger, provision, serve, syphon
 
 app = typer.Typer(
     name="twinbus",
@@ -21,6 +21,7 @@ app.command(name="provision", help=provision.provision.__doc__)(provision.provis
 app.command(name="doctor", help=doctor.doctor.__doc__)(doctor.doctor)
 app.command(name="drill", help=drill.drill.__doc__)(drill.drill)
 app.command(name="syphon", help=syphon.syphon.__doc__)(syphon.syphon)
+app.add_typer(deadletter.app, name="deadletter")
 app.add_typer(ledger.app, name="ledger")
 
 

@@ -1,0 +1,215 @@
+"""`twinbus deadletter`: what could never be delivered, shown and brought back (Y6). How is in `syphon.deadletter`."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_text
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twinbus.cli import reaching
+from twinbus.cli.progress import span
+from twinbus.cli.reaching import Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.telling import Debug, told
+from twinbus.errors import OperatorError
+
+if TYPE_CHECKING:
+    from twinbus.syphon.deadletter import DeadLetter, DeadLetters
+
+app = typer.Typer(
+    help="Messages of the backlog that could never be delivered: show them, bring them back.", no_args_is_help=True
+)
+Ids = Annotated[list[str] | None, typer.Option("--id", help="Of this message id; may be repeated.")]
+Destinations = Annotated[
+    list[str] | None, typer.Option("--destination", help="Meant for this entity, - for none; may be repeated.")
+]
+
+
+@app.command("list")
+def list_(
+    primary: Primary,
+    secondary: Secondary,
+    ids: Ids = None,
+    destinations: Destinations = None,
+    limit: Annotated[int, typer.Option(min=0, help="Show so many at most; 0 for all.")] = 100,
+    after: Annotated[
+        str | None, typer.Option(help="Go on behind this one: QUEUE:NUMBER, as the last page told.")
+    ] = None,
+    primary_name: PrimaryName = None,
+    seconds: Seconds = 10.0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON: one object a line.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show the dead letters of the backlog queues, with reason, destination, id and age. Nothing is locked or moved."""
+    with told(debug=debug):
+        wanted = _Wanted(ids, destinations)
+        asyncio.run(_list(_Place(primary, secondary, primary_name, seconds), wanted, limit, after, json=json))
+
+
+@app.command("resubmit")
+def resubmit(
+    primary: Primary,
+    secondary: Secondary,
+    ids: Ids = None,
+    destinations: Destinations = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    to: Annotated[str | None, typer.Option(help="Send them to this entity instead.", show_default="as meant")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Directory of the ledger, where every move is put down.", show_default="none")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    primary_name: PrimaryName = None,
+    seconds: Seconds = 10.0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON: one object a line.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Put dead letters back into the backlog, from where the syphon delivers them. Mend first what kept them from it.
+
+    Ends with 0 when all that were asked for are back, with 1 when they are not.
+    """
+    with told(debug=debug):
+        if everything == bool(ids or destinations):
+            raise OperatorError(
+                "it must be said which: --all, or --id and --destination", "`list` shows what is there."
+            )
+        if json and not yes:
+            raise OperatorError("resubmit asks before it moves anything, and --json leaves no room to", "Add --yes.")
+        place = _Place(primary, secondary, primary_name, seconds)
+        asyncio.run(_resubmit(place, _Wanted(ids, destinations), to, ledger, yes=yes, json=json))
+
+
+class _Wanted:
+    """Which of them: those of one of the ids, and of one of the destinations, where any are given."""
+
+    def __init__(self, ids: list[str] | None, destinations: list[str] | None) -> None:
+        self._ids = set(ids or ())
+        self._destinations = {one.strip("/").lower() for one in destinations or ()}
+
+    def __contains__(self, letter: DeadLetter) -> bool:
+        path = "-" if letter.destination is None else letter.destination.strip("/").lower()
+        return (not self._ids or letter.id in self._ids) and (not self._destinations or path in self._destinations)
+
+
+class _Place:
+    """Whose backlog."""
+
+    def __init__(self, primary: str, secondary: str, primary_name: str | None, seconds: float) -> None:
+        reaching.refuse_same(primary, secondary)
+        self.name = reaching.backlog_name(primary, primary_name)
+        self._primary = primary
+        self._secondary = secondary
+        self._seconds = seconds
+
+    @asynccontextmanager
+    async def opened(self, ledger: Path | None = None) -> AsyncIterator[DeadLetters]:
+        from twinbus.connect import connect  # noqa: PLC0415 - other verbs start without it
+        from twinbus.ledger import Ledger, Role  # noqa: PLC0415
+        from twinbus.pairing.paths import primary_name  # noqa: PLC0415
+        from twinbus.syphon.deadletter import DeadLetters  # noqa: PLC0415
+        from twinbus.syphon.native import NativeTransport  # noqa: PLC0415
+
+        async with AsyncExitStack() as stack:
+            transport = NativeTransport(self._primary, self._secondary, try_timeout=self._seconds)
+            stack.push_async_callback(transport.close)
+            discovery = reaching.discovery(self.name, self._secondary, transport, self._seconds)
+            stack.push_async_callback(discovery.close)
+            try:
+                queues = await discovery.queues()
+            except Exception as error:
+                raise reaching.explained("secondary", error) from error
+            yield DeadLetters(
+                await stack.enter_async_context(connect(self._secondary, timeout=self._seconds)),
+                queues,
+                primary=self.name,
+                secondary=primary_name(reaching.endpoint("secondary", self._secondary)),
+                ledger=None if ledger is None else stack.enter_context(Ledger(ledger, role=Role.DEADLETTER)),
+            )
+
+
+async def _list(place: _Place, wanted: _Wanted, limit: int, after: str | None, *, json: bool) -> None:
+    shown: list[DeadLetter] = []
+    async with place.opened() as dead:
+        async for letter in dead.found(_cursor(after)):
+            if letter not in wanted:
+                continue
+            if limit and len(shown) == limit:
+                typer.echo(f"more: --after {shown[-1].queue}:{shown[-1].sequence_number}", err=True)
+                break
+            shown.append(letter)
+            if json:
+                typer.echo(json_text.dumps(_told(letter)))
+    if not json:
+        _print(shown)
+
+
+async def _resubmit(
+    place: _Place, wanted: _Wanted, to: str | None, ledger: Path | None, *, yes: bool, json: bool
+) -> None:
+    def tell(letter: DeadLetter) -> None:
+        told = {**_told(letter), "resubmitted_to": to or letter.destination}
+        typer.echo(json_text.dumps(told) if json else f"resubmitted  {letter.id} to {to or letter.destination}")
+
+    async with place.opened(ledger) as dead:
+        letters = [letter async for letter in dead.found() if letter in wanted]
+        if to is None and (nowhere := sum(letter.destination is None for letter in letters)):
+            raise OperatorError(f"{nowhere} of them name no destination", "Say with --to where they should go.")
+        if not letters:
+            typer.echo("there is no such dead letter", err=True)
+            return
+        if not yes:
+            # Asked on the loop's own thread: nothing else runs on it yet.
+            typer.confirm(f"Put {len(letters)} messages back into the backlog, {_bound_for(letters, to)}?", abort=True)
+        done = await dead.resubmit(letters, to=to, tell=tell)
+    if not json:
+        typer.echo(f"{len(done)} messages are back in the backlog")
+
+
+def _cursor(after: str | None) -> tuple[str, int] | None:
+    if after is None:
+        return None
+    queue, _, number = after.rpartition(":")
+    if not queue or not number.isdigit():
+        raise OperatorError(f"--after {after!r} is no place in the list", "Give it as the page before told it.")
+    return queue, int(number)
+
+
+def _bound_for(letters: list[DeadLetter], to: str | None) -> str:
+    if to is not None:
+        return f"all for {to}"
+    paths = sorted({letter.destination or "" for letter in letters})
+    return f"for {', '.join(paths[:5])}{f' and {len(paths) - 5} more' if len(paths) > 5 else ''}"
+
+
+def _told(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "queue": letter.queue,
+        "sequence_number": letter.sequence_number,
+        "message_id": letter.id,
+        "destination": letter.destination,
+        "reason": letter.reason,
+        "description": letter.description,
+        "enqueued_time": letter.enqueued_time.isoformat(),
+        "size": letter.size,
+    }
+
+
+def _print(letters: list[DeadLetter]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow, and not wanted with --json
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    now = datetime.now(UTC)
+    table = Table("id", "destination", "reason", "description", "age", "queue", "number")
+    for letter in letters:
+        age = span((now - letter.enqueued_time).total_seconds())
+        cells = (letter.id, letter.destination or "-", letter.reason, letter.description, age)
+        # What others wrote is not to be taken for markup.
+        table.add_row(*(Text(str(cell)) for cell in (*cells, letter.queue, letter.sequence_number)))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"{len(letters)} dead letters")

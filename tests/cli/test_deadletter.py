@@ -1,0 +1,133 @@
+"""`twinbus deadletter` as an operator has it (Y6)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
+from twinbus.ledger import Move, read_ledger
+from twinbus.ledger.entries import Movement
+from twinbus.pairing import aliases
+from twinbus.testing import LocalNamespaces
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[LocalNamespaces]:
+    with LocalNamespaces("primary", "secondary", memory=True, config=CONFIG) as found:
+        yield found
+
+
+@pytest.fixture
+def backlog(namespaces: LocalNamespaces) -> Backlog:
+    """Four dead letters in two queues: two for the destination, one for another, one for none."""
+    made = Backlog(namespaces)
+    made.divert("1", "2", properties={aliases.SESSION_ID: "s"})
+    made.divert("3", path="gone")
+    made.divert("4", path=None, queue=1)
+    made.dead_letter("1", "2", reason="MessageTooLarge", description="[by far]")
+    made.dead_letter("3", reason="DestinationGone")
+    made.dead_letter("4", queue=1)
+    return made
+
+
+def test_y6_dead_letters_are_listed_with_reason_destination_id_and_age(backlog: Backlog) -> None:
+    shown = invoke("deadletter", "list", **backlog.environment)
+    assert shown.exit_code == 0, shown.stderr
+    for text in (
+        "MessageTooLarge",
+        "[by far]",
+        "DestinationGone",
+        backlog.destination,
+        "gone",
+        "4 dead letters",
+        " s ",
+    ):
+        assert text in shown.stdout
+    told = [
+        json.loads(line) for line in invoke("deadletter", "list", "--json", **backlog.environment).stdout.splitlines()
+    ]
+    assert [(one["message_id"], one["destination"]) for one in told] == [
+        ("1", backlog.destination),
+        ("2", backlog.destination),
+        ("3", "gone"),
+        ("4", None),
+    ]
+    assert len(backlog.dead()) == 4
+
+
+def test_y6_a_long_list_is_shown_page_by_page(backlog: Backlog) -> None:
+    page = invoke("deadletter", "list", "--limit", "3", "--json", **backlog.environment)
+    assert [json.loads(line)["message_id"] for line in page.stdout.splitlines()] == ["1", "2", "3"]
+    cursor = page.stderr.split("--after ")[1].strip()
+    rest = invoke("deadletter", "list", "--limit", "3", "--after", cursor, "--json", **backlog.environment)
+    assert [json.loads(line)["message_id"] for line in rest.stdout.splitlines()] == ["4"]
+    assert "more:" not in rest.stderr
+    wrong = invoke("deadletter", "list", "--after", "nothing", **backlog.environment)
+    assert wrong.exit_code == 1
+    assert "--after 'nothing'" in wrong.stderr
+
+
+def test_y6_resubmitted_by_id_a_message_is_as_it_was_and_the_others_stay(backlog: Backlog, tmp_path: Path) -> None:
+    done = invoke("deadletter", "resubmit", "--id", "2", "--yes", "--ledger", str(tmp_path), **backlog.environment)
+    assert done.exit_code == 0, done.stderr
+    assert "1 messages are back in the backlog" in done.stdout
+    (back,) = backlog.left()
+    assert back.application_properties == {
+        aliases.PATH: backlog.destination,
+        aliases.SESSION_ID: "s",
+        "colour": "red",
+    }
+    assert ids_of(backlog.dead()) == ["1", "3", "4"]
+    assert [one.delivery_count for one in backlog.dead()] == [0, 0, 0]
+    (moved,) = [entry for entry in read_ledger(tmp_path) if isinstance(entry, Movement)]
+    assert (moved.move, moved.ids) == (Move.RESUBMITTED, ("2",))
+    assert moved.destination == f"{backlog.name}/{backlog.destination}"
+    home = invoke("syphon", "--drain", **backlog.environment)
+    assert home.exit_code == 0, home.stderr
+    (found,) = backlog.arrived()
+    assert (found.message_id, found.session_id, found.application_properties) == ("2", "s", {"colour": "red"})
+
+
+def test_y6_resubmitted_by_destination_with_another_one(backlog: Backlog) -> None:
+    done = invoke(
+        "deadletter", "resubmit", "--destination", "GONE", "--destination", "-", "--to", backlog.destination,
+        "--yes", "--json", **backlog.environment,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {one["message_id"]: one["resubmitted_to"] for one in told} == {
+        "3": backlog.destination,
+        "4": backlog.destination,
+    }
+    assert {one.application_properties[aliases.PATH] for one in backlog.left()} == {backlog.destination}
+    assert ids_of(backlog.dead()) == ["1", "2"]
+
+
+def test_y6_nothing_is_moved_without_a_yes(backlog: Backlog) -> None:
+    refused = invoke("deadletter", "resubmit", "--id", "1", **backlog.environment)
+    assert refused.exit_code == 1
+    assert f"Put 1 messages back into the backlog, for {backlog.destination}?" in refused.stdout
+    assert len(backlog.dead()) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "it must be said which"),
+        (("--all", "--id", "1"), "it must be said which"),
+        (("--all", "--json"), "Add --yes"),
+        (("--all", "--yes"), "1 of them name no destination"),
+    ],
+)
+def test_y6_what_cannot_be_meant_is_refused_with_a_hint(
+    backlog: Backlog, arguments: tuple[str, ...], says: str
+) -> None:
+    done = invoke("deadletter", "resubmit", *arguments, **backlog.environment)
+    assert done.exit_code == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(backlog.dead()) == 4
