@@ -30,12 +30,17 @@ class Attempts(Deadlines):
         self.seconds = seconds
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def turn(self, lock: asyncio.Lock, link: str, seconds: float) -> None:
-        """Wait for it, the lock being the caller's afterwards. NoTurnError where the call's time ends before."""
+    async def turn(self, lock: asyncio.Lock, link: str, seconds: float) -> bool:
+        """Wait for it, the lock being the caller's afterwards. NoTurnError where the call's time ends before.
+
+        Whether it took most of that time: if nobody answers in the rest, that says nothing (S2).
+        """
+        begun = time.monotonic()
         try:
             await self.bound(lock.acquire(), seconds)
         except OperationTimeoutError:
             raise NoTurnError(link, seconds) from None
+        return time.monotonic() - begun > seconds / 2
 
     async def tries(
         self,

@@ -18,7 +18,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.pairing import calls
 from twinbus.pairing.aio_attempts import Attempts, wait
 from twinbus.pairing.aio_backlog import BacklogLinks
-from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, Place, Steps, ToBacklog
+from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, NoTurnError, OnPrimary, Place, Steps, ToBacklog
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
@@ -186,18 +186,20 @@ class PairedSender:
                 assert_never(step)
 
     async def _on_primary(self, call: Call[T], until: float | None) -> T:
-        attempts, turn = self._attempts, self._turn
+        attempts, turn, cut_short, seconds = self._attempts, self._turn, False, self._attempts.seconds
         if until is None:
             await turn.acquire()
         else:
-            await attempts.turn(turn, self.entity_name, until - time.monotonic())
+            cut_short = await attempts.turn(turn, self.entity_name, until - time.monotonic())
+            # Asked for when the turn has come: waiting for it took its share.
+            seconds = self._place.primary_seconds(until)
         try:
             self._still_on_primary()
-            # Asked for when the turn has come: waiting for it took its share.
-            seconds = attempts.seconds if until is None else self._place.primary_seconds(until)
             return await attempts.tries(partial(self._once, call), seconds, self._retries, self._paused)
-        except OperationTimeoutError:
+        except OperationTimeoutError as error:
             self._replace()
+            if cut_short:
+                raise NoTurnError(self.entity_name, seconds) from error
             raise
         except Exception:
             # The SDK has closed its link where it had to.

@@ -102,6 +102,25 @@ async def test_s2_waiting_for_a_turn_on_a_shared_sender_is_no_failure_of_the_pri
     assert await ids(world, queue) == ["before", "slow"]
 
 
+async def test_s2_an_attempt_that_waiting_for_its_turn_cut_short_is_no_failure_of_the_primary(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair(try_timeout=LONG)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    # Both are answered, one after the other, each later than the second caller's time can end.
+    world.primary.faults.set("delay", entity=queue, points=["send"], delay=1.5, count=2)
+    slow = sent(sender, "slow")
+    async with asyncio.timeout(AT_ONCE):
+        while (await asyncio.to_thread(world.primary.faults.list))[0]["hits"] < 1:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+    with pytest.raises(NoTurnError):
+        await world.send(sender, ServiceBusMessage("too late"), timeout=2.0)
+    await slow
+    assert state_of(pair, queue) == "healthy"
+    assert await world.backlog(pair) == []
+
+
 async def test_s13_a_sender_is_shared_by_tasks_and_every_message_reported_safe_is_there(
     world: World, queue: str
 ) -> None:
