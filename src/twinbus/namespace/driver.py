@@ -137,6 +137,15 @@ class Driver:
         """Remove an entity and all it holds; answers what it was."""
         return await self._administer(path, lambda now: self.namespace.delete(path, now))
 
+    async def ask(self, path: str, event: Callable[[Callable[[Any], None]], Event]) -> Any:
+        """What an entity answers to an event that is made with where to answer; a Refusal if there is none."""
+        entity = self.namespace.find(path)
+        if entity is None:
+            return _gone(path)
+        done: asyncio.Future[Any] = self._loop.create_future()
+        self.submit(entity, event(done.set_result))
+        return await done
+
     async def _administer(self, path: str, decide: Callable[[int], Decision | Refusal]) -> EntityInfo | Refusal:
         entity = self.namespace.find(path)
         before = self.namespace.info(path)

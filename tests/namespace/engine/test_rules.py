@@ -277,6 +277,13 @@ def test_an_update_of_the_subscription_leaves_its_rules() -> None:
     assert bus.entity(A).description.max_delivery_count == 3  # type: ignore[union-attr]  # it is a subscription
 
 
+def test_a_topic_tells_how_many_filters_of_each_kind_its_subscriptions_have() -> None:
+    bus = topic(a=[rule("one"), rule("two", FalseFilter()), rule("three", CorrelationFilter(label="x"))], b=rule("all"))
+    info = bus.namespace.info("t")
+    assert info is not None
+    assert (info.subscriptions, info.sql_filters, info.correlation_filters) == (2, 3, 1)
+
+
 # --- on disk -----------------------------------------------------------------------------------------------------
 
 EVERY_KIND = (

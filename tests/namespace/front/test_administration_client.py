@@ -200,16 +200,23 @@ def test_topics_subscriptions_and_their_rule(client: ServiceBusAdministrationCli
         client.get_topic("news/all")
 
 
-def test_other_rules_are_refused_by_name(client: ServiceBusAdministrationClient) -> None:
+def test_rules_are_made_read_changed_and_removed(client: ServiceBusAdministrationClient) -> None:
     client.create_topic("ruled")
     client.create_subscription("ruled", "s")
-    for rule_filter in (SqlRuleFilter("a = 1"), CorrelationRuleFilter(correlation_id="x"), TrueRuleFilter()):
-        with pytest.raises(HttpResponseError, match=r"'mine'.*not supported yet"):
-            client.create_rule("ruled", "s", "mine", filter=rule_filter)
-    with pytest.raises(HttpResponseError, match=r"'\$Default'.*not supported yet"):
-        client.delete_rule("ruled", "s", "$Default")
+    made = client.create_rule("ruled", "s", "mine", filter=SqlRuleFilter("a = @b", {"@b": 1}))
+    assert isinstance(made.filter, SqlRuleFilter)
+    assert (made.name, made.filter.parameters) == ("mine", {"@b": 1})
+    made.filter = CorrelationRuleFilter(correlation_id="x")
+    client.update_rule("ruled", "s", made)
+    changed = client.get_rule("ruled", "s", "mine").filter
+    assert isinstance(changed, CorrelationRuleFilter)
+    assert changed.correlation_id == "x"
+    client.delete_rule("ruled", "s", "$Default")
+    assert [rule.name for rule in client.list_rules("ruled", "s")] == ["mine"]
+    with pytest.raises(HttpResponseError, match="At column 4: a value is expected, not the end"):
+        client.create_rule("ruled", "s", "wrong", filter=SqlRuleFilter("a ="))
     with pytest.raises(ResourceNotFoundError):
-        client.get_rule("ruled", "s", "mine")
+        client.get_rule("ruled", "s", "wrong")
     with pytest.raises(ResourceNotFoundError):
         list(client.list_rules("ruled", "absent"))
 

@@ -30,16 +30,24 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.front.atom import ATOM, IMMUTABLE, KINDS, SERVICE_BUS, AtomError, Rule, Value
+from twinbus.namespace.engine.rules.descriptions import (
+    CorrelationFilter,
+    Filter,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
+    TrueFilter,
+)
+from twinbus.namespace.front.atom import ATOM, IMMUTABLE, KINDS, SERVICE_BUS, AtomError, Value
 from twinbus.namespace.front.atom_reading import Entry, read_entry
 from twinbus.namespace.front.atom_writing import (
     Page,
     Place,
-    render_default_rule,
     render_entities,
     render_entity,
     render_error,
     render_namespace,
+    render_rule,
     render_rules,
 )
 
@@ -134,15 +142,15 @@ def test_the_python_client_s_bare_entities_are_read(wire: Wire, client: ServiceB
     ]
 
 
-@pytest.mark.parametrize(("rule_filter", "is_true"), [(TrueRuleFilter(), True), (SqlRuleFilter("a = 1"), False)])
-def test_the_python_client_s_rules_are_known_for_true_or_not(
-    wire: Wire, client: ServiceBusAdministrationClient, rule_filter: TrueRuleFilter | SqlRuleFilter, is_true: bool
+@pytest.mark.parametrize(
+    ("rule_filter", "read_as"), [(TrueRuleFilter(), TrueFilter()), (SqlRuleFilter("a = 1"), SqlFilter("a = 1"))]
+)
+def test_the_python_client_s_rules_are_read(
+    wire: Wire, client: ServiceBusAdministrationClient, rule_filter: TrueRuleFilter | SqlRuleFilter, read_as: Filter
 ) -> None:
     with pytest.raises(InterruptedError):
         client.create_rule("t", "s", "mine", filter=rule_filter)
-    rule = read_entry(wire.bodies[0], new_key=str)
-    assert isinstance(rule, Rule)
-    assert (rule.name, rule.is_true) == ("mine", is_true)
+    assert read_entry(wire.bodies[0], new_key=str) == RuleDescription("mine", read_as)
 
 
 def test_the_javascript_client_s_bodies_are_read() -> None:
@@ -160,12 +168,12 @@ def test_the_javascript_client_s_bodies_are_read() -> None:
     assert read(recorded.JAVASCRIPT_TOPIC).fields == {"support_ordering": True}
     subscription = read(recorded.JAVASCRIPT_SUBSCRIPTION)
     assert subscription.fields == {"dead_lettering_on_filter_errors": False}
-    assert subscription.default_rule == Rule("$Default", "SqlFilter", "1=1", "EmptyRuleAction")
-    assert subscription.default_rule.is_true
+    assert subscription.default_rule == RuleDescription("$Default", SqlFilter("1=1"))
     other = read(recorded.JAVASCRIPT_SUBSCRIPTION_WITH_A_RULE).default_rule
-    assert other == Rule("r", "CorrelationFilter", None, "SqlRuleAction")
-    assert not other.is_true
-    assert read_entry(recorded.JAVASCRIPT_RULE, new_key=str) == Rule("r2", "SqlFilter", "a=@b", "EmptyRuleAction")
+    expected = CorrelationFilter(correlation_id="7", properties={"a": 1.0})
+    assert other == RuleDescription("r", expected, SqlAction("SET a=1"))
+    rule = read_entry(recorded.JAVASCRIPT_RULE, new_key=str)
+    assert rule == RuleDescription("r2", SqlFilter("a=@b", {"@b": "x"}))
 
 
 def test_prefixes_mean_nothing_and_namespaces_everything() -> None:
@@ -260,23 +268,6 @@ def test_a_body_that_is_no_entry_is_refused(body: bytes, says: str) -> None:
         read(body)
 
 
-@pytest.mark.parametrize(
-    ("rule", "is_true"),
-    [
-        (Rule("r", "TrueFilter", "1=1", None), True),
-        (Rule("r", "TrueFilter", None, "EmptyRuleAction"), True),
-        (Rule("r", "SqlFilter", " 1 = 1 ", None), True),
-        (Rule("r", "SqlFilter", None, None), False),
-        (Rule("r", "FalseFilter", "1=0", None), False),
-        (Rule("r", "CorrelationFilter", None, None), False),
-        (Rule("r", "TrueFilter", "1=1", "SqlRuleAction"), False),
-        (Rule("r", "", "1=1", None), False),
-    ],
-)
-def test_only_a_rule_that_lets_all_pass_unchanged_is_true(rule: Rule, is_true: bool) -> None:
-    assert rule.is_true is is_true
-
-
 def test_every_settable_field_of_a_description_has_its_element() -> None:
     named = {"path", "topic", "name", "rules"}  # rules have entries of their own
     for kind, (_, table) in KINDS.items():
@@ -361,7 +352,7 @@ def test_counts_stand_under_one_prefix_and_add_up(info: EntityInfo) -> None:
 @given(st.binary(max_size=300) | st.text(max_size=100).map(lambda text: recorded.python("QueueDescription", text)))
 def test_no_body_makes_the_reader_fail(body: bytes) -> None:
     with suppress(AtomError):
-        assert isinstance(read_entry(body, new_key=str), Entry | Rule)
+        assert isinstance(read_entry(body, new_key=str), Entry | RuleDescription)
 
 
 # --- written to the letter -------------------------------------------------------------------------------------------
@@ -382,10 +373,17 @@ def test_an_entry_is_unprefixed_and_names_its_type_and_counts_as_clients_look_fo
 
 def test_ids_name_subscriptions_and_rules_as_the_javascript_client_wants_them() -> None:
     assert "<id>https://localhost:5672/a/b/Subscriptions/s?" in render_entity(SUBSCRIPTION, PLACE).decode()
-    rule = render_default_rule(SUBSCRIPTION, PLACE).decode()
+    rule = render_rule(RuleDescription("$Default"), SUBSCRIPTION, PLACE).decode()
     assert "<id>https://localhost:5672/a/b/Subscriptions/s/Rules/$Default?" in rule
     assert '<Filter i:type="TrueFilter"><SqlExpression>1=1</SqlExpression>' in rule
     assert '<Action i:type="EmptyRuleAction"/>' in rule
+
+
+def test_a_topic_tells_its_filters() -> None:
+    info = EntityInfo(TopicDescription(path="t"), 1, 1, 1, subscriptions=2, sql_filters=3, correlation_filters=4)
+    text = render_entity(info, PLACE).decode()
+    assert "<SubscriptionCount>2</SubscriptionCount><SqlFilterCount>3</SqlFilterCount>" in text
+    assert "<CorrelationFilterCount>4</CorrelationFilterCount>" in text
 
 
 def test_what_would_end_the_path_of_an_id_is_escaped() -> None:
@@ -404,7 +402,7 @@ def test_a_feed_links_to_itself_and_to_the_next_page_only_when_there_is_one(more
 
 
 def test_a_feed_may_be_empty() -> None:
-    root = ET.fromstring(render_rules([], Page("x", "Rules", 1, 5, False), PLACE))  # noqa: S314 - our own
+    root = ET.fromstring(render_rules([], SUBSCRIPTION, Page("x", "Rules", 1, 5, False), PLACE))  # noqa: S314 - our own
     assert root.findall("a:entry", BOOK) == []
 
 

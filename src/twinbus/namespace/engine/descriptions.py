@@ -135,7 +135,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class EntityInfo:
-    """A description with what the namespace knows about the entity; `subscriptions` for topics only."""
+    """A description with what the namespace knows about the entity; the last three are for topics only."""
 
     description: Description
     created: int
@@ -143,3 +143,5 @@ class EntityInfo:
     accessed: int
     counts: Counts = field(default_factory=Counts)
     subscriptions: int = 0
+    sql_filters: int = 0
+    correlation_filters: int = 0

@@ -27,6 +27,7 @@ from twinbus.namespace.engine.queue import Queue
 from twinbus.namespace.engine.records import read_description
 from twinbus.namespace.engine.refusals import not_found
 from twinbus.namespace.engine.rows import Opened, StoredEntity
+from twinbus.namespace.engine.rules.descriptions import CorrelationFilter
 from twinbus.namespace.engine.shelf import Supplies
 from twinbus.namespace.engine.subscription import Subscription
 from twinbus.namespace.engine.topic import Topic
@@ -158,12 +159,19 @@ def _renamed(description: Description, before: Description) -> Description:
 
 def _info(entity: Entity) -> EntityInfo:
     life, counts = entity.life, entity.counters.counts()
-    subscriptions = 0
-    if isinstance(entity, Topic):
-        counts = replace(counts, size_bytes=entity.size)
-        subscriptions = len(entity.subscriptions)
-    accessed = entity.counters.accessed
-    return EntityInfo(entity.description, life.created, life.updated, accessed, counts, subscriptions)
+    info = EntityInfo(entity.description, life.created, life.updated, entity.counters.accessed, counts)
+    if not isinstance(entity, Topic):
+        return info
+    filters = [rule.filter for each in entity.subscriptions.values() for rule in each.description.rules]
+    correlations = sum(isinstance(each, CorrelationFilter) for each in filters)
+    return replace(
+        info,
+        counts=replace(counts, size_bytes=entity.size),
+        subscriptions=len(entity.subscriptions),
+        # The true and the false filter are SQL filters to the service.
+        sql_filters=len(filters) - correlations,
+        correlation_filters=correlations,
+    )
 
 
 def _infos(entities: Sequence[Entity]) -> list[EntityInfo]:

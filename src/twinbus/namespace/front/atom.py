@@ -5,7 +5,7 @@ Reading and writing both follow these tables. Elements that only the service fil
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -21,9 +21,9 @@ SERVICE_BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebu
 COUNTS: Final = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
 INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
 
-DEFAULT_RULE: Final = "$Default"
-TRUE_EXPRESSION: Final = "1=1"
 STANDARD_MESSAGE_KILOBYTES: Final = 256
+ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What no XML may hold."""
 
 
 class AtomError(ValueError):
@@ -49,22 +49,6 @@ class Element(NamedTuple):
     name: str
     field: str
     value: Value
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A rule of a subscription, as far as it is understood here: enough to know the one that is always true."""
-
-    name: str
-    filter_type: str
-    expression: str | None
-    action_type: str | None
-
-    @property
-    def is_true(self) -> bool:
-        expression = "".join((self.expression or "").split())
-        always = self.filter_type == "TrueFilter" or (self.filter_type == "SqlFilter" and expression == TRUE_EXPRESSION)
-        return always and self.action_type in (None, "EmptyRuleAction")
 
 
 QUEUE: Final = (

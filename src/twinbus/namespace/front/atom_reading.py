@@ -14,17 +14,17 @@ from defusedxml import DefusedXmlException  # type: ignore[import-untyped]  # it
 from defusedxml.ElementTree import DefusedXMLParser  # type: ignore[import-untyped]  # it ships no types
 
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim, Description, EntityStatus
+from twinbus.namespace.engine.rules.descriptions import RuleDescription
 from twinbus.namespace.front.atom import (
     ATOM,
-    DEFAULT_RULE,
     INSTANCE,
     KINDS,
     SERVICE_BUS,
     AtomError,
     Element,
-    Rule,
     Value,
 )
+from twinbus.namespace.front.atom_rules import read_rule
 from twinbus.namespace.front.durations import parse_duration
 
 _DEEPEST: Final = 32
@@ -42,7 +42,7 @@ class Entry:
     kind: type[Description]
     title: str | None
     fields: dict[str, Any] = field(default_factory=dict)
-    default_rule: Rule | None = None
+    default_rule: RuleDescription | None = None
     max_message_kilobytes: int | None = None
 
 
@@ -66,7 +66,7 @@ class _BoundedBuilder(ET.TreeBuilder):
         return super().end(tag)
 
 
-def read_entry(body: bytes, *, new_key: Callable[[], str]) -> Entry | Rule:
+def read_entry(body: bytes, *, new_key: Callable[[], str]) -> Entry | RuleDescription:
     """An entity's entry, or a rule's. `new_key` makes the keys that a client leaves to the service."""
     root = _parse(body)
     if root.tag != f"{{{ATOM}}}entry":
@@ -77,10 +77,10 @@ def read_entry(body: bytes, *, new_key: Callable[[], str]) -> Entry | Rule:
         raise AtomError("the entry has no content")
     name = _local(inner)
     if name == _RULE:
-        return _rule(inner)
+        return read_rule(inner)
     if name not in _BY_NAME:
         raise AtomError(
-            f"the content of the entry is {inner.tag!r}, not a description of a queue, topic or subscription"
+            f"the content of the entry is {inner.tag!r}, not a description of a queue, topic, subscription or rule"
         )
     kind, table = _BY_NAME[name]
     title = root.find(f"{{{ATOM}}}title")
@@ -104,7 +104,7 @@ class _Description:
         self._new_key = new_key
         self._seen: set[str] = set()
         self.fields: dict[str, Any] = {}
-        self.default_rule: Rule | None = None
+        self.default_rule: RuleDescription | None = None
         self.max_message_kilobytes: int | None = None
 
     def take(self, node: ET.Element) -> None:
@@ -115,7 +115,7 @@ class _Description:
             raise AtomError(f"{name} is there twice")
         self._seen.add(name)
         if name == "DefaultRuleDescription":
-            self.default_rule = _rule(node)
+            self.default_rule = read_rule(node)
         elif name == "MaxMessageSizeInKilobytes":
             self.max_message_kilobytes = _integer(name, node)
         elif name in self._table:
@@ -195,24 +195,6 @@ def _claim(node: ET.Element) -> Claim:
         return Claim(_text(node).strip())
     except ValueError:
         raise AtomError(f"AccessRights: {_text(node)[:50]!r} is none of {', '.join(Claim)}") from None
-
-
-def _rule(node: ET.Element) -> Rule:
-    parts = {name: child for child in node if (name := _local(child)) is not None}
-    filter_node, action_node = parts.get("Filter"), parts.get("Action")
-    expression = None if filter_node is None else filter_node.find(f"{{{SERVICE_BUS}}}SqlExpression")
-    name = _text(parts["Name"]).strip() if "Name" in parts else ""
-    return Rule(
-        name=name or DEFAULT_RULE,
-        # A rule without a filter is true, in the service as in its clients.
-        filter_type="TrueFilter" if filter_node is None else _type(filter_node),
-        expression=None if expression is None else _text(expression),
-        action_type=None if action_node is None else _type(action_node),
-    )
-
-
-def _type(node: ET.Element) -> str:
-    return node.get(f"{{{INSTANCE}}}type", "").rpartition(":")[2]
 
 
 def _text(node: ET.Element) -> str:

@@ -21,23 +21,23 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.namespace.engine.rules.descriptions import RuleDescription
 from twinbus.namespace.front.atom import (
     ATOM,
     COUNTS,
-    DEFAULT_RULE,
+    ILLEGAL,
     INSTANCE,
     KINDS,
     SERVICE_BUS,
     STANDARD_MESSAGE_KILOBYTES,
-    TRUE_EXPRESSION,
     Element,
     Value,
 )
+from twinbus.namespace.front.atom_rules import write_rule
 from twinbus.namespace.front.durations import render_duration, render_instant
 
 _DECLARATION: Final = '<?xml version="1.0" encoding="utf-8"?>'
 _NAMESPACES: Final = f'xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}"'
-_ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,13 @@ def render_entities(infos: Sequence[EntityInfo], page: Page, place: Place) -> by
     return _feed([_entity(info, place) for info in infos], infos, page, place)
 
 
-def render_default_rule(info: EntityInfo, place: Place) -> bytes:
-    return _document(_default_rule(info, place))
+def render_rule(rule: RuleDescription, info: EntityInfo, place: Place) -> bytes:
+    """A rule of the subscription that `info` tells about."""
+    return _document(_rule(rule, info, place))
 
 
-def render_rules(infos: Sequence[EntityInfo], page: Page, place: Place) -> bytes:
-    """The rules of a subscription: `infos` is that subscription, or empty when the page begins behind its rule."""
-    return _feed([_default_rule(info, place) for info in infos], infos, page, place)
+def render_rules(rules: Sequence[RuleDescription], info: EntityInfo, page: Page, place: Place) -> bytes:
+    return _feed([_rule(rule, info, place) for rule in rules], [info], page, place)
 
 
 def render_namespace(name: str, created: int, place: Place) -> bytes:
@@ -139,9 +139,8 @@ def _filled_in(info: EntityInfo) -> str:
         case TopicDescription():
             texts |= _sized(counts) | {
                 "SubscriptionCount": str(info.subscriptions),
-                # Each subscription has its true rule, which the service counts among the SQL filters.
-                "SqlFilterCount": str(info.subscriptions),
-                "CorrelationFilterCount": "0",
+                "SqlFilterCount": str(info.sql_filters),
+                "CorrelationFilterCount": str(info.correlation_filters),
                 "EnableSubscriptionPartitioning": "false",
             }
     return "".join(_element(name, text) for name, text in texts.items()) + _count_details(counts)
@@ -195,18 +194,11 @@ def _authorization_rule(rule: AuthorizationRule, info: EntityInfo) -> str:
     )
 
 
-def _default_rule(info: EntityInfo, place: Place) -> str:
-    content = (
-        f"<RuleDescription {_NAMESPACES}>"
-        + f'<Filter i:type="TrueFilter">{_element("SqlExpression", TRUE_EXPRESSION)}'
-        + f"{_element('CompatibilityLevel', '20')}</Filter>"
-        + '<Action i:type="EmptyRuleAction"/>'
-        + _element("CreatedAt", render_instant(info.created))
-        + _element("Name", DEFAULT_RULE)
-        + "</RuleDescription>"
-    )
-    url = place.url(f"{info.description.path}/Rules/{DEFAULT_RULE}")
-    return _entry(url, DEFAULT_RULE, info.created, info.created, content, place)
+def _rule(rule: RuleDescription, info: EntityInfo, place: Place) -> str:
+    created = rule.created or info.created  # one from before rules were kept has no instant of its own
+    content = f"<RuleDescription {_NAMESPACES}>{write_rule(rule, created)}</RuleDescription>"
+    url = place.url(f"{info.description.path}/Rules/{rule.name}")
+    return _entry(url, rule.name, created, created, content, place)
 
 
 def _entry(url: str, title: str, published: int, updated: int, content: str, place: Place) -> str:
@@ -247,4 +239,4 @@ def _boolean(name: str, value: bool) -> str:
 
 
 def _escaped(text: str) -> str:
-    return escape(_ILLEGAL.sub("\ufffd", text), {"\r": "&#13;"})
+    return escape(ILLEGAL.sub("\ufffd", text), {"\r": "&#13;"})

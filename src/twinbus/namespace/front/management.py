@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.descriptions import (
@@ -23,19 +23,23 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
 )
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.front.atom import DEFAULT_RULE, IMMUTABLE, STANDARD_MESSAGE_KILOBYTES, AtomError, Rule
+from twinbus.namespace.engine.events import Event, RuleAdded, RuleChanged, RuleRemoved
+from twinbus.namespace.engine.rules.descriptions import DEFAULT_RULE, RuleDescription
+from twinbus.namespace.front.atom import IMMUTABLE, STANDARD_MESSAGE_KILOBYTES, AtomError
 from twinbus.namespace.front.atom_reading import Entry, read_entry
 from twinbus.namespace.front.atom_writing import (
     Page,
     Place,
-    render_default_rule,
     render_entities,
     render_entity,
     render_namespace,
+    render_rule,
     render_rules,
 )
 from twinbus.namespace.front.http_messages import Request, Response, error, method_not_allowed
 from twinbus.namespace.front.routes import Kind, Route
+
+T = TypeVar("T")
 
 ENTRY_TYPE: Final = "application/atom+xml;type=entry;charset=utf-8"
 FEED_TYPE: Final = "application/atom+xml;type=feed;charset=utf-8"
@@ -77,6 +81,7 @@ class Administration(Protocol):
     async def create(self, description: Description) -> EntityInfo | Refusal: ...
     async def update(self, description: Description) -> EntityInfo | Refusal: ...
     async def delete(self, path: str) -> EntityInfo | Refusal: ...
+    async def ask(self, path: str, event: Callable[[Callable[[Any], None]], Event]) -> Any: ...
     def now(self) -> int: ...
 
 
@@ -139,37 +144,45 @@ class Management:
                 self._topic(route)
                 return _list(self._entities.subscriptions(route.entity), request, route, place)
             case Kind.RULES:
-                return _list([self._found(route)], request, route, place)
+                return _list_rules(self._subscription(route), request, route, place)
             case Kind.RULE:
-                return self._get_rule(route, place)
+                return self._one_rule(HTTPStatus.OK, route, place)
             case _:
                 return Response(HTTPStatus.OK, render_entity(self._found(route), place), ENTRY_TYPE)
 
-    def _get_rule(self, route: Route, place: Place) -> Response:
-        info = self._found(route)
-        if route.rule.lower() != DEFAULT_RULE.lower():
-            raise _RefusedError(HTTPStatus.NOT_FOUND, f"the subscription {route.path!r} has no rule {route.rule!r}")
-        return Response(HTTPStatus.OK, render_default_rule(info, place), ENTRY_TYPE)
-
     async def _put(self, request: Request, route: Route) -> Response:
+        is_new = _is_new(request)
+        status = HTTPStatus.CREATED if is_new else HTTPStatus.OK
         if route.kind is Kind.RULE:
-            raise _rule_refused(route.rule)
+            happened, rule = RuleAdded if is_new else RuleChanged, _rule(request, route)
+            _granted(await self._administration.ask(route.path, lambda reply: happened(reply, rule)))
+            return self._one_rule(status, route, self._place(request))
         entry = _entry(request, route)
-        condition = request.headers.get("if-match")
-        if condition is None:
+        if is_new:
             done = await self._administration.create(_new(entry, route))
-        elif condition.strip() == "*":
-            done = await self._administration.update(_changed(entry, self._found(route).description))
         else:
-            raise _RefusedError(HTTPStatus.PRECONDITION_FAILED, f"If-Match: {condition} is not understood: only * is")
-        status = HTTPStatus.CREATED if condition is None else HTTPStatus.OK
+            done = await self._administration.update(_changed(entry, self._found(route).description))
         return Response(status, render_entity(_granted(done), self._place(request)), ENTRY_TYPE)
 
     async def _delete(self, request: Request, route: Route) -> Response:
         if route.kind is Kind.RULE:
-            raise _rule_refused(route.rule)
-        _granted(await self._administration.delete(route.path))
+            _granted(await self._administration.ask(route.path, lambda reply: RuleRemoved(reply, route.rule)))
+        else:
+            _granted(await self._administration.delete(route.path))
         return Response(HTTPStatus.OK)
+
+    def _one_rule(self, status: HTTPStatus, route: Route, place: Place) -> Response:
+        info, rules = self._subscription(route)
+        for rule in rules:
+            if rule.name.lower() == route.rule.lower():
+                return Response(status, render_rule(rule, info, place), ENTRY_TYPE)
+        raise _RefusedError(HTTPStatus.NOT_FOUND, f"the subscription {route.path!r} has no rule {route.rule!r}")
+
+    def _subscription(self, route: Route) -> tuple[EntityInfo, tuple[RuleDescription, ...]]:
+        """The subscription of a route, and its rules."""
+        info = self._found(route)
+        assert isinstance(info.description, SubscriptionDescription), "no other path looks like that"
+        return info, info.description.rules
 
     def _found(self, route: Route) -> EntityInfo:
         info = self._entities.info(route.path)
@@ -191,16 +204,38 @@ def _check_names(route: Route) -> None:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name!r} holds characters that a name cannot have")
 
 
-def _entry(request: Request, route: Route) -> Entry:
-    """What the body says, checked against the URL and against what a standard namespace can do."""
+def _is_new(request: Request) -> bool:
+    """Whether a PUT creates or updates."""
+    condition = request.headers.get("if-match")
+    if condition is not None and condition.strip() != "*":
+        raise _RefusedError(HTTPStatus.PRECONDITION_FAILED, f"If-Match: {condition} is not understood: only * is")
+    return condition is None
+
+
+def _read(request: Request) -> Entry | RuleDescription:
     if not request.body:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, "the request has no body")
     try:
-        entry = read_entry(request.body, new_key=_new_key)
+        return read_entry(request.body, new_key=_new_key)
     except AtomError as wrong:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, str(wrong)) from None
+
+
+def _rule(request: Request, route: Route) -> RuleDescription:
+    """What the body says about a rule; its name is the URL's, and may be left out."""
+    rule = _read(request)
+    if not isinstance(rule, RuleDescription):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the description in the body does not fit {route.resource!r}")
+    if rule.name.lower() not in (route.rule.lower(), DEFAULT_RULE.lower()):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the rule is named {rule.name!r}, but the URL says {route.rule!r}")
+    return replace(rule, name=route.rule)
+
+
+def _entry(request: Request, route: Route) -> Entry:
+    """What the body says about an entity, checked against the URL and against what a standard namespace can do."""
+    entry = _read(request)
     is_subscription = route.kind is Kind.SUBSCRIPTION
-    if isinstance(entry, Rule) or (entry.kind is SubscriptionDescription) is not is_subscription:
+    if isinstance(entry, RuleDescription) or (entry.kind is SubscriptionDescription) is not is_subscription:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the description in the body does not fit {route.resource!r}")
     name = route.subscription if is_subscription else route.entity
     if entry.title is not None and entry.title.lower() != name.lower():
@@ -210,15 +245,13 @@ def _entry(request: Request, route: Route) -> Entry:
             HTTPStatus.BAD_REQUEST,
             "MaxMessageSizeInKilobytes can be set in a premium namespace only; this is a standard one",
         )
-    rule = entry.default_rule
-    if rule is not None and (rule.name.lower() != DEFAULT_RULE.lower() or not rule.is_true):
-        raise _rule_refused(rule.name)
     return entry
 
 
 def _new(entry: Entry, route: Route) -> Description:
     if entry.kind is SubscriptionDescription:
-        return SubscriptionDescription(topic=route.entity, name=route.subscription, **entry.fields)
+        described = SubscriptionDescription(topic=route.entity, name=route.subscription, **entry.fields)
+        return described if entry.default_rule is None else replace(described, rules=(entry.default_rule,))
     return (
         TopicDescription(path=route.entity, **entry.fields)
         if entry.kind is TopicDescription
@@ -237,14 +270,25 @@ def _changed(entry: Entry, before: Description) -> Description:
 
 
 def _list(infos: Sequence[EntityInfo], request: Request, route: Route, place: Place) -> Response:
+    shown, page = _page(infos, request, route)
+    return Response(HTTPStatus.OK, render_entities(shown, page, place), FEED_TYPE)
+
+
+def _list_rules(
+    found: tuple[EntityInfo, Sequence[RuleDescription]], request: Request, route: Route, place: Place
+) -> Response:
+    info, rules = found
+    shown, page = _page(rules, request, route)
+    return Response(HTTPStatus.OK, render_rules(shown, info, page, place), FEED_TYPE)
+
+
+def _page(items: Sequence[T], request: Request, route: Route) -> tuple[Sequence[T], Page]:
     skip = _whole(request, "$skip", 0)
     top = _whole(request, "$top", _LARGEST_PAGE)
     if top == 0:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, "$top is 0: a page has at least one entry")
-    shown = infos[skip : skip + min(top, _LARGEST_PAGE)]
-    page = Page(route.resource, route.kind.value.capitalize(), skip, top, skip + len(shown) < len(infos))
-    render = render_rules if route.kind is Kind.RULES else render_entities
-    return Response(HTTPStatus.OK, render(shown, page, place), FEED_TYPE)
+    shown = items[skip : skip + min(top, _LARGEST_PAGE)]
+    return shown, Page(route.resource, route.kind.value.capitalize(), skip, top, skip + len(shown) < len(items))
 
 
 def _whole(request: Request, name: str, default: int) -> int:
@@ -254,16 +298,10 @@ def _whole(request: Request, name: str, default: int) -> int:
     return int(text)
 
 
-def _granted(done: EntityInfo | Refusal) -> EntityInfo:
+def _granted(done: T | Refusal) -> T:
     if isinstance(done, Refusal):
         raise _RefusedError(_STATUS.get(done.condition, HTTPStatus.INTERNAL_SERVER_ERROR), done.description)
     return done
-
-
-def _rule_refused(name: str) -> _RefusedError:
-    return _RefusedError(
-        HTTPStatus.BAD_REQUEST, f"rule {name!r}: rules other than the true rule {DEFAULT_RULE} are not supported yet"
-    )
 
 
 def _new_key() -> str:

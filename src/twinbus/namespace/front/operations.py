@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
-from twinbus.amqp.conditions import Condition, DecodeError
-from twinbus.amqp.sections import Envelope, read_envelope
+from twinbus.amqp.conditions import Condition
 from twinbus.amqp.types import Array, Int, Long, Timestamp
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.events import Event
 from twinbus.namespace.engine.rows import Row
+from twinbus.namespace.front.asking import MAX_INT, NOTHING, BadRequestError, Body, Translated
 from twinbus.namespace.front.receiving import encoded
 from twinbus.namespace.front.requests import Reply, Request
+from twinbus.namespace.front.rule_operations import add_rule, enumerate_rules, remove_rule
 
 # The listing mode "all sessions" is asked for with the largest instant .NET knows, or what its codec makes of it.
 _MAX_INSTANT = 253402300799999
-_MAX_LONG = 2**63 - 1
-_MAX_INT = 2**31 - 1
-_NOTHING = Reply(204, "No content")
-
-Respond = Callable[[Any], Reply]
-
-
-class BadRequestError(Exception):
-    """The request's body is not what its operation takes."""
-
-
-class Translated(NamedTuple):
-    """What a request asks of the engine, the claim it needs, and how the engine's result becomes a reply.
-
-    `held` is the session that the asker has to hold by a link of the same connection: that somebody does is not enough.
-    """
-
-    claim: Claim
-    event: Callable[[Callable[[Any], None]], Event]
-    respond: Respond
-    held: str | None = None
 
 
 def translate(request: Request) -> Translated | Refusal:
@@ -51,92 +30,25 @@ def translate(request: Request) -> Translated | Refusal:
     if not isinstance(request.body, dict):
         return Refusal(Condition.ARGUMENT_ERROR, f"The body of '{request.operation}' has to be a map.")
     try:
-        return operation(_Body(request.operation, request.body), request)
+        return operation(Body(request.operation, request.body), request)
     except BadRequestError as error:
         return Refusal(Condition.ARGUMENT_ERROR, str(error))
 
 
-class _Body:
-    """A request's map, read with names in the errors."""
-
-    def __init__(self, operation: str, entries: dict[Any, Any]) -> None:
-        self._operation = operation
-        self._entries = {str(key): value for key, value in entries.items()}
-
-    def number(self, name: str, default: int | None = None, least: int = -_MAX_LONG - 1, most: int = _MAX_LONG) -> int:
-        value = self._entries.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a number, not {value!r}.")
-        if not least <= value <= most:
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be from {least} to {most}, not {value!r}.")
-        return int(value)
-
-    def text(self, name: str) -> str | None:
-        value = self._entries.get(name)
-        if value is not None and not isinstance(value, str):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a string, not {value!r}.")
-        return value
-
-    def needed_text(self, name: str) -> str:
-        value = self.text(name)
-        if value is None:
-            raise BadRequestError(f"'{self._operation}' needs '{name}'.")
-        return value
-
-    def blob(self, name: str) -> bytes | None:
-        value = self._entries.get(name)
-        if value is not None and not isinstance(value, bytes):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be binary.")
-        return value
-
-    def properties(self, name: str) -> dict[str, Any] | None:
-        value = self._entries.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a map.")
-        return {str(key): entry for key, entry in value.items()} if value else None
-
-    def many(self, name: str, kind: type) -> tuple[Any, ...]:
-        value = self._entries.get(name)
-        if not isinstance(value, list) or not value or not all(isinstance(entry, kind) for entry in value):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a list of {kind.__name__}.")
-        return tuple(value)
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        numbers = self.many(name, int)
-        if any(isinstance(number, bool) or not 0 <= number <= _MAX_LONG for number in numbers):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a list of sequence numbers.")
-        return tuple(map(int, numbers))
-
-    def tokens(self, name: str) -> tuple[bytes, ...]:
-        return tuple(token.bytes_le for token in self.many(name, UUID))
-
-    def messages(self) -> tuple[Envelope, ...]:
-        envelopes = []
-        for entry in self.many("messages", dict):
-            raw = {str(key): value for key, value in entry.items()}.get("message")
-            if not isinstance(raw, bytes):
-                raise BadRequestError(f"Each of 'messages' of '{self._operation}' needs 'message' as binary.")
-            try:
-                envelopes.append(read_envelope(raw))
-            except DecodeError as error:
-                raise BadRequestError(f"A message of '{self._operation}' is malformed: {error.description}") from error
-        return tuple(envelopes)
-
-
-def _peek(body: _Body, request: Request) -> Translated:
-    start, count = body.number("from-sequence-number", 0), body.number("message-count", 1, 1, _MAX_INT)
+def _peek(body: Body, request: Request) -> Translated:
+    start, count = body.number("from-sequence-number", 0), body.number("message-count", 1, 1, MAX_INT)
     session = body.text("session-id")
     dead = request.address.dead_letter
 
     def respond(rows: list[Row]) -> Reply:
         if not rows:
-            return _NOTHING
+            return NOTHING
         return Reply(200, body={"messages": [{"message": _raw(row, None, None)} for row in rows]})
 
     return Translated(Claim.LISTEN, lambda reply: events.MessagesPeeked(reply, start, count, dead, session), respond)
 
 
-def _renew_lock(body: _Body, request: Request) -> Translated:
+def _renew_lock(body: Body, request: Request) -> Translated:
     tokens = body.tokens("lock-tokens")
 
     def respond(instants: list[int]) -> Reply:
@@ -145,7 +57,7 @@ def _renew_lock(body: _Body, request: Request) -> Translated:
     return Translated(Claim.LISTEN, lambda reply: events.LocksRenewed(reply, tokens), respond)
 
 
-def _receive_by_sequence_number(body: _Body, request: Request) -> Translated:
+def _receive_by_sequence_number(body: Body, request: Request) -> Translated:
     numbers, peek_lock = body.numbers("sequence-numbers"), body.number("receiver-settle-mode", 1, 0, 1) == 1
     session, dead = body.text("session-id"), request.address.dead_letter
 
@@ -160,7 +72,7 @@ def _receive_by_sequence_number(body: _Body, request: Request) -> Translated:
     )
 
 
-def _update_disposition(body: _Body, request: Request) -> Translated:
+def _update_disposition(body: Body, request: Request) -> Translated:
     tokens, session = body.tokens("lock-tokens"), body.text("session-id")
     properties = body.properties("properties-to-modify")
     outcome: events.Outcome
@@ -185,7 +97,7 @@ def _update_disposition(body: _Body, request: Request) -> Translated:
     return Translated(Claim.LISTEN, lambda reply: events.MessagesSettled(reply, tokens, outcome, session), respond)
 
 
-def _schedule(body: _Body, request: Request) -> Translated:
+def _schedule(body: Body, request: Request) -> Translated:
     messages = body.messages()
     return Translated(
         Claim.SEND,
@@ -194,12 +106,12 @@ def _schedule(body: _Body, request: Request) -> Translated:
     )
 
 
-def _cancel_scheduled(body: _Body, request: Request) -> Translated:
+def _cancel_scheduled(body: Body, request: Request) -> Translated:
     numbers = body.numbers("sequence-numbers")
     return Translated(Claim.SEND, lambda reply: events.ScheduleCancelled(reply, numbers), lambda _: Reply(200))
 
 
-def _get_session_state(body: _Body, request: Request) -> Translated:
+def _get_session_state(body: Body, request: Request) -> Translated:
     session = body.needed_text("session-id")
     return Translated(
         Claim.LISTEN,
@@ -209,7 +121,7 @@ def _get_session_state(body: _Body, request: Request) -> Translated:
     )
 
 
-def _set_session_state(body: _Body, request: Request) -> Translated:
+def _set_session_state(body: Body, request: Request) -> Translated:
     session, state = body.needed_text("session-id"), body.blob("session-state")
     return Translated(
         Claim.LISTEN,
@@ -219,7 +131,7 @@ def _set_session_state(body: _Body, request: Request) -> Translated:
     )
 
 
-def _renew_session_lock(body: _Body, request: Request) -> Translated:
+def _renew_session_lock(body: Body, request: Request) -> Translated:
     session = body.needed_text("session-id")
     return Translated(
         Claim.LISTEN,
@@ -229,8 +141,8 @@ def _renew_session_lock(body: _Body, request: Request) -> Translated:
     )
 
 
-def _list_sessions(body: _Body, request: Request) -> Translated:
-    skip, top = body.number("skip", 0, 0, _MAX_INT), body.number("top", 100, 0, _MAX_INT)
+def _list_sessions(body: Body, request: Request) -> Translated:
+    skip, top = body.number("skip", 0, 0, MAX_INT), body.number("top", 100, 0, MAX_INT)
     since = body.number("last-updated-time", _MAX_INSTANT)
 
     def respond(sessions: list[str]) -> Reply:
@@ -242,12 +154,12 @@ def _list_sessions(body: _Body, request: Request) -> Translated:
     return Translated(Claim.LISTEN, lambda reply: events.SessionsListed(reply, skip, top, updated_since), respond)
 
 
-def _delete_batch(body: _Body, request: Request) -> Translated:
-    count, before = body.number("message-count", None, 1, _MAX_INT), body.number("enqueued-time-utc", _MAX_INSTANT)
+def _delete_batch(body: Body, request: Request) -> Translated:
+    count, before = body.number("message-count", None, 1, MAX_INT), body.number("enqueued-time-utc", _MAX_INSTANT)
     dead = request.address.dead_letter
 
     def respond(deleted: int) -> Reply:
-        return Reply(200, body={"message-count": Int(deleted)}) if deleted else _NOTHING
+        return Reply(200, body={"message-count": Int(deleted)}) if deleted else NOTHING
 
     return Translated(Claim.LISTEN, lambda reply: events.BatchDeleted(reply, count, before, dead), respond)
 
@@ -263,7 +175,7 @@ def _locked(row: Row, token: bytes | None, locked_until: int | None) -> dict[str
     return entry
 
 
-_OPERATIONS: dict[str, Callable[[_Body, Request], Translated]] = {
+_OPERATIONS: dict[str, Callable[[Body, Request], Translated]] = {
     "peek-message": _peek,
     "renew-lock": _renew_lock,
     "receive-by-sequence-number": _receive_by_sequence_number,
@@ -275,6 +187,9 @@ _OPERATIONS: dict[str, Callable[[_Body, Request], Translated]] = {
     "renew-session-lock": _renew_session_lock,
     "get-message-sessions": _list_sessions,
     "batch-delete-messages": _delete_batch,
+    "add-rule": add_rule,
+    "remove-rule": remove_rule,
+    "enumerate-rules": enumerate_rules,
 }
 
 
