@@ -92,10 +92,10 @@ def test_y6_resubmitted_by_id_a_message_is_as_it_was_and_the_others_stay(backlog
     assert (found.message_id, found.session_id, found.application_properties) == ("2", "s", {"colour": "red"})
 
 
-def test_y6_resubmitted_by_destination_with_another_one(backlog: Backlog) -> None:
+def test_y6_resubmitted_by_destination_with_another_one(backlog: Backlog, tmp_path: Path) -> None:
     done = invoke(
         "deadletter", "resubmit", "--destination", "GONE", "--destination", "-", "--to", backlog.destination,
-        "--yes", "--json", **backlog.environment,
+        "--ledger", str(tmp_path), "--yes", "--json", **backlog.environment,
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
@@ -104,6 +104,11 @@ def test_y6_resubmitted_by_destination_with_another_one(backlog: Backlog) -> Non
         "4": backlog.destination,
     }
     assert {one.application_properties[aliases.PATH] for one in backlog.left()} == {backlog.destination}
+    moved = {entry.source: entry for entry in read_ledger(tmp_path) if isinstance(entry, Movement)}
+    assert moved.keys() == {f"{backlog.name}/gone", f"{backlog.name}/"}
+    assert {(one.move, one.destination) for one in moved.values()} == {
+        (Move.REDIRECTED, f"{backlog.name}/{backlog.destination}")
+    }
     assert ids_of(backlog.dead()) == ["1", "2"]
 
 

@@ -178,14 +178,17 @@ class DeadLetters:
             operation.end(UNKNOWN, cause=type(error).__name__)
             raise
         operation.end(OK)
-        completion = ledger.begin(Stage.COMPLETE_BACKLOG, self._secondary, queue, ids, sizes, was)
+        completion = ledger.begin(Stage.COMPLETE_BACKLOG, self._secondary, queue, ids, sizes, now)
         try:
             await receiver.complete(messages)
         except ServiceBusError as error:
             completion.end(UNKNOWN, cause=type(error).__name__)
             raise
         completion.end(OK)
-        ledger.moved(Move.RESUBMITTED, ids, f"{self._secondary}/{queue}{_SUB_QUEUE}", was, op=operation.id)
+        if was == now:
+            ledger.moved(Move.RESUBMITTED, ids, f"{self._secondary}/{queue}{_SUB_QUEUE}", now, op=operation.id)
+        else:
+            ledger.moved(Move.REDIRECTED, ids, was, now, op=operation.id)
 
 
 def _by_destination(messages: Sequence[ReceivedMessage]) -> dict[str, list[ReceivedMessage]]:
