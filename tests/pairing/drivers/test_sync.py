@@ -1,4 +1,4 @@
-"""What only the sync driver has to see to, because threads wait in it: S2, S4, S5, S6, S12, S13, C3."""
+"""What only the sync driver has to see to, because threads wait in it: S2, S4, S5, S6, S12, S13."""
 
 import asyncio
 import logging
@@ -18,7 +18,6 @@ from twinbus.pairing.calls import NoTurnError
 from twinbus.testing import LocalNamespace
 
 from .conftest import World, state_of
-from .test_lifecycle import open_sockets
 
 # As in test_outages: much more than any time-out here, much less than the SDK takes by itself.
 AT_ONCE = 8.0
@@ -239,43 +238,3 @@ async def test_s13_closing_a_sender_ends_a_call_that_nobody_answers(world: World
             await sending
     assert state_of(pair, queue) == "healthy"
     assert await world.backlog(pair) == []
-
-
-# --- faulting --------------------------------------------------------------------------------------------------------
-
-
-def threads_of_pairs() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("twinbus")]
-
-
-async def busy(world: World, queue: str) -> tuple[Any, Any]:
-    """A pair with links on both sides, a callback that was called, and timers armed."""
-    pair = await world.pair(ping_interval=timedelta(seconds=1))
-    heard: list[Any] = []
-    pair.on("*", heard.append)
-    direct, diverting = await world.sender(pair, queue), await world.sender(pair, "nowhere")
-    await world.send(direct, ServiceBusMessage("x"))
-    await world.do(pair.force_failover, "nowhere")
-    await world.send(diverting, ServiceBusMessage("x"))
-    await world.until(lambda: bool(heard))
-    assert threads_of_pairs()
-    return pair, direct
-
-
-async def test_c3_a_primary_that_faults_leaves_no_thread_and_no_socket_of_either_side(world: World, queue: str) -> None:
-    pair, _ = await busy(world, queue)
-    await world.do(pair.primary.fault, RuntimeError("told to"))
-    await world.until(lambda: open_sockets(world.primary.port) + open_sockets(world.secondary.port) == 0)
-    await world.until(lambda: not threads_of_pairs())
-    assert pair.secondary.state == "open"
-
-
-async def test_c3_a_secondary_that_faults_leaves_no_socket_and_the_primary_goes_on(world: World, queue: str) -> None:
-    pair, direct = await busy(world, queue)
-    await world.do(pair.secondary.fault, RuntimeError("told to"))
-    await world.until(lambda: open_sockets(world.secondary.port) == 0)
-    await world.send(direct, ServiceBusMessage("x", message_id="after"))
-    assert "after" in [one.message_id for one in await world.held(queue)]
-    await world.do(pair.primary.fault, RuntimeError("told to"))
-    await world.until(lambda: open_sockets(world.primary.port) == 0)
-    await world.until(lambda: not threads_of_pairs())
