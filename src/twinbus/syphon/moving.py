@@ -57,6 +57,7 @@ class Mover:
         self._shelf = shelf
         self._room = room
         self._put_aside = put_aside
+        self.completed = 0
 
     async def move(self, load: Load, recall: Recall | None = None) -> None:
         """Returns when every message of it is settled, or its lock lost."""
@@ -208,6 +209,7 @@ class Mover:
             _log.warning("%d messages were delivered but perhaps not completed: %s", len(held), error)
             lost = held
         self._settled(load, Stage.COMPLETE_BACKLOG, held, Step.COMPLETED)
+        self.completed += len(held)
         if lost:
             self._room.books.moved(Move.POSSIBLE_DUPLICATE, self._queue, path, lost, "the lock was lost")
 

@@ -30,6 +30,8 @@ PAGE: Final = 250
 # Until a queue was seen empty, and while draining, an answer is wanted soon.
 _SHORT_POLL: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
+# A long poll that has brought nothing for so long tells that the queue is empty.
+_QUIET_SECONDS: Final = 1.0
 # Before the first message tells.
 _FIRST_SIZE: Final = 16 * 1024
 _RECALL_BYTES: Final = MIB
@@ -54,6 +56,7 @@ class Pump:
         self._freed = asyncio.Event()
         self._held_bytes = 0
         self._size: float = _FIRST_SIZE
+        self._receipts = 0
         self._recalls = 0
         self._was_dry = False
         self._took = True
@@ -109,6 +112,7 @@ class Pump:
                 sizes = [one.size for one in held]
                 room.books.done(Stage.RECEIVE_BACKLOG, self.queue, sizes, room.now() - began)
                 self._took = True
+                self._receipts += 1
                 self._start(self._move(self._load(held)))
             else:
                 room.books.done(Stage.EMPTY_RECEIVE, self.queue, (), room.now() - began)
@@ -118,6 +122,7 @@ class Pump:
         now = self._room.now()
         self._was_dry = True
         self.shelf.ran_dry(now)
+        self._fell_quiet(self._receipts)
         if self._room.options.drain and not self._moves and self.shelf.is_empty():
             if self._took or not self.shelf.clean:
                 # Others may hold messages, or have left some behind: looked at before it is called empty.
@@ -239,9 +244,18 @@ class Pump:
 
     def _moved(self, task: asyncio.Task[None]) -> None:
         self._moves.discard(task)
+        if not self._moves:
+            asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._fell_quiet, self._receipts)
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its messages come back when their locks end.
             _log.error("a load of %s could not be moved", self.queue, exc_info=error)
+
+    def _fell_quiet(self, receipts: int) -> None:
+        """Everything that was in the queue is moved, and nothing came since: told once (S11)."""
+        quiet = receipts == self._receipts and not self._moves and self.failure is None and bool(self._loops)
+        if quiet and self._mover.completed and self.shelf.is_empty():
+            moved, self._mover.completed = self._mover.completed, 0
+            self._room.emptied(self.queue, moved)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -32,6 +32,8 @@ class Step(StrEnum):
 
 
 Steps = Callable[[Step, Sequence[Held]], None]
+Emptied = Callable[[str, int], None]
+"""Told when a backlog queue is empty again, and how many messages were moved since it was last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class PumpRoom:
         self.stopping = False
         self.pumps = 1
         self.broken: BaseException | None = None
+        self.emptied: Emptied = lambda queue, moved: None
         self._senders: dict[str, Destination] = {}
         self._listeners: list[Callable[[], None]] = []
 

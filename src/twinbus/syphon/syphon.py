@@ -22,7 +22,7 @@ from twinbus.syphon.books import Books
 from twinbus.syphon.discovery import Discovery
 from twinbus.syphon.progress import Counts, Progress
 from twinbus.syphon.pump import Pump
-from twinbus.syphon.room import PumpRoom, Steps, SyphonOptions, wall_clock
+from twinbus.syphon.room import Emptied, PumpRoom, Steps, SyphonOptions, wall_clock
 from twinbus.syphon.transport import Transport
 
 _log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ class Syphon:
         options: SyphonOptions | None = None,
         ledger: Ledger | None = None,
         steps: Steps | None = None,
+        emptied: Emptied | None = None,
         wall: Callable[[], datetime] = wall_clock,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -73,6 +74,8 @@ class Syphon:
         books = Books(ledger, primary, secondary, self._counts)
         self._room = PumpRoom(transport, self.options, books, steps, wall=wall, chance=chance)
         self._room.listen(self._tell)
+        if emptied is not None:
+            self._room.emptied = emptied
         self._pumps: dict[str, Pump] = {}
         self._told = asyncio.Event()
         self._paused = False
