@@ -16,6 +16,7 @@ from twinbus import (
     MessageTooLargeForBacklogError,
     PartialSendError,
     ScheduledInBacklogError,
+    TimeToLiveError,
 )
 from twinbus.amqp.values import Long, Timestamp
 from twinbus.message import BodyType
@@ -231,3 +232,27 @@ async def test_s1_a_healthy_message_arrives_unchanged(world: World, queue: str) 
     assert (found.message_id, found.session_id, found.application_properties) == ("m", "s", {"a": 1})
     assert message.raw_amqp_message.body_type is AmqpMessageBodyType.DATA
     assert await world.backlog(pair) == []
+
+
+async def test_s8_an_id_of_0_is_kept_on_the_primary_and_in_the_backlog(world: World, queue: str) -> None:
+    pair = await world.pair(backlog_queue_count=1)
+    sender = await world.sender(pair, queue)
+    message = ServiceBusMessage("x")
+    message.message_id = 0  # type: ignore[assignment] # AMQP has ids that are no text
+    await world.send(sender, message)
+    await world.do(pair.force_failover, queue)
+    await world.send(sender, message)
+    (direct,), (diverted,) = await world.held(queue), await world.backlog(pair)
+    assert direct.message_id == diverted.message_id == 0
+
+
+async def test_s2_a_time_to_live_that_no_header_can_carry_is_refused_alike_on_the_primary_and_on_diverting(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair(backlog_queue_count=1)
+    sender = await world.sender(pair, queue)
+    for _ in range(2):
+        with pytest.raises(TimeToLiveError, match="49 days"):
+            await world.send(sender, ServiceBusMessage("x", time_to_live=timedelta(days=60)))
+        assert (await world.held(queue), await world.backlog(pair)) == ([], [])
+        await world.do(pair.force_failover, queue)
