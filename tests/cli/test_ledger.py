@@ -1,13 +1,17 @@
 """`twinbus ledger check` as its users have it."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.cli.running import run
-from twinbus.ledger import Ledger, Stage
+from tests.cli.running import run, serving
+from twinbus.connect import connect
+from twinbus.ledger import Ledger, Stage, read_ledger
+from twinbus.ledger.entries import Closed, Metered
 from twinbus.ledger.segments import segments
+from twinbus.message import Message
 
 
 def divert(ledger: Ledger, *ids: str) -> None:
@@ -79,3 +83,20 @@ def test_a_directory_without_a_ledger_is_an_error(tmp_path: Path, name: str) -> 
     done = run("ledger", "check", str(tmp_path / name))
     assert done.returncode == 1
     assert "holds no ledger" in done.stderr
+
+
+async def test_n5_a_server_with_a_ledger_meters_into_it_and_closes_it(tmp_path: Path) -> None:
+    directory = tmp_path / "ledger"
+    config = tmp_path / "config.toml"
+    config.write_text('[[namespaces]]\nname = "one"\nport = 0\n[[namespaces.queues]]\nname = "q"\n')
+    with serving("--json", "--memory", "--config", str(config), "--ledger", str(directory)) as server:
+        async with connect(server.namespaces["one"]["connection_string"]) as bus:
+            await (await bus.sender("q")).send([Message(b"x")] * 3)
+        server.signal(signal.SIGTERM)
+        code, errors = server.end()
+    assert code == 0, errors
+    entries = list(read_ledger(directory))
+    assert [
+        (each.entity, each.count) for each in entries if isinstance(each, Metered) and each.operation == "send"
+    ] == [("q", 3)]
+    assert isinstance(entries[-1], Closed)

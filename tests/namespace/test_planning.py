@@ -16,8 +16,9 @@ def plan(
     memory: bool = False,
     host: str = "127.0.0.1",
     config: Path | None = None,
+    ledger: Path | None = None,
 ) -> Plan:
-    return make_plan(data=data, memory=memory, namespaces=namespaces, host=host, config=config)
+    return make_plan(data=data, memory=memory, namespaces=namespaces, host=host, config=config, ledger=ledger)
 
 
 def ports(planned: Plan) -> dict[str, int | None]:
@@ -98,3 +99,10 @@ def test_a_file_that_cannot_be_taken_is_named(tmp_path: Path, content: bytes, sa
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"nowhere\.toml cannot be read"):
         plan(config=tmp_path / "nowhere.toml")
+
+
+def test_n5_a_ledger_is_one_namespaces_by_the_file_and_everyones_by_the_option(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[[namespaces]]\nname = "one"\nledger = "books"\n[[namespaces]]\nname = "two"\n')
+    assert [found.ledger for found in plan(config=config).namespaces] == ["books", None]
+    assert [found.ledger for found in plan(config=config, ledger=Path("all")).namespaces] == ["all", "all"]

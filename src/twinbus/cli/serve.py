@@ -42,6 +42,12 @@ def serve(
         Path | None,
         typer.Option(help="Namespaces, keys and entities: TOML or JSON of ours, or the Config.json of the emulator."),
     ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of the ledger that the namespaces meter their operations into.", show_default="none"
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per namespace, then `ready`.")] = False,
     log_level: Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")] = "warning",
     log_format: Annotated[LogFormat, typer.Option(help="How lines on stderr look.")] = LogFormat.HUMAN,
@@ -54,7 +60,7 @@ def serve(
     with told(debug=debug):
         if log_level not in _LEVELS:
             raise OperatorError(f"--log-level {log_level!r} is unknown", f"Choose from {', '.join(_LEVELS)}.")
-        plan = make_plan(data=data, memory=memory, namespaces=namespace or (), host=host, config=config)
+        plan = make_plan(data=data, memory=memory, namespaces=namespace or (), host=host, config=config, ledger=ledger)
         logs.configure(log_level, log_format, keys=plan.keys)
         # Slow: only once it is known that there is something to start.
         from twinbus.namespace import hosting  # noqa: PLC0415

@@ -23,6 +23,7 @@ from twinbus.namespace.config_properties import (
     own_name,
     read_properties,
 )
+from twinbus.namespace.config_rules import emulator_rules, own_rules
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
@@ -34,7 +35,6 @@ from twinbus.namespace.engine.descriptions import (
 )
 
 _LOGGING: Final = ("File", "Console", "File,Console", "Console,File")
-_TRUE_EXPRESSION: Final = "1=1"
 
 
 class ConfigError(OperatorError):
@@ -53,6 +53,7 @@ class NamespaceConfig:
     port: int | None = None
     rules: tuple[AuthorizationRule, ...] = ()
     entities: tuple[Description, ...] = ()
+    ledger: str | None = None
 
 
 def parse_config(text: str, *, toml: bool, environment: Mapping[str, str]) -> tuple[NamespaceConfig, ...]:
@@ -79,7 +80,7 @@ def _own(root: Node, environment: Mapping[str, str]) -> tuple[NamespaceConfig, .
 
 
 def _own_namespace(node: Node, environment: Mapping[str, str]) -> NamespaceConfig:
-    node.takes("name", "port", "authorization_rules", "queues", "topics")
+    node.takes("name", "port", "ledger", "authorization_rules", "queues", "topics")
     entities: list[Description] = []
     for queue in node.objects("queues"):
         rules = _rules(queue, environment)
@@ -91,14 +92,16 @@ def _own_namespace(node: Node, environment: Mapping[str, str]) -> NamespaceConfi
         path = _path(topic, "name")
         entities.append(TopicDescription(path=path, authorization_rules=rules, **settings))
         for subscription in topic.objects("subscriptions"):
-            settings = read_properties(subscription, SUBSCRIPTION, own_name, "name")
+            settings = read_properties(subscription, SUBSCRIPTION, own_name, "name", "rules")
             name = _subscription_name(subscription, "name")
-            entities.append(SubscriptionDescription(topic=path, name=name, **settings))
+            filters = own_rules(subscription)
+            entities.append(SubscriptionDescription(topic=path, name=name, rules=filters, **settings))
     return NamespaceConfig(
         name=_namespace_name(node, "name"),
         port=_port(node),
         rules=_rules(node, environment),
         entities=tuple(entities),
+        ledger=node.text("ledger") if node.has("ledger") else None,
     )
 
 
@@ -130,27 +133,13 @@ def _emulator_namespace(node: Node) -> NamespaceConfig:
             subscription.takes("Name", "Properties", "Rules")
             called = _subscription_name(subscription, "Name")
             settings = _emulator_properties(subscription, SUBSCRIPTION)
-            entities.append(SubscriptionDescription(topic=path, name=called, **settings))
-            for rule in subscription.objects("Rules"):
-                _refuse_rule(rule, f"{name}/{path}/{called}")
+            rules = emulator_rules(subscription)
+            entities.append(SubscriptionDescription(topic=path, name=called, rules=rules, **settings))
     return NamespaceConfig(name=name, entities=tuple(entities))
 
 
 def _emulator_properties(node: Node, properties: Properties) -> dict[str, Any]:
     return read_properties(node.object("Properties"), properties, emulator_name)
-
-
-def _refuse_rule(rule: Node, subscription: str) -> None:
-    """Only the true filter can be taken: a subscription is born with it, under the name $Default."""
-    name = rule.text("Name")
-    properties = rule.object("Properties")
-    kind = properties.get("FilterType").value
-    expression = properties.object("SqlFilter").get("SqlExpression").value
-    spelled = "".join(expression.split()) if isinstance(expression, str) else ""
-    if kind == "Sql" and spelled == _TRUE_EXPRESSION and not properties.has("Action"):
-        return
-    what = "an action" if properties.has("Action") else f"a filter of type {kind!r}"
-    rule.bad(f"rule {subscription}/{name} has {what}; only the true filter (Sql, 1=1) can be taken so far")
 
 
 def _rules(node: Node, environment: Mapping[str, str]) -> tuple[AuthorizationRule, ...]:

@@ -91,6 +91,7 @@ def _options(plan: Plan, folder: Path) -> list[NamespaceOptions]:
             tls=folder / "tls",
             rules=found.rules or DEFAULT_RULES,
             entities=found.entities,
+            ledger=None if found.ledger is None else Path(found.ledger),
         )
         for found in plan.namespaces
     ]

@@ -1,4 +1,4 @@
-"""The namespace's meter (N5): counts its own operations by entity and kind, and its load, for Prometheus.
+"""The namespace's meter (N5): counts its own operations by entity and kind, for Prometheus and for the ledger.
 
 It only counts what it is told; what an operation is, the engine says.
 """
@@ -6,6 +6,7 @@ It only counts what it is told; what an operation is, the engine says.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -15,6 +16,13 @@ from twinbus.namespace.engine.effects import Meter
 
 _COMMIT_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _LABELS = ("entity", "operation")
+
+Key = tuple[str, str]
+"""Entity and operation."""
+Count = list[int]
+"""Operations, their bytes, their billable units."""
+Counts = dict[Key, Count]
+_NOTHING: Final[Count] = [0, 0, 0]
 
 
 class OperationMeter(Collector):
@@ -27,29 +35,46 @@ class OperationMeter(Collector):
         self.commit_seconds = Histogram(
             "twinbus_commit_seconds", "Time to bring a group to disk.", buckets=_COMMIT_BUCKETS, registry=self.registry
         )
-        # Operations and their bytes. Plain numbers: all counting is done on one thread, and for every message.
-        self._counted: dict[tuple[str, str], list[int]] = {}
+        # Plain numbers: all counting is done on one thread, and for every message.
+        self._counted: Counts = {}
+        """Since the last `take`."""
+        self._taken: Counts = {}
+        """Before that."""
+        self._gone: list[tuple[Key, Count]] = []
+        """Of entities that are gone, not taken yet."""
 
     def count(self, meter: Meter) -> None:
         """Count operations of one entity."""
         key = (meter.entity, meter.operation.value)
         counted = self._counted.get(key)
         if counted is None:
-            counted = self._counted[key] = [0, 0]
+            counted = self._counted[key] = [0, 0, 0]
         counted[0] += meter.count
         counted[1] += meter.bytes
+        counted[2] += meter.count + meter.more_units
+
+    def take(self) -> list[tuple[Key, Count]]:
+        """What was counted since the last time: entity and operation; count, bytes and billable units."""
+        taken = [*self._gone, *self._counted.items()]
+        for key, counted in self._counted.items():
+            before = self._taken.get(key, _NOTHING)
+            self._taken[key] = [one + other for one, other in zip(before, counted, strict=True)]
+        self._counted, self._gone = {}, []
+        return taken
 
     def forget(self, entity: str) -> None:
         """Drop the series of an entity that is gone, so that short-lived entities leave nothing behind."""
-        for key in [key for key in self._counted if key[0] == entity]:
-            del self._counted[key]
+        self._gone += [(key, self._counted.pop(key)) for key in list(self._counted) if key[0] == entity]
+        for key in [key for key in self._taken if key[0] == entity]:
+            del self._taken[key]
 
     def collect(self) -> Iterator[Metric]:
         """What Prometheus is shown."""
         operations = CounterMetricFamily("twinbus_operations", "Operations by entity and kind.", labels=_LABELS)
         carried = CounterMetricFamily("twinbus_operation_bytes", "Bytes carried by operations.", labels=_LABELS)
-        for key, (count, size) in self._counted.items():
-            operations.add_metric(key, count)
-            carried.add_metric(key, size)
+        for key in self._taken | self._counted:
+            before, since = self._taken.get(key, _NOTHING), self._counted.get(key, _NOTHING)
+            operations.add_metric(key, before[0] + since[0])
+            carried.add_metric(key, before[1] + since[1])
         yield operations
         yield carried

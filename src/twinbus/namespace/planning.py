@@ -18,7 +18,7 @@ _FIRST_PORT: Final = 5672
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be started. Every namespace has its port; no data means memory."""
+    """What is to be started. Every namespace has its port; no data means memory, no ledger that there is none."""
 
     host: str
     data: Path | None
@@ -31,8 +31,16 @@ class Plan:
         return [key for rule in rules for key in (rule.primary_key, rule.secondary_key)]
 
 
-def make_plan(*, data: Path | None, memory: bool, namespaces: Sequence[str], host: str, config: Path | None) -> Plan:
-    """`namespaces` are NAME=PORT. Raises OperatorError for what does not fit together."""
+def make_plan(
+    *,
+    data: Path | None,
+    memory: bool,
+    namespaces: Sequence[str],
+    host: str,
+    config: Path | None,
+    ledger: Path | None = None,
+) -> Plan:
+    """`namespaces` are NAME=PORT; `ledger` is for all of them. Raises OperatorError for what does not fit together."""
     if memory and data is not None:
         raise OperatorError("--data and --memory exclude each other", "Leave one of them away.")
     planned = {found.name: found for found in _read(config)} if config is not None else {}
@@ -42,6 +50,8 @@ def make_plan(*, data: Path | None, memory: bool, namespaces: Sequence[str], hos
     for text in namespaces or (() if planned else DEFAULT_NAMESPACES):
         name, port = _named_port(text)
         planned[name] = replace(planned.get(name, NamespaceConfig(name=name)), port=port)
+    if ledger is not None:
+        planned = {name: replace(found, ledger=str(ledger)) for name, found in planned.items()}
     for found in planned.values():
         sharing = [other.name for other in planned.values() if found.port and other.port == found.port]
         if len(sharing) > 1:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from twinbus.clock import SystemClock
 from twinbus.errors import OperatorError
+from twinbus.ledger import Ledger, Role
 from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Description
 from twinbus.namespace.engine.effects import Refusal
@@ -24,6 +25,7 @@ from twinbus.namespace.front.struck import crash
 from twinbus.namespace.front.tls import ca_path, server_context
 from twinbus.namespace.load import LoadCollector
 from twinbus.namespace.meter import OperationMeter
+from twinbus.namespace.metering import Metering
 from twinbus.namespace.store.contract import Store
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.namespace.store.sqlite import SqliteStore
@@ -40,7 +42,7 @@ _FAREWELL_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceOptions:
-    """What a namespace is started with. `file` None keeps everything in memory."""
+    """What a namespace is started with. `file` None keeps all in memory; `ledger` is where it meters itself (N5)."""
 
     name: str
     file: Path | None
@@ -49,6 +51,7 @@ class NamespaceOptions:
     port: int = 0
     rules: tuple[AuthorizationRule, ...] = DEFAULT_RULES
     entities: tuple[Description, ...] = ()
+    ledger: Path | None = None
 
 
 class NamespaceServer:
@@ -63,6 +66,7 @@ class NamespaceServer:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._faults_timer: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
+        self._metering: Metering | None = None
 
     @property
     def ca(self) -> Path:
@@ -98,6 +102,8 @@ class NamespaceServer:
             listener.close()
             await self.driver.close()
             raise
+        if self._metering is not None:
+            self._metering.start()
         _log.info("listening", extra={"namespace": options.name, "port": self.port})
 
     async def stop(self) -> None:
@@ -116,6 +122,8 @@ class NamespaceServer:
         if self._faults_timer is not None:
             self._faults_timer.cancel()
         await self.driver.close()
+        if self._metering is not None:
+            await self._metering.close()
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -125,6 +133,9 @@ class NamespaceServer:
         store: Store = MemoryStore() if options.file is None else SqliteStore(options.file)
         self.driver = Driver(store, SystemClock(), meter, new_token=LockTokens(), failed=self._failed)
         meter.registry.register(LoadCollector(self.driver.namespace))
+        if options.ledger is not None:
+            ledger = Ledger(options.ledger, Role.NAMESPACE)
+            self._metering = Metering(ledger, options.name, meter, SystemClock())
         verifier = SasVerifier(options.rules, port=self.port)
         http = HttpHandler(options.name, self.driver, verifier, self.faults, meter.registry, self.ca.read_bytes())
         self.faults.when_changed(self._faults_changed)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from twinbus.amqp.conditions import Condition
 from twinbus.amqp.sections import Envelope
+from twinbus.ledger.units import UNIT, units
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus, QueueDescription, TopicDescription
 from twinbus.namespace.engine.duplicates import SeenIds, key_of
@@ -117,14 +118,17 @@ def without_pings(messages: Sequence[Envelope]) -> list[Envelope | None]:
 
 def meter(path: str, operation: Operation, messages: Sequence[Envelope], step: Step) -> None:
     """A duplicate is an operation like any other; a ping is one of its own kind."""
-    size = pings = pinged = 0
+    size = pings = pinged = more = 0
     for message in messages:
+        length = len(message.raw)
         if message.content_type == PING_CONTENT_TYPE:
             pings += 1
-            pinged += len(message.raw)
+            pinged += length
         else:
-            size += len(message.raw)
+            size += length
+            if length > UNIT:
+                more += units(1, length) - 1
     if pings:
         step.effects.append(Meter(path, Operation.PING, pings, pinged))
     if len(messages) > pings:
-        step.effects.append(Meter(path, operation, len(messages) - pings, size))
+        step.effects.append(Meter(path, operation, len(messages) - pings, size, more))

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from twinbus.amqp.conditions import Condition
+from twinbus.ledger.units import units
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Answer, Meter, Operation, Refusal, Step
 from twinbus.namespace.engine.events import (
@@ -65,7 +66,7 @@ def peek(shelf: Shelf, event: MessagesPeeked, now: int, step: Step) -> Asking:
             break
         start = page[-1].seq + 1
     bytes_ = sum(row.size for row in rows)
-    step.effects += (Answer(event.reply, rows), Meter(shelf.path, Operation.PEEK, 1, bytes_))
+    step.effects += (Answer(event.reply, rows), Meter(shelf.path, Operation.PEEK, 1, bytes_, units(1, bytes_) - 1))
 
 
 def receive_deferred(shelf: Shelf, event: DeferredRequested, now: int, step: Step) -> Asking:
@@ -97,9 +98,11 @@ def receive_deferred(shelf: Shelf, event: DeferredRequested, now: int, step: Ste
             drop(shelf, row, step)
             received.append((row, None, None))
     shelf.arm(until)
+    sizes = [row.size for row in rows]
+    more = units(len(rows), sizes) - len(rows)
     step.effects += (
         Answer(event.reply, received),
-        Meter(shelf.path, Operation.RECEIVE_DEFERRED, len(rows), sum(row.size for row in rows)),
+        Meter(shelf.path, Operation.RECEIVE_DEFERRED, len(rows), sum(sizes), more),
     )
 
 
@@ -145,9 +148,10 @@ def get_state(shelf: Shelf, event: SessionStateRequested, now: int, step: Step) 
         step.effects.append(Answer(event.reply, refusal))
         return
     state: bytes | None = yield SessionState(shelf.counters.queue, event.session)
+    size = len(state or b"")
     step.effects += (
         Answer(event.reply, state),
-        Meter(shelf.path, Operation.GET_SESSION_STATE, 1, len(state or b"")),
+        Meter(shelf.path, Operation.GET_SESSION_STATE, 1, size, units(1, size) - 1),
     )
 
 
@@ -161,7 +165,8 @@ def set_state(shelf: Shelf, event: SessionStateSet, now: int, step: Step) -> Non
         step.effects.append(Answer(event.reply, refusal))
         return
     step.writes.append(PutSessionState(shelf.counters.queue, event.session, event.state, now))
-    step.effects += (Answer(event.reply, None), Meter(shelf.path, Operation.SET_SESSION_STATE, 1, size))
+    more = units(1, size) - 1
+    step.effects += (Answer(event.reply, None), Meter(shelf.path, Operation.SET_SESSION_STATE, 1, size, more))
 
 
 def list_sessions(shelf: Shelf, event: SessionsListed, step: Step) -> Asking:

@@ -87,12 +87,13 @@ class DetachReceiver(NamedTuple):
 
 @dataclass(slots=True)
 class Meter:
-    """Count operations of an entity; `bytes` is what they carried."""
+    """Count operations of an entity. `bytes`: what they carried; `more_units`: what it costs beyond one each (M2)."""
 
     entity: str
     operation: Operation
     count: int
     bytes: int = 0
+    more_units: int = 0
 
 
 class ForgetEntity(NamedTuple):

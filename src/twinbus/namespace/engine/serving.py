@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
+from twinbus.ledger.units import UNIT, units
 from twinbus.namespace.engine.effects import Deliver, Drain, Meter, Operation, Step
 from twinbus.namespace.engine.events import CreditGranted
 from twinbus.namespace.engine.limits import SECOND
@@ -76,7 +77,7 @@ def _deliver_ready(shelf: Shelf, feed: Feed, now: int, step: Step) -> None:
     session, hungry, effects = feed.session, feed.hungry, step.effects
     until = now + shelf.settings.lock_duration if session is None else session.until
     take, new_token, lock = feed.window.take, shelf.supplies.new_token, shelf.locks.take
-    count = size = 0
+    count = size = more = 0
     while hungry and (row := take()) is not None:
         if row.expires is not None and row.expires <= now:
             expire(shelf, row, step)
@@ -93,6 +94,8 @@ def _deliver_ready(shelf: Shelf, feed: Feed, now: int, step: Step) -> None:
             effects.append(Deliver(consumer.receiver, row, None, None))
         count += 1
         size += row.size
+        if row.size > UNIT:
+            more += units(1, row.size) - 1
         if consumer.taken >= consumer.limit:
             hungry.popleft()
             consumer.hungry = False
@@ -101,7 +104,7 @@ def _deliver_ready(shelf: Shelf, feed: Feed, now: int, step: Step) -> None:
         elif len(hungry) > 1:
             hungry.rotate(-1)
     if count:
-        effects.append(Meter(shelf.path, Operation.RECEIVE, count, size))
+        effects.append(Meter(shelf.path, Operation.RECEIVE, count, size, more))
         if session is None:
             shelf.arm(until)
 
