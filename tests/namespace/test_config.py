@@ -14,6 +14,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.namespace.engine.rules.descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter
 
 OWN = """
 [[namespaces]]
@@ -153,24 +154,146 @@ def test_the_emulators_file_is_taken_as_it_is() -> None:
     assert namespace.entities == (
         QueueDescription(path="queue.1", default_time_to_live=3_600_000, duplicate_window=20_000, max_delivery_count=3),
         TopicDescription(path="topic.1", default_time_to_live=3_600_000, duplicate_window=20_000),
-        SubscriptionDescription(topic="topic.1", name="subscription.1", max_delivery_count=3),
+        SubscriptionDescription(
+            topic="topic.1",
+            name="subscription.1",
+            max_delivery_count=3,
+            rules=(RuleDescription("everything", SqlFilter("1 = 1")),),
+        ),
     )
 
 
 @pytest.mark.parametrize(
-    "properties",
+    ("properties", "expected"),
     [
-        {"FilterType": "Correlation", "CorrelationFilter": {"Label": "x"}},
-        {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "color = 'red'"}},
-        {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "1=1"}, "Action": {"SqlExpression": "SET a = 1"}},
-        {},
+        (
+            {"FilterType": "Correlation", "CorrelationFilter": {"Label": "x", "Properties": {"a": "b", "n": 1}}},
+            RuleDescription("r", CorrelationFilter(label="x", properties={"a": "b", "n": 1})),
+        ),
+        (
+            {
+                "FilterType": "Correlation",
+                "CorrelationFilter": {
+                    "ContentType": "1",
+                    "CorrelationId": "2",
+                    "MessageId": "3",
+                    "ReplyTo": "4",
+                    "ReplyToSessionId": "5",
+                    "SessionId": "6",
+                    "To": "7",
+                },
+            },
+            RuleDescription(
+                "r",
+                CorrelationFilter(
+                    content_type="1",
+                    correlation_id="2",
+                    message_id="3",
+                    reply_to="4",
+                    reply_to_session_id="5",
+                    session_id="6",
+                    to="7",
+                ),
+            ),
+        ),
+        (
+            {
+                "FilterType": "Sql",
+                "SqlFilter": {"SqlExpression": "color = 'red'"},
+                "Action": {"SqlExpression": "SET a = 1"},
+            },
+            RuleDescription("r", SqlFilter("color = 'red'"), SqlAction("SET a = 1")),
+        ),
     ],
 )
-def test_a_rule_that_is_not_the_true_filter_is_refused_by_name(properties: dict[str, Any]) -> None:
-    file = emulator(Topics__0__Subscriptions__0__Rules=[{"Name": "red-only", "Properties": properties}])
-    (problem,) = problems(file)
-    assert problem.startswith("UserConfig.Namespaces[0].Topics[0].Subscriptions[0].Rules[0]: ")
-    assert "sbemulatorns/topic.1/subscription.1/red-only" in problem
+def test_rules_of_the_emulators_file_are_taken(properties: dict[str, Any], expected: RuleDescription) -> None:
+    (namespace,) = parse(emulator(Topics__0__Subscriptions__0__Rules=[{"Name": "r", "Properties": properties}]))
+    (subscription,) = (each for each in namespace.entities if isinstance(each, SubscriptionDescription))
+    assert subscription.rules == (expected,)
+
+
+def test_a_subscription_without_rules_in_the_file_has_the_default_rule() -> None:
+    (namespace,) = parse(emulator(Topics__0__Subscriptions__0__Rules=[]))
+    (subscription,) = (each for each in namespace.entities if isinstance(each, SubscriptionDescription))
+    assert subscription.rules == (RuleDescription("$Default"),)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"Name": "r", "Properties": {}}, ".Properties.FilterType: None is neither 'Sql' nor 'Correlation'"),
+        ({"Name": "r", "Properties": {"FilterType": "Regex"}}, ".Properties.FilterType: 'Regex' is neither"),
+        (
+            {"Name": "r", "Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "color ="}}},
+            ": The filter of rule 'r' cannot be understood. At column 8: a value is expected, not the end.",
+        ),
+        (
+            {"Name": "a/b", "Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "1=1"}}},
+            ": The name of rule 'a/b' has one of",
+        ),
+        (
+            {
+                "Name": "r",
+                "Properties": {
+                    "FilterType": "Correlation",
+                    "CorrelationFilter": {"Properties": {"a": [1], "b": 2**63}},
+                },
+            },
+            ".Properties.CorrelationFilter.Properties.a: [1] is neither a text, a number",
+        ),
+        (
+            {"Name": "r", "Properties": {"FilterType": "Correlation", "CorrelationFilter": {"Subject": "x"}}},
+            ".Properties.CorrelationFilter",
+        ),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused_with_its_place(rule: dict[str, Any], said: str) -> None:
+    problem, *_ = problems(emulator(Topics__0__Subscriptions__0__Rules=[rule]))
+    assert problem.startswith(f"UserConfig.Namespaces[0].Topics[0].Subscriptions[0].Rules[0]{said}")
+
+
+def test_two_rules_of_one_name_are_refused() -> None:
+    rule = {"Name": "r", "Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "1=1"}}}
+    (problem,) = problems(emulator(Topics__0__Subscriptions__0__Rules=[rule, {**rule, "Name": "R"}]))
+    assert problem == "UserConfig.Namespaces[0].Topics[0].Subscriptions[0].Rules: 'r' is there twice"
+
+
+def own_subscription(*rules: dict[str, Any]) -> dict[str, Any]:
+    subscription = {"name": "s", "rules": list(rules)}
+    return {"namespaces": [{"name": "a", "topics": [{"name": "t", "subscriptions": [subscription]}]}]}
+
+
+def test_rules_of_our_own_file_are_taken() -> None:
+    (namespace,) = parse(
+        own_subscription(
+            {"name": "red", "sql": "color = @c", "parameters": {"@c": "red"}, "action": "SET n = 1"},
+            {"name": "labelled", "correlation": {"label": "x", "properties": {"flag": True}}},
+            {"name": "all"},
+        )
+    )
+    (subscription,) = (each for each in namespace.entities if isinstance(each, SubscriptionDescription))
+    assert subscription.rules == (
+        RuleDescription("red", SqlFilter("color = @c", {"@c": "red"}), SqlAction("SET n = 1", {"@c": "red"})),
+        RuleDescription("labelled", CorrelationFilter(label="x", properties={"flag": True})),
+        RuleDescription("all"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"name": "r", "sql": "1=1", "correlation": {}}, ": has both sql and correlation"),
+        (
+            {"name": "r", "sql": "a = @b"},
+            ": The filter of rule 'r' cannot be understood. At column 5: the parameter @b",
+        ),
+        ({"name": "r", "action": "SET"}, ": The action of rule 'r' cannot be understood."),
+        ({"name": "r", "sql": "a = @b", "parameters": {"b": None}}, ".parameters.b: None is neither"),
+    ],
+)
+def test_a_rule_of_our_own_that_cannot_be_is_refused_with_its_place(rule: dict[str, Any], said: str) -> None:
+    problem, *_ = problems(own_subscription(rule))
+    assert problem.startswith(f"namespaces[0].topics[0].subscriptions[0].rules[0]{said}")
 
 
 @pytest.mark.parametrize(
