@@ -6,6 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from azure.servicebus import ServiceBusClient
+    from azure.servicebus.management import ServiceBusAdministrationClient
+
     from twinbus.pairing.calls import BacklogHandle as BacklogHandle
     from twinbus.pairing.errors import AliasInUseError as AliasInUseError
     from twinbus.pairing.errors import BacklogUnavailableError as BacklogUnavailableError
@@ -17,8 +20,8 @@ if TYPE_CHECKING:
     from twinbus.pairing.errors import TimeToLiveError as TimeToLiveError
     from twinbus.pairing.options import SendAvailabilityOptions as SendAvailabilityOptions
     from twinbus.pairing.pair import Pair as Pair
-    from twinbus.pairing.pair import pair_connection_strings as pair_connection_strings
-    from twinbus.pairing.pair import pair_namespaces as pair_namespaces
+    from twinbus.pairing.partnership import Partnership
+    from twinbus.pairing.partnership import Syphon as _Syphon
     from twinbus.pairing.provisioning import ProvisioningError as ProvisioningError
     from twinbus.pairing.sides import PairClosedError as PairClosedError
     from twinbus.pairing.sides import PairFaultedError as PairFaultedError
@@ -38,8 +41,6 @@ _HOMES = {
     "TimeToLiveError": "errors",
     "SendAvailabilityOptions": "options",
     "Pair": "pair",
-    "pair_connection_strings": "pair",
-    "pair_namespaces": "pair",
     "ProvisioningError": "provisioning",
     "PairClosedError": "sides",
     "PairFaultedError": "sides",
@@ -57,3 +58,32 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
+
+
+def pair_namespaces(
+    primary: ServiceBusClient,
+    secondary: ServiceBusClient,
+    *,
+    secondary_admin: ServiceBusAdministrationClient | None = None,
+    options: SendAvailabilityOptions | None = None,
+) -> Pair:
+    """Pair two namespaces on clients the caller made (P1). The clients stay the caller's to close."""
+    from twinbus.pairing import pair  # noqa: PLC0415 - as above
+
+    return pair.pair_namespaces(primary, secondary, secondary_admin=secondary_admin, options=options, syphon=_syphon)
+
+
+def pair_connection_strings(
+    primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
+) -> Pair:
+    """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
+    from twinbus.pairing import pair  # noqa: PLC0415 - as above
+
+    return pair.pair_connection_strings(primary, secondary, options=options, syphon=_syphon, **kwargs)
+
+
+def _syphon(primary: Any, secondary: Any, admin: Any, pair: Partnership) -> _Syphon:
+    """For pairs with `enable_syphon` alone."""
+    from twinbus.syphon.component import ThreadPairSyphon  # noqa: PLC0415 - as above
+
+    return ThreadPairSyphon(primary, secondary, admin, pair)

@@ -78,6 +78,7 @@ def _options(
         try_timeout=timedelta(seconds=seconds),
         provision="assume" if assume else "create",
         on_secondary_down="raise",
+        enable_syphon=False,
     )
     return replace(options, ping_interval=timedelta(seconds=1), ping_jitter=0.0) if by_ping else options
 

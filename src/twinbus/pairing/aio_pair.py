@@ -22,7 +22,7 @@ from twinbus.pairing.events import Callback, Notice
 from twinbus.pairing.failover import PingFailed, PingSucceeded
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.partnership import EntityState, Partnership, Syphon
+from twinbus.pairing.partnership import EntityState, Partnership, Syphon, SyphonFactory
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
 from twinbus.pairing.sdk import hides_pings, kind_of, open_link, quick_to_open, retries_of, without_retries
@@ -164,6 +164,8 @@ class Pair:
             await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
+        if self._state.syphon is not None and (ending := self._state.syphon.ended()) is not None:
+            await ending
         await self._attempts.end()
         self._state.events.close()
         if self._owns_clients:
@@ -272,19 +274,26 @@ def pair_namespaces(
     *,
     secondary_admin: ServiceBusAdministrationClient | None = None,
     options: SendAvailabilityOptions | None = None,
+    syphon: SyphonFactory | None = None,
 ) -> Pairing:
     """Pair two namespaces on clients the caller made (P1). Await it, or use it with `async with`."""
-    return Pairing(lambda: _paired(primary, secondary, secondary_admin, options or SendAvailabilityOptions(), False))
+    chosen = options or SendAvailabilityOptions()
+    return Pairing(lambda: _paired(primary, secondary, secondary_admin, chosen, syphon, False))
 
 
 def pair_connection_strings(
-    primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
+    primary: str,
+    secondary: str,
+    *,
+    options: SendAvailabilityOptions | None = None,
+    syphon: SyphonFactory | None = None,
+    **kwargs: Any,
 ) -> Pairing:
     """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
 
     async def make() -> Pair:
         clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
-        return await _paired(clients[0], clients[1], None, options or SendAvailabilityOptions(), True)
+        return await _paired(clients[0], clients[1], None, options or SendAvailabilityOptions(), syphon, True)
 
     return Pairing(make)
 
@@ -294,6 +303,7 @@ async def _paired(
     secondary: ServiceBusClient,
     admin: ServiceBusAdministrationClient | None,
     options: SendAvailabilityOptions,
+    syphon: SyphonFactory | None,
     owns_clients: bool,
 ) -> Pair:
     pair = Pair(primary, secondary, options, owns_clients=owns_clients)
@@ -304,6 +314,7 @@ async def _paired(
         except BaseException:
             await administration.close()
             raise
+        pair._state.start_syphon(syphon, (primary, secondary), admin)
     except BaseException:
         await pair.close()
         raise

@@ -19,7 +19,7 @@ from twinbus.pairing.events import Callback, Notice
 from twinbus.pairing.failover import PingFailed, PingSucceeded
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.partnership import EntityState, Partnership, Syphon
+from twinbus.pairing.partnership import EntityState, Partnership, Syphon, SyphonFactory
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
 from twinbus.pairing.receivers import QuietReceiver
@@ -193,6 +193,8 @@ class Pair:
         if not self._ending.acquire(blocking=False):
             return
         try:
+            if self._state.syphon is not None:
+                self._state.syphon.ended()
             self._attempts.end()
             self._state.events.close()
             if self._owns_clients:
@@ -274,17 +276,23 @@ def pair_namespaces(
     *,
     secondary_admin: ServiceBusAdministrationClient | None = None,
     options: SendAvailabilityOptions | None = None,
+    syphon: SyphonFactory | None = None,
 ) -> Pair:
     """Pair two namespaces on clients the caller made (P1). The clients stay the caller's to close."""
-    return _paired(primary, secondary, secondary_admin, options or SendAvailabilityOptions(), False)
+    return _paired(primary, secondary, secondary_admin, options or SendAvailabilityOptions(), syphon, False)
 
 
 def pair_connection_strings(
-    primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
+    primary: str,
+    secondary: str,
+    *,
+    options: SendAvailabilityOptions | None = None,
+    syphon: SyphonFactory | None = None,
+    **kwargs: Any,
 ) -> Pair:
     """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
     clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
-    return _paired(clients[0], clients[1], None, options or SendAvailabilityOptions(), True)
+    return _paired(clients[0], clients[1], None, options or SendAvailabilityOptions(), syphon, True)
 
 
 def _paired(
@@ -292,6 +300,7 @@ def _paired(
     secondary: ServiceBusClient,
     admin: ServiceBusAdministrationClient | None,
     options: SendAvailabilityOptions,
+    syphon: SyphonFactory | None,
     owns_clients: bool,
 ) -> Pair:
     try:
@@ -308,6 +317,7 @@ def _paired(
         except BaseException:
             administration.close()
             raise
+        pair._state.start_syphon(syphon, (primary, secondary), admin)
     except BaseException:
         pair.close()
         raise

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from weakref import WeakSet
 from twinbus.pairing import rotation
 from twinbus.pairing.calls import Place
 from twinbus.pairing.entity import Driver, EntityCell, RotationCell
+from twinbus.pairing.errors import OptionError
 from twinbus.pairing.events import PairEvents, SideClosed, SideFaulted
 from twinbus.pairing.failover import Cause, FailoverForced, Mode, PairClosed, RestoreForced
 from twinbus.pairing.failures import CREDENTIAL_REFUSED
@@ -66,6 +67,9 @@ class Syphon(Protocol):
     def stop(self) -> None:
         """Only the signal: pumps end by themselves, each at its next safe point. What it raises is logged."""
 
+    def ended(self) -> Awaitable[None] | None:
+        """Wait until they have, though not for long; awaited where the pair is of asyncio. Told to stop before."""
+
 
 class Partnership:
     """The state of one pair. A side that leaves OPEN is told to `let_go`, once."""
@@ -99,6 +103,14 @@ class Partnership:
         register(self.primary.endpoint, self.secondary.endpoint)
         self.events.watch(lambda: [cell.entity for cell in list(self._cells.values())], lambda: self.rotation.rotation)
         _partnerships.add(self)
+
+    def start_syphon(self, make: SyphonFactory | None, clients: tuple[Any, Any], admin: Any) -> None:
+        """Where `enable_syphon` says so. Syphons are made above this room: the public functions say how."""
+        if self.options.enable_syphon:
+            if make is None:
+                raise OptionError("enable_syphon", True, "false where no syphon is given")
+            self.syphon = make(*clients, admin, self)
+            self.syphon.start()
 
     def place(self, path: str) -> Place:
         """For one more sender of this entity."""
@@ -198,6 +210,9 @@ class Partnership:
         if lost.state is not SideState.OPEN:
             left.leave(SideState.FAULTED, OtherSideLostError(lost.name, lost.state))
 
+
+# Primary and secondary client, the secondary's admin client where the caller gave one, and the pair.
+SyphonFactory = Callable[[Any, Any, Any, Partnership], Syphon]
 
 _partnerships: WeakSet[Partnership] = WeakSet()
 

@@ -5,13 +5,14 @@ By listing where the credential may, otherwise by looking for one index after th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
-from twinbus.pairing.administration import AioAdministration, failure_of
+from twinbus.pairing.administration import Administration, AioAdministration, failure_of
 from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.paths import backlog_queue_index, backlog_queue_path
+from twinbus.pairing.paths import backlog_queue_index, backlog_queue_path, extra_backlog_queues
 from twinbus.syphon.transport import BacklogFailedError, Transport
 
 _log = logging.getLogger(__name__)
@@ -69,6 +70,27 @@ class Listed:
         await self._administration.close()
 
 
+class ListedInThread:
+    """The same with a sync client, whose requests must not hold up the loop."""
+
+    def __init__(self, name: str, administration: Administration) -> None:
+        self._name = name
+        self._administration = administration
+
+    async def queues(self) -> Sequence[str]:
+        def listed(**keywords: object) -> list[str]:
+            return [queue.name for queue in self._administration.client.list_queues(**keywords)]
+
+        paths = await asyncio.to_thread(self._administration.ask, listed)
+        return extra_backlog_queues(self._name, 0, paths)
+
+    async def remaining(self) -> int | None:
+        return None
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._administration.close)
+
+
 class Searched:
     """Without it: a queue that lets itself be peeked at is there."""
 
@@ -111,8 +133,8 @@ class Searched:
 class ListedOrSearched:
     """The first way that is allowed."""
 
-    def __init__(self, listed: Listed, searched: Searched) -> None:
-        self._ways: list[Listed | Searched] = [listed, searched]
+    def __init__(self, listed: Discovery, searched: Discovery) -> None:
+        self._ways = [listed, searched]
         self._listed = listed
 
     async def queues(self) -> Sequence[str]:

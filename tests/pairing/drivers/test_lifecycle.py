@@ -294,6 +294,9 @@ class RunningSyphon:
     def stop(self) -> None:
         self.state = "stopped"
 
+    def ended(self) -> None:
+        assert self.state == "stopped"
+
 
 async def test_c2_where_the_syphon_runs_the_side_left_open_faults_after_a_while(world: World) -> None:
     pair = await world.pair()

@@ -1,0 +1,193 @@
+"""A pair's own syphon (`enable_syphon`): on the pair's event loop, or on one in a thread of its own.
+
+Credentials are those of the clients the caller made. What moves and how is in `syphon`; who closes when, in `pairing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from azure.servicebus import TransportType
+
+from twinbus.errors import OperatorError
+from twinbus.pairing.administration import Administration, AioAdministration, credential_of
+from twinbus.pairing.events import BacklogDrained
+from twinbus.pairing.partnership import Partnership
+from twinbus.pairing.paths import primary_name
+from twinbus.syphon.discovery import Discovery, Listed, ListedInThread, ListedOrSearched, Searched
+from twinbus.syphon.native import NativeTransport
+from twinbus.syphon.sdk import SdkTransport
+from twinbus.syphon.syphon import Syphon, SyphonBrokenError
+from twinbus.syphon.transport import Transport
+
+_log = logging.getLogger(__name__)
+
+END_SECONDS: Final = 5.0
+"""How long a pair that ends waits for what is in flight; that ends by itself, and nothing is lost with it (Y3)."""
+_BROKEN_SECONDS: Final = 30.0
+
+
+class _Running:
+    """A syphon that is made again if it breaks, until it is told to stop, from whichever thread."""
+
+    def __init__(self, pair: Partnership, transport: Callable[[], Transport]) -> None:
+        self.state = "new"
+        self._pair = pair
+        self._transport = transport
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._syphon: Syphon | None = None
+        self._stopped = threading.Event()
+        self._heard = asyncio.Event()
+
+    def stop(self) -> None:
+        self.state = "stopped"
+        self._stopped.set()
+        if self._loop is not None:
+            # A loop that is closed already has nothing left to stop.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._hear)
+
+    def _hear(self) -> None:
+        self._heard.set()
+        if self._syphon is not None:
+            self._syphon.stop()
+
+    async def run(self, discovery: Callable[[Transport], Discovery]) -> None:
+        self._loop = asyncio.get_running_loop()
+        while not self._stopped.is_set():
+            transport = self._transport()
+            made = Syphon(
+                transport,
+                discovery(transport),
+                primary=self._pair.name,
+                secondary=primary_name(self._pair.secondary.endpoint),
+                emptied=self._emptied,
+            )
+            async with made:
+                self._syphon = made
+                try:
+                    await made.run()
+                except SyphonBrokenError:
+                    _log.exception("the syphon of %s broke; it starts again in %g s", self._pair.name, _BROKEN_SECONDS)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_BROKEN_SECONDS):
+                            await self._heard.wait()
+                finally:
+                    self._syphon = None
+        self.state = "stopped"
+
+    def _emptied(self, queue: str, moved: int) -> None:
+        self._pair.events.emit(BacklogDrained(queue, time.monotonic(), moved))
+
+
+class AioPairSyphon:
+    """Tasks of the loop it is started on. Made and kept by a pair of `twinbus.aio`."""
+
+    def __init__(self, primary: Any, secondary: Any, admin: Any, pair: Partnership) -> None:
+        self._clients = (primary, secondary)
+        self._admin = admin
+        self._pair = pair
+        self._seconds = pair.options.try_timeout.total_seconds()
+        self._running = _Running(pair, self._transport)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> str:
+        return self._running.state
+
+    def start(self) -> None:
+        self._running.state = "running"
+        self._task = asyncio.get_running_loop().create_task(self._running.run(self._discovery))
+        self._task.add_done_callback(_told_if_failed)
+
+    def stop(self) -> None:
+        self._running.stop()
+
+    async def ended(self) -> None:
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=END_SECONDS)
+
+    def _transport(self) -> Transport:
+        if any(map(_needs_sdk, self._clients)):
+            return SdkTransport(*self._clients, try_timeout=self._seconds)
+        return NativeTransport(*self._clients, try_timeout=self._seconds)
+
+    def _discovery(self, transport: Transport) -> Discovery:
+        searched = Searched(self._pair.name, transport)
+        if not _may_list(self._clients[1], self._admin):
+            return searched
+        administration = AioAdministration.of(self._clients[1], self._admin, seconds=self._seconds)
+        return ListedOrSearched(Listed(self._pair.name, administration), searched)
+
+
+class ThreadPairSyphon:
+    """A thread with a loop of its own. Made and kept by a sync pair."""
+
+    def __init__(self, primary: Any, secondary: Any, admin: Any, pair: Partnership) -> None:
+        if any(map(_needs_sdk, (primary, secondary))):
+            raise OperatorError(
+                "enable_syphon: the syphon of a sync pair goes through no WebSocket and no proxy",
+                "Pair with twinbus.aio, or run `twinbus syphon` where the namespaces can be reached.",
+            )
+        self._clients = (primary, secondary)
+        self._admin = admin
+        self._pair = pair
+        self._seconds = pair.options.try_timeout.total_seconds()
+        self._running = _Running(pair, lambda: NativeTransport(primary, secondary, try_timeout=self._seconds))
+        self._thread = threading.Thread(target=self._run, name=f"twinbus-syphon-{pair.name}", daemon=True)
+
+    @property
+    def state(self) -> str:
+        return self._running.state
+
+    def start(self) -> None:
+        self._running.state = "running"
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._running.stop()
+
+    def ended(self) -> None:
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(END_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._running.run(self._discovery))
+        except Exception:
+            self._running.state = "failed"
+            _log.exception("the syphon of %s ended", self._pair.name)
+
+    def _discovery(self, transport: Transport) -> Discovery:
+        searched = Searched(self._pair.name, transport)
+        if not _may_list(self._clients[1], self._admin):
+            return searched
+        administration = Administration.of(self._clients[1], self._admin, seconds=self._seconds)
+        return ListedOrSearched(ListedInThread(self._pair.name, administration), searched)
+
+
+def _may_list(secondary: Any, admin: Any) -> bool:
+    """A signature made elsewhere is for messages only: management does not take it."""
+    if admin is not None:
+        return True
+    try:
+        credential_of(secondary)
+    except OperatorError:
+        return False
+    return True
+
+
+def _needs_sdk(client: Any) -> bool:
+    config = client._config
+    return config.transport_type is TransportType.AmqpOverWebsocket or bool(config.http_proxy)
+
+
+def _told_if_failed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a pair's syphon ended", exc_info=error)

@@ -1,0 +1,193 @@
+"""A pair's own syphon on real servers, with both drivers: `enable_syphon`, Y1, Y3, S11, C1, C2, C3."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
+from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
+
+from twinbus import SendAvailabilityOptions, aio, pair_connection_strings, pair_namespaces
+from twinbus.connect import ReceivedMessage, connect
+from twinbus.errors import OperatorError
+from twinbus.pairing import pair as plain_pair
+from twinbus.pairing.errors import OptionError
+from twinbus.pairing.sides import OTHER_SIDE_SECONDS, OtherSideLostError
+from twinbus.testing import LocalNamespaces
+
+ENOUGH = 30
+SOON = 20.0
+KEY = "SAS_KEY_VALUE"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[LocalNamespaces]:
+    queues = [{"name": f"orders-{number}"} for number in range(ENOUGH)]
+    claims = {"RootManageSharedAccessKey": ["Manage"], "app": ["Send", "Listen"]}
+    rules = [{"name": name, "claims": given, "primary_key": KEY} for name, given in claims.items()]
+    primary = {"name": "primary", "queues": queues, "authorization_rules": rules}
+    config = {"namespaces": [primary, {"name": "secondary", "authorization_rules": rules}]}
+    with LocalNamespaces("primary", "secondary", memory=True, config=config) as found:
+        yield found
+
+
+class World:
+    """Pairs of one driver, and what is on the primary."""
+
+    def __init__(self, driver: str, namespaces: LocalNamespaces) -> None:
+        self.driver = driver
+        self.namespaces = namespaces
+        number = next(_numbers)
+        self.queue = f"orders-{number % ENOUGH}"
+        self.name = f"home-{number}"
+        self.stack = AsyncExitStack()
+
+    async def do(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        if self.driver == "aio":
+            result = call(*arguments, **keywords)
+            return await result if inspect.isawaitable(result) else result
+        return await asyncio.to_thread(call, *arguments, **keywords)
+
+    def options(self, **given: Any) -> SendAvailabilityOptions:
+        usual: dict[str, Any] = {
+            "backlog_queue_count": 2,
+            "primary_name": self.name,
+            "enable_syphon": True,
+            "try_timeout": timedelta(seconds=5),
+        }
+        return SendAvailabilityOptions(**{**usual, **given})
+
+    async def pair(self, **given: Any) -> Any:
+        make = aio.pair_connection_strings if self.driver == "aio" else pair_connection_strings
+        strings = [self.namespaces[name].connection_string for name in ("primary", "secondary")]
+        return await self.kept(await self.do(make, *strings, options=self.options(**given)))
+
+    async def pair_of_clients(self, rule: str, **given: Any) -> Any:
+        client = AioServiceBusClient if self.driver == "aio" else ServiceBusClient
+        made: list[Any] = []
+        for name in ("primary", "secondary"):
+            host = f"localhost:{self.namespaces[name].port}"
+            one = client(host, AzureNamedKeyCredential(rule, KEY), use_tls=False)
+            self.stack.push_async_callback(self.do, one.close)
+            made.append(one)
+        make: Any = aio.pair_namespaces if self.driver == "aio" else pair_namespaces
+        return await self.kept(await self.do(make, *made, options=self.options(**given)))
+
+    async def kept(self, pair: Any) -> Any:
+        self.stack.push_async_callback(self.do, pair.close)
+        return pair
+
+    async def divert(self, pair: Any, *ids: str) -> None:
+        pair.force_failover(self.queue)
+        sender = await self.do(pair.get_queue_sender, self.queue)
+        for one in ids:
+            await self.do(sender.send_messages, ServiceBusMessage("x", message_id=one, session_id="s"))
+        await self.do(sender.close)
+
+    async def arrived(self) -> list[ReceivedMessage]:
+        async with connect(self.namespaces["primary"].connection_string, timeout=10) as bus:
+            return await bus.management(self.queue).peek(0, 100)
+
+    async def until(self, holds: Callable[[], bool], seconds: float = SOON) -> None:
+        async with asyncio.timeout(seconds):
+            while not holds():  # noqa: ASYNC110 - it happens in threads and other processes
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture(params=["sync", "aio"])
+async def world(request: pytest.FixtureRequest, namespaces: LocalNamespaces) -> AsyncIterator[World]:
+    made = World(request.param, namespaces)
+    async with made.stack:
+        yield made
+
+
+async def test_y1_y3_s11_what_a_pair_diverted_comes_home_and_the_pair_tells(world: World) -> None:
+    pair = await world.pair()
+    told: list[Any] = []
+    pair.on("backlog_drained", told.append)
+    assert pair.syphon.state == "running"
+    await world.divert(pair, "1", "2")
+    await world.until(lambda: sum(notice.moved for notice in told) == 2)
+    found = await world.arrived()
+    assert sorted(str(one.message_id) for one in found) == ["1", "2"]
+    assert {one.session_id for one in found} == {"s"}
+    assert {notice.queue for notice in told} <= set(pair.backlog_queues)
+
+
+async def test_y1_a_pair_without_the_option_has_no_syphon(world: World) -> None:
+    pair = await world.pair(enable_syphon=False)
+    assert pair.syphon is None
+
+
+@pytest.mark.parametrize("rule", ["RootManageSharedAccessKey", "app"])
+async def test_y1_the_syphon_uses_the_credentials_of_the_callers_clients(world: World, rule: str) -> None:
+    pair = await world.pair(enable_syphon=False)
+    await world.do(pair.close)
+    pair = await world.pair_of_clients(rule, provision="assume")
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    pair.on("backlog_drained", lambda _: loop.call_soon_threadsafe(told.set))
+    await world.divert(pair, "1")
+    async with asyncio.timeout(SOON):
+        await told.wait()
+    assert [one.message_id for one in await world.arrived()] == ["1"]
+
+
+async def test_c2_one_side_gone_the_other_is_faulted_and_the_syphon_stops(world: World) -> None:
+    # Each takes its five seconds: either side with one driver.
+    ends, how = ("primary", "close") if world.driver == "sync" else ("secondary", "fault")
+    pair = await world.pair()
+    gone, left = (pair.primary, pair.secondary) if ends == "primary" else (pair.secondary, pair.primary)
+    await world.do(getattr(gone, how), *([RuntimeError("broken")] if how == "fault" else []))
+    assert left.state == "open"
+    await world.until(lambda: left.state == "faulted", OTHER_SIDE_SECONDS + 5)
+    assert isinstance(left.cause, OtherSideLostError)
+    assert ends in str(left.cause)
+    assert pair.syphon.state == "stopped"
+
+
+async def test_c3_a_closed_pair_leaves_no_thread_and_no_task_of_its_syphon(world: World) -> None:
+    before = asyncio.all_tasks()
+    pair = await world.pair()
+    await world.divert(pair, "1")
+    await world.do(pair.close)
+    assert pair.syphon.state == "stopped"
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("twinbus-syphon")]
+    left = [task for task in asyncio.all_tasks() - before if "syphon" in repr(task.get_coro())]
+    assert not left
+    again = await world.pair()
+    assert again.syphon.state == "running"
+
+
+async def test_y1_a_pair_whose_secondary_is_away_starts_and_its_syphon_goes_on_trying() -> None:
+    nobody = "Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true;"
+    other = nobody.replace(":1;", ":2;")
+    options = SendAvailabilityOptions(enable_syphon=True, provision="assume", try_timeout=timedelta(seconds=1))
+    async with aio.pair_connection_strings(nobody, other, options=options) as pair:
+        assert pair.syphon is not None
+        assert pair.syphon.state == "running"
+    assert pair.syphon.state == "stopped"
+
+
+def test_a_sync_pair_over_a_web_socket_is_told_to_be_one_of_asyncio(namespaces: LocalNamespaces) -> None:
+    strings = [namespaces[name].connection_string for name in ("primary", "secondary")]
+    options = SendAvailabilityOptions(enable_syphon=True, provision="assume", primary_name="web")
+    with pytest.raises(OperatorError, match=r"WebSocket.*twinbus\.aio"):
+        pair_connection_strings(*strings, options=options, transport_type=TransportType.AmqpOverWebsocket)
+
+
+def test_a_pair_made_below_the_public_functions_says_that_no_syphon_was_given(namespaces: LocalNamespaces) -> None:
+    strings = [namespaces[name].connection_string for name in ("primary", "secondary")]
+    options = SendAvailabilityOptions(enable_syphon=True, provision="assume", primary_name="below")
+    with pytest.raises(OptionError, match="enable_syphon"):
+        plain_pair.pair_connection_strings(*strings, options=options)
