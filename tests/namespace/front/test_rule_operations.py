@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
+
+import pytest
 
 from twinbus.amqp.types import Described, Int, Timestamp
 
+from .conftest import KEY
 from .raw import Peer
+
+Dial = Callable[..., Awaitable[Peer]]
 
 NODE = "events/Subscriptions/first/$management"
 FILTERS: list[tuple[str, dict[str, Any], int, list[Any]]] = [
@@ -59,3 +65,11 @@ async def test_what_cannot_be_is_refused_with_the_reason(peer: Peer) -> None:
     for node in ("orders/$management", "events/$management"):
         reply = await peer.ask(node, "com.microsoft:enumerate-rules", {})
         assert (reply["statusCode"], reply["errorCondition"]) == (400, "amqp:not-allowed")
+
+
+@pytest.mark.parametrize(("name", "status"), [("listens", 204), ("sends", 401)])
+async def test_who_listens_may_manage_the_rules_and_who_sends_may_not(dial: Dial, name: str, status: int) -> None:
+    peer = await dial()
+    assert await peer.put_token(name=name, key=KEY) == 202
+    reply = await ask(peer, "enumerate-rules", {"skip": Int(5)})
+    assert reply["statusCode"] == status

@@ -8,6 +8,7 @@ from typing import Final
 from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import RuleAdded, RuleChanged, RuleRemoved
+from twinbus.namespace.engine.refusals import not_found
 from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlFilter
 from twinbus.namespace.engine.rules.errors import RuleSyntaxError
 from twinbus.namespace.engine.rules.ruleset import compile_rule
@@ -69,7 +70,7 @@ def changed(rules: Rules, event: RuleAdded | RuleChanged | RuleRemoved, path: st
             return Refusal(Condition.ENTITY_ALREADY_EXISTS, f"The rule '{name}' of '{path}' already exists.")
         return refusal_of_rule(event.rule) or (*rules, replace(event.rule, created=now))
     if before is None:
-        return Refusal(Condition.NOT_FOUND, f"The rule '{name}' of '{path}' could not be found.")
+        return not_found(f"{path}/Rules/{name}")
     if isinstance(event, RuleRemoved):
         return tuple(rule for rule in rules if rule is not before)
     after = replace(event.rule, name=before.name, created=before.created)
