@@ -124,6 +124,22 @@ async def test_y1_y3_s11_what_a_pair_diverted_comes_home_and_the_pair_tells(worl
     assert {notice.queue for notice in told} <= set(pair.backlog_queues)
 
 
+async def test_y7_the_pairs_option_deducts_the_time_spent_in_the_backlog(world: World) -> None:
+    pair = await world.pair(enable_syphon=False)
+    pair.force_failover(world.queue)
+    sender = await world.do(pair.get_queue_sender, world.queue)
+    await world.do(sender.send_messages, ServiceBusMessage("x", message_id="1", time_to_live=timedelta(seconds=100)))
+    await world.do(pair.close)
+    pair = await world.pair(ttl="absolute")
+    found: list[ReceivedMessage] = []
+    async with asyncio.timeout(SOON):
+        while not found:
+            found = await world.arrived()
+    left = found[0].time_to_live
+    assert left is not None
+    assert left < timedelta(seconds=100)
+
+
 async def test_y1_a_pair_without_the_option_has_no_syphon(world: World) -> None:
     pair = await world.pair(enable_syphon=False)
     assert pair.syphon is None

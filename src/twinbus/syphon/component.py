@@ -22,6 +22,7 @@ from twinbus.pairing.partnership import Partnership
 from twinbus.pairing.paths import primary_name
 from twinbus.syphon.discovery import Discovery, Listed, ListedInThread, ListedOrSearched, Searched
 from twinbus.syphon.native import NativeTransport
+from twinbus.syphon.room import SyphonOptions
 from twinbus.syphon.sdk import SdkTransport
 from twinbus.syphon.syphon import Syphon, SyphonBrokenError
 from twinbus.syphon.transport import Transport
@@ -67,6 +68,7 @@ class _Running:
                 discovery(transport),
                 primary=self._pair.name,
                 secondary=primary_name(self._pair.secondary.endpoint),
+                options=SyphonOptions(ttl=self._pair.options.ttl),
                 emptied=self._emptied,
             )
             async with made:
