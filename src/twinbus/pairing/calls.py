@@ -210,7 +210,7 @@ def call(
             case Route.UNUSABLE:
                 raise _unusable(place)
             case Route.CLOSED:
-                raise _refusal(place)
+                raise place.primary.refusal()
     return (yield from _after(place, backlog, failed))
 
 
@@ -228,18 +228,13 @@ def _after(place: Place, backlog: Callable[[], Steps[T]], failed: Exception) -> 
             raise _unusable(place) from failed
         case _:
             if place.cell.entity.route is Route.CLOSED:
-                raise _refusal(place) from failed
+                raise place.primary.refusal() from failed
             raise failed
 
 
 def _unusable(place: Place) -> PrimaryUnusableError:
     cause = place.cell.entity.cause
     return PrimaryUnusableError(place.path, cause if isinstance(cause, FailureKind) else FailureKind.UNKNOWN)
-
-
-def _refusal(place: Place) -> Exception:
-    side = place.primary if place.primary.state is not SideState.OPEN else place.secondary
-    return side.refusal()
 
 
 # --- what a call does while failed over ------------------------------------------------------------------------------
