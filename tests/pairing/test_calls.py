@@ -113,7 +113,7 @@ def test_s6_without_a_time_out_a_call_has_time_for_every_silent_queue_and_one_mo
 def test_s6_no_queue_is_asked_when_the_time_is_over_to_the_instant() -> None:
     pair = Pair()
     pair.time = 5.0
-    with pytest.raises(OperationTimeoutError, match=r"^the call's time ended before the backlog had taken the message$"):
+    with pytest.raises(OperationTimeoutError, match=r"^the call.* ended before the backlog had taken the message$"):
         next(calls.divert(pair.place, [MESSAGE], 5.0))
 
 
