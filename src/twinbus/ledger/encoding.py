@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from json.encoder import encode_basestring_ascii as quoted
+from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 from uuid import UUID
 
 from twinbus.ledger.entries import KINDS, OK, VERSION, Entry, Intent, Move, Operation, Outcome, Role, Stage
 from twinbus.ledger.errors import EntryError
+
+quoted: Final[Callable[[str], str]] = encode_basestring_ascii
 
 # --- ids -------------------------------------------------------------------------------------------------------------
 

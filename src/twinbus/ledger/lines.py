@@ -14,6 +14,7 @@ from twinbus.ledger.encoding import (
     operation_line,
     outcome_line,
     place,
+    quoted,
 )
 from twinbus.ledger.entries import Metered, Movement, Stage, State
 from twinbus.ledger.running import RunningOperation
@@ -25,7 +26,10 @@ _MOST_PLACES = 4096
 
 
 class Lines:
-    def __init__(self) -> None:
+    """`prefix` begins the ids of one writer's operations."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
         self._places: dict[tuple[Stage, str, str, str | None], str] = {}
 
     def of(self, item: Item, offset: float) -> str:
@@ -38,15 +42,17 @@ class Lines:
         result = operation.result
         if operation.told:
             return ""
+        number, begun = f"{self._prefix}-{operation.number}", operation.begun
         if result is None:
             operation.intended = True
-            return intent_line(_at(offset + operation.begun), operation.id, *self._said(operation))
+            return intent_line(int((offset + begun) * 1000), number, *self._said(operation))
         operation.told = True
+        ended = operation.ended
         failed = tuple(map(id_text, operation.failed)) if operation.failed else ()
-        end = ending(operation.ended - operation.begun, result, operation.cause, failed)
+        end = ending(ended - begun, result, operation.cause, failed)
         if operation.intended:
-            return outcome_line(_at(offset + operation.ended), operation.id, end)
-        return operation_line(_at(offset + operation.begun), operation.id, *self._said(operation), end)
+            return outcome_line(int((offset + ended) * 1000), number, end)
+        return operation_line(int((offset + begun) * 1000), number, *self._said(operation), end)
 
     def _said(self, operation: RunningOperation) -> tuple[str, str, int, int]:
         key = (operation.stage, operation.namespace, operation.entity, operation.destination)
@@ -58,10 +64,6 @@ class Lines:
         ids, size = operation.ids, operation.size
         if len(ids) == 1 and type(size) is int and size <= UNIT:
             # Nearly all there are.
-            return there, listed((id_text(ids[0]),)), size, 1
+            return there, quoted(id_text(ids[0])), size, 1
         total = size if isinstance(size, int) else sum(size)
         return there, listed(map(id_text, ids)), total, units(len(ids), size)
-
-
-def _at(seconds: float) -> int:
-    return int(seconds * 1000)

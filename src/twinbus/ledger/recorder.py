@@ -75,9 +75,7 @@ class Ledger:
         writer = self._writer
         if self._stops and (self._closed or writer.failure is not None):
             self.check()
-        operation = RunningOperation(
-            writer, next(self._numbers), self._now, stage, namespace, entity, ids, size, destination
-        )
+        operation = RunningOperation(writer, next(self._numbers), stage, namespace, entity, ids, size, destination)
         writer.put(operation)
         return operation
 
@@ -96,7 +94,7 @@ class Ledger:
     ) -> str:
         """An operation that is over, and of which only now is known what it carried: a receive. Its operation id."""
         operation = RunningOperation(
-            self._writer, next(self._numbers), self._now, stage, namespace, entity, ids, size, destination
+            self._writer, next(self._numbers), stage, namespace, entity, ids, size, destination
         )
         operation.begun -= seconds
         operation.end(result, cause=cause)

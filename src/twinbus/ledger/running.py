@@ -5,7 +5,7 @@ Its fields are read by the writer's thread, without a lock; the order in which `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from twinbus.ledger.entries import OK, Stage
@@ -18,7 +18,7 @@ class RunningOperation:
     """What `Ledger.begin` returns. Call `end` once; never ended, its outcome is unknown."""
 
     __slots__ = (
-        "begun", "cause", "destination", "ended", "entity", "failed", "ids", "intended", "namespace", "now", "number",
+        "begun", "cause", "destination", "ended", "entity", "failed", "ids", "intended", "namespace", "number",
         "result", "size", "stage", "taken", "told", "writer",
     )  # fmt: skip
 
@@ -30,7 +30,6 @@ class RunningOperation:
         self,
         writer: Writer,
         number: int,
-        now: Callable[[], float],
         stage: Stage,
         namespace: str,
         entity: str,
@@ -40,7 +39,6 @@ class RunningOperation:
     ) -> None:
         self.writer = writer
         self.number = number
-        self.now = now
         self.stage = stage
         self.namespace = namespace
         self.entity = entity
@@ -49,7 +47,7 @@ class RunningOperation:
         self.destination = destination
         self.result: str | None = None
         self.taken = self.intended = self.told = False
-        self.begun = now()
+        self.begun = writer.now()
 
     @property
     def id(self) -> str:
@@ -65,7 +63,7 @@ class RunningOperation:
             return
         self.cause = cause
         self.failed = failed
-        self.ended = self.now()
+        self.ended = self.writer.now()
         # From here on the writer may see it. Where it has looked before, it is told that there is something to add.
         self.result = result
         if self.taken:

@@ -54,8 +54,8 @@ class Writer:
         self._segments = segments
         self._group_seconds = group_seconds
         self._buffer_bytes = buffer_bytes
-        self._now = now
-        self._lines = Lines()
+        self.now = now
+        self._lines = Lines(self.prefix)
         self._queue: deque[Item] = deque()
         self._waiting: deque[Future[bool]] = deque()
         self._lock = threading.Lock()
@@ -175,7 +175,7 @@ class Writer:
 
     def _take(self) -> None:
         """What is queued becomes lines; what the buffer does not hold is missing."""
-        offset = time.time() - self._now()
+        offset = time.time() - self.now()
         lines: list[str] = []
         for _ in range(len(self._queue)):
             item = self._queue.popleft()
