@@ -7,6 +7,7 @@ import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 
+from tests.pairing.simulation.judge import ViolationError
 from tests.pairing.simulation.world import World
 
 CHUNK = 500
@@ -17,7 +18,7 @@ def failing(seeds: range) -> list[tuple[int, str]]:
     for seed in seeds:
         try:
             World(seed).settle()
-        except BaseException:
+        except (Exception, ViolationError):
             found.append((seed, traceback.format_exc(limit=-3)))
     return found
 
