@@ -16,6 +16,7 @@ from twinbus.connect.settling import COMPLETE, Outcome, abandon, dead_letter, de
 from twinbus.message import MessageId
 from twinbus.pairing.failures import FailureKind, classify, evidence_of
 from twinbus.syphon.credentials import Place
+from twinbus.syphon.quick import quick
 from twinbus.syphon.translation import destination_of, translate
 from twinbus.syphon.transport import BacklogFailedError, Held, Outgoing, Peeked, SendFailedError, TimeToLive
 
@@ -31,15 +32,16 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class NativeHeld:
-    __slots__ = ("message", "size")
+    __slots__ = ("message", "number", "size")
 
     def __init__(self, message: ReceivedMessage) -> None:
         self.message = message
         self.size = len(message.raw)
+        self.number: int | None = None  # once it was read beside something else
 
     @property
     def sequence_number(self) -> int:
-        return self.message.sequence_number or 0
+        return (self.message.sequence_number or 0) if self.number is None else self.number
 
     @property
     def message_id(self) -> MessageId | None:
@@ -72,6 +74,10 @@ class NativeTransport:
 
     def restore(self, held: Held, ttl: TimeToLive, now: datetime) -> Outgoing:
         assert isinstance(held, NativeHeld)
+        usual = quick(held.message.raw)
+        if usual is not None:
+            held.number = usual.sequence_number
+            return Outgoing(usual.path, usual.message_id, len(usual.raw), usual.raw, held)
         found = translate(held.message.raw, (now - _EPOCH) // timedelta(milliseconds=1), ttl)
         return Outgoing(found.path, held.message.message_id, len(found.raw), found.raw, held)
 

@@ -1,0 +1,138 @@
+"""`translation.translate` for the message that most are: as a broker delivers it, with a path and no other alias.
+
+Whatever is not exactly of that shape is left to `translation`; where both answer, they answer the same. Pure.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as struct_error
+from typing import Final, NamedTuple
+
+from twinbus.amqp.conditions import AmqpError
+from twinbus.amqp.decoding import WIDTHS, decode, skip
+from twinbus.amqp.encoding import encode_list_of, encode_map_of, encode_symbol
+from twinbus.amqp.splicing import list_slices
+from twinbus.message import MessageId
+from twinbus.pairing import aliases
+from twinbus.syphon.translation import BROKER_ANNOTATIONS
+
+# Delivery annotations of a lock token alone.
+_TOKEN_KEY: Final = encode_symbol("x-opt-lock-token") + b"\x98"
+_TOKEN: Final = bytes((0x00, 0x53, 0x71, 0xC1, len(_TOKEN_KEY) + 17, 2)) + _TOKEN_KEY
+_TOKEN_END: Final = len(_TOKEN) + 16
+_NUMBER: Final = b"x-opt-sequence-number"
+_I64: Final = Struct(">q").unpack_from
+_PATH: Final = aliases.PATH.encode()
+_OTHERS: Final = frozenset(name.encode() for name in aliases.RESERVED if name != aliases.PATH)
+_MOST_HEADERS: Final = 1024
+_headers: dict[bytes, bytes] = {}
+
+
+class Quick(NamedTuple):
+    path: str
+    raw: bytes
+    message_id: MessageId | None
+    sequence_number: int
+
+
+def quick(raw: bytes) -> Quick | None:
+    try:
+        return _quick(raw)
+    except (AmqpError, IndexError, UnicodeDecodeError, struct_error):
+        return None
+
+
+def _quick(raw: bytes) -> Quick | None:
+    if raw[:4] != b"\x00\x53\x70\xc0":
+        return None
+    pos = 5 + raw[4]
+    header = _headers.get(raw[:pos])
+    if header is None:
+        header = _header(raw[:pos])
+    if raw.startswith(_TOKEN, pos):
+        pos += _TOKEN_END
+    if raw[pos : pos + 4] != b"\x00\x53\x72\xc1":
+        return None
+    end = pos + 5 + raw[pos + 4]
+    number = _number(raw, pos + 6, end)
+    if number is None:
+        return None
+    pos = end
+    if raw[pos : pos + 4] != b"\x00\x53\x73\xc0":
+        return None
+    end = pos + 5 + raw[pos + 4]
+    # The first field is the id.
+    first = pos + 6
+    if not raw[pos + 5]:
+        message_id: MessageId | None = None
+    elif raw[first] == 0xA1:
+        message_id = raw[first + 2 : first + 2 + raw[first + 1]].decode()
+    else:
+        message_id = decode(raw, first)[0]
+    found = _destination(raw, end)
+    if found is None:
+        return None
+    path, properties, after = found
+    if raw[after : after + 2] != b"\x00\x53" or not 0x75 <= raw[after + 2] <= 0x77:
+        return None
+    return Quick(path, b"".join((header, raw[pos:end], properties, raw[after:])), message_id, number)
+
+
+def _number(raw: bytes, pos: int, end: int) -> int | None:
+    """The sequence number, where every annotation is a broker's and so is not carried on."""
+    number = None
+    while pos < end:
+        middle = pos + 2 + raw[pos + 1]
+        name = raw[pos + 2 : middle]
+        if name not in BROKER_ANNOTATIONS:
+            return None
+        if name == _NUMBER and raw[middle] == 0x81:
+            number = _I64(raw, middle + 1)[0]
+        width = WIDTHS[raw[middle]]
+        if raw[pos] != 0xA3 or width < 0:
+            return None
+        pos = middle + 1 + width
+    return number if pos == end else None
+
+
+def _destination(raw: bytes, at: int) -> tuple[str, bytes, int] | None:
+    """Where it is meant to go, the application properties that are its sender's, and where they end."""
+    if raw[at : at + 4] != b"\x00\x53\x74\xc1":
+        return None
+    pos = start = at + 6
+    end = at + 5 + raw[at + 4]
+    count = raw[at + 5]
+    path, path_at, path_end = "", 0, 0
+    for _ in range(count >> 1):
+        if raw[pos] != 0xA1:
+            return None
+        middle = pos + 2 + raw[pos + 1]
+        width = WIDTHS[raw[middle]]
+        after = middle + 1 + width if width >= 0 else skip(raw, middle)
+        if raw[pos + 2] == 0x78:  # an x
+            name = raw[pos + 2 : middle]
+            if name in _OTHERS:
+                return None
+            if name == _PATH:
+                if path_end or raw[middle] != 0xA1:
+                    return None
+                path, path_at, path_end = raw[middle + 2 : after].decode(), pos, after
+        pos = after
+    if not path or pos != end:
+        return None
+    kept = raw[start:path_at] + raw[path_end:end]
+    return path, b"\x00\x53\x74" + encode_map_of(count - 2, kept) if kept else b"", end
+
+
+def _header(raw: bytes) -> bytes:
+    """Without time to live and delivery count, which are the backlog's; there are few different ones."""
+    fields = list_slices(raw, 3)[:4]
+    if len(fields) > 2:
+        fields[2] = b"\x40"
+    while fields and fields[-1] == b"\x40":
+        fields.pop()
+    made = b"\x00\x53\x70" + encode_list_of(fields) if fields else b""
+    if len(_headers) < _MOST_HEADERS:
+        _headers[raw] = made
+    return made

@@ -1,0 +1,149 @@
+"""Two real namespaces, a backlog queue and a destination for each test, and what tests of a syphon do with them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
+from twinbus.ledger.recorder import Ledger
+from twinbus.message import Message
+from twinbus.syphon.discovery import Named
+from twinbus.syphon.native import NativeTransport
+from twinbus.syphon.progress import Progress
+from twinbus.syphon.room import Steps, SyphonOptions
+from twinbus.syphon.syphon import Syphon
+from twinbus.testing import LocalNamespaces
+
+ENOUGH = 40
+SHORT = 8  # of them have a short lock
+SHORT_LOCK = "PT5S"
+LOOK = 0.05
+
+
+def config() -> dict[str, Any]:
+    many = range(ENOUGH)
+    backlog: list[dict[str, Any]] = [
+        {"name": f"t{n}/x-servicebus-transfer/0", "max_delivery_count": 2**31 - 1} for n in many
+    ]
+    for queue in backlog[-SHORT:]:
+        queue["lock_duration"] = SHORT_LOCK
+    orders: list[dict[str, Any]] = [{"name": f"orders-{n}"} for n in many]
+    orders += [
+        {"name": "sessions", "requires_session": True},
+        {"name": "watchful", "requires_duplicate_detection": True, "duplicate_detection_history_time_window": "PT10M"},
+        {"name": "closed", "status": "SendDisabled"},
+    ]
+    return {"namespaces": [{"name": "primary", "queues": orders}, {"name": "secondary", "queues": backlog}]}
+
+
+class Ground:
+    """One test's: `queue` on the secondary, `orders` on the primary."""
+
+    numbers = itertools.count()
+    short = itertools.count(ENOUGH - SHORT)
+
+    def __init__(self, namespaces: LocalNamespaces, *, short_lock: bool = False) -> None:
+        number = next(self.short if short_lock else self.numbers)
+        self.namespaces = namespaces
+        self.queue = f"t{number}/x-servicebus-transfer/0"
+        self.orders = f"orders-{number}"
+        self.primary = namespaces["primary"].connection_string
+        self.secondary = namespaces["secondary"].connection_string
+
+    async def fill(self, count: int, path: str | None = None, *, first: int = 0, body: bytes = b"x") -> None:
+        """Into the backlog, as a paired sender diverts them; ids are the numbers from `first`."""
+        async with connect(self.secondary) as bus:
+            sender = await bus.sender(self.queue)
+            for start in range(first, first + count, 2000):
+                await sender.send(
+                    [self.diverted(str(n), path, body=body) for n in range(start, min(start + 2000, first + count))]
+                )
+
+    def diverted(self, message_id: str, path: str | None = None, *, body: bytes = b"x", **aliases: Any) -> Message:
+        properties = {"x-ms-path": path or self.orders, **{f"x-ms-{name}": value for name, value in aliases.items()}}
+        return Message(body, message_id=message_id, application_properties=properties)
+
+    async def put(self, *messages: Message) -> None:
+        async with connect(self.secondary) as bus:
+            await (await bus.sender(self.queue)).send(messages)
+
+    @asynccontextmanager
+    async def syphon(
+        self,
+        *,
+        steps: Steps | None = None,
+        ledger: Ledger | None = None,
+        try_timeout: float = 10.0,
+        queues: Sequence[str] | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Syphon]:
+        transport = NativeTransport(self.primary, self.secondary, try_timeout=try_timeout)
+        async with Syphon(
+            transport,
+            Named(queues or [self.queue]),
+            primary="primary",
+            secondary="secondary",
+            options=SyphonOptions(**options),
+            ledger=ledger,
+            steps=steps,
+        ) as found:
+            yield found
+
+    async def drain(self, **options: Any) -> Progress:
+        async with self.syphon(drain=True, **options) as syphon:
+            return await syphon.run()
+
+    async def arrived(self, path: str | None = None, wait: float = 0.3) -> list[ReceivedMessage]:
+        """What is on the primary, taken off it."""
+        async with connect(self.primary) as bus:
+            return await taken(bus, path or self.orders, wait)
+
+    async def dead_lettered(self) -> dict[str, tuple[str | None, str | None]]:
+        """Reasons and descriptions by message id."""
+        async with connect(self.secondary) as bus:
+            found = await taken(bus, self.queue, 0.3, dead_letter=True)
+        return {str(one.message_id): (one.dead_letter_reason, one.dead_letter_error_description) for one in found}
+
+    async def left(self) -> list[ReceivedMessage]:
+        """What is in the backlog queue still, in any state."""
+        async with connect(self.secondary) as bus:
+            receiver = await bus.receiver(self.queue, prefetch=0)
+            return await receiver.peek(0, 250)
+
+
+async def taken(
+    bus: ServiceBusConnection, path: str, wait: float, *, dead_letter: bool = False
+) -> list[ReceivedMessage]:
+    receiver = await bus.receiver(path, dead_letter=dead_letter)
+    found: list[ReceivedMessage] = []
+    while batch := await receiver.receive(1000, wait):
+        await receiver.complete(batch)
+        found += batch
+    return found
+
+
+def ids(messages: Sequence[ReceivedMessage]) -> Counter[str]:
+    return Counter(str(message.message_id) for message in messages)
+
+
+def numbered(count: int, first: int = 0) -> Counter[str]:
+    return Counter(str(number) for number in range(first, first + count))
+
+
+async def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
+    """Looks again and again; the time-out is that of a test that failed."""
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - what is looked at tells nobody when it changes
+            await asyncio.sleep(LOOK)
+
+
+def grounds(namespaces: LocalNamespaces) -> Iterator[Ground]:
+    yield Ground(namespaces)
+    for endpoint in namespaces:
+        endpoint.faults.clear()
+    assert "Traceback" not in namespaces.log.read_text()

@@ -1,0 +1,94 @@
+"""The quick way and the thorough one give the same message."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinbus.amqp.sections import Items, Properties, broker_annotations, delivered, lock_token, message
+from twinbus.amqp.types import Long, Symbol
+from twinbus.connect.encoding import encode_message
+from twinbus.connect.received import ReceivedMessage
+from twinbus.message import BodyType, Message
+from twinbus.syphon.quick import quick
+from twinbus.syphon.translation import translate
+from twinbus.syphon.transport import NeverDeliverableError
+
+TOKEN = UUID(int=7)
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.text(max_size=300), st.binary(max_size=10), st.integers(0, 9), st.floats(), st.uuids()
+)
+NAMES = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(["x-ms-path", "x-ms-sessionid", "x-ms-timetolive", "x-mine", "x-ms-pathological", "x"]),
+)
+
+
+def as_delivered(raw: bytes, **arguments: Any) -> bytes:
+    annotations: Items = broker_annotations(5, 1_700_000_000_000, 1_700_000_060_000, 5, state=0)
+    return b"".join(
+        delivered(
+            raw,
+            delivery_count=arguments.pop("delivery_count", 0),
+            delivery_annotations=lock_token(TOKEN),
+            message_annotations=annotations,
+            **arguments,
+        )
+    )
+
+
+def both(raw: bytes) -> bool:
+    """Whether the quick way answered; then the other gives the same."""
+    found = quick(raw)
+    if found is None:
+        return False
+    thorough = translate(raw, 1_700_000_000_500)
+    assert (found.path, found.raw) == (thorough.path, thorough.raw)
+    received = ReceivedMessage(raw, None)
+    assert (found.message_id, found.sequence_number) == (received.message_id, received.sequence_number)
+    return True
+
+
+@given(
+    st.dictionaries(NAMES, VALUES, max_size=6),
+    st.one_of(st.none(), st.text(min_size=1, max_size=40), st.uuids(), st.binary(max_size=8)),
+    st.one_of(st.none(), st.integers(1, 10**9)),
+    st.integers(0, 300),
+    st.binary(max_size=400),
+)
+def test_where_the_quick_way_answers_it_answers_as_the_thorough_one(
+    properties: dict[str, Any], message_id: Any, ttl: int | None, count: int, body: bytes
+) -> None:
+    made = Message(body, message_id=message_id, application_properties=properties)
+    raw = encode_message(made, 0)
+    both(as_delivered(raw, delivery_count=count, ttl=ttl))
+
+
+def test_the_usual_message_goes_the_quick_way() -> None:
+    made = Message(
+        b"x", message_id="id", subject="s", application_properties={"a": 1, "x-ms-path": "orders", "b": None}
+    )
+    assert both(as_delivered(encode_message(made, 0)))
+
+
+def test_other_aliases_annotations_and_bodies_are_left_to_the_thorough_way() -> None:
+    for made in (
+        Message(b"x", application_properties={"x-ms-path": "orders", "x-ms-timetolive": Long(5)}),
+        Message(b"x", application_properties={"x-ms-path": "orders"}, annotations={Symbol("mine"): 1}),
+        Message(b"x", application_properties={"x-ms-path": Symbol("orders")}),
+        Message(b"x", application_properties={}),
+        Message([[1]], body_type=BodyType.SEQUENCE, time_to_live=timedelta(seconds=5)),
+    ):
+        assert quick(as_delivered(encode_message(made, 0))) is None
+
+
+@given(st.binary(max_size=200), st.integers(0, 300))
+def test_bytes_that_are_no_message_are_left_to_the_thorough_way(noise: bytes, cut: int) -> None:
+    whole = as_delivered(message(properties=Properties(message_id="i"), application_properties={"x-ms-path": "q"}))
+    for raw in (noise, whole[:cut], whole[:cut] + noise):
+        try:
+            both(raw)
+        except NeverDeliverableError:
+            continue
