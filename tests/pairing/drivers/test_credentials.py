@@ -100,7 +100,8 @@ async def test_p1_a_token_credential_serves_the_primary_and_the_backlog(world: W
 async def test_s2_a_key_revoked_under_an_open_link_reaches_the_caller_and_never_fails_over(
     world: World, queue: str
 ) -> None:
-    short = tokens(world, world.primary, seconds=2)
+    # Long enough to open a link on a machine under load.
+    short = tokens(world, world.primary, seconds=4)
     clients = [client(world, world.primary, short), client(world, world.secondary, tokens(world, world.secondary))]
     pair = await paired(world, clients)
     sender = await world.sender(pair, queue)
@@ -116,7 +117,7 @@ async def test_s2_a_key_revoked_under_an_open_link_reaches_the_caller_and_never_
             kinds.append(kind_of(error))
         return len(kinds) >= 3
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while not await refused():
         assert time.monotonic() < deadline, "nothing refused it"
     assert set(kinds) <= CREDENTIAL_REFUSED, kinds
