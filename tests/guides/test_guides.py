@@ -28,6 +28,7 @@ SHOWN = {
     ],
     "outage": ["failed_over 1", "['before', 'after']", "['failover_engaged', 'restored', 'closed', 'closed']"],
     "options": [],
+    "syphon": ["moved 1", "syphon stopped"],
     "spark-source": ["1 two coffees", "2 one tea"],
 }
 
