@@ -134,7 +134,7 @@ class ThreadPairSyphon:
     def __init__(self, primary: Any, secondary: Any, admin: Any, pair: Partnership) -> None:
         if any(map(_needs_sdk, (primary, secondary))):
             raise OperatorError(
-                "enable_syphon: the syphon of a sync pair goes through no WebSocket and no proxy",
+                "enable_syphon: the syphon of a sync pair goes through no WebSocket, proxy or custom endpoint",
                 "Pair with twinbus.aio, or run `twinbus syphon` where the namespaces can be reached.",
             )
         self._clients = (primary, secondary)
@@ -186,8 +186,11 @@ def _may_list(secondary: Any, admin: Any) -> bool:
 
 
 def _needs_sdk(client: Any) -> bool:
+    """A WebSocket, a proxy, another address than the namespace's own: the native transport knows none of them."""
     config = client._config
-    return config.transport_type is TransportType.AmqpOverWebsocket or bool(config.http_proxy)
+    host = str(client.fully_qualified_namespace).partition(":")[0]
+    other = (config.custom_endpoint_hostname or host).partition(":")[0] != host
+    return config.transport_type is TransportType.AmqpOverWebsocket or bool(config.http_proxy) or other
 
 
 def _told_if_failed(task: asyncio.Task[None]) -> None:
