@@ -5,6 +5,7 @@ It belongs to the family of its topic: their events are decided one after the ot
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -52,6 +53,15 @@ class Published(NamedTuple):
     ttl: int | None
     session: str | None
     raw: bytes
+
+
+class Arrival(NamedTuple):
+    """A message that a subscription takes; with `why` it goes to its dead-letter queue, and this tells the reason."""
+
+    message: Published
+    body: int | None
+    """The id of its body where several share it."""
+    why: bytes | None = None
 
 
 class Subscription:
@@ -133,27 +143,28 @@ class Subscription:
         if self.shelf.next_timer is not None and not self.life.ended:
             self.topic.arm(self.shelf.next_timer)
 
-    def take(self, message: Published, body: int | None, now: int, step: Step, overlay: bytes | None = None) -> None:
-        """A message of the topic enters the subscription under a number of its own. An overlay tells why it is dead."""
-        default, ttl = self.description.default_time_to_live, message.ttl
-        if default is not None:
-            ttl = default if ttl is None else min(ttl, default)
-        seq, size = self.counters.take_seq(), len(message.raw)
-        lane, expires = Lane.ACTIVE, None if ttl is None else now + ttl
-        if overlay is None and self.description.requires_session and not message.session:
-            overlay = _NO_SESSION
-        if overlay is not None:
-            lane, expires = Lane.DEAD, None
-        session = message.session if self.description.requires_session else None
-        key = (self.counters.queue, lane, seq, message.origin_seq)
-        row = Row(*key, now, expires, None, session, 0, size, overlay, body, message.raw)
-        step.writes.append(PutRow(row))
-        self.counters.add(lane, size)
-        if lane == Lane.ACTIVE:
-            shelve(self.shelf, (row,), now, step)
-        else:
-            self.shelf.dead.window.append(row)
-            self.shelf.wake(self.shelf.dead)
+    def take(self, arrivals: Iterable[Arrival], now: int, step: Step) -> None:
+        """Messages of the topic enter the subscription, each under a number of its own."""
+        counters, writes, dead = self.counters, step.writes, self.shelf.dead
+        queue, default = counters.queue, self.description.default_time_to_live
+        wants_session = self.description.requires_session
+        fresh: list[Row] = []
+        for (origin_seq, ttl, session, raw), body, why in arrivals:
+            shortest = ttl if default is None else default if ttl is None else min(ttl, default)
+            overlay = _NO_SESSION if why is None and wants_session and not session else why
+            lane, expires = (0, None if shortest is None else now + shortest) if overlay is None else (Lane.DEAD, None)
+            kept = session if wants_session else None
+            seq, size = counters.take_seq(), len(raw)
+            key = (queue, lane, seq, origin_seq)
+            row = tuple.__new__(Row, (*key, now, expires, None, kept, 0, size, overlay, body, raw))
+            writes.append(tuple.__new__(PutRow, (row,)))
+            counters.add(lane, size)
+            if overlay is None:
+                fresh.append(row)
+            else:
+                dead.window.append(row)
+                self.shelf.wake(dead)
+        shelve(self.shelf, fresh, now, step)
 
     def _changed(self, event: DescriptionChanged, now: int, step: Step) -> None:
         description = event.description

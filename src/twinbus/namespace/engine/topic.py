@@ -34,7 +34,7 @@ from twinbus.namespace.engine.refusals import not_allowed
 from twinbus.namespace.engine.rows import DropEntity, DropRow, Need, PutBody, Row
 from twinbus.namespace.engine.schedule import Schedule, remaining
 from twinbus.namespace.engine.shelf import Supplies
-from twinbus.namespace.engine.subscription import Published, Subscription
+from twinbus.namespace.engine.subscription import Arrival, Published, Subscription
 
 Asking = Generator[Need, Any, None]
 
@@ -192,20 +192,24 @@ class Topic:
     def _publish(self, messages: Iterable[Published], now: int, step: Step) -> Asking:
         """Each message to every subscription whose rules take it; where several do, its body is stored once."""
         takers = [each for each in self.subscriptions.values() if each.description.status.takes_sends]
-        has_rules = not all(each.rules.takes_everything for each in takers)
+        arrivals: dict[Subscription, list[Arrival]] = {taker: [] for taker in takers}
+        chosen = not all(taker.rules.takes_everything for taker in takers)
         for message in messages:
-            to = fan_out(message, takers, now, self.supplies.new_token) if has_rules else FanOut(takers, [], [])
+            to = fan_out(message, takers, now, self.supplies.new_token) if chosen else FanOut(takers, [], [])
             body = None
             if len(to.as_it_is) + len(to.dead) > 1:
                 body = self.supplies.take_body()
                 step.writes.append(PutBody(body, message.raw))
+            as_it_is = Arrival(message, body)
             for subscription in to.as_it_is:
-                subscription.take(message, body, now, step)
+                arrivals[subscription].append(as_it_is)
             for subscription, copy in to.copies:
-                subscription.take(copy, None, now, step)
+                arrivals[subscription].append(Arrival(copy, None))
             for subscription, why in to.dead:
-                subscription.take(message, body, now, step, why)
-        for subscription in takers:
+                arrivals[subscription].append(Arrival(message, body, why))
+        for subscription, taken in arrivals.items():
+            if taken:
+                subscription.take(taken, now, step)
             shelf = subscription.shelf
             if shelf.pending or shelf.sessions.search:
                 yield from follow_up(shelf, now, step)

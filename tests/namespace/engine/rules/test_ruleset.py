@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from twinbus.amqp.sections import split
+from twinbus.amqp.sections import message, split
 from twinbus.amqp.types import Int, Timestamp
 from twinbus.namespace.engine.rules.descriptions import (
     CorrelationFilter,
@@ -102,12 +104,16 @@ def test_each_rule_with_an_action_gives_a_copy_of_its_own() -> None:
     assert (found.as_it_is, told, found.fault) == (True, [("four", 4, "s1"), ("five", 5, "five")], None)
 
 
-def test_a_rule_that_cannot_be_evaluated_is_told_and_the_others_count() -> None:
-    found = select(rule("bad", "color = 5"), rule("good", "quantity = 10"))
-    assert (found.as_it_is, found.copies) == (True, ())
-    assert found.fault is not None
-    assert "'bad'" in found.fault
-    assert "cannot be compared" in found.fault
+@pytest.mark.parametrize("good", ["quantity = 10", "color = 'blue'"])
+def test_where_a_rule_matches_it_is_no_matter_that_another_fails(good: str) -> None:
+    bad = rule("bad", "color = 5")
+    assert select(bad, rule("good", good)) == select(rule("good", good), bad) == Selection(True)
+
+
+def test_the_first_rule_that_cannot_be_evaluated_is_told() -> None:
+    found = select(rule("no", "color = 'red'"), rule("bad", "color = 5"), rule("worse", "shape = 6"))
+    assert not found.as_it_is
+    assert found.fault == "Rule 'bad' could not be evaluated: a string cannot be compared (=) with an integer."
 
 
 def test_an_action_that_fails_makes_no_copy() -> None:
@@ -117,8 +123,29 @@ def test_an_action_that_fails_makes_no_copy() -> None:
     assert "'bad'" in found.fault
 
 
-def test_a_fault_without_a_match_takes_nothing() -> None:
-    assert not select(rule("bad", "color = 5"), rule("no", "quantity = 11")).as_it_is
+MANY = [f"color = '{color}' AND quantity > {most}" for color in ("red", "blue", "green") for most in (5, 50)]
+
+
+@given(st.lists(st.sampled_from([*MANY, "color = 'blue'", "quantity = 10", "size = 's'", "missing = 'a'"]), max_size=6))
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"color": "blue", "quantity": 10},
+        {"color": "red", "quantity": 1, "size": "s"},
+        {"color": 5, "quantity": 10},
+        {"quantity": 10},
+        {"color": None, "quantity": "many"},
+        {"color": "blue", "quantity": "many"},
+        {},
+    ],
+)
+def test_rules_found_by_a_text_say_what_each_says_by_itself(properties: dict[str, Any], filters: list[str]) -> None:
+    raw = message(application_properties=properties)
+    alone = [RuleSet([rule("r", text)]).select(view(raw)) for text in filters]
+    together = RuleSet([rule("r", text) for text in filters]).select(view(raw))
+    assert together.as_it_is == any(one.as_it_is for one in alone)
+    failed = any(one.fault is not None for one in alone)
+    assert (together.fault is not None) == (failed and not together.as_it_is)
 
 
 @pytest.mark.parametrize("always", [TrueFilter(), SqlFilter("1=1"), SqlFilter(" 2 > 1 ")])

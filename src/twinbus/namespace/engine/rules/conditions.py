@@ -55,7 +55,8 @@ class ConditionCompiler(ExpressionCompiler):
         return Term(any_of)
 
     def _conjunction(self, node: Node, depth: int) -> Term:
-        runs = self._runs(node, depth)
+        terms = [self.term(tree, depth) for tree in trees_of(node)]
+        runs = tuple(term.run for term in terms)
 
         def all_of(view: MessageView) -> bool | None:
             result: bool | None = True
@@ -67,7 +68,8 @@ class ConditionCompiler(ExpressionCompiler):
                     result = None
             return result
 
-        return Term(all_of)
+        # The first alone: what stands behind it may fail where it is not asked.
+        return Term(all_of, hinges=terms[0].hinges)
 
     def _negated(self, node: Node, depth: int) -> Term:
         run = self.term(trees_of(node)[0], depth).run
@@ -99,7 +101,8 @@ class ConditionCompiler(ExpressionCompiler):
             value = user.get(key)
             return relate(value, constant) if value.__class__ in alike else compare(value, constant)
 
-        return Term(compare_property)
+        is_text = sign == "=" and constant.__class__ is str
+        return Term(compare_property, hinges=(key, constant) if is_text else None)
 
     def _is_null(self, node: Node, depth: int) -> Term:
         run = self.term(trees_of(node)[0], depth).run

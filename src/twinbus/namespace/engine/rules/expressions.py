@@ -25,13 +25,15 @@ _DEEPEST: Final = 150
 class Term(NamedTuple):
     """A compiled part: what it gives for a message; `value` is that where it is the same for all.
 
-    `key` is the name, in lower case, of the user's property that it is.
+    `key` is the name, in lower case, of the user's property that it is. `hinges` are a property and a text: wherever
+    that property is another text, the condition is false.
     """
 
     run: Run
     is_constant: bool = False
     value: Any = None
     key: str | None = None
+    hinges: tuple[str, str] | None = None
 
 
 class PropertyName(NamedTuple):

@@ -46,11 +46,12 @@ class Selection(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A compiled rule; `matches` None takes everything."""
+    """A compiled rule; `matches` None takes everything. `hinges` as in a Term."""
 
     name: str
     matches: Matches | None
     act: Act | None
+    hinges: tuple[str, str] | None = None
 
 
 _EVERYTHING: Final = Selection(True)
@@ -60,38 +61,60 @@ _NOTHING: Final = Selection(False)
 class RuleSet:
     """The compiled rules of one subscription. Raises RuleSyntaxError for what cannot be."""
 
-    __slots__ = ("_changing", "_plain", "takes_everything")
+    __slots__ = ("_by_text", "_changing", "_others", "takes_everything")
 
     def __init__(self, rules: Iterable[RuleDescription]) -> None:
         compiled = [compile_rule(rule) for rule in rules if not isinstance(rule.filter, FalseFilter)]
         self._changing = tuple(rule for rule in compiled if rule.act is not None)
         plain = [rule for rule in compiled if rule.act is None]
         # One that takes everything makes all others without action idle.
-        self._plain = tuple(rule for rule in plain if rule.matches is None)[:1] or tuple(plain)
-        self.takes_everything = not self._changing and bool(self._plain) and self._plain[0].matches is None
+        always = [rule for rule in plain if rule.matches is None][:1]
+        self._others = tuple(always or [rule for rule in plain if rule.hinges is None])
+        # Rules that differ in the text of one property are found by it, however many they are.
+        self._by_text: dict[str, dict[str, list[Rule]]] = {}
+        for rule in () if always else plain:
+            if rule.hinges is not None:
+                key, text = rule.hinges
+                self._by_text.setdefault(key, {}).setdefault(text, []).append(rule)
+        self.takes_everything = not self._changing and bool(always)
         """Without a look at the message."""
 
     def select(self, view: MessageView) -> Selection:
-        taken, fault = False, None
-        for rule in self._plain:
-            try:
-                if rule.matches is None or rule.matches(view) is True:
-                    taken = True
-                    break
-            except RuleEvaluationError as error:
-                fault = fault or f"The filter of rule '{rule.name}': {error}."
-        if not self._changing:
-            if fault is None:
-                return _EVERYTHING if taken else _NOTHING
-            return Selection(taken, (), fault)
+        # Rules without action are one condition: where one of them matches, it is no matter that another fails.
+        taken, fault = self._matches(self._others, view)
+        for key, by_text in self._by_text.items():
+            if taken:
+                break
+            value = (view.user if view.user is not None else view.read_user()).get(key)
+            if value.__class__ is str:
+                rules: Iterable[Rule] = by_text.get(value, ())
+            else:
+                rules = [rule for group in by_text.values() for rule in group]
+            taken, another = self._matches(rules, view)
+            fault = fault or another
+        if not self._changing and (taken or fault is None):
+            return _EVERYTHING if taken else _NOTHING
+        fault = None if taken else fault
         copies = []
         for rule in self._changing:
             try:
                 if rule.matches is None or rule.matches(view) is True:
                     copies.append(_changed(rule, view))
             except RuleEvaluationError as error:
-                fault = fault or f"Rule '{rule.name}': {error}."
+                fault = fault or _told(rule, error)
         return Selection(taken, tuple(copies), fault)
+
+    @staticmethod
+    def _matches(rules: Iterable[Rule], view: MessageView) -> tuple[bool, str | None]:
+        """Whether one of them takes the message; what was wrong with the first that could not be evaluated."""
+        fault = None
+        for rule in rules:
+            try:
+                if rule.matches is None or rule.matches(view) is True:
+                    return True, fault
+            except RuleEvaluationError as error:
+                fault = fault or _told(rule, error)
+        return False, fault
 
 
 def compile_rule(rule: RuleDescription) -> Rule:
@@ -100,22 +123,28 @@ def compile_rule(rule: RuleDescription) -> Rule:
         from twinbus.namespace.engine.rules.actions import compile_action  # noqa: PLC0415  # see the module's docstring
 
         act = compile_action(rule.action.expression, rule.action.parameters)
-    return Rule(rule.name, _matcher(rule.filter), act)
+    matches, hinges = _matcher(rule.filter)
+    return Rule(rule.name, matches, act, hinges)
 
 
-def _matcher(description: Filter) -> Matches | None:
+def _matcher(description: Filter) -> tuple[Matches | None, tuple[str, str] | None]:
     match description:
         case TrueFilter():
-            return None
+            return None, None
         case FalseFilter():
-            return lambda view: False
+            return lambda view: False, None
         case CorrelationFilter():
-            return compile_correlation(description)
+            return compile_correlation(description), None
         case SqlFilter():
             from twinbus.namespace.engine.rules.conditions import compile_filter  # noqa: PLC0415  # likewise
 
             compiled = compile_filter(description.expression, description.parameters)
-            return None if compiled.is_constant and compiled.value is True else compiled.run
+            is_true = compiled.is_constant and compiled.value is True
+            return None if is_true else compiled.run, compiled.hinges
+
+
+def _told(rule: Rule, error: RuleEvaluationError) -> str:
+    return f"Rule '{rule.name}' could not be evaluated: {error}."
 
 
 def _changed(rule: Rule, view: MessageView) -> Copy:
