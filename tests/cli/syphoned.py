@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from typer.testing import CliRunner, Result
 
@@ -66,13 +66,18 @@ class Backlog:
         return {**self.environment, "TWINBUS_SECONDARY_CONNECTION_STRING": weak}
 
     def divert(
-        self, *ids: str, path: str | None = "", queue: int = 0, properties: Mapping[str, object] | None = None
+        self,
+        *ids: str,
+        path: str | None = "",
+        queue: int = 0,
+        properties: Mapping[str, object] | None = None,
+        **sections: Any,
     ) -> None:
         """`path`: empty for the destination, None for none at all."""
         where = {} if path is None else {aliases.PATH: path or self.destination}
         raws = [
             message(
-                data=b"body",
+                **{"data": b"body", **sections},
                 properties=Properties(message_id=one),
                 application_properties={**where, "colour": "red", **(properties or {})},
             )

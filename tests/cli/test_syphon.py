@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.running import COMMAND, PATIENCE, environment
 from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
+from twinbus.amqp.values import Char
 from twinbus.cli.progress import Lines, Table, span
 from twinbus.ledger import Stage, read_ledger
 from twinbus.ledger.entries import Intent, Operation
@@ -71,6 +72,18 @@ def test_y7_absolute_dead_letters_what_expired(backlog: Backlog) -> None:
     done = invoke("syphon", "--drain", "--ttl", "absolute", **backlog.environment)
     assert done.exit_code == 3, done.stdout + done.stderr
     assert [one.dead_letter_reason for one in backlog.dead()] == ["TTLExpiredException"]
+
+
+def test_y10_what_the_sdk_would_change_stays_until_the_native_transport_carries_it(backlog: Backlog) -> None:
+    backlog.divert("1", data=b"x" * 250_000, message_annotations={"x-mine": Char("ü")})
+    kept = invoke("syphon", "--drain", "--transport", "sdk", **backlog.environment)
+    assert kept.exit_code == 3, kept.stdout + kept.stderr
+    assert "1 kept" in kept.stdout
+    assert backlog.arrived() == []
+    carried = invoke("syphon", "--drain", **backlog.environment)
+    assert carried.exit_code == 0, carried.stdout + carried.stderr
+    (found,) = backlog.arrived()
+    assert type(found.annotations["x-mine"]) is Char
 
 
 def test_y9_a_dry_run_tells_what_is_there_and_moves_nothing(backlog: Backlog) -> None:
@@ -178,6 +191,21 @@ def test_y9_it_pauses_resumes_and_stops_by_signals(backlog: Backlog) -> None:
         assert syphon.until(lambda told: told["ended"])["state"] == "ended"
         assert syphon.process.wait(PATIENCE) == 0
     assert ids_of(backlog.arrived()) == ["1"]
+
+
+def test_y3_a_second_signal_ends_it_at_once_and_nothing_is_lost(backlog: Backlog, namespaces: LocalNamespaces) -> None:
+    fault = namespaces["primary"].faults.set("black-hole", entity=backlog.destination, points=["send"])
+    try:
+        with running(backlog, "--timeout", "30") as syphon:
+            backlog.divert("1")
+            syphon.until(lambda told: told["held"] == 1)
+            syphon.process.send_signal(signal.SIGTERM)
+            syphon.until(lambda told: told["state"] == "stopping")
+            syphon.process.send_signal(signal.SIGTERM)
+            assert syphon.process.wait(PATIENCE) == 128 + signal.SIGTERM
+    finally:
+        namespaces["primary"].faults.clear(fault["id"])
+    assert ids_of(backlog.left()) == ["1"]
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
