@@ -1,5 +1,6 @@
 """Packing and runs: nothing is lost, nothing is reordered, nothing is larger than it may be."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -7,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp.sections import BATCH_FORMAT, batch_messages, split
-from twinbus.connect.batches import pack, runs
+from twinbus.connect.batches import halving, pack, runs
 from twinbus.connect.encoding import encode_message
-from twinbus.connect.errors import MessageSizeExceededError
+from twinbus.connect.errors import MessageNotFoundError, MessageSizeExceededError
 from twinbus.message import Message
 
 
@@ -70,3 +71,15 @@ def test_runs_cover_exactly_their_ids_with_gaps_between_them(ids: set[int]) -> N
 
 def test_a_run_that_wraps_around_is_told_in_two() -> None:
     assert runs([0xFFFFFFFF, 0, 1]) == [(0, 1), (0xFFFFFFFF, 0xFFFFFFFF)]
+
+
+@given(st.sets(st.integers(0, 60)), st.integers(0, 60))
+async def test_whatever_is_refused_is_found_and_the_others_are_had(refused: set[int], count: int) -> None:
+    async def ask(part: Sequence[int]) -> list[int]:
+        if refused.intersection(part):
+            raise MessageNotFoundError("one of them")
+        return list(part)
+
+    answers = await halving(range(count), ask, MessageNotFoundError)
+    assert [one for _, answer in answers for one in answer or ()] == [one for one in range(count) if one not in refused]
+    assert [part[0] for part, answer in answers if answer is None] == [one for one in range(count) if one in refused]

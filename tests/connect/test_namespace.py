@@ -16,6 +16,7 @@ from twinbus.connect import (
     ServiceBusConnection,
     connect,
     encode_message,
+    settling,
 )
 from twinbus.connect.errors import (
     MessageLockLostError,
@@ -198,6 +199,56 @@ class TestSettlement:
         await receiver.complete(messages)
         with pytest.raises(MessageLockLostError):
             await receiver.renew_locks(messages)
+
+    async def test_a_lost_lock_does_not_keep_the_others_from_being_renewed(
+        self, bus: ServiceBusConnection, queue: str
+    ) -> None:
+        receiver = await filled(bus, queue, 7)
+        messages = await received(receiver, 7)
+        lost = [messages[2], messages[5]]
+        await receiver.complete(lost)
+        assert await receiver.renew_those_held(messages) == lost
+        assert await receiver.settle(messages[:2], settling.COMPLETE) == []
+
+    async def test_what_is_not_settled_as_asked_is_told_with_its_reason(
+        self, bus: ServiceBusConnection, queue: str
+    ) -> None:
+        receiver = await filled(bus, queue, 3)
+        messages = await received(receiver, 3)
+        token = messages[1].lock_token
+        assert token is not None
+        await bus.management(queue).settle([token], "completed", {})
+        ((message, error),) = await receiver.settle(messages, settling.COMPLETE)
+        assert message is messages[1]
+        assert isinstance(error, MessageLockLostError)
+
+    async def test_deferred_ones_that_are_gone_or_locked_are_left_out_if_asked(
+        self, bus: ServiceBusConnection, queue: str
+    ) -> None:
+        receiver = await filled(bus, queue, 9)
+        messages = await received(receiver, 9)
+        await receiver.defer(messages)
+        numbers = [message.sequence_number or 0 for message in messages]
+        locked = await receiver.receive_deferred([numbers[4]])
+        found = await receiver.receive_deferred([*numbers, 10**9], leave_out_missing=True)
+        assert [message.sequence_number for message in found] == [*numbers[:4], *numbers[5:]]
+        await receiver.complete([*found, *locked])
+
+    async def test_credit_that_is_kept_brings_more_for_the_next_call_and_ends_with_an_empty_one(
+        self, bus: ServiceBusConnection, queue: str
+    ) -> None:
+        sender = await bus.sender(queue)
+        receiver = await bus.receiver(queue, prefetch=0)
+        await sender.send([Message(b"first")])
+        (first,) = await receiver.receive(5, 10, keep_credit=True)
+        await sender.send([Message(b"second")])
+        other = await bus.receiver(queue, prefetch=0)
+        assert await other.receive(1, 0.2) == []
+        (second,) = await receiver.receive(5, 10, keep_credit=True)
+        assert await receiver.receive(5, 0.1, keep_credit=True) == []
+        await sender.send([Message(b"third")])
+        (third,) = await other.receive(1, 10)
+        assert [message.body for message in (first, second, third)] == [b"first", b"second", b"third"]
 
 
 class TestManagement:
