@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from bench.measuring import ProcessMeter
 
@@ -21,10 +22,12 @@ _LARGEST_MEGABYTES: Final = 5120
 class Server:
     """Started on a data folder and ready on return. The seconds to ready count from the start of its process."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, topics: Sequence[dict[str, Any]] = ()) -> None:
         config = data.with_suffix(".json")
-        queues = [{"name": name, "max_size_in_megabytes": _LARGEST_MEGABYTES} for name in QUEUES]
-        config.write_text(json.dumps({"namespaces": [{"name": "bench", "queues": queues}]}))
+        large = {"max_size_in_megabytes": _LARGEST_MEGABYTES}
+        queues = [{"name": name, **large} for name in QUEUES]
+        namespace = {"name": "bench", "queues": queues, "topics": [topic | large for topic in topics]}
+        config.write_text(json.dumps({"namespaces": [namespace]}))
         command = [sys.executable, "-m", "twinbus", "serve", "--json", "--data", str(data), "--config", str(config)]
         # Compiled modules are kept, as they are where the package is installed, whatever holds for this process.
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(data.parent / "compiled")}

@@ -27,7 +27,7 @@ _COMPARISONS: Final[dict[str, tuple[Callable[[Any, Any], bool], bool]]] = {
     ">": (operator.gt, True),
     ">=": (operator.ge, True),
 }
-_ALIKE: Final = frozenset((str, float))
+_ALIKE: Final = frozenset((str, int, float))
 """What compares with its own like in every way."""
 
 

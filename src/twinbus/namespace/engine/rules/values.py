@@ -107,6 +107,8 @@ def matched(left: Any, right: Any, verb: str, *, ordered: bool) -> tuple[Any, An
 
 
 def add(left: Any, right: Any) -> Any:
+    if left.__class__ in INTEGERS and right.__class__ in INTEGERS:
+        return _number(left + right)
     kind, other = kind_of(left), kind_of(right)
     if kind in _NUMBERS and other in _NUMBERS:
         return _number(left + right)
@@ -118,6 +120,8 @@ def add(left: Any, right: Any) -> Any:
 
 
 def subtract(left: Any, right: Any) -> Any:
+    if left.__class__ in INTEGERS and right.__class__ in INTEGERS:
+        return _number(left - right)
     kind, other = kind_of(left), kind_of(right)
     if kind in _NUMBERS and other in _NUMBERS:
         return _number(left - right)
