@@ -85,9 +85,7 @@ def spoken(value: object) -> str:
             return f"{seconds / 60:g} min" if seconds > 60 else f"{seconds:g} s"
         case bool():
             return str(value).lower()
-        case None:
-            return "from the host"
-        case ():
+        case None | ():
             return "none"
         case _:
             return str(value)
@@ -97,7 +95,8 @@ def test_p2_the_guide_has_every_option_with_its_default_and_its_range() -> None:
     told, defaults = rows(), SendAvailabilityOptions()
     assert list(told) == [field.name for field in fields(SendAvailabilityOptions)]
     assert {name: default for name, (default, _) in told.items()} == {
-        name: spoken(getattr(defaults, name)) for name in told
+        **{name: spoken(getattr(defaults, name)) for name in told},
+        "primary_name": "from the host",
     }
     for name, span in RANGES.items():
         assert told[name][1] == f"{spoken(span.least)} to {spoken(span.most)}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from twinbus.ledger import Ledger, LedgerOptions
 from twinbus.pairing.errors import OptionError
 from twinbus.pairing.failover import Policy
 from twinbus.pairing.failures import COUNTING, FailureKind
@@ -84,6 +86,9 @@ def test_p2_an_error_names_option_value_and_range() -> None:
         {"primary_name": "-a"},
         {"primary_name": "a" * 64},
         {"primary_name": 5},
+        {"ledger": 5},
+        {"ledger": ""},
+        {"ledger_on_error": "panic"},
     ],
     ids=str,
 )
@@ -91,6 +96,14 @@ def test_p2_what_is_of_a_wrong_type_or_no_choice_is_refused_by_name(wrong: dict[
     with pytest.raises(OptionError) as caught:
         Options(**wrong)
     assert caught.value.option == next(iter(wrong))
+
+
+def test_m1_a_ledger_that_is_given_has_its_own_on_error(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as going_on, Ledger(tmp_path, options=LedgerOptions(on_error="stop")) as stopping:
+        assert Options(ledger=going_on).ledger is going_on
+        assert Options(ledger=stopping, ledger_on_error="stop").ledger is stopping
+        with pytest.raises(OptionError, match="ledger_on_error is 'stop'; it must be left out"):
+            Options(ledger=going_on, ledger_on_error="stop")
 
 
 def test_p2_options_are_keywords_and_cannot_be_changed() -> None:
@@ -136,6 +149,8 @@ EVERY = Options(
     primary_name="contoso",
     probation=3600 * SECOND,
     ttl="absolute",
+    ledger="books",
+    ledger_on_error="stop",
 )
 
 
@@ -155,6 +170,8 @@ def test_p2_options_from_the_environment() -> None:
         "TWINBUS_PRIMARY_NAME": "contoso",
         "TWINBUS_PROBATION": "1h",
         "TWINBUS_TTL": "absolute",
+        "TWINBUS_LEDGER": "books",
+        "TWINBUS_LEDGER_ON_ERROR": "stop",
         "TWINBUS_SOMETHING_ELSE": "1",
         "PATH": "/bin",
     }
@@ -203,6 +220,8 @@ def test_p2_options_from_a_file() -> None:
         primary_name = "contoso"
         probation = "60min"
         ttl = "absolute"
+        ledger = "books"
+        ledger_on_error = "stop"
     """
     assert Options.from_file(text) == EVERY
     assert Options.from_file("") == Options()

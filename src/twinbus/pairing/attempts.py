@@ -19,7 +19,7 @@ from twinbus.pairing.calls import FailedOverMeanwhileError
 from twinbus.pairing.entity import EntityCell
 from twinbus.pairing.failover import Route
 from twinbus.pairing.retrying import pause_before_next
-from twinbus.pairing.sdk import Retries, is_open, is_shut, keep_alive_of, refuse_calls, shut_socket
+from twinbus.pairing.sdk import Retries, give_up, is_open, is_shut, keep_alive_of, refuse_calls, shut_socket
 from twinbus.pairing.timekeeper import Timekeeper
 from twinbus.pairing.workers import Workers
 
@@ -170,7 +170,7 @@ class Job:
         """Nobody waits for it any longer."""
         self._left = True
         self._woken.set()
-        shut_socket(self._sender)
+        give_up(self._sender)
 
     def run(self) -> None:
         if self._cell is not None:

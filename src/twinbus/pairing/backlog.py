@@ -10,21 +10,26 @@ from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusSender
 
+from twinbus.ledger import Stage
 from twinbus.pairing.attempts import Attempts
 from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
 from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
+from twinbus.pairing.recording import Recording
 from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link_once, quick_to_open, retries_of, without_retries
 
 
 class BacklogLink:
     """One backlog queue. The SDK's sender takes one call at a time, so they queue here."""
 
-    def __init__(self, client: ServiceBusClient, queue: str, rotation: RotationCell, attempts: Attempts) -> None:
+    def __init__(
+        self, client: ServiceBusClient, queue: str, rotation: RotationCell, attempts: Attempts, recording: Recording
+    ) -> None:
         self._client = client
         self._queue = queue
         self._rotation = rotation
         self._attempts = attempts
+        self._recording = recording
         self._retries = retries_of(client)
         self._turn = threading.Lock()
         self._sender: ServiceBusSender | None = None
@@ -39,9 +44,17 @@ class BacklogLink:
         assert self._limits is not None
         return self._limits
 
-    def take(self, payload: Payload, seconds: float) -> None:
+    def take(self, payload: Payload, seconds: float, destination: str) -> None:
+        """`destination`: the `namespace/entity` on the primary that it is for."""
+        call = self._recording.recorded(
+            Stage.SEND_BACKLOG,
+            self._queue,
+            payload,
+            lambda sender, left: sender.send_messages(payload, timeout=left),
+            destination,
+        )
         with self._turn_within(seconds) as until:
-            self._try(lambda sender, left: sender.send_messages(payload, timeout=left), until)
+            self._try(call, until)
 
     def close(self) -> None:
         self._closed = True
@@ -88,10 +101,13 @@ class BacklogLink:
 class BacklogLinks:
     """All of them, made when first needed."""
 
-    def __init__(self, client: ServiceBusClient, rotation: RotationCell, attempts: Attempts) -> None:
+    def __init__(
+        self, client: ServiceBusClient, rotation: RotationCell, attempts: Attempts, recording: Recording
+    ) -> None:
         self._client = client
         self._rotation = rotation
         self._attempts = attempts
+        self._recording = recording
         self._making = threading.Lock()
         self._links: dict[str, BacklogLink] = {}
         self._closed = False
@@ -102,7 +118,7 @@ class BacklogLinks:
             with self._making:
                 if self._closed:
                     raise QueueLeftMeanwhileError
-                made = BacklogLink(self._client, queue, self._rotation, self._attempts)
+                made = BacklogLink(self._client, queue, self._rotation, self._attempts, self._recording)
                 found = self._links.setdefault(queue, made)
         return found
 

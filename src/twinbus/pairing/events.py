@@ -1,4 +1,4 @@
-"""What a pair tells the world (S11): callbacks, log lines, Prometheus and OpenTelemetry, from one call each.
+"""What a pair tells the world (S11): callbacks, log, Prometheus, OpenTelemetry and ledger, from one call each.
 
 Nothing here decides anything, and nothing that goes wrong here reaches a send. On the healthy path nothing is called.
 """
@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 from prometheus_client import CollectorRegistry
 
 from twinbus.errors import CallerError
+from twinbus.ledger import Ledger
 from twinbus.pairing.failover import Entity, FailoverEngaged, PrimaryUnusable, Restored
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.metrics import PairMetrics
@@ -90,8 +91,11 @@ class PairEvents:
     loop, where they may be coroutine functions.
     """
 
-    def __init__(self, pair: str, *, threaded: bool, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self, pair: str, *, threaded: bool, registry: CollectorRegistry | None = None, ledger: Ledger | None = None
+    ) -> None:
         self._pair = pair
+        self._ledger = ledger
         self._callbacks: dict[str, tuple[Callback, ...]] = {}
         self._metrics = PairMetrics.of(registry)
         self._telemetry = Telemetry(pair)
@@ -118,6 +122,8 @@ class PairEvents:
         """Never raises."""
         try:
             said = facts(notice)
+            if self._ledger is not None:
+                self._ledger.state(notice.name, said, pair=self._pair)
             told = " ".join(f"{name}={value}" for name, value in said.items())
             _log.log(LEVELS[notice.name], "%s %s", notice.name, told, extra={"pair": self._pair, **said})
             self._metrics.told(self._pair, notice)

@@ -101,6 +101,22 @@ CALLERS: Final = frozenset(kind for kind, row in JUDGEMENTS.items() if row.blame
 CREDENTIAL_REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
 # G4: the entity is gone, or the credential refused.
 UNUSABLE: Final = CREDENTIAL_REFUSED | {FailureKind.ENTITY_NOT_FOUND}
+# The service said no, or was never asked: it cannot have taken the messages. Of any other failure nobody knows (S8).
+REFUSED: Final = frozenset(
+    {
+        FailureKind.DNS,
+        FailureKind.CERTIFICATE,
+        FailureKind.TOKEN_UNAVAILABLE,
+        FailureKind.SERVER_BUSY,
+        FailureKind.UNAUTHORIZED,
+        FailureKind.AUTHENTICATION,
+        FailureKind.ENTITY_NOT_FOUND,
+        FailureKind.ENTITY_DISABLED,
+        FailureKind.QUOTA_EXCEEDED,
+        FailureKind.MESSAGE_TOO_LARGE,
+        FailureKind.BAD_MESSAGE,
+    }
+)
 
 
 def counting(failover_on: Iterable[str] = ()) -> frozenset[FailureKind]:

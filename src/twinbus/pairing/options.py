@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple, Self
 
+from twinbus.ledger import Ledger
 from twinbus.pairing.errors import OptionError
 from twinbus.pairing.failover import Policy
 from twinbus.pairing.failures import FailureKind, counting
@@ -39,6 +41,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "provision": ("create", "assume"),
     "on_secondary_down": ("raise", "background"),
     "ttl": ("restart", "absolute"),
+    "ledger_on_error": ("go_on", "stop"),
 }
 
 
@@ -74,6 +77,11 @@ class SendAvailabilityOptions:
     ttl: Literal["restart", "absolute"] = "restart"
     """`absolute` deducts the time spent in the backlog from a message's time to live (Y7)."""
 
+    ledger: str | os.PathLike[str] | Ledger | None = None
+    """Where every operation and change of state is recorded (M1, S11): a directory, or a Ledger of the caller's."""
+    ledger_on_error: Literal["go_on", "stop"] = "go_on"
+    """While the ledger cannot be written, `stop` raises LedgerUnavailableError before anything is tried."""
+
     def __post_init__(self) -> None:
         for option, span in RANGES.items():
             value = getattr(self, option)
@@ -91,9 +99,19 @@ class SendAvailabilityOptions:
             name is None or (isinstance(name, str) and bool(NAME.fullmatch(name))),
             "letters, digits, '.', '-' and '_', beginning and ending with a letter or digit, at most 63 of them",
         )
+        self._check_ledger()
         kinds = f"kinds of failure, '-' before those that shall not count: {', '.join(FailureKind)}"
         _check("failover_on", self.failover_on, _are_kinds(self.failover_on), kinds)
         object.__setattr__(self, "failover_on", tuple(map(str, self.failover_on)))
+
+    def _check_ledger(self) -> None:
+        ledger = self.ledger
+        named = isinstance(ledger, os.PathLike) or (isinstance(ledger, str) and bool(ledger.strip()))
+        _check("ledger", ledger, named or ledger is None or isinstance(ledger, Ledger), "a directory or a Ledger")
+        if isinstance(ledger, Ledger):
+            chosen = self.ledger_on_error
+            holds = chosen in ("go_on", ledger.options.on_error)
+            _check("ledger_on_error", chosen, holds, "left out where a Ledger is given: it has an on_error of its own")
 
     @property
     def policy(self) -> Policy:

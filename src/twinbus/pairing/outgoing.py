@@ -167,11 +167,11 @@ def _payload(raws: list[AmqpAnnotatedMessage], limits: Limits) -> Payload:
 
 def _fitted(raw: AmqpAnnotatedMessage, path: str, limit: int, at: datetime | None) -> tuple[AmqpAnnotatedMessage, int]:
     made = diverted(raw, path, at)
-    size = _size(made)
+    size = encoded_size(made)
     if size <= limit:
         return made, size
     packed = diverted(raw, path, at, packed=True)
-    packed_size = _size(packed)
+    packed_size = encoded_size(packed)
     if packed_size <= limit:
         return packed, packed_size
     raise MessageTooLargeForBacklogError(id_of(raw), min(size, packed_size), limit)
@@ -218,7 +218,7 @@ def _wrapped(raw: AmqpAnnotatedMessage) -> ServiceBusMessage:
     return ServiceBusMessage(None, message=PyamqpTransport.to_outgoing_amqp_message(raw), raw_amqp_message=raw)
 
 
-def _size(raw: AmqpAnnotatedMessage) -> int:
+def encoded_size(raw: AmqpAnnotatedMessage) -> int:
     return len(encode_payload(bytearray(), PyamqpTransport.to_outgoing_amqp_message(raw)))
 
 

@@ -11,6 +11,7 @@ from weakref import WeakSet
 from azure.servicebus import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from twinbus.ledger import Stage
 from twinbus.pairing.administration import Administration
 from twinbus.pairing.attempts import Attempts
 from twinbus.pairing.backlog import BacklogLinks
@@ -89,7 +90,7 @@ class Pair:
         self._ended = threading.Event()
         self._this_thread = threading.local()
         self._state = Partnership((primary, secondary), options, self, threaded=True, let_go=self._let_go)
-        self._links = BacklogLinks(secondary, self._state.rotation, self._attempts)
+        self._links = BacklogLinks(secondary, self._state.rotation, self._attempts, self._state.on_secondary)
         self.primary = PairSide(self, self._state.primary)
         self.secondary = PairSide(self, self._state.secondary)
 
@@ -118,7 +119,12 @@ class Pair:
             raise self._state.primary.refusal()
         place = self._state.place(path)
         made = PairedSender(
-            place, lambda: without_retries(quick_to_open(make())), self._links, self._attempts, self._retries
+            place,
+            lambda: without_retries(quick_to_open(make())),
+            self._links,
+            self._attempts,
+            self._retries,
+            self._state.on_primary,
         )
         self._senders.add(made)
         return made
@@ -200,6 +206,7 @@ class Pair:
             if self._owns_clients:
                 for client in self._clients.values():
                     client.close()
+            self._state.close_ledger()
         finally:
             self._ended.set()
 
@@ -242,7 +249,11 @@ class Pair:
         how = self.options.ping
         open_link_once(sender, seconds)
         if how == "message" or (how == "auto" and hides_pings(sender)):
-            sender.send_messages(ping_message(), timeout=seconds)
+            ping = ping_message()
+            send = self._state.on_primary.recorded(
+                Stage.PING, sender.entity_name, ping, lambda link, left: link.send_messages(ping, timeout=left)
+            )
+            send(sender, None)
 
     # --- backlog queues --------------------------------------------------------------------------------------------
 

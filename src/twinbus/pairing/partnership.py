@@ -25,6 +25,7 @@ from twinbus.pairing.failures import CREDENTIAL_REFUSED
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.paths import backlog_queue_paths, primary_name
 from twinbus.pairing.provisioning import Provisioned
+from twinbus.pairing.recording import Recording, ledger_of
 from twinbus.pairing.sdk import canary_of, endpoint_of, is_shut, kind_of
 from twinbus.pairing.sides import (
     OTHER_SIDE_SECONDS,
@@ -89,7 +90,11 @@ class Partnership:
         self.secondary = Side("secondary", endpoint_of(secondary), self._side_changed)
         self.name = options.primary_name or primary_name(self.primary.endpoint)
         self.queues = backlog_queue_paths(self.name, options.backlog_queue_count)
-        self.events = PairEvents(self.name, threaded=threaded)
+        self.ledger = ledger_of(options)
+        """What its syphon writes to as well."""
+        self.on_primary = Recording(self.ledger, self.name)
+        self.on_secondary = Recording(self.ledger, primary_name(self.secondary.endpoint))
+        self.events = PairEvents(self.name, threaded=threaded, ledger=self.ledger)
         self.syphon: Syphon | None = None
         self._canaries = {self.primary: canary_of(primary), self.secondary: canary_of(secondary)}
         self._refusals = Refusals()
@@ -160,6 +165,11 @@ class Partnership:
             self._refusals.forget(queue)
         elif self._refusals.refused(queue, self.rotation.rotation.found, time.monotonic()):
             self.secondary.leave(SideState.FAULTED, CredentialRefusedError(error))
+
+    def close_ledger(self) -> None:
+        """After the last event, where it is the pair's own. It waits for the disk."""
+        if self.ledger is not None and self.ledger is not self.options.ledger:
+            self.ledger.close()
 
     @property
     def closed(self) -> bool:

@@ -27,6 +27,8 @@ _FRAMES: Final = 16
 _SILENCE_SECONDS: Final = 0.1
 _PRODUCT: Final = "twinbus"
 _UNUSED_ENTITY: Final = "twinbus-canary"
+# What a call is cancelled with at its deadline (aio).
+GIVEN_UP: Final = "given up at its deadline"
 
 
 class Limits(NamedTuple):
@@ -242,6 +244,16 @@ def shut_socket(sender: Any) -> None:
         # The socket's own method: that of a TLS socket would take its state from under the reader.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(found, socket.SHUT_RDWR)
+
+
+def give_up(sender: Any) -> None:
+    """`shut_socket`, at the deadline of the call under way."""
+    sender.given_up = True
+    shut_socket(sender)
+
+
+def was_given_up(sender: Any) -> bool:
+    return getattr(sender, "given_up", False)
 
 
 def abort(sender: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, Self, TypeVar, assert_never
 from azure.servicebus import ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
 
+from twinbus.ledger import Stage
 from twinbus.pairing import calls
 from twinbus.pairing.attempts import Attempts, Call
 from twinbus.pairing.backlog import BacklogLinks
@@ -20,11 +21,13 @@ from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, NoTurnErro
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
+from twinbus.pairing.recording import Recording
 from twinbus.pairing.sdk import Retries, empty_batch, is_open, keep_alive_of, open_link_once, shut_socket
 
 T = TypeVar("T")
 # Looked up once: a member of an Enum costs as much as half a microsecond at every use.
 _PRIMARY: Final = Route.PRIMARY
+_SEND: Final = Stage.SEND_PRIMARY
 
 
 class PairedSender:
@@ -41,12 +44,15 @@ class PairedSender:
         links: BacklogLinks,
         attempts: Attempts,
         retries: Retries,
+        recording: Recording,
     ) -> None:
         self._place = place
         self._make = make
         self._links = links
         self._attempts = attempts
         self._retries = retries
+        self._recorded = recording.recorded
+        self._destination = f"{recording.namespace}/{place.path}"
         self._seconds = attempts.seconds
         self._turn = threading.Lock()
         self._sender = make()
@@ -63,7 +69,12 @@ class PairedSender:
         if is_empty(message):
             return
         self._call(
-            lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
+            self._recorded(
+                _SEND,
+                self._place.path,
+                message,
+                lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
+            ),
             lambda: calls.divert(self._place, raws_of(message), until),
             until,
         )
@@ -87,7 +98,12 @@ class PairedSender:
         if is_empty(message):
             return []
         return self._call(
-            lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
+            self._recorded(
+                Stage.SCHEDULE_PRIMARY,
+                self._place.path,
+                message,
+                lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
+            ),
             lambda: calls.schedule(self._place, raws_of(message), until, schedule_time_utc),
             until,
         )
@@ -99,7 +115,12 @@ class PairedSender:
             raise ScheduledInBacklogError(waiting)
         given = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
         self._call(
-            lambda sender, seconds: sender.cancel_scheduled_messages(sequence_numbers, timeout=seconds, **kwargs),
+            self._recorded(
+                Stage.CANCEL_PRIMARY,
+                self._place.path,
+                None,
+                lambda sender, seconds: sender.cancel_scheduled_messages(sequence_numbers, timeout=seconds, **kwargs),
+            ),
             lambda: calls.cannot_cancel(given),
             self._end(timeout),
         )
@@ -180,7 +201,7 @@ class PairedSender:
             case LimitsOf(queue, seconds):
                 return self._links[queue].limits(seconds)
             case ToBacklog(queue, payload, seconds):
-                return self._links[queue].take(payload, seconds)
+                return self._links[queue].take(payload, seconds, self._destination)
             case _:
                 assert_never(step)
 

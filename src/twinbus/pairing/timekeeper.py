@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from twinbus.pairing.sdk import shut_socket
+from twinbus.pairing.sdk import give_up
 
 # The SDK may be opening another socket while one is shut: until its call ends, each is shut in turn.
 _AGAIN_SECONDS: Final = 0.1
@@ -137,4 +137,4 @@ class Timekeeper:
             if watch.at <= now:
                 watch.expired = True
                 watch.at = now + _AGAIN_SECONDS
-                shut_socket(watch.sender)
+                give_up(watch.sender)

@@ -6,31 +6,13 @@ Without a ledger only the counts are kept. It moves nothing, and decides nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from twinbus.ledger.entries import OK, UNKNOWN, Move, Stage
 from twinbus.ledger.recorder import Ledger
 from twinbus.ledger.running import RunningOperation
-from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.failures import REFUSED, FailureKind
 from twinbus.syphon.progress import Counts
 from twinbus.syphon.transport import Held, Outgoing
-
-# The primary said no, or was never asked: it cannot have taken the messages. Of any other failure nobody knows.
-REFUSED: Final = frozenset(
-    {
-        FailureKind.DNS,
-        FailureKind.CERTIFICATE,
-        FailureKind.TOKEN_UNAVAILABLE,
-        FailureKind.SERVER_BUSY,
-        FailureKind.UNAUTHORIZED,
-        FailureKind.AUTHENTICATION,
-        FailureKind.ENTITY_NOT_FOUND,
-        FailureKind.ENTITY_DISABLED,
-        FailureKind.QUOTA_EXCEEDED,
-        FailureKind.MESSAGE_TOO_LARGE,
-        FailureKind.BAD_MESSAGE,
-    }
-)
 
 
 class Books:
