@@ -96,8 +96,8 @@ class Place:
             return cls(at, AzureTokenSource(credential), context)
         raise CredentialError(f"a {type(credential).__name__} gives no token: it has no get_token")
 
-    def connect(self, *, timeout: float, idle_timeout: float) -> ServiceBusConnection:
-        return connect(self.endpoint, tls=self.tls, credential=self.source, timeout=timeout, idle_timeout=idle_timeout)
+    def connect(self, *, timeout: float) -> ServiceBusConnection:
+        return connect(self.endpoint, tls=self.tls, credential=self.source, timeout=timeout)
 
 
 def _endpoint(name: str, *, plain: bool = False) -> ConnectionString:

@@ -24,7 +24,6 @@ T = TypeVar("T")
 
 TRY_SECONDS: Final = 10.0
 """What one answer may take; a long poll beside."""
-_IDLE_SECONDS: Final = 15.0
 # A settlement whose link broke is asked for again, by lock token.
 _SETTLE_TRIES: Final = 3
 _SETTLE_PAUSE: Final = 0.2
@@ -62,9 +61,8 @@ class NativeTransport:
     def __init__(
         self, primary: Place | str | Any, secondary: Place | str | Any, *, try_timeout: float = TRY_SECONDS
     ) -> None:
-        seconds = {"timeout": try_timeout, "idle_timeout": _IDLE_SECONDS}
-        self._primary = Place.of(primary).connect(**seconds)
-        self._secondary = Place.of(secondary).connect(**seconds)
+        self._primary = Place.of(primary).connect(timeout=try_timeout)
+        self._secondary = Place.of(secondary).connect(timeout=try_timeout)
 
     def backlog(self, queue: str) -> NativeBacklog:
         return NativeBacklog(self._secondary, queue)
