@@ -123,6 +123,15 @@ def test_an_action_that_fails_makes_no_copy() -> None:
     assert "'bad'" in found.fault
 
 
+def test_rules_that_stay_are_not_compiled_again() -> None:
+    parameters = {"@c": "blue"}
+    kept = RuleDescription("kept", SqlFilter("color = @c", parameters))
+    before = RuleSet([kept, rule("gone", TrueFilter())])
+    parameters["@c"] = "red"
+    assert RuleSet([rule("new", FalseFilter()), kept], before).select(view()).as_it_is
+    assert not RuleSet([kept]).select(view()).as_it_is
+
+
 MANY = [f"color = '{color}' AND quantity > {most}" for color in ("red", "blue", "green") for most in (5, 50)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from lark import Token
@@ -33,7 +34,17 @@ _ALIKE: Final = frozenset((str, int, float))
 
 def compile_filter(text: str, parameters: Mapping[str, Any]) -> Term:
     """Raises RuleSyntaxError."""
+    return _compile(text, parameters) if parameters else _compile_once(text)
+
+
+def _compile(text: str, parameters: Mapping[str, Any]) -> Term:
     return ConditionCompiler(text, parameters).term(parse(text, "filter"), 0)
+
+
+@lru_cache(maxsize=4096)
+def _compile_once(text: str) -> Term:
+    """Subscriptions often have the same rules, and parsing takes a millisecond."""
+    return _compile(text, {})
 
 
 class ConditionCompiler(ExpressionCompiler):

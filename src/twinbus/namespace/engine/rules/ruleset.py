@@ -61,10 +61,16 @@ _NOTHING: Final = Selection(False)
 class RuleSet:
     """The compiled rules of one subscription. Raises RuleSyntaxError for what cannot be."""
 
-    __slots__ = ("_by_text", "_changing", "_others", "takes_everything")
+    __slots__ = ("_by_text", "_changing", "_known", "_others", "takes_everything")
 
-    def __init__(self, rules: Iterable[RuleDescription]) -> None:
-        compiled = [compile_rule(rule) for rule in rules if not isinstance(rule.filter, FalseFilter)]
+    def __init__(self, rules: Iterable[RuleDescription], before: RuleSet | None = None) -> None:
+        """Rules that were there `before` are not compiled again."""
+        self._known: dict[int, tuple[RuleDescription, Rule]] = {}
+        """By the ids of their descriptions, with these, lest an id is given to another."""
+        known = {} if before is None else before._known
+        for described in rules:
+            self._known[id(described)] = known.get(id(described)) or (described, compile_rule(described))
+        compiled = [rule for told, rule in self._known.values() if not isinstance(told.filter, FalseFilter)]
         self._changing = tuple(rule for rule in compiled if rule.act is not None)
         plain = [rule for rule in compiled if rule.act is None]
         # One that takes everything makes all others without action idle.

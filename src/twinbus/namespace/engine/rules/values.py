@@ -107,7 +107,7 @@ def matched(left: Any, right: Any, verb: str, *, ordered: bool) -> tuple[Any, An
 
 
 def add(left: Any, right: Any) -> Any:
-    if left.__class__ in INTEGERS and right.__class__ in INTEGERS:
+    if _are_integers(left, right):  # the most frequent first
         return _number(left + right)
     kind, other = kind_of(left), kind_of(right)
     if kind in _NUMBERS and other in _NUMBERS:
@@ -120,7 +120,7 @@ def add(left: Any, right: Any) -> Any:
 
 
 def subtract(left: Any, right: Any) -> Any:
-    if left.__class__ in INTEGERS and right.__class__ in INTEGERS:
+    if _are_integers(left, right):  # the most frequent first
         return _number(left - right)
     kind, other = kind_of(left), kind_of(right)
     if kind in _NUMBERS and other in _NUMBERS:
@@ -223,6 +223,10 @@ def as_text(value: Any) -> str:
     if kind in (Kind.TEXT, Kind.INTEGER, Kind.BOOLEAN, Kind.GUID):
         return str(value)
     raise RuleEvaluationError(f"{kind.value} cannot become a string")
+
+
+def _are_integers(left: Any, right: Any) -> bool:
+    return left.__class__ in INTEGERS and right.__class__ in INTEGERS
 
 
 def _need_numbers(operator: str, left: Any, right: Any) -> None:
