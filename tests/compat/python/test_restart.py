@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus.management import SqlRuleFilter
 
 from tests.compat.python.bus import Bus, peek_all, receive_all, receive_one, texts
 from tests.compat.python.flavours import FLAVOURS, Flavour, in_every_flavour
@@ -23,6 +24,9 @@ async def test_what_was_accepted_is_there_after_a_kill_and_clients_reconnect() -
             await bus.open(sender, receiver)
             await sender.send_messages([ServiceBusMessage("settled"), ServiceBusMessage("kept")])
             await receiver.complete_message(await receive_one(receiver))
+            topic = await bus.make_topic("s")
+            await bus.admin.create_rule(topic, "s", "red", filter=SqlRuleFilter("color = @c", {"@c": "red"}))
+            await bus.admin.delete_rule(topic, "s", "$Default")
             await killed.wait()
             await restarted.wait()
 
@@ -30,6 +34,9 @@ async def test_what_was_accepted_is_there_after_a_kill_and_clients_reconnect() -
 
             assert texts(await peek_all(receiver)) == ["kept", "after"]
             assert texts(await receive_all(receiver, 2)) == ["kept", "after"]
+            [rule] = [rule async for rule in bus.admin.list_rules(topic, "s")]
+            assert isinstance(rule.filter, SqlRuleFilter)
+            assert (rule.name, rule.filter.parameters) == ("red", {"@c": "red"})
             await bus.close()
 
         async def kill_when_all_have_sent() -> None:
