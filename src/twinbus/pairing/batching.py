@@ -40,11 +40,9 @@ def split(sizes: Sequence[int], limit: int, *, envelope: int = 0) -> Parts:
         if section > room and group:
             groups.append(tuple(group))
             group, room = [], limit - envelope
-        if section <= room:
-            group.append(position)
-            room -= section
-        else:
-            groups.append((position,))
+        group.append(position)
+        # Below zero after one that is larger than the room: nothing joins it.
+        room -= section
     if group:
         groups.append(tuple(group))
     return Parts(tuple(groups), tuple(oversized))
