@@ -30,7 +30,7 @@ def test_s9_a_body_beyond_the_limit_is_an_error(sections: bytes, data: st.DataOb
 
 
 def test_s9_a_bomb_is_not_unpacked() -> None:
-    with pytest.raises(AliasError, match="does not end within 1000 bytes"):
+    with pytest.raises(AliasError, match=r"^x-twinbus-packed marks a body that does not end within 1000 bytes\. Mend"):
         unpack(zlib.compress(bytes(10_000_000)), DEFLATE, 1000)
 
 
@@ -41,5 +41,12 @@ def test_y6_what_is_no_packed_body_is_an_error(packed: bytes) -> None:
 
 
 def test_y6_a_mark_that_is_not_ours_is_an_error() -> None:
-    with pytest.raises(AliasError, match="'zstd'"):
+    with pytest.raises(AliasError, match=r"^x-twinbus-packed is 'zstd', not 'deflate'\. Mend"):
         unpack(pack(b"x"), "zstd", 10)
+
+
+def test_y6_a_body_that_is_damaged_says_how() -> None:
+    with pytest.raises(
+        AliasError, match=r"^x-twinbus-packed marks a body that cannot be unpacked \(Error -3 .*\)\. Mend"
+    ):
+        unpack(b"nonsense", DEFLATE, 1000)
