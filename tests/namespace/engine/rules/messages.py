@@ -56,6 +56,7 @@ USER: Mapping[str, Any] = {
     "digits": "10",
     "lines": "a\nb",
     "list": [1, 2],
+    "odd": Described(Symbol("com.example:odd"), 1),
 }
 
 RAW = message(

@@ -125,8 +125,9 @@ def test_annotations_are_set_and_removed() -> None:
     action = "SET sys.PartitionKey = 'p2'; SET sys.ScheduledEnqueueTimeUtc = @at"
     made = split(compile_action(action, {"at": Timestamp(NOW)})(view()).written())
     assert made.message_annotations == {"x-opt-partition-key": "p2", "x-opt-scheduled-enqueue-time": NOW}
-    made = split(compile_action("REMOVE sys.PartitionKey", {})(view()).written())
+    made = split(compile_action("REMOVE sys.PartitionKey; SET gone = sys.PartitionKey", {})(view()).written())
     assert made.message_annotations == {}
+    assert made.application_properties["gone"] is None
 
 
 def test_the_session_of_the_copy_is_the_one_that_was_set() -> None:

@@ -164,6 +164,7 @@ ARITHMETIC: list[tuple[str, bool | None]] = [
     ("quantity / 4.0 = 2.5", True),
     ("price * 2 = 5", True),
     ("price + quantity = 12.5", True),
+    ("quantity - price = 7.5", True),
     ("price % 2 = 0.5", True),
     ("1 + 2 * 3 = 7", True),
     ("(1 + 2) * 3 = 9", True),
@@ -189,6 +190,7 @@ ARITHMETIC: list[tuple[str, bool | None]] = [
     ("when - span < when", True),
     ("-span < span", True),
     ("span + span > span", True),
+    ("span - span < span", True),
 ]
 
 LISTS_AND_PATTERNS: list[tuple[str, bool | None]] = [
@@ -216,6 +218,7 @@ LISTS_AND_PATTERNS: list[tuple[str, bool | None]] = [
     ("color LIKE 'B%'", False),
     ("color LIKE 'b%b'", False),
     ("color LIKE '%blue%blue%'", False),
+    ("color LIKE '%x%l%u%'", False),
     ("color NOT LIKE 'r%'", True),
     ("color NOT LIKE 'b%'", False),
     ("NOT color LIKE 'b%'", False),
@@ -327,6 +330,7 @@ def test_parameters_stand_for_their_values(expression: str, parameters: dict[str
         ("when = 5", "a point in time cannot be compared (=) with an integer"),
         ("when < span", "a point in time cannot be compared (<) with a duration"),
         ("list = list", "a value that rules do not know cannot be compared"),
+        ("odd = 1", "a value that rules do not know cannot be compared (=) with an integer"),
         ("color IN (1)", "a string cannot be compared (IN) with an integer"),
         ("quantity LIKE '1%'", "LIKE needs a string, not an integer"),
         ("color LIKE quantity", "LIKE needs a string, not an integer"),
