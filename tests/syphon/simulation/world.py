@@ -6,6 +6,7 @@ Drives the very pumps of the product, on a clock of its own.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from random import Random
 
@@ -46,6 +47,17 @@ class Summary:
     kept: int
 
 
+class Ear(logging.Handler):
+    """Hears what the pumps report as their own defects."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(record.getMessage())
+
+
 class World:
     """`World(seed).live()`: ViolationError where something was lost, repeated without a reason, or cost too much."""
 
@@ -58,6 +70,7 @@ class World:
         self.queues = {f"b{index}": self._queue(f"b{index}", paths) for index in range(chance.randint(1, 3))}
         self.policy = Policy(first_pause=1.0, longest_pause=chance.choice((4.0, 60.0)), gone_after=GONE_AFTER)
         self.syphons = chance.randint(1, 3)
+        self.lives: list[Life] = []
 
     def _queue(self, name: str, paths: list[str]) -> Queue:
         chance = self.chance
@@ -71,7 +84,15 @@ class World:
         return Queue(name, chance, letters, lock=chance.choice((5.0, 30.0, 60.0)))
 
     def live(self) -> Summary:
-        return run(self._live())
+        ear, log = Ear(), logging.getLogger("twinbus.syphon")
+        log.addHandler(ear)
+        try:
+            summary = run(self._live())
+        finally:
+            log.removeHandler(ear)
+        if ear.heard:
+            raise ViolationError(f"seed {self.seed}: {ear.heard}")
+        return summary
 
     async def _live(self) -> Summary:
         begin = now()
@@ -110,6 +131,7 @@ class World:
 
     async def _life(self, *, drain: bool, seconds: float | None = None, killed: bool = True) -> None:
         chance, life = self.chance, Life()
+        self.lives.append(life)
         syphon = Syphon(
             SimulatedTransport(self.queues, self.entities, life),
             Named(list(self.queues)),
@@ -171,6 +193,8 @@ class World:
         allowed = {where, Where.DEAD} if gone and letter.flaw is None else {where}
         if letter.where not in allowed:
             raise ViolationError(f"seed {self.seed}: {letter} should be {where}")
+        if letter.wronged:
+            raise ViolationError(f"seed {self.seed}: {letter} was completed before it arrived")
         if letter.where is Where.GONE and not letter.arrivals:
             raise ViolationError(f"seed {self.seed}: {letter} is lost")
         if letter.arrivals > 1 + letter.excuses:
