@@ -1,0 +1,198 @@
+"""Segments into tables: each entry once, intents and outcomes as one operation, by day; what cannot be read is told.
+
+Everything is committed at once, and what is there already is left out: a batch may be repeated, and the stream begun
+anew. What the operations amount to is decided by the jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from pyspark.sql.streaming import StreamingQuery
+
+from twinbus.ledger.entries import Intent, Operation, Outcome
+from twinbus.pipeline.lines import looked_at, parsed
+from twinbus.pipeline.segment_source import LedgerDataSource
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables, Version, columns
+
+_OPERATION, _INTENT, _OUTCOME = Operation.kind, Intent.kind, Outcome.kind
+_ENDING: Final = ("seconds", "result", "cause", "failed")
+# An entry may have any number for its instant; a date has not.
+_LAST_DAY: Final = 2_932_896
+
+Extend = Callable[[Tables, Version, Version], Version]
+"""What else is to be committed, from the version before and the one that is to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Lines that were parsed. `first` and `last`: their days, as numbers since 1970."""
+
+    rows: DataFrame
+    rejected: int
+    first: int
+    last: int
+
+
+# --- the stream ------------------------------------------------------------------------------------------------------
+
+
+def ingest(
+    spark: SparkSession,
+    ledger: Path,
+    root: Path,
+    *,
+    every: float | None = None,
+    most_bytes: int | None = None,
+    extend: Extend | None = None,
+) -> StreamingQuery:
+    """Bring what is new in the ledger into the tables at `root`: what is there now, or on and on, `every` so many seconds.
+
+    The query that does it is already running. `most_bytes`: of segments in one batch.
+    """
+    spark.dataSource.register(LedgerDataSource)
+    source = spark.readStream.format("ledger").option("directory", str(ledger.absolute()))
+    if most_bytes is not None:
+        source = source.option("maxBytesPerTrigger", str(most_bytes))
+    # Several ledgers may go into the same tables.
+    checkpoint = root.absolute() / "checkpoints" / hashlib.sha256(str(ledger.absolute()).encode()).hexdigest()[:16]
+    writer = source.load().writeStream.option("checkpointLocation", str(checkpoint))
+    writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
+    return writer.foreachBatch(partial(_take, ledger.absolute(), root.absolute(), extend)).start()
+
+
+def _take(ledger: Path, root: Path, extend: Extend | None, lines: DataFrame, _: int) -> None:
+    tables = Tables(lines.sparkSession, root)
+    with tables.changing():
+        take(tables, lines, ledger, extend)
+
+
+def take(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None = None) -> Version:
+    """One batch of lines, committed."""
+    rows = parsed(lines).withColumn("day", _day_number()).persist()
+    try:
+        batch = _measured(rows)
+        before = tables.version()
+        looked = looked_at(rows.where("line is not null"), ledger).persist() if batch.rejected else None
+        after = _written(tables, before, batch, looked, ledger)
+        after = extend(tables, before, after) if extend is not None else after
+        for table in (OPERATIONS, ENTRIES, PROBLEMS):
+            after = tables.compacted(after, table, SCHEMAS[table], lambda parts: parts)
+        return tables.commit(after)
+    finally:
+        rows.unpersist()
+
+
+def _measured(rows: DataFrame) -> Batch:
+    found = rows.agg(F.count("line"), F.min("day"), F.max("day")).first()
+    assert found is not None, "an aggregate without keys has a row"
+    return Batch(rows, found[0], found[1] or 0, found[2] or 0)
+
+
+def _written(tables: Tables, before: Version, batch: Batch, looked: DataFrame | None, ledger: Path) -> Version:
+    names = columns(SCHEMAS[PENDING])
+    good = batch.rows.where("line is null").select(*names)
+    after = before
+    if looked is not None:
+        good = good.unionAll(looked.where("problem is null").select(*names))
+        after = _added(tables, after, PROBLEMS, problems(looked, ledger))
+    fresh = unknown(good, known(tables, before, batch)).persist()
+    try:
+        halves = fresh.where(F.col("kind").isin(_INTENT, _OUTCOME)).unionAll(tables.read(PENDING, version=before))
+        met = joined(halves).persist()
+        whole = fresh.where(F.col("kind") == _OPERATION)
+        after = _added(tables, after, OPERATIONS, operations(whole, met))
+        after = after.having(PENDING, [part] if (part := tables.write(PENDING, pending(met))) else [])
+        others = fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME)).withColumn("day", _day())
+        after = _added(tables, after, ENTRIES, others)
+        met.unpersist()
+        return after
+    finally:
+        fresh.unpersist()
+
+
+def _added(tables: Tables, version: Version, table: str, rows: DataFrame) -> Version:
+    part = tables.write(table, rows.select(*columns(SCHEMAS[table])))
+    return version.having(table, [*version.of(table), part]) if part else version
+
+
+# --- what is new -----------------------------------------------------------------------------------------------------
+
+
+def known(tables: Tables, version: Version, batch: Batch) -> DataFrame | None:
+    """`kind` and `id` of entries that are there from about these days. A line that was written twice has one instant."""
+    if not version.of(OPERATIONS) and not version.of(ENTRIES) and not version.of(PENDING):
+        return None
+    days = F.col("day").between(
+        F.date_from_unix_date(F.lit(max(0, batch.first - 1))), F.date_from_unix_date(F.lit(batch.last + 1))
+    )
+    told = F.when(F.col("whole"), F.array(F.lit(_OPERATION))).otherwise(F.array(F.lit(_INTENT), F.lit(_OUTCOME)))
+    done = tables.read(OPERATIONS, version=version).where(days).select(F.explode(told).alias("kind"), "id")
+    others = tables.read(ENTRIES, version=version).where(days).select("kind", "id")
+    return done.unionAll(others).unionAll(tables.read(PENDING, version=version).select("kind", "id"))
+
+
+def unknown(entries: DataFrame, known: DataFrame | None) -> DataFrame:
+    """Each (`kind`, `id`) once, and none that is known: the second line says nothing new."""
+    once = entries.dropDuplicates(["kind", "id"])
+    if known is None:
+        return once
+    # Few are new beside all that are known: so they are looked for there, and not the other way round.
+    again = known.join(entries.select("kind", "id"), ["kind", "id"], "left_semi")
+    return once.join(again, ["kind", "id"], "left_anti")
+
+
+# --- operations ------------------------------------------------------------------------------------------------------
+
+
+def joined(halves: DataFrame) -> DataFrame:
+    """Intents and outcomes side by side, with one of them missing where it has not come yet."""
+    intents = halves.where(F.col("kind") == _INTENT).drop(*_ENDING)
+    outcomes = halves.where(F.col("kind") == _OUTCOME).select("id", F.col("at").alias("ended"), *_ENDING)
+    return intents.join(outcomes, "id", "full_outer")
+
+
+def operations(whole: DataFrame, met: DataFrame) -> DataFrame:
+    """Those that have ended: of one line, and of two."""
+    ended = F.col("at") + F.round(F.col("seconds") * 1000).cast("long")
+    one = whole.withColumns({"whole": F.lit(True), "ended": ended})
+    two = met.where("kind is not null and ended is not null").withColumn("whole", F.lit(False))
+    resolved = {"destination": destination(), "day": _day()}
+    names = columns(SCHEMAS[OPERATIONS])
+    return one.withColumns(resolved).select(*names).unionAll(two.withColumns(resolved).select(*names))
+
+
+def pending(met: DataFrame) -> DataFrame:
+    """The halves that wait, as the entries that they are."""
+    kind = F.coalesce("kind", F.lit(_OUTCOME)).alias("kind")
+    names = [name for name in columns(SCHEMAS[PENDING]) if name not in ("kind", "at")]
+    return met.where("kind is null or ended is null").select(kind, F.coalesce("at", "ended").alias("at"), *names)
+
+
+def destination() -> Column:
+    """`namespace/entity` on the primary, in lower case, as the balance has it."""
+    own = F.concat_ws("/", "namespace", "entity")
+    return F.lower(F.when(F.col("destination") != "", F.col("destination")).otherwise(own))
+
+
+def problems(looked: DataFrame, ledger: Path) -> DataFrame:
+    file = F.concat(F.lit(f"{ledger}/"), "file").alias("file")
+    return looked.where("problem is not null").select(
+        file, F.col("number").alias("line"), F.col("problem").alias("cause")
+    )
+
+
+def _day_number() -> Column:
+    return F.expr(f"least(greatest(at div 86400000, 0), {_LAST_DAY})").cast("int")
+
+
+def _day() -> Column:
+    """UTC, whatever the session's time zone is."""
+    return F.date_from_unix_date(_day_number())

@@ -1,0 +1,177 @@
+"""The lines of a ledger's segments as a stream of Spark, open segments too: each whole line once, with where it stands.
+
+How far each segment was read is the stream's offset, so a batch that is repeated reads the same bytes. A torn last line
+is not read before it is whole. What a line says is not looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from twinbus.ledger.segments import OPEN, SEALED, segments
+
+SCHEMA: Final = "file string, position long, line binary"
+_ARROW: Final = pa.schema([("file", pa.string()), ("position", pa.int64()), ("line", pa.binary())])
+_TASK_BYTES: Final = 16 * 1024 * 1024
+_READ_BYTES: Final = 4 * 1024 * 1024
+_TRIGGER_BYTES: Final = 1024 * 1024 * 1024
+_NEWLINE: Final = ord("\n")
+
+Offset = dict[str, int]
+"""Segment, by its sealed name, and how many of its bytes were read."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bytes of a segment that begin and end with a line."""
+
+    segment: str
+    begin: int
+    end: int
+
+
+@dataclass
+class Share(InputPartition):
+    """What one task reads."""
+
+    ranges: tuple[Range, ...]
+
+
+class LedgerDataSource(DataSource):
+    """`spark.readStream.format("ledger")`. Options: `directory`, and `maxBytesPerTrigger`, about 1 GB."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ledger"
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> SegmentReader:  # noqa: N802  # Spark's names, here and below
+        most = int(self.options.get("maxBytesPerTrigger", _TRIGGER_BYTES))
+        return SegmentReader(Path(self.options["directory"]), most)
+
+
+class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, directory: Path, most_bytes: int) -> None:
+        self._directory = directory
+        self._most_bytes = most_bytes
+        self._target: Offset | None = None
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        return {}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._there({})
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        there = self._there(start) if self._target is None else self._target
+        end, room = dict(start), self._most_bytes
+        for segment, size in there.items():
+            if room <= 0:
+                break
+            new = size - start.get(segment, 0)
+            if new > 0:
+                end[segment] = size
+                room -= new
+        if end == start:
+            return start
+        # Segments that were removed for the disk budget are not carried along for ever.
+        gone = start.keys() - there.keys()
+        return {segment: end[segment] for segment in sorted(end.keys() - gone)}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        shares: list[Share] = []
+        ranges: list[Range] = []
+        size = 0
+        for segment, last in end.items():
+            first = start.get(segment, 0)
+            for begin in range(first, last, _TASK_BYTES):
+                found = Range(segment, begin, min(begin + _TASK_BYTES, last))
+                ranges.append(found)
+                size += found.end - found.begin
+                if size >= _TASK_BYTES:
+                    shares.append(Share(tuple(ranges)))
+                    ranges, size = [], 0
+        return [*shares, Share(tuple(ranges))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override] # Arrow is allowed
+        assert isinstance(partition, Share)
+        for part in partition.ranges:
+            yield from _lines(self._directory, part)
+
+    def _there(self, start: Offset) -> Offset:
+        found: Offset = {}
+        for segment in segments(self._directory):
+            try:
+                found[segment.sealed_path.name] = _whole_bytes(segment.path, start.get(segment.sealed_path.name, 0))
+            except FileNotFoundError:
+                # Sealed or removed since it was listed: it is there the next time, or it is not.
+                continue
+        return found
+
+
+def opened(directory: Path, segment: str) -> BinaryIO | None:
+    """The segment, under whichever of its names it is there, if it is."""
+    for name in (segment.removesuffix(SEALED) + OPEN, segment):
+        with contextlib.suppress(FileNotFoundError):
+            return (directory / name).open("rb")
+    return None
+
+
+def _whole_bytes(path: Path, known: int) -> int:
+    """Up to the end of the last whole line, of which the first `known` bytes are some."""
+    with path.open("rb") as file:
+        end = file.seek(0, 2)
+        while end > known:
+            begin = max(known, end - 65536)
+            file.seek(begin)
+            found = file.read(end - begin).rfind(b"\n")
+            if found >= 0:
+                return begin + found + 1
+            end = begin
+    return known
+
+
+def _lines(directory: Path, part: Range) -> Iterator[pa.RecordBatch]:
+    """Those that begin in the range."""
+    found = opened(directory, part.segment)
+    if found is None:
+        return  # removed for the budget, which the ledger tells by an entry
+    with found as file:
+        position = part.begin
+        if position:
+            file.seek(position - 1)
+            position += len(file.readline()) - 1  # a line that begins before belongs to the range before
+        while position < part.end:
+            file.seek(position)
+            data = file.read(min(_READ_BYTES, part.end - position))
+            # A truncated file, or a line that is longer than one read.
+            data += file.readline() if not data.endswith(b"\n") else b""
+            whole = data.rfind(b"\n") + 1
+            if not whole:
+                return
+            yield _batch(part.segment, position, data[:whole])
+            position += whole
+
+
+def _batch(segment: str, position: int, data: bytes) -> pa.RecordBatch:
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE).astype(np.int64) + 1
+    offsets = np.concatenate(([0], ends))
+    count = len(ends)
+    lines = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)])
+    files = pa.array([segment], pa.string()).take(pa.array(np.zeros(count, np.int32)))
+    return pa.RecordBatch.from_arrays([files, pa.array(offsets[:-1] + position), lines], schema=_ARROW)

@@ -1,0 +1,181 @@
+"""The tables of the pipeline on a disk that the driver and all executors share, and which of their parts are alive.
+
+A part is a folder of Parquet files that never changes. One small file names the living parts and is replaced as a whole,
+so that a batch counts entirely or not at all. What the rows mean is not decided here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from twinbus.errors import OperatorError
+
+OPERATIONS, PENDING, ENTRIES, PROBLEMS = "operations", "pending", "entries", "problems"
+_ENTRY: Final = """at long, id string, writer string, role string, host string, pid long, version string, segment long,
+    stage string, namespace string, entity string, ids array<string>, bytes long, units long, destination string,
+    seconds double, result string, cause string, failed array<string>, event string, pair string,
+    facts map<string,string>, move string, source string, reason string, op string, operation string, count long,
+    since long, until long"""
+# docs/tables.md says what each column is.
+SCHEMAS: Final[Mapping[str, str]] = {
+    OPERATIONS: """id string, whole boolean, at long, ended long, stage string, namespace string, entity string,
+        destination string, ids array<string>, bytes long, units long, seconds double, result string, cause string,
+        failed array<string>, day date""",
+    PENDING: f"kind string, {_ENTRY}",
+    ENTRIES: f"kind string, {_ENTRY}, day date",
+    PROBLEMS: "file string, line long, cause string",
+}
+_FOLDERS: Final = (*SCHEMAS, "tallies_reconcile", "tallies_cost", "tallies_incidents", "tallies_latency")
+BY_DAY: Final = frozenset({OPERATIONS, ENTRIES})
+_CURRENT: Final = "current.json"
+# So many parts of one size become one of the next: few files, and no row is written again more than a few times.
+_TOGETHER: Final = 16
+# Those who read a part while it is replaced have so many commits' time.
+_KEPT_COMMITS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`level`: how often its rows were put together with those of others."""
+
+    path: str
+    level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What is alive after so many commits. `followed`: of each job, the commit up to which its tallies are there.
+
+    `retired`: parts that others have taken the place of, each with the commit that did it.
+    """
+
+    number: int = 0
+    parts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    followed: Mapping[str, int] = field(default_factory=dict)
+    retired: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, table: str) -> tuple[Part, ...]:
+        return self.parts.get(table, ())
+
+    def having(self, table: str, parts: Sequence[Part]) -> Version:
+        return replace(self, parts={**self.parts, table: tuple(parts)})
+
+
+class Tables:
+    """In the folder `root`, which one process at a time may change, and any may read."""
+
+    def __init__(self, spark: SparkSession, root: str | os.PathLike[str]) -> None:
+        self.spark = spark
+        self.root = Path(root).absolute()
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def version(self) -> Version:
+        try:
+            said = json.loads((self.root / _CURRENT).read_text())
+        except FileNotFoundError:
+            return Version()
+        parts = {table: tuple(Part(**part) for part in found) for table, found in said["parts"].items()}
+        return Version(said["number"], parts, said["followed"], said["retired"])
+
+    def read(self, table: str, schema: str | None = None, version: Version | None = None) -> DataFrame:
+        """All rows of a table, empty where there are none yet."""
+        version = version or self.version()
+        return self.read_parts(version.of(table), schema or SCHEMAS[table])
+
+    def read_parts(self, parts: Sequence[Part], schema: str) -> DataFrame:
+        if not parts:
+            return self.spark.createDataFrame([], schema)
+        frames = [self.spark.read.schema(schema).parquet(str(self.root / part.path)) for part in parts]
+        return _union(frames)
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Nobody else changes them meanwhile."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OperatorError(
+                    f"another process is writing the tables in {self.root}", "Wait for it, or end it."
+                ) from None
+            self._sweep()
+            yield
+
+    def write(self, table: str, rows: DataFrame, level: int = 0) -> Part | None:
+        """A new part, not alive before it is committed; None where there are no rows."""
+        path = f"{table}/{uuid4().hex}"
+        writer = rows.write.option("compression", "zstd")
+        (writer.partitionBy("day") if table in BY_DAY else writer).parquet(str(self.root / path))
+        if next((self.root / path).glob("**/*.parquet"), None) is None:
+            shutil.rmtree(self.root / path)
+            return None
+        return Part(path, level)
+
+    def commit(self, version: Version) -> Version:
+        """From now on this is what is there."""
+        recent = {path: number for path, number in version.retired.items() if number > version.number - _KEPT_COMMITS}
+        made = replace(version, number=version.number + 1, retired=recent)
+        said: dict[str, Any] = {
+            "number": made.number,
+            "parts": {
+                table: [{"path": part.path, "level": part.level} for part in parts]
+                for table, parts in made.parts.items()
+            },
+            "followed": dict(made.followed),
+            "retired": dict(made.retired),
+        }
+        path = self.root / f".{_CURRENT}"
+        with path.open("w") as file:
+            json.dump(said, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        path.replace(self.root / _CURRENT)
+        return made
+
+    def compacted(
+        self, version: Version, table: str, schema: str, merge: Callable[[DataFrame], DataFrame]
+    ) -> Version:
+        """Many small parts as one, not committed yet. The old ones stay for those who read them now."""
+        level = 0
+        while len(small := [part for part in version.of(table) if part.level == level]) >= _TOGETHER:
+            made = self.write(table, merge(self.read_parts(small, schema)), level + 1)
+            kept = [part for part in version.of(table) if part.level != level]
+            version = version.having(table, [*kept, made] if made else kept)
+            version = replace(version, retired={**version.retired, **{part.path: version.number for part in small}})
+            level += 1
+        return version
+
+    def _sweep(self) -> None:
+        """Remove parts of batches that did not come to their end, and those that were retired long ago."""
+        version = self.version()
+        kept = {part.path for parts in version.parts.values() for part in parts} | set(version.retired)
+        for folder in self.root.glob("*/*"):
+            if folder.parent.name in _FOLDERS and str(folder.relative_to(self.root)) not in kept:
+                shutil.rmtree(folder)
+
+
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
+    all_of_them = frames[0]
+    for frame in frames[1:]:
+        all_of_them = all_of_them.unionAll(frame)
+    return all_of_them
+
+
+def columns(schema: str) -> list[str]:
+    return StructType.fromDDL(schema).names
