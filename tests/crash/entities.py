@@ -10,6 +10,12 @@ PLAIN, DELETED, SCHEDULED, SESSIONS, UNIQUE, TOPIC = "plain", "deleted", "schedu
 COMPLETING, DELETING, BURYING = (f"{TOPIC}/Subscriptions/{name}" for name in ("completing", "deleting", "burying"))
 SESSION_IDS = tuple(f"session {number}" for number in range(5))
 LONG = "PT5M"  # no lock ends by itself
+# All take everything: one by a filter, one in copies of its own, one without a look.
+RULES = {
+    COMPLETING: [{"name": "by its id", "sql": "sys.MessageId IS NOT NULL AND NOT EXISTS(nothing)"}],
+    DELETING: [],
+    BURYING: [{"name": "changed", "action": "SET changed = sys.SequenceNumber"}],
+}
 CONFIG = {
     "namespaces": [
         {
@@ -30,8 +36,8 @@ CONFIG = {
                 {
                     "name": TOPIC,
                     "subscriptions": [
-                        {"name": path.rsplit("/", 1)[1], "lock_duration": LONG}
-                        for path in (COMPLETING, DELETING, BURYING)
+                        {"name": path.rsplit("/", 1)[1], "lock_duration": LONG, "rules": rules}
+                        for path, rules in RULES.items()
                     ],
                 }
             ],
