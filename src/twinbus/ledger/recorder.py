@@ -91,13 +91,16 @@ class Ledger:
         seconds: float,
         result: str = OK,
         cause: str | None = None,
+        failed: Sequence[object] = (),
     ) -> str:
-        """An operation that is over, and of which only now is known what it carried: a receive. Its operation id."""
+        """An operation that is over, and is told only now: a receive, or one that must be tried whatever the ledger
+        can take. `result`, `cause`, `failed` as in `RunningOperation.end`. Its operation id.
+        """
         operation = RunningOperation(
             self._writer, next(self._numbers), stage, namespace, entity, ids, size, destination
         )
         operation.begun -= seconds
-        operation.end(result, cause=cause)
+        operation.end(result, cause=cause, failed=failed)
         self._writer.put(operation)
         return operation.id
 

@@ -66,6 +66,30 @@ class Books:
         if arrived:
             self.counts.returned(path, len(arrived), sum(message.size for message in arrived), now)
 
+    def completed(
+        self, queue: str, path: str, messages: Sequence[Outgoing], lost: Sequence[Held], why: str, seconds: float
+    ) -> None:
+        """Of those that are `lost`, for that reason, nobody knows whether they were; their delivery may be repeated.
+
+        Told afterwards: what was delivered is completed even while the ledger cannot be written.
+        """
+        self.counts.operations[Stage.COMPLETE_BACKLOG] += len(messages)
+        if self._ledger is not None:
+            self._ledger.done(
+                Stage.COMPLETE_BACKLOG,
+                self._secondary,
+                queue,
+                [message.message_id for message in messages],
+                (0,) * len(messages),
+                f"{self._primary}/{path}",
+                seconds=seconds,
+                result=UNKNOWN if lost else OK,
+                cause=why if lost else None,
+                failed=[one.message_id for one in lost] if len(lost) < len(messages) else (),
+            )
+        if lost:
+            self.moved(Move.POSSIBLE_DUPLICATE, queue, path, lost, why)
+
     def moved(self, move: Move, queue: str, path: str | None, held: Sequence[Held], reason: str | None = None) -> None:
         """Beyond one operation: dead-lettered, kept, or perhaps delivered twice."""
         match move:

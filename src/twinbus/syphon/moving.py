@@ -33,6 +33,7 @@ TOO_LARGE: Final = "MessageTooLarge"
 REFUSED: Final = "MessageRefused"
 _REASONS: Final = {FailureKind.ENTITY_NOT_FOUND: GONE, FailureKind.MESSAGE_TOO_LARGE: TOO_LARGE}
 _LONGEST_DESCRIPTION: Final = 1000
+_LOCK_LOST: Final = "lock_lost"
 _RETRY_SECONDS: Final = 0.5
 _LEDGER_SECONDS: Final = 1.0
 
@@ -203,15 +204,16 @@ class Mover:
 
     async def _complete(self, load: Load, path: str, messages: Sequence[Outgoing]) -> None:
         held = [message.held for message in messages]
+        began, why = self._room.now(), _LOCK_LOST
         try:
             lost = await self._backlog.complete(held)
         except BacklogFailedError as error:
             _log.warning("%d messages were delivered but perhaps not completed: %s", len(held), error)
-            lost = held
-        self._settled(load, Stage.COMPLETE_BACKLOG, held, Step.COMPLETED)
+            lost, why = held, str(error.kind)
+        load.settled(held)
+        self._room.books.completed(self._queue, path, messages, lost, why, self._room.now() - began)
+        self._step(Step.COMPLETED, held)
         self.completed += len(held)
-        if lost:
-            self._room.books.moved(Move.POSSIBLE_DUPLICATE, self._queue, path, lost, "the lock was lost")
 
     async def _defer(self, load: Load, path: str, messages: Sequence[Outgoing]) -> None:
         numbers = await self._deferred(load, [message.held for message in messages])
@@ -228,7 +230,7 @@ class Mover:
             _log.warning("%d messages were perhaps not deferred: %s", len(held), error)
             self._shelf.uncertain(self._room.now())
             lost = set(map(id, held))
-        self._settled(load, Stage.SETTLE_BACKLOG, held, Step.PUT_ASIDE)
+        self._settled(load, held, Step.PUT_ASIDE)
         return [one.sequence_number for one in held if id(one) not in lost]
 
     async def _dead_letter(
@@ -241,7 +243,7 @@ class Mover:
             _log.warning("%d messages were perhaps not dead-lettered: %s", len(held), error)
             self._shelf.uncertain(self._room.now())
             lost = set(map(id, held))
-        self._settled(load, Stage.SETTLE_BACKLOG, held, Step.DEAD_LETTERED)
+        self._settled(load, held, Step.DEAD_LETTERED)
         if done := [one for one in held if id(one) not in lost]:
             _log.warning("%d messages were dead-lettered: %s: %s", len(done), reason, description)
             self._room.books.moved(Move.DEAD_LETTERED, self._queue, path, done, reason)
@@ -262,13 +264,13 @@ class Mover:
             await self._backlog.abandon(held)
         except BacklogFailedError as error:
             _log.info("%d messages come back when their locks end: %s", len(held), error)
-        self._settled(load, Stage.SETTLE_BACKLOG, held, None)
+        self._settled(load, held, None)
 
-    def _settled(self, load: Load, stage: Stage, held: Sequence[Held], step: Step | None) -> None:
+    def _settled(self, load: Load, held: Sequence[Held], step: Step | None) -> None:
         load.settled(held)
-        self._room.books.done(stage, self._queue, (0,) * len(held))
-        if step is not None and self._room.steps is not None:
-            self._room.steps(step, held)
+        self._room.books.done(Stage.SETTLE_BACKLOG, self._queue, (0,) * len(held))
+        if step is not None:
+            self._step(step, held)
 
     @staticmethod
     def _locked(load: Load, messages: Sequence[Outgoing]) -> Sequence[Outgoing]:

@@ -1,0 +1,93 @@
+"""What a syphon's ledger says of completions: by id and destination, so that the balance can find a loss (M1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from twinbus.ledger import Balance, Ledger, LedgerOptions, Message, Role, Stage, balance, read_ledger
+from twinbus.pairing.failures import FailureKind
+from twinbus.syphon.books import Books
+from twinbus.syphon.progress import Counts
+from twinbus.syphon.transport import Held, Outgoing
+
+QUEUE = "contoso/x-servicebus-transfer/0"
+A, B = (Message("contoso/orders", name) for name in "ab")
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    message_id: str
+    sequence_number: int = 1
+    size: int = 10
+    locked_until: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    enqueued_time: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Case:
+    """Two messages that a client put into the backlog."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ledger = Ledger(folder, Role.SYPHON, LedgerOptions(on_error="stop"))
+        self.books = Books(self.ledger, "contoso", "paris", Counts(0.0))
+        self.messages = [Outgoing("Orders", name, 10, b"", Stored(name)) for name in "ab"]
+        self.ledger.begin(Stage.SEND_BACKLOG, "paris", QUEUE, "ab", 20, "contoso/orders").end()
+
+    def completed(self, lost: list[Held], why: str = "lock_lost") -> None:
+        self.books.completed(QUEUE, "Orders", self.messages, lost, why, 0.1)
+
+    def delivered(self) -> None:
+        self.books.sent(self.books.sending("Orders", self.messages), "Orders", self.messages, 0.0)
+
+    def balance(self) -> Balance:
+        self.ledger.close()
+        return balance(read_ledger(self.folder))
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Case]:
+    found = Case(tmp_path)
+    yield found
+    found.ledger.close()
+
+
+def test_what_was_completed_and_never_delivered_is_lost(case: Case) -> None:
+    case.completed([])
+    assert case.balance().lost == {A: 1, B: 1}
+
+
+def test_what_was_delivered_and_completed_is_at_home(case: Case) -> None:
+    case.delivered()
+    case.completed([])
+    found = case.balance()
+    assert found.delivered == {A: 1, B: 1}
+    assert not found.lost + found.in_backlog + found.unknown + found.duplicated + found.possibly_duplicated
+
+
+def test_y4_a_lock_that_was_lost_makes_a_possible_duplicate_of_that_message_alone(case: Case) -> None:
+    case.delivered()
+    case.completed([case.messages[1].held])
+    found = case.balance()
+    assert found.possibly_duplicated == {B: 1}
+    assert found.delivered == {A: 1, B: 1}
+
+
+def test_a_completion_without_an_answer_may_have_happened(case: Case) -> None:
+    refused = case.books.sending("Orders", case.messages)
+    case.books.failed(refused, "Orders", FailureKind.SERVER_BUSY, case.messages, [], 0.0)
+    case.completed([message.held for message in case.messages], "timeout")
+    found = case.balance()
+    assert found.unknown == {A: 1, B: 1}
+    assert not found.lost
+
+
+def test_what_was_delivered_can_be_completed_while_the_ledger_refuses_new_operations(case: Case) -> None:
+    case.delivered()
+    case.ledger.close()
+    case.completed([])
+    assert case.books.counts.operations[Stage.COMPLETE_BACKLOG] == 2
