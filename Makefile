@@ -10,10 +10,10 @@ NODE_STAMP := $(JAVASCRIPT)/node_modules/.installed
 export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench crash fuzz simulate node lock clean
+.PHONY: help demo test lint bench bench-peers crash fuzz simulate node lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMP) ## the local namespace and the official SDK; then an outage, survived by a pair
 	$(VENV)/bin/python examples/demo.py
@@ -29,6 +29,10 @@ lint: $(STAMP) ## ruff and mypy --strict
 
 bench: $(STAMP) ## figures of the server, as ratios against peers of the same run
 	$(VENV)/bin/python bench/server.py
+
+bench-peers: ## RabbitMQ, whose shovel bench/syphon.py measures beside ours (Debian and Ubuntu, as root)
+	@command -v apt-get >/dev/null || { echo "make bench-peers needs apt-get; install rabbitmq-server yourself" >&2; exit 1; }
+	DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends rabbitmq-server
 
 crash: $(STAMP) ## 1,000 kills under load
 	$(VENV)/bin/python -m pytest tests/crash --kills 1000 --timeout 0 -q

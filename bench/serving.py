@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -22,11 +22,14 @@ _LARGEST_MEGABYTES: Final = 5120
 class Server:
     """Started on a data folder and ready on return. The seconds to ready count from the start of its process."""
 
-    def __init__(self, data: Path, topics: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(self, data: Path, topics: Sequence[dict[str, Any]] = (), queues: Sequence[str] = QUEUES) -> None:
         config = data.with_suffix(".json")
         large = {"max_size_in_megabytes": _LARGEST_MEGABYTES}
-        queues = [{"name": name, **large} for name in QUEUES]
-        namespace = {"name": "bench", "queues": queues, "topics": [topic | large for topic in topics]}
+        namespace = {
+            "name": "bench",
+            "queues": [{"name": name, **large} for name in queues],
+            "topics": [topic | large for topic in topics],
+        }
         config.write_text(json.dumps({"namespaces": [namespace]}))
         command = [sys.executable, "-m", "twinbus", "serve", "--json", "--data", str(data), "--config", str(config)]
         # Compiled modules are kept, as they are where the package is installed, whatever holds for this process.
@@ -52,9 +55,16 @@ class Server:
 
     def commits(self) -> int:
         """Groups brought to disk so far."""
+        return sum(self._metric("twinbus_commit_seconds_count"))
+
+    def held(self, queue: str) -> int:
+        """Messages in it, whatever their state."""
+        return sum(self._metric(f'twinbus_messages{{entity="{queue}"'))
+
+    def _metric(self, start: str) -> Iterator[int]:
         with urllib.request.urlopen(self._metrics) as answer:  # noqa: S310 - our own server
             lines = answer.read().decode().splitlines()
-        return next(int(float(line.split()[1])) for line in lines if line.startswith("twinbus_commit_seconds_count"))
+        return (int(float(line.split()[-1])) for line in lines if line.startswith(start))
 
     def stop(self) -> None:
         self._process.terminate()
