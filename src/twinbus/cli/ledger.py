@@ -1,9 +1,13 @@
-"""`twinbus ledger check`: whether everything in a ledger adds up. What adds up to what, the balance decides."""
+"""`twinbus ledger check`: whether everything in a ledger adds up. What adds up to what, the balance decides.
+
+The verbs of the pipeline are in `ledger_jobs`, and tell of a balance as this one does.
+"""
 
 from __future__ import annotations
 
 import json as json_text
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -15,10 +19,13 @@ from twinbus.errors import OperatorError
 if TYPE_CHECKING:
     from twinbus.ledger import Balance, Message, Problem
 
+Listed = tuple[tuple[str, str], int]
+"""Destination and id of a message, and how many copies of it."""
+
 app = typer.Typer(help="What the ledger of pairs, syphons and namespaces tells.", no_args_is_help=True)
 
 _SHOWN: Final = 20
-_SUMS: Final = {
+SUMS: Final = {
     "accepted": "accepted",
     "delivered": "  delivered",
     "in_backlog": "  in backlog",
@@ -29,7 +36,7 @@ _SUMS: Final = {
     "possibly_duplicated": "possibly duplicated",
     "unconfirmed": "unconfirmed",
 }
-_LISTED: Final = {
+LISTED: Final = {
     "lost": "lost: reported safe, and in neither namespace",
     "unknown": "unknown: reported safe; it depends on operations whose outcome nobody knows",
     "duplicated": "duplicated: delivered more often than sent",
@@ -62,39 +69,45 @@ def check(
         problems: list[Problem] = []
         found = balance(read_ledger(directory, problems.append))
         found.incomplete += map(str, problems)
+        sums = {name: getattr(found, name).total() for name in SUMS}
+        listed = {name: _of(found, name) for name in LISTED}
         if json:
-            typer.echo(json_text.dumps(_report(found)))
+            typer.echo(json_text.dumps(report(sums, listed, found.incomplete)))
         else:
-            _print(found)
+            show(sums, listed, found.incomplete)
         if found.lost:
             raise typer.Exit(FAILED)
 
 
-def _report(found: Balance) -> dict[str, Any]:
-    sums = {name: getattr(found, name).total() for name in _SUMS}
-    listed = {name: [{**message._asdict(), "count": count} for message, count in _of(found, name)] for name in _LISTED}
-    return {**sums, "messages": listed, "incomplete": found.incomplete}
+def report(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomplete: list[str]) -> dict[str, Any]:
+    """A balance as JSON has it. Of each sum that is listed: the messages, and how many copies."""
+    messages = {
+        name: [{"destination": destination, "id": id_, "count": count} for (destination, id_), count in found]
+        for name, found in listed.items()
+    }
+    return {**sums, "messages": messages, "incomplete": incomplete}
 
 
-def _print(found: Balance) -> None:
-    for name, label in _SUMS.items():
-        typer.echo(f"{label:20} {getattr(found, name).total():>12,}")
-    for name, label in _LISTED.items():
-        messages = _of(found, name)
+def show(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomplete: list[str]) -> None:
+    """A balance for a person."""
+    for name, label in SUMS.items():
+        typer.echo(f"{label:20} {sums[name]:>12,}")
+    for name, label in LISTED.items():
+        messages = listed[name]
         if messages:
             typer.echo(f"\n{label}")
         # Each lost one has to be looked for by somebody.
         shown = messages if name == "lost" else messages[:_SHOWN]
-        for message, count in shown:
-            typer.echo(f"  {message.destination}  {message.id}{f'  × {count}' if count > 1 else ''}")
+        for (destination, id_), count in shown:
+            typer.echo(f"  {destination}  {id_}{f'  × {count}' if count > 1 else ''}")
         if len(messages) > len(shown):
             typer.echo(f"  … and {len(messages) - len(shown):,} more; --json lists them all")
-    if found.incomplete:
+    if incomplete:
         typer.echo("\nThe ledger does not hold everything, so that what it says may be wrong:")
-    for reason in found.incomplete:
+    for reason in incomplete:
         typer.echo(f"  {reason}")
 
 
-def _of(found: Balance, name: str) -> list[tuple[Message, int]]:
+def _of(found: Balance, name: str) -> list[Listed]:
     counted: Counter[Message] = getattr(found, name)
     return sorted(counted.items())

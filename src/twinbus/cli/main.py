@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twinbus.cli import deadletter, doctor, drill, fault, ledger, provision, serve, syphon
+from twinbus.cli import deadletter, doctor, drill, fault, ledger, ledger_jobs, provision, serve, syphon
 
 app = typer.Typer(
     name="twinbus",
@@ -22,6 +22,14 @@ app.command(name="doctor", help=doctor.doctor.__doc__)(doctor.doctor)
 app.command(name="drill", help=drill.drill.__doc__)(drill.drill)
 app.command(name="syphon", help=syphon.syphon.__doc__)(syphon.syphon)
 app.add_typer(deadletter.app, name="deadletter")
+for verb in (
+    ledger_jobs.ingest,
+    ledger_jobs.reconcile,
+    ledger_jobs.cost,
+    ledger_jobs.incidents,
+    ledger_jobs.latency,
+):
+    ledger.app.command()(verb)
 app.add_typer(ledger.app, name="ledger")
 
 

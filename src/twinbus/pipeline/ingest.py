@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.ledger.entries import Intent, Operation, Outcome
 from twinbus.pipeline.lines import looked_at, parsed
@@ -39,6 +39,7 @@ class Batch:
     rejected: int
     first: int
     last: int
+    newest: int
 
 
 # --- the stream ------------------------------------------------------------------------------------------------------
@@ -53,7 +54,7 @@ def ingest(
     most_bytes: int | None = None,
     extend: Extend | None = None,
 ) -> StreamingQuery:
-    """Bring what is new in the ledger into the tables at `root`: what is there now, or on and on, `every` so many seconds.
+    """Bring what is new in the ledger into the tables at `root`: what is there now, or on and on, `every` few seconds.
 
     The query that does it is already running. `most_bytes`: of segments in one batch.
     """
@@ -91,15 +92,15 @@ def take(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None =
 
 
 def _measured(rows: DataFrame) -> Batch:
-    found = rows.agg(F.count("line"), F.min("day"), F.max("day")).first()
+    found = rows.agg(F.count("line"), F.min("day"), F.max("day"), F.max("at")).first()
     assert found is not None, "an aggregate without keys has a row"
-    return Batch(rows, found[0], found[1] or 0, found[2] or 0)
+    return Batch(rows, found[0], found[1] or 0, found[2] or 0, found[3] or 0)
 
 
 def _written(tables: Tables, before: Version, batch: Batch, looked: DataFrame | None, ledger: Path) -> Version:
     names = columns(SCHEMAS[PENDING])
     good = batch.rows.where("line is null").select(*names)
-    after = before
+    after = replace(before, newest=max(before.newest, batch.newest))
     if looked is not None:
         good = good.unionAll(looked.where("problem is null").select(*names))
         after = _added(tables, after, PROBLEMS, problems(looked, ledger))
@@ -110,7 +111,7 @@ def _written(tables: Tables, before: Version, batch: Batch, looked: DataFrame | 
         whole = fresh.where(F.col("kind") == _OPERATION)
         after = _added(tables, after, OPERATIONS, operations(whole, met))
         after = after.having(PENDING, [part] if (part := tables.write(PENDING, pending(met))) else [])
-        others = fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME)).withColumn("day", _day())
+        others = fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME)).withColumn("day", day())
         after = _added(tables, after, ENTRIES, others)
         met.unpersist()
         return after
@@ -127,7 +128,7 @@ def _added(tables: Tables, version: Version, table: str, rows: DataFrame) -> Ver
 
 
 def known(tables: Tables, version: Version, batch: Batch) -> DataFrame | None:
-    """`kind` and `id` of entries that are there from about these days. A line that was written twice has one instant."""
+    """`kind` and `id` of what is there from about these days: a line that was written twice has one instant."""
     if not version.of(OPERATIONS) and not version.of(ENTRIES) and not version.of(PENDING):
         return None
     days = F.col("day").between(
@@ -164,7 +165,7 @@ def operations(whole: DataFrame, met: DataFrame) -> DataFrame:
     ended = F.col("at") + F.round(F.col("seconds") * 1000).cast("long")
     one = whole.withColumns({"whole": F.lit(True), "ended": ended})
     two = met.where("kind is not null and ended is not null").withColumn("whole", F.lit(False))
-    resolved = {"destination": destination(), "day": _day()}
+    resolved = {"destination": destination(), "day": day()}
     names = columns(SCHEMAS[OPERATIONS])
     return one.withColumns(resolved).select(*names).unionAll(two.withColumns(resolved).select(*names))
 
@@ -193,6 +194,6 @@ def _day_number() -> Column:
     return F.expr(f"least(greatest(at div 86400000, 0), {_LAST_DAY})").cast("int")
 
 
-def _day() -> Column:
+def day() -> Column:
     """UTC, whatever the session's time zone is."""
     return F.date_from_unix_date(_day_number())

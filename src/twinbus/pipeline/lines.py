@@ -12,16 +12,15 @@ from operator import and_
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped] # comes without
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
-from pyspark.sql.types import StructType
 
 from twinbus.ledger.encoding import decode
 from twinbus.ledger.entries import KINDS, VERSION, Move, Role, Stage
 from twinbus.ledger.errors import EntryError
 from twinbus.pipeline.segment_source import opened
-from twinbus.pipeline.tables import PENDING, SCHEMAS
+from twinbus.pipeline.tables import PENDING, SCHEMAS, struct
 
 _LARGEST: Final = 2**63 - 1
 _WORDS: Final = {"stage": Stage, "role": Role, "move": Move}
@@ -29,7 +28,7 @@ _WORDS: Final = {"stage": Stage, "role": Role, "move": Move}
 
 def parsed(lines: DataFrame) -> DataFrame:
     """The columns of an entry, and `file`, `position` and `line`, the last only where it is to be looked at closely."""
-    schema = StructType.fromDDL(f"v int, {SCHEMAS[PENDING]}")
+    schema = struct(f"v int, {SCHEMAS[PENDING]}")
     said = lines.select("file", "position", "line", F.from_json(F.col("line").cast("string"), schema).alias("said"))
     rows = said.select("file", "position", F.col("line").alias("raw"), "said.*")
     return rows.withColumn("line", F.when(_is_entry(), None).otherwise(F.col("raw"))).drop("raw", "v")
@@ -47,14 +46,12 @@ def _is_entry() -> Column:
 
 
 def looked_at(rejected: DataFrame, directory: Path) -> DataFrame:
-    """The lines that Spark rejected, by the ledger's own reader: entries, or a `problem` with its `number` in the file."""
-    columns = StructType.fromDDL(f"file string, number long, problem string, {SCHEMAS[PENDING]}")
+    """The lines that Spark rejected, as the ledger's reader sees them: entries, or a `problem` on line `number`."""
+    columns = struct(f"file string, number long, problem string, {SCHEMAS[PENDING]}")
     return rejected.select("file", "position", "line").mapInPandas(_looker(directory, columns.names), columns)
 
 
-def _looker(
-    directory: Path, columns: list[str]
-) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
+def _looker(directory: Path, columns: list[str]) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
     def look(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         for batch in batches:
             rows = [

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 import numpy as np
-import pyarrow as pa
+import pyarrow as pa  # type: ignore[import-untyped] # comes without
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -108,7 +108,7 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     ranges, size = [], 0
         return [*shares, Share(tuple(ranges))]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override] # Arrow is allowed
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Share)
         for part in partition.ranges:
             yield from _lines(self._directory, part)
@@ -172,6 +172,8 @@ def _batch(segment: str, position: int, data: bytes) -> pa.RecordBatch:
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE).astype(np.int64) + 1
     offsets = np.concatenate(([0], ends))
     count = len(ends)
-    lines = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)])
+    lines = pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    )
     files = pa.array([segment], pa.string()).take(pa.array(np.zeros(count, np.int32)))
     return pa.RecordBatch.from_arrays([files, pa.array(offsets[:-1] + position), lines], schema=_ARROW)

@@ -1,6 +1,6 @@
 """The tables of the pipeline on a disk that the driver and all executors share, and which of their parts are alive.
 
-A part is a folder of Parquet files that never changes. One small file names the living parts and is replaced as a whole,
+A part is a folder of Parquet files that never changes. One small file names the living parts and is replaced as one,
 so that a batch counts entirely or not at all. What the rows mean is not decided here.
 """
 
@@ -37,7 +37,8 @@ SCHEMAS: Final[Mapping[str, str]] = {
     ENTRIES: f"kind string, {_ENTRY}, day date",
     PROBLEMS: "file string, line long, cause string",
 }
-_FOLDERS: Final = (*SCHEMAS, "tallies_reconcile", "tallies_cost", "tallies_incidents", "tallies_latency")
+TALLIES: Final = "tallies-"
+"""Before the name of a job: its tallies so far."""
 BY_DAY: Final = frozenset({OPERATIONS, ENTRIES})
 _CURRENT: Final = "current.json"
 # So many parts of one size become one of the next: few files, and no row is written again more than a few times.
@@ -58,13 +59,15 @@ class Part:
 class Version:
     """What is alive after so many commits. `followed`: of each job, the commit up to which its tallies are there.
 
-    `retired`: parts that others have taken the place of, each with the commit that did it.
+    `retired`: parts that others have taken the place of, each with the commit that did it. `newest`: the instant of the
+    newest entry, in milliseconds.
     """
 
     number: int = 0
     parts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
     followed: Mapping[str, int] = field(default_factory=dict)
     retired: Mapping[str, int] = field(default_factory=dict)
+    newest: int = 0
 
     def of(self, table: str) -> tuple[Part, ...]:
         return self.parts.get(table, ())
@@ -88,7 +91,7 @@ class Tables:
         except FileNotFoundError:
             return Version()
         parts = {table: tuple(Part(**part) for part in found) for table, found in said["parts"].items()}
-        return Version(said["number"], parts, said["followed"], said["retired"])
+        return Version(said["number"], parts, said["followed"], said["retired"], said["newest"])
 
     def read(self, table: str, schema: str | None = None, version: Version | None = None) -> DataFrame:
         """All rows of a table, empty where there are none yet."""
@@ -139,6 +142,7 @@ class Tables:
             },
             "followed": dict(made.followed),
             "retired": dict(made.retired),
+            "newest": made.newest,
         }
         path = self.root / f".{_CURRENT}"
         with path.open("w") as file:
@@ -148,9 +152,7 @@ class Tables:
         path.replace(self.root / _CURRENT)
         return made
 
-    def compacted(
-        self, version: Version, table: str, schema: str, merge: Callable[[DataFrame], DataFrame]
-    ) -> Version:
+    def compacted(self, version: Version, table: str, schema: str, merge: Callable[[DataFrame], DataFrame]) -> Version:
         """Many small parts as one, not committed yet. The old ones stay for those who read them now."""
         level = 0
         while len(small := [part for part in version.of(table) if part.level == level]) >= _TOGETHER:
@@ -166,7 +168,7 @@ class Tables:
         version = self.version()
         kept = {part.path for parts in version.parts.values() for part in parts} | set(version.retired)
         for folder in self.root.glob("*/*"):
-            if folder.parent.name in _FOLDERS and str(folder.relative_to(self.root)) not in kept:
+            if folder.parent.name.startswith((*SCHEMAS, TALLIES)) and str(folder.relative_to(self.root)) not in kept:
                 shutil.rmtree(folder)
 
 
@@ -177,5 +179,11 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
     return all_of_them
 
 
+def struct(schema: str) -> StructType:
+    parsed = StructType.fromDDL(schema)
+    assert isinstance(parsed, StructType)
+    return parsed
+
+
 def columns(schema: str) -> list[str]:
-    return StructType.fromDDL(schema).names
+    return struct(schema).names

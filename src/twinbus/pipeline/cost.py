@@ -1,0 +1,51 @@
+"""What was charged for: operations, billable units and bytes by stage, entity and day (M1, M2). No price is here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from twinbus.ledger.entries import OK, UNKNOWN
+from twinbus.pipeline.window import Window
+
+KEYS: Final = ("day", "stage", "namespace", "entity")
+SUMS: Final = ("operations", "messages", "units", "bytes", "unknown", "refused")
+TALLIES: Final = "day date, stage string, namespace string, entity string, " + ", ".join(
+    f"{sum_} long" for sum_ in SUMS
+)
+RESULT: Final = TALLIES
+
+
+def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
+    """A row for each operation, whatever came of it: an answer, even a refusal, was asked for."""
+    result = F.col("result")
+    refused = (result != OK) & (result != UNKNOWN) & (F.coalesce(F.size("failed"), F.lit(0)) <= 0)
+    return operations.select(
+        "day",
+        "stage",
+        F.lower("namespace").alias("namespace"),
+        F.lower("entity").alias("entity"),
+        F.lit(1).cast("long").alias("operations"),
+        F.size("ids").cast("long").alias("messages"),
+        "units",
+        "bytes",
+        (result == UNKNOWN).cast("long").alias("unknown"),
+        refused.cast("long").alias("refused"),
+    )
+
+
+def merge(tallies: DataFrame) -> DataFrame:
+    return tallies.groupBy(*KEYS).agg(*(F.sum(name).alias(name) for name in SUMS))
+
+
+def settle(sums: DataFrame, window: Window, newest: int) -> DataFrame:
+    """Whole days: those that the window touches."""
+    return sums.where(window.days()).select(*KEYS, *SUMS)
+
+
+def priced(costs: DataFrame, prices: DataFrame) -> DataFrame:
+    """With the column `cost`: `prices` has a `stage` and the `price` of one unit in it; null where there is none."""
+    joined = costs.join(F.broadcast(prices.select("stage", "price")), "stage", "left")
+    return joined.withColumn("cost", F.col("units") * F.col("price")).select(*costs.columns, "price", "cost")

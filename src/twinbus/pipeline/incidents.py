@@ -1,0 +1,124 @@
+"""Failovers as a person remembers them: per entity from when to when, how much was diverted, when all was home.
+
+Every process fails over and is restored by itself; windows of an entity that overlap are one incident.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from twinbus.ledger.entries import State
+from twinbus.pipeline import latency
+from twinbus.pipeline.window import Window
+
+ENGAGED: Final = "failover_engaged"
+RESTORED: Final = "restored"
+TALLIES: Final = f"{latency.TALLIES}, event string, at long, episode long, cause string"
+RESULT: Final = (
+    "destination string, began long, restored long, drained long, cause string, processes long, diverted long, "
+    "returned long, seconds_to_restore double, seconds_to_drain double"
+)
+_NEVER: Final = 2**62
+_PROCESS: Final = ("destination", "writer", "episode")
+
+
+def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
+    """The diversions and returns of messages, and every failover and restore that a process tells."""
+    messages = latency.tally(operations, entries)
+    for name, kind in {"event": "string", "at": "long", "episode": "long", "cause": "string"}.items():
+        messages = messages.withColumn(name, F.lit(None).cast(kind))
+    told = entries.where((F.col("kind") == State.kind) & F.col("event").isin(ENGAGED, RESTORED))
+    events = told.select(
+        F.lower(F.concat_ws("/", "pair", F.col("facts")["entity"])).alias("destination"),
+        F.lit(None).cast("string").alias("id"),
+        F.substring("id", 1, 16).alias("writer"),
+        F.lit(None).cast("long").alias("diverted"),
+        F.lit(None).cast("long").alias("home"),
+        "event",
+        "at",
+        F.try_to_number(F.col("facts")["episode"], F.lit("9999999999")).cast("long").alias("episode"),
+        F.col("facts")["cause"].alias("cause"),
+    )
+    return messages.unionAll(events)
+
+
+def merge(tallies: DataFrame) -> DataFrame:
+    """Nothing is lost of an instant: all of them are kept."""
+    return tallies
+
+
+def settle(tallies: DataFrame, window: Window, newest: int) -> DataFrame:
+    """Those that began in the window; and one without a beginning, of diversions that no failover explains."""
+    found = incidents(windows(tallies))
+    spans = found.select(F.col("destination").alias("of"), F.col("began").alias("during"), "next")
+    within = (F.col("destination") == F.col("of")) & F.col("diverted").between(F.col("during"), F.col("next") - 1)
+    messages = latency.waits(tallies.where("event is null")).join(F.broadcast(spans), within, "left")
+    counted = messages.groupBy(F.col("destination").alias("of"), "during").agg(
+        F.count("*").alias("diverted"),
+        F.count("home").alias("returned"),
+        F.max("home").alias("home"),
+        F.min("diverted").alias("first"),
+    )
+    same = (F.col("destination") == F.col("of")) & (F.col("began") == F.col("during"))
+    rows = found.join(counted, same, "full_outer").where(window.holds(F.coalesce("began", "first")))
+    rows = rows.withColumn("drained", F.when(F.col("diverted") == F.col("returned"), F.col("home")))
+    return rows.select(
+        F.coalesce("destination", "of").alias("destination"),
+        "began",
+        "restored",
+        "drained",
+        "cause",
+        *(F.coalesce(name, F.lit(0)).cast("long").alias(name) for name in ("processes", "diverted", "returned")),
+        ((F.col("restored") - F.col("began")) / 1000).alias("seconds_to_restore"),
+        # Syphons may be quicker than the pings that find the primary well.
+        (F.when(F.col("drained").isNotNull(), F.greatest("drained", "restored") - F.col("restored")) / 1000).alias(
+            "seconds_to_drain"
+        ),
+    )
+
+
+def windows(tallies: DataFrame) -> DataFrame:
+    """Of each process and entity, from a failover to its restore; else, to the last message that it diverted."""
+    engaged = F.when(F.col("event") == ENGAGED, F.col("at"))
+    told = (
+        tallies.where("event is not null")
+        .groupBy(*_PROCESS)
+        .agg(
+            F.min(engaged).alias("began"),
+            F.max(F.when(F.col("event") == RESTORED, F.col("at"))).alias("restored"),
+            F.min_by("cause", engaged).alias("cause"),
+        )
+    )
+    following = F.lead("began").over(Over.partitionBy("destination", "writer").orderBy("began"))
+    told = told.where("began is not null").withColumn("next", F.coalesce(following, F.lit(_NEVER)))
+    own = tallies.where("diverted is not null").select(
+        F.col("destination").alias("of"), F.col("writer").alias("by"), "diverted"
+    )
+    during = F.col("diverted").between(F.col("began"), F.col("next") - 1)
+    mine = (F.col("destination") == F.col("of")) & (F.col("writer") == F.col("by")) & during
+    joined = told.join(own, mine & F.col("restored").isNull(), "left")
+    return joined.groupBy(*_PROCESS, "began", "restored", "cause").agg(
+        F.coalesce("restored", F.max("diverted"), "began").alias("ended")
+    )
+
+
+def incidents(windows: DataFrame) -> DataFrame:
+    """Windows of an entity that overlap, as one; `next` is when the following one begins."""
+    order = Over.partitionBy("destination").orderBy("began", "ended", "writer")
+    so_far = F.max("ended").over(order.rowsBetween(Over.unboundedPreceding, -1))
+    begins = F.coalesce(F.col("began") > so_far, F.lit(True)).cast("int")
+    numbered = windows.withColumn("begins", begins).withColumn("number", F.sum("begins").over(order))
+    # What ended last says whether it is over: a process that died tells no restore, and holds nobody up.
+    last = F.struct("ended", F.col("restored").isNull())
+    found = numbered.groupBy("destination", "number").agg(
+        F.min("began").alias("began"),
+        F.max_by("restored", last).alias("restored"),
+        F.min_by("cause", F.struct("began", "writer")).alias("cause"),
+        F.countDistinct("writer").alias("processes"),
+    )
+    following = F.lead("began").over(Over.partitionBy("destination").orderBy("began"))
+    return found.withColumn("next", F.coalesce(following, F.lit(_NEVER)))

@@ -1,0 +1,146 @@
+"""The ledger's jobs, each three functions from rows to rows, and the two ways to run them: over history, or followed.
+
+Followed, the tallies of every batch are kept and committed with the batch; a restart goes on from there, and a job that
+was not followed for a while begins anew. What a job finds is decided in its own module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from twinbus.ledger.balance import balance
+from twinbus.ledger.entries import UNKNOWN, Closed, Dropped, Entry, Gap, Header, Intent, Outcome, Role
+from twinbus.pipeline import cost, incidents, latency, reconcile
+from twinbus.pipeline.ingest import day, destination
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, TALLIES, Tables, Version, columns
+from twinbus.pipeline.window import Window
+
+Tally = Callable[[DataFrame, DataFrame], DataFrame]
+Merge = Callable[[DataFrame], DataFrame]
+Settle = Callable[[DataFrame, Window, int], DataFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`tally` reads operations and other entries, row by row; `merge` adds tallies; `settle` says what they amount to.
+
+    `merge` of merged ones is `merge` of all: that is what lets a stream go on where it was. `onward`: what happens to
+    messages of a window is told after it, too.
+    """
+
+    name: str
+    tallies: str
+    result: str
+    tally: Tally
+    merge: Merge
+    settle: Settle
+    onward: bool = True
+
+
+JOBS: Final[Mapping[str, Job]] = {
+    job.name: job
+    for job in (
+        Job("reconcile", reconcile.TALLIES, reconcile.RESULT, reconcile.tally, reconcile.merge, reconcile.settle),
+        Job("cost", cost.TALLIES, cost.RESULT, cost.tally, cost.merge, cost.settle, onward=False),
+        Job("incidents", incidents.TALLIES, incidents.RESULT, incidents.tally, incidents.merge, incidents.settle),
+        Job("latency", latency.TALLIES, latency.RESULT, latency.tally, latency.merge, latency.settle),
+    )
+}
+
+
+# --- over history ----------------------------------------------------------------------------------------------------
+
+
+def over_history(tables: Tables, job: Job, window: Window | None = None) -> DataFrame:
+    """What a job finds in all that was ingested, or in a window of it."""
+    version, window = tables.version(), window or Window()
+    days = window.days_onward() if job.onward else window.days()
+    operations = tables.read(OPERATIONS, version=version).unionByName(_begun(tables, version)).where(days)
+    entries = tables.read(ENTRIES, version=version).where(days)
+    return job.settle(job.merge(job.tally(operations, entries)), window, version.newest)
+
+
+def _begun(tables: Tables, version: Version) -> DataFrame:
+    """Operations that have not ended, as far as the ledger knows: of unknown outcome."""
+    begun = tables.read(PENDING, version=version).where(F.col("kind") == Intent.kind)
+    made = begun.withColumns(
+        {
+            "whole": F.lit(False),
+            "ended": F.lit(None).cast("long"),
+            "result": F.lit(UNKNOWN),
+            "destination": destination(),
+            "day": day(),
+        }
+    )
+    return made.select(*columns(SCHEMAS[OPERATIONS]))
+
+
+# --- followed --------------------------------------------------------------------------------------------------------
+
+
+def following(names: Sequence[str]) -> Callable[[Tables, Version, Version], Version]:
+    """What `ingest` is to commit with every batch, so that these jobs need not read it again."""
+    return partial(_follow, tuple(names))
+
+
+def _follow(names: tuple[str, ...], tables: Tables, before: Version, after: Version) -> Version:
+    for name in JOBS:
+        table = TALLIES + name
+        if name in names:
+            after = _advanced(tables, JOBS[name], before, after)
+        elif after.of(table):
+            # It would lack this batch.
+            after = after.having(table, ())
+    return replace(after, followed=dict.fromkeys(names, before.number + 1))
+
+
+def _advanced(tables: Tables, job: Job, before: Version, after: Version) -> Version:
+    table = TALLIES + job.name
+    goes_on = before.followed.get(job.name) == before.number
+    seen = set(before.of(OPERATIONS) + before.of(ENTRIES)) if goes_on else set()
+    new = {name: [part for part in after.of(name) if part not in seen] for name in (OPERATIONS, ENTRIES)}
+    operations, entries = (tables.read_parts(parts, SCHEMAS[name]) for name, parts in new.items())
+    made = tables.write(table, job.merge(job.tally(operations, entries)).select(*columns(job.tallies)))
+    parts = after.of(table) if goes_on else ()
+    after = after.having(table, [*parts, made] if made else parts)
+    return tables.compacted(after, table, job.tallies, job.merge)
+
+
+def so_far(tables: Tables, job: Job, window: Window | None = None) -> DataFrame:
+    """What a followed job finds, from its tallies."""
+    version = tables.version()
+    if version.followed.get(job.name) != version.number:
+        return over_history(tables, job, window)
+    kept = tables.read(TALLIES + job.name, job.tallies, version)
+    nothing = tables.read_parts((), SCHEMAS[ENTRIES])
+    doubtful = job.tally(_begun(tables, version), nothing).select(*columns(job.tallies))
+    return job.settle(job.merge(kept.unionAll(doubtful)), window or Window(), version.newest)
+
+
+# --- what is missing -------------------------------------------------------------------------------------------------
+
+
+def incomplete(tables: Tables) -> list[str]:
+    """Why the ledger does not hold everything, in the balance's own words, and the lines that could not be read."""
+    version = tables.version()
+    kinds = [Header.kind, Closed.kind, Gap.kind, Dropped.kind]
+    told = tables.read(ENTRIES, version=version).where(F.col("kind").isin(kinds)).collect()
+    alone = tables.read(PENDING, version=version).where(F.col("kind") == Outcome.kind).collect()
+    problems = tables.read("problems", version=version).orderBy("file", "line").collect()
+    found = balance(_entry(row.asDict()) for row in (*told, *alone)).incomplete
+    return [*found, *(f"{row.file}, line {row.line}: {row.cause}" for row in problems)]
+
+
+def _entry(said: dict[str, object]) -> Entry:
+    kinds: tuple[type[Entry], ...] = (Header, Closed, Gap, Dropped, Outcome)
+    kind = next(kind for kind in kinds if kind.kind == said["kind"])
+    values = {name: said[name] for name in kind.__dataclass_fields__ if name != "kind" and said.get(name) is not None}
+    if "role" in values:
+        values["role"] = Role(str(values["role"]))
+    return kind(**values)  # type: ignore[arg-type] # the columns have the fields' types

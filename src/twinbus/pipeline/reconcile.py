@@ -1,0 +1,214 @@
+"""The balance of `twinbus.ledger.balance` over any number of messages: one shuffle, and nothing but sums.
+
+A tally is what one operation or movement did to one message; tallies of a message are added; the sums are judged. The
+stages' effects are the balance's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import reduce
+from operator import or_
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from twinbus.ledger.balance import EFFECTS
+from twinbus.ledger.entries import OK, UNKNOWN, Move, Movement
+from twinbus.pipeline.window import Window
+
+SUMS: Final = (
+    "accepted",
+    "delivered",
+    "maybe_delivered",
+    "stored",
+    "maybe_stored",
+    "removed",
+    "maybe_removed",
+    "dead_lettered",
+    "doubted",
+)
+TALLIES: Final = (
+    "destination string, id string, "
+    + ", ".join(f"{name} int" for name in SUMS)
+    + ", first_accepted long, last_accepted long, last long"
+)
+JUDGED: Final = (
+    "accepted",
+    "delivered",
+    "in_backlog",
+    "dead_lettered",
+    "unknown",
+    "lost",
+    "duplicated",
+    "possibly_duplicated",
+    "unconfirmed",
+    "in_flight",
+)
+# Those that somebody wants to see by id.
+LISTED: Final = ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
+RESULT: Final = "destination string, id string, messages long, " + ", ".join(f"{name} long" for name in JUDGED)
+# An operation's outcome is sealed at most so long after its intent; what is younger may yet be told.
+EDGE: Final = timedelta(hours=1)
+
+
+# --- tallies ---------------------------------------------------------------------------------------------------------
+
+
+def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
+    """A row for each message of each operation and movement that has an effect."""
+    return _of_operations(operations).unionAll(_of_movements(entries))
+
+
+def _of_operations(operations: DataFrame) -> DataFrame:
+    rows = operations.where(F.col("stage").isin([str(stage) for stage in EFFECTS]))
+    ids = rows.select("destination", "stage", "at", "result", "ids", "failed", F.posexplode("ids").alias("place", "id"))
+    done = ids.withColumn("result", F.when(concerned(), F.col("result")).otherwise(OK))
+    done = done.where(F.col("result").isin(OK, UNKNOWN))
+    surely, accepted = F.col("result") == OK, _sum_of("accepted")
+    sums = {
+        "accepted": F.when(surely, accepted).otherwise(0),
+        "dead_lettered": F.lit(0),
+        "doubted": F.lit(0),
+    }
+    for name in ("delivered", "stored", "removed"):
+        sums[name] = F.when(surely, _sum_of(name)).otherwise(0)
+        sums[f"maybe_{name}"] = F.when(surely, 0).otherwise(_sum_of(name))
+    return _tallies(done, sums)
+
+
+def concerned(message: str = "id") -> Column:
+    """Whether the operation's result is that of this id: of the first so many as `failed` names it.
+
+    Of rows with `ids` and `failed`, and the id with its `place`.
+    """
+    said = F.coalesce(F.size("failed"), F.lit(0)) > 0
+    failures = F.expr(f"size(filter(failed, one -> one = {message}))")
+    before = F.expr(f"size(filter(slice(ids, 1, place), one -> one = {message}))")
+    return F.when(said, before < failures).otherwise(F.lit(True))
+
+
+def _sum_of(name: str) -> Column:
+    """What an operation of this stage adds."""
+    stages = [str(stage) for stage, effect in EFFECTS.items() if getattr(effect, name)]
+    return F.when(F.col("stage").isin(stages), 1).otherwise(0)
+
+
+_MOVED: Final[Mapping[Move, Mapping[str, int]]] = {
+    Move.DEAD_LETTERED: {"dead_lettered": 1},
+    Move.RESUBMITTED: {"dead_lettered": -1},
+    # From here on it is a message for another entity: what was accepted and stored goes with it.
+    Move.REDIRECTED: {"accepted": 1, "stored": 1},
+    Move.POSSIBLE_DUPLICATE: {"doubted": 1},
+}
+_LEFT: Final[Mapping[Move, Mapping[str, int]]] = {Move.REDIRECTED: {"accepted": -1, "stored": -1, "dead_lettered": -1}}
+
+
+def _of_movements(entries: DataFrame) -> DataFrame:
+    moves = entries.where(F.col("kind") == Movement.kind)
+
+    def side(column: str, effects: Mapping[Move, Mapping[str, int]]) -> DataFrame:
+        rows = moves.where(F.col("move").isin([str(move) for move in effects]))
+        ids = rows.select(F.lower(column).alias("destination"), "move", "at", F.explode("ids").alias("id"))
+        return _tallies(ids, {name: _moved(effects, name) for name in SUMS})
+
+    return side("destination", _MOVED).unionAll(side("source", _LEFT))
+
+
+def _moved(effects: Mapping[Move, Mapping[str, int]], name: str) -> Column:
+    none = F.lit(0)
+    return reduce(
+        lambda rest, move: F.when(F.col("move") == str(move), effects[move].get(name, 0)).otherwise(rest), effects, none
+    )
+
+
+def _tallies(rows: DataFrame, sums: Mapping[str, Column]) -> DataFrame:
+    rows = rows.select("destination", "id", "at", *(sums[name].cast("int").alias(name) for name in SUMS))
+    accepted = F.when(F.col("accepted") > 0, F.col("at"))
+    return rows.select(
+        "destination",
+        "id",
+        *SUMS,
+        accepted.alias("first_accepted"),
+        accepted.alias("last_accepted"),
+        F.col("at").alias("last"),
+    )
+
+
+def merge(tallies: DataFrame) -> DataFrame:
+    """One row a message. Adding what was added before gives the same as adding everything at once."""
+    return tallies.groupBy("destination", "id").agg(
+        *(F.sum(name).cast("int").alias(name) for name in SUMS),
+        F.min("first_accepted").alias("first_accepted"),
+        F.max("last_accepted").alias("last_accepted"),
+        F.max("last").alias("last"),
+    )
+
+
+# --- judgement -------------------------------------------------------------------------------------------------------
+
+
+def judge(sums: DataFrame, window: Window, newest: int, edge: timedelta = EDGE) -> DataFrame:
+    """What became of each message that was accepted in the window, or of which nobody knows that it was.
+
+    `newest`: the instant of the newest entry. What depends on entries that may yet come is `in_flight` as well: of the
+    unknown and unconfirmed, those of the last hour, and those that may have been accepted before the window.
+    """
+    rows = sums if window.whole else sums.where(_inside(window))
+    for name, value in _verdict().items():
+        rows = rows.withColumn(name, value)
+    young = F.col("last") >= newest - int(edge.total_seconds() * 1000)
+    before = F.lit(window.since is not None) & (F.col("accepted") <= 0)
+    doubtful = F.when(young | before, F.col("unknown") + F.col("unconfirmed")).otherwise(0)
+    rows = rows.withColumn("in_flight", doubtful)
+    renamed = [F.col(f"is_{name}").alias(name) for name in ("delivered", "dead_lettered")]
+    kept = [name for name in JUDGED if name not in ("delivered", "dead_lettered")]
+    return rows.select("destination", "id", *kept, *renamed).select("destination", "id", *JUDGED)
+
+
+def _inside(window: Window) -> Column:
+    since, until = window.milliseconds()
+    accepted = (F.col("first_accepted") < until) & (F.col("last_accepted") >= since)
+    never = F.col("first_accepted").isNull() & F.col("last").between(since, until - 1)
+    return accepted | never
+
+
+def _verdict() -> dict[str, Column]:
+    """As `twinbus.ledger.balance` has it, one line for one; each may use those before it."""
+    col, zero = F.col, F.lit(0)
+
+    def at_least_0(value: Column) -> Column:
+        return F.greatest(zero, value)
+
+    expected = F.greatest(col("accepted"), F.lit(1))
+    possibly = at_least_0(col("delivered") + col("maybe_delivered") - expected) - col("duplicated")
+    doubted = F.when(col("duplicated") == 0, F.least(F.lit(1), col("doubted"))).otherwise(0)
+    there_is = col("delivered") + col("maybe_delivered") + col("hoped") > 0
+    return {
+        "held": at_least_0(col("stored") - col("removed") - col("maybe_removed")),
+        "hoped": at_least_0(col("stored") + col("maybe_stored") - col("removed")),
+        "lost": at_least_0(col("accepted") - col("delivered") - col("maybe_delivered") - col("hoped")),
+        "unknown": at_least_0(col("accepted") - col("delivered") - col("held")) - col("lost"),
+        "is_delivered": F.least(col("accepted"), col("delivered")),
+        "there": col("accepted") - col("is_delivered") - col("unknown") - col("lost"),
+        "is_dead_lettered": F.least(col("there"), at_least_0(col("dead_lettered"))),
+        "in_backlog": col("there") - col("is_dead_lettered"),
+        "duplicated": at_least_0(col("delivered") - expected),
+        "possibly_duplicated": F.greatest(possibly, doubted),
+        "unconfirmed": ((col("accepted") == 0) & there_is).cast("int"),
+    }
+
+
+def summed(judged: DataFrame) -> DataFrame:
+    """One row for each message to be listed, and one for all others of a destination, without an id."""
+    listed = reduce(or_, (F.col(name) != 0 for name in LISTED))
+    rows = judged.withColumn("id", F.when(listed, F.col("id")))
+    return rows.groupBy("destination", "id").agg(
+        F.count("*").alias("messages"), *(F.sum(name).cast("long").alias(name) for name in JUDGED)
+    )
+
+
+def settle(sums: DataFrame, window: Window, newest: int) -> DataFrame:
+    return summed(judge(sums, window, newest))
