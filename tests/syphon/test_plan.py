@@ -188,6 +188,14 @@ class TestShelf:
         assert again is not None
         assert again.numbers == (2,)
 
+    def test_nothing_put_aside_is_nothing_to_bring_back(self) -> None:
+        found = Destinations(POLICY)
+        shelf = Shelf(found)
+        put_aside(found)
+        shelf.deferred("q", ())
+        assert shelf.recall(1.0, 100) is None
+        assert found.route("q", 1.0).route is Route.PROBE
+
     def test_destinations_take_turns(self) -> None:
         shelf = Shelf(Destinations(POLICY))
         shelf.deferred("a", range(10))

@@ -67,6 +67,7 @@ class Letter:
     holder: object = None
     locked_until: float = 0.0
     arrivals: int = 0
+    arrived: float = 0.0
     excuses: int = 0
     operations: int = 0
     wronged: bool = False
@@ -143,7 +144,9 @@ class Entity:
     @staticmethod
     def _arrive(messages: Sequence[Outgoing]) -> None:
         for message in messages:
-            letter_of(message.held).arrivals += 1
+            letter = letter_of(message.held)
+            letter.arrivals += 1
+            letter.arrived = letter.arrived or now()
 
 
 def letter_of(held: Held) -> Letter:

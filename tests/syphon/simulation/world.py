@@ -34,6 +34,7 @@ from .places import (
 
 HORIZON = 900.0
 GONE_AFTER = 60.0
+LOCK = 60.0
 LATEST = 24 * 3600.0
 
 
@@ -81,7 +82,7 @@ class World:
         for letter in letters:
             # Left behind by an earlier life.
             letter.where = Where.DEFERRED if chance.random() < 0.1 else Where.ACTIVE
-        return Queue(name, chance, letters, lock=chance.choice((5.0, 30.0, 60.0)))
+        return Queue(name, chance, letters, lock=chance.choice((5.0, 30.0, LOCK)))
 
     def live(self) -> Summary:
         ear, log = Ear(), logging.getLogger("twinbus.syphon")
@@ -100,7 +101,7 @@ class World:
         for queue in self.queues.values():
             times = sorted(self.chance.choice((0.0, self.chance.uniform(0, HORIZON))) for _ in queue.letters)
             for letter, time in zip(queue.letters, times, strict=True):
-                letter.comes = begin + time
+                letter.comes = begin + (time if letter.where is Where.ACTIVE else 0.0)
         syphons = [asyncio.create_task(self._syphon(begin)) for _ in range(self.syphons)]
         if not self.calm:
             for queue in self.queues.values():
@@ -116,7 +117,7 @@ class World:
         chance = self.chance
         for entity in self.entities.values():
             for _ in range(chance.choice((0, 1, 1, 3))):
-                first = begin + chance.uniform(0, HORIZON)
+                first = begin + chance.choice((0.0, chance.uniform(0, HORIZON)))
                 kind = chance.choice(UNCERTAIN + CERTAIN)
                 entity.outages.append(Outage(first, min(first + chance.expovariate(1 / 100), begin + HORIZON), kind))
 
@@ -125,8 +126,13 @@ class World:
         chance = self.chance
         for _ in range(0 if self.calm else chance.choice((0, 1, 3))):
             await self._life(drain=False, seconds=chance.expovariate(1 / 100))
-        if (left := begin + HORIZON - now()) > 0:
+        left = begin + HORIZON - now()
+        if left > 0 and (self.calm or chance.random() < 0.5):
             await self._life(drain=False, seconds=left + chance.uniform(0, 100), killed=False)
+        elif left > 0:
+            # Through outages with one and the same memory, and then killed while it brings back what was put aside.
+            await self._life(drain=True)
+            await self._life(drain=False, seconds=max(begin + HORIZON - now(), 0) + chance.uniform(0, 5))
         await self._life(drain=True)
 
     async def _life(self, *, drain: bool, seconds: float | None = None, killed: bool = True) -> None:
@@ -197,5 +203,12 @@ class World:
             raise ViolationError(f"seed {self.seed}: {letter} was completed before it arrived")
         if letter.where is Where.GONE and not letter.arrivals:
             raise ViolationError(f"seed {self.seed}: {letter} is lost")
+        if self.calm and letter.arrivals and letter.arrived > self._latest(letter):
+            raise ViolationError(f"seed {self.seed}: {letter} arrived late")
         if letter.arrivals > 1 + letter.excuses:
             raise ViolationError(f"seed {self.seed}: {letter} arrived {letter.arrivals} times without a reason")
+
+    def _latest(self, letter: Letter) -> float:
+        """It need not wait for another syphon's life, or the next time that somebody looks through the queue."""
+        ends = [outage.end for outage in self.entities[letter.path].outages]
+        return max(letter.comes, *ends, 0.0) + 2 * self.policy.longest_pause + 2 * LOCK + 60.0

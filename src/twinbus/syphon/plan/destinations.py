@@ -5,6 +5,7 @@ Shared by all pumps of a syphon, so that one probe tells them all. It neither se
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -90,6 +91,21 @@ class DestinationState(NamedTuple):
     until: float
 
 
+class Memory(NamedTuple):
+    """What one syphon knows of a destination, for another whose clock is not the same: spans, in seconds.
+
+    `age`: since it became so; `left`: until it is asked again; `missing`: since it was first not found.
+    """
+
+    path: str
+    readiness: Readiness
+    cause: FailureKind | None
+    pause: float
+    age: float
+    left: float
+    missing: float | None
+
+
 def key_of(path: str) -> str:
     """Paths are case-insensitive."""
     return path.strip("/").lower()
@@ -166,6 +182,29 @@ class Destinations:
 
     def states(self) -> tuple[DestinationState, ...]:
         return tuple(DestinationState(one.path, one.readiness, one.cause, one.until) for one in self._found.values())
+
+    def memories(self, now: float) -> tuple[Memory, ...]:
+        """Of all that were ever left aside."""
+        return tuple(
+            Memory(
+                one.path,
+                one.readiness,
+                one.cause,
+                one.pause,
+                now - one.since,
+                one.until - now,
+                None if one.missing_since is None else now - one.missing_since,
+            )
+            for one in self._found.values()
+            if one.pause
+        )
+
+    def remember(self, memories: Iterable[Memory], now: float) -> None:
+        for memory in memories:
+            one = self._of(memory.path)
+            one.readiness, one.cause, one.pause = memory.readiness, memory.cause, memory.pause
+            one.since, one.until = now - memory.age, now + memory.left
+            one.missing_since = None if memory.missing is None else now - memory.missing
 
     def _of(self, path: str) -> _Destination:
         key = key_of(path)

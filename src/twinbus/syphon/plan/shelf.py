@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -51,6 +51,10 @@ class _Numbers:
 
     def __len__(self) -> int:
         return len(self._numbers) - self._head
+
+    @property
+    def least(self) -> int:
+        return self._numbers[self._head]
 
     def add(self, number: int) -> bool:
         numbers = self._numbers
@@ -113,9 +117,15 @@ class Shelf:
         """Nothing is remembered, brought back just now, or waits to be found again."""
         return not (self._count or self._out or self._forgotten or self._scanning is not None)
 
+    def waiting(self) -> dict[str, tuple[int, int]]:
+        """By destination: how many are remembered, and the least number of them."""
+        return {found.path: (len(found), found.least) for found in self._numbers.values() if len(found)}
+
     # --- numbers -----------------------------------------------------------------------------------------------------
 
-    def deferred(self, path: str | None, numbers: Iterable[int]) -> None:
+    def deferred(self, path: str | None, numbers: Collection[int]) -> None:
+        if not numbers:
+            return
         self.clean = False
         key = UNADDRESSED if path is None else key_of(path)
         found = self._numbers.get(key)
@@ -221,6 +231,8 @@ class Shelf:
         count = max(1, len(found) // 8)
         least = found.forget_last(count)
         self._count -= count
+        if not len(found):
+            del self._numbers[key]
         self._forgotten[key] = min(least, self._forgotten.get(key, least))
 
     def _found_again_at(self) -> int | None:
