@@ -1,4 +1,4 @@
-"""What a syphon's ledger says of completions: by id and destination, so that the balance can find a loss (M1)."""
+"""What a syphon's ledger says of sends and completions, so that the balance can find a loss and a duplicate (M1)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 from twinbus.ledger import Balance, Ledger, LedgerOptions, Message, Role, Stage, balance, read_ledger
 from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.books import Books
+from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.progress import Counts
-from twinbus.syphon.transport import Held, Outgoing
+from twinbus.syphon.transport import Held, Outgoing, SendFailedError
+from twinbus.testing.local import free_port
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 A, B = (Message("contoso/orders", name) for name in "ab")
@@ -75,6 +77,27 @@ def test_y4_a_lock_that_was_lost_makes_a_possible_duplicate_of_that_message_alon
     found = case.balance()
     assert found.possibly_duplicated == {B: 1}
     assert found.delivered == {A: 1, B: 1}
+
+
+@pytest.mark.parametrize("untried", [True, False])
+def test_a_send_that_failed_before_it_left_duplicates_nothing(case: Case, untried: bool) -> None:
+    lost = case.books.sending("Orders", case.messages)
+    case.books.failed(lost, "Orders", FailureKind.CONNECTION_LOST, case.messages, [], 0.0, untried=untried)
+    case.delivered()
+    case.completed([])
+    found = case.balance()
+    assert found.delivered == {A: 1, B: 1}
+    assert found.possibly_duplicated == ({} if untried else {A: 1, B: 1})
+
+
+async def test_a_send_without_a_connection_never_left() -> None:
+    nobody = f"Endpoint=sb://localhost:{free_port()};SharedAccessKeyName=k;SharedAccessKey=eA==;"
+    transport = NativeTransport(f"{nobody}UseDevelopmentEmulator=true", f"{nobody}UseDevelopmentEmulator=true")
+    with pytest.raises(SendFailedError) as raised:
+        await transport.destination("orders").send([Outgoing("orders", "a", 1, b"x", Stored("a"))])
+    assert raised.value.untried
+    assert raised.value.kind is FailureKind.CONNECTION_LOST
+    await transport.close()
 
 
 def test_a_completion_without_an_answer_may_have_happened(case: Case) -> None:

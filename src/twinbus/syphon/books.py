@@ -56,10 +56,12 @@ class Books:
         failed: Sequence[Outgoing],
         arrived: Sequence[Outgoing],
         now: float,
+        *,
+        untried: bool = False,
     ) -> None:
         if operation is not None:
             ids = [message.message_id for message in failed] if arrived else ()
-            if kind in REFUSED:
+            if kind in REFUSED or (untried and kind is not FailureKind.UNKNOWN):
                 operation.end(str(kind), failed=ids)
             else:
                 operation.end(UNKNOWN, cause=str(kind), failed=ids)

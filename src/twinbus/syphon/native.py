@@ -112,7 +112,8 @@ class NativeDestination:
     def _failure(self, error: Exception, messages: Sequence[Outgoing], raws: Sequence[bytes]) -> SendFailedError:
         unsafe = {id(raw) for raw in getattr(error, "failed", ())}
         failed = [one for one, raw in zip(messages, raws, strict=True) if id(raw) in unsafe] if unsafe else messages
-        return SendFailedError(self._path, kind_of(error), failed, str(error))
+        # An error that names no message came before any left: there was no connection, or no link.
+        return SendFailedError(self._path, kind_of(error), failed, str(error), untried=not unsafe)
 
 
 class NativeBacklog:

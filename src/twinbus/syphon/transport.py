@@ -140,14 +140,17 @@ class CannotCarryError(OperatorError):
 
 
 class SendFailedError(RetryError):
-    """`failed` are those that may not have arrived; some of them may have, all the same."""
+    """`failed` are those that may not have arrived; some of them may have, all the same, unless they are `untried`."""
 
-    def __init__(self, path: str, kind: FailureKind, failed: Sequence[Outgoing], detail: str = "") -> None:
+    def __init__(
+        self, path: str, kind: FailureKind, failed: Sequence[Outgoing], detail: str = "", *, untried: bool = False
+    ) -> None:
         super().__init__(f"{path}: {kind}{f' ({detail})' if detail else ''}: {len(failed)} messages were not confirmed")
         self.path = path
         self.kind = kind
         self.failed = tuple(failed)
         self.detail = detail
+        self.untried = untried
 
 
 class BacklogFailedError(RetryError):
