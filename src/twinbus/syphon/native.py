@@ -11,7 +11,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from twinbus.connect import MessageState, ReceivedMessage, Receiver, Sender, ServiceBusConnection
-from twinbus.connect.errors import MessageLockLostError, OperationTimeoutError, ServiceBusError
+from twinbus.connect.errors import (
+    MessageLockLostError,
+    OperationTimeoutError,
+    ServiceBusCommunicationError,
+    ServiceBusError,
+)
 from twinbus.connect.settling import COMPLETE, Outcome, abandon, dead_letter, defer
 from twinbus.message import MessageId
 from twinbus.pairing.failures import FailureKind, classify, evidence_of
@@ -112,8 +117,8 @@ class NativeDestination:
     def _failure(self, error: Exception, messages: Sequence[Outgoing], raws: Sequence[bytes]) -> SendFailedError:
         unsafe = {id(raw) for raw in getattr(error, "failed", ())}
         failed = [one for one, raw in zip(messages, raws, strict=True) if id(raw) in unsafe] if unsafe else messages
-        # An error that names no message came before any left: there was no connection, or no link.
-        return SendFailedError(self._path, kind_of(error), failed, str(error), untried=not unsafe)
+        untried = isinstance(error, ServiceBusCommunicationError)  # there was no connection to send it on
+        return SendFailedError(self._path, kind_of(error), failed, str(error), untried=untried)
 
 
 class NativeBacklog:
