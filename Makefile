@@ -10,7 +10,7 @@ NODE_STAMP := $(JAVASCRIPT)/node_modules/.installed
 export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-peers crash fuzz simulate node lock clean
+.PHONY: help demo test lint bench bench-peers crash chaos fuzz simulate node lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,10 @@ SEEDS ?= 100000
 START ?= 0
 simulate: $(STAMP) ## worlds of two namespaces, by seed: SEEDS=100000 START=0
 	$(VENV)/bin/python -m tests.pairing.simulation --seeds $(SEEDS) --start $(START)
+
+chaos: SEEDS = 100
+chaos: $(STAMP) ## senders, syphons and both namespaces killed and frozen, by seed: SEEDS=100 START=0
+	$(VENV)/bin/python -m pytest tests/chaos -n 2 --dist worksteal --seeds $(SEEDS) --start $(START) -q
 
 node: $(if $(wildcard $(JAVASCRIPT)/package.json),$(NODE_STAMP)) ## the JavaScript SDK for tests/compat
 

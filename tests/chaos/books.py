@@ -1,0 +1,216 @@
+"""The books of one run: what was reported safe, every try to deliver, what was received; and what is `wrong` with it.
+
+A further copy needs an explanation: a try that was never acknowledged, a syphon killed or a lock lost between delivery
+and completion. Neither client nor server comes in here; the ledger does, as a witness that may be contradicted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tests.chaos.entities import PLACES, PRIMARY, WATCHFUL
+from twinbus.ledger.balance import Balance, Message
+from twinbus.ledger.entries import OK, UNKNOWN, Entry, Intent, Operation, Outcome, Stage
+
+Told = tuple[str, Sequence[str]]
+"""What a syphon's log says: an event and the ids it is about."""
+_SENDS = frozenset({Stage.SEND_PRIMARY, Stage.SEND_BACKLOG})
+
+
+@dataclass(slots=True)
+class _Letter:
+    """One message id. `sure` and `perhaps`: deliveries to the primary that were acknowledged, and that were not."""
+
+    destination: str
+    safe: int = 0
+    sure: int = 0
+    perhaps: int = 0
+    explained: Counter[str] = field(default_factory=Counter)
+    """Why it may have been sent once more."""
+    received: Counter[str] = field(default_factory=Counter)
+
+
+class Books:
+    """`wrong` is what must not be; `figures` tells how much was met."""
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+        self.figures: Counter[str] = Counter()
+        self._letters: dict[str, _Letter] = {}
+        self._in_dead_hands: set[str] = set()
+
+    # --- what happened -----------------------------------------------------------------------------------------------
+
+    def asked(self, destination: str, ids: Iterable[str]) -> None:
+        """A sender is about to send them, for the first time or again."""
+        for name in ids:
+            self._letters.setdefault(name, _Letter(destination))
+
+    def safe(self, ids: Iterable[str]) -> None:
+        """The caller was told so."""
+        for name in ids:
+            self._letters[name].safe += 1
+            self.figures["safe"] += 1
+
+    def clients_ledger(self, entries: Iterable[Entry]) -> None:
+        """The senders' own tries, as their ledgers have them: they ended in order, so that each has an outcome."""
+        begun: dict[str, Intent] = {}
+        ended: dict[str, Outcome] = {}
+        for entry in entries:
+            match entry:
+                case Operation() if entry.stage in _SENDS:
+                    self._tried(entry, entry.result, entry.failed)
+                case Intent() if entry.stage in _SENDS:
+                    begun[entry.id] = entry
+                case Outcome():
+                    ended[entry.id] = entry
+                case _:
+                    pass
+        for name, intent in begun.items():
+            outcome = ended.get(name)
+            if outcome is None:
+                self.wrong.append(f"ledger: {intent.stage} of {intent.ids} by a sender that closed has no outcome")
+            else:
+                self._tried(intent, outcome.result, outcome.failed)
+
+    def _tried(self, intent: Intent | Operation, result: str, failed: Sequence[str]) -> None:
+        for name in intent.ids:
+            letter = self._letters.get(name)
+            if letter is None:
+                self.wrong.append(f"ledger: {name} was never sent")
+                continue
+            how = OK if failed and name not in failed else result
+            to_primary = intent.stage is Stage.SEND_PRIMARY
+            letter.sure += to_primary and how == OK
+            letter.perhaps += to_primary and how == UNKNOWN
+            if how == UNKNOWN:
+                self._explain(letter, f"{intent.stage} was not acknowledged")
+
+    def life(self, told: Iterable[Told], *, killed: bool) -> None:
+        """One syphon from its start to its end, by its own log."""
+        sending: Counter[str] = Counter()
+        confirmed: Counter[str] = Counter()
+        for event, ids in told:
+            self.figures[f"{event} by syphons"] += len(ids)
+            for name in ids:
+                letter = self._letters.get(name)
+                if letter is None:
+                    self.wrong.append(f"{name}: {event} by a syphon, and was never sent")
+                    continue
+                match event:
+                    case "sending":
+                        sending[name] += 1
+                    case "confirmed":
+                        sending[name] -= 1
+                        confirmed[name] += 1
+                        letter.sure += 1
+                    case "unsure":
+                        sending[name] -= 1
+                        letter.perhaps += 1
+                        self._explain(letter, "return_primary was not acknowledged")
+                    case "refused":
+                        sending[name] -= 1
+                    case "completed" | "lost" | "uncompleted":
+                        if not confirmed[name]:
+                            self.wrong.append(f"{name}: {event} before its delivery was confirmed")
+                        confirmed[name] -= 1
+                        if event != "completed":
+                            why = "a lock was lost" if event == "lost" else "complete_backlog was not acknowledged"
+                            self._explain(letter, why)
+                    case _:
+                        pass
+                if killed:
+                    self._in_dead_hands.add(name)
+        self._left(sending, confirmed, killed=killed)
+
+    def _left(self, sending: Counter[str], confirmed: Counter[str], *, killed: bool) -> None:
+        """Deliveries that a syphon had begun and not finished when it ended."""
+        for name in (+sending + +confirmed).elements():
+            if killed:
+                self._explain(self._letters[name], "a syphon was killed")
+            else:
+                self.wrong.append(f"{name}: was sent and not completed, by a syphon that ended in order")
+        if killed:
+            for name in (+sending).elements():
+                self._letters[name].perhaps += 1
+
+    def _explain(self, letter: _Letter, why: str) -> None:
+        letter.explained[why] += 1
+        self.figures[f"explained: {why}"] += 1
+
+    def received(self, place: str, name: str, fault: str | None = None) -> None:
+        """At the end, by whoever reads there. `fault`: how it differs from what was sent."""
+        letter = self._letters.get(name)
+        self.figures[f"received from {place}"] += 1
+        if letter is None or place not in PLACES[letter.destination]:
+            self.wrong.append(f"{name}: was received from {place}, where it was never sent")
+            return
+        letter.received[place] += 1
+        if fault is not None:
+            self.wrong.append(f"{name}: was received from {place} changed: {fault}")
+
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> list[str]:
+        """Reported safe, and not received everywhere it belongs."""
+        return [
+            name
+            for name, letter in self._letters.items()
+            if letter.safe and any(not letter.received[place] for place in PLACES[letter.destination])
+        ]
+
+    def judge(self) -> None:
+        self.wrong += [f"{name}: is lost, though reported safe" for name in self.lost]
+        self.figures["lost"] += len(self.lost)
+        for name, letter in self._letters.items():
+            if letter.safe > 1:
+                self.wrong.append(f"{name}: was reported safe {letter.safe} times")
+            for place in PLACES[letter.destination]:
+                self._judge_copies(name, letter, letter.received[place])
+
+    def _judge_copies(self, name: str, letter: _Letter, copies: int) -> None:
+        watchful = letter.destination == WATCHFUL
+        further = max(0, copies - 1)
+        explained = letter.explained.total()
+        self.figures["further copies"] += further
+        if further > (0 if watchful else explained):
+            told = "it detects duplicates" if watchful else f"{dict(letter.explained) or 'nothing'} explains them"
+            self.wrong.append(f"{name}: {further} further copies at {letter.destination}, though {told}")
+        if copies > letter.sure + letter.perhaps:
+            self.wrong.append(f"{name}: received {copies} times, sent {letter.sure + letter.perhaps} times")
+        if copies < (min(1, letter.sure) if watchful else letter.sure):
+            self.wrong.append(f"{name}: acknowledged by the primary {letter.sure} times, received {copies} times")
+
+    def judge_ledger(self, found: Balance) -> None:
+        """Whether the balance of all ledgers of the run says what is so. Writers that were killed may have less."""
+        self.wrong += [f"ledger: {message.id} is lost" for message in found.lost]
+        safe = {self._message(name) for name, letter in self._letters.items() if letter.safe}
+        self.wrong += [
+            f"ledger: {one.id} was reported safe, and is not accepted" for one in safe - found.accepted.keys()
+        ]
+        self.wrong += [
+            f"ledger: {one.id} is accepted, and was not reported safe" for one in found.accepted.keys() - safe
+        ]
+        for message in found.delivered:
+            letter = self._letters.get(message.id)
+            if letter is None or any(not letter.received[place] for place in PLACES[letter.destination]):
+                self.wrong.append(f"ledger: {message.id} is delivered, and was not received")
+        for message in (found.in_backlog + found.unknown).keys() - {
+            self._message(name) for name in self._in_dead_hands
+        }:
+            self.wrong.append(f"ledger: {message.id} is not delivered, though no syphon was killed with it")
+        self.wrong += [f"ledger: {message.id} is dead-lettered" for message in found.dead_lettered]
+        for name, letter in self._letters.items():
+            message = self._message(name)
+            told = found.duplicated[message] + found.possibly_duplicated[message]
+            further = max(0, max(letter.received.values(), default=0) - 1)
+            if told < further:
+                self.wrong.append(f"ledger: {name} is {told} times perhaps duplicated, and was {further} times")
+        for title in ("accepted", "delivered", "in_backlog", "unknown", "duplicated", "possibly_duplicated"):
+            self.figures[f"ledger: {title}"] = getattr(found, title).total()
+
+    def _message(self, name: str) -> Message:
+        return Message(f"{PRIMARY}/{self._letters[name].destination}".lower(), name)

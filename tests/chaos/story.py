@@ -1,0 +1,79 @@
+"""What happens in a run, by its seed: which outage, which trouble beside it, where syphons are struck.
+
+The first twenty seeds meet every outage, every trouble and every fatal place; chance does the rest.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from typing import Final
+
+from tests.chaos.syphoning import COMPLETING, FATAL, SEND_UNDER_WAY, Fate
+from twinbus.syphon.room import Step
+
+
+class Outage(Enum):
+    """Of the primary."""
+
+    KILL = "killed and restarted"
+    BLACK_HOLE = "black-holed"
+    FREEZE = "frozen"
+
+
+class Trouble(Enum):
+    NONE = "none"
+    SECONDARY_KILLED = "the secondary is killed while the primary is away"
+    SECONDARY_KILLED_AFTER = "the secondary is killed while the backlog is brought home"
+    QUEUE_BROKEN = "a backlog queue answers with errors"
+    SENDS_UNANSWERED = "acknowledgements of sends to the primary are lost"
+    COMPLETIONS_UNANSWERED = "acknowledgements of completions in the backlog are lost"
+    PRIMARY_BUSY = "the primary is busy while the backlog is brought home"
+    PRIMARY_AGAIN = "the primary is killed again while the backlog is brought home"
+
+
+# Where a lock that ends meanwhile makes the difference.
+_FREEZES: Final = (Step.RECEIVED.value, Step.INTENDED.value, SEND_UNDER_WAY, Step.CONFIRMED.value, COMPLETING)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    seed: int
+    outage: Outage
+    seconds: float
+    """Of the outage."""
+    trouble: Trouble
+    fates: tuple[tuple[Fate, ...], ...]
+    """Of each syphon, life by life."""
+    struck: bool
+    """The first syphon is killed once more, at no place in particular."""
+
+    @property
+    def text(self) -> str:
+        fates = "; ".join(
+            ", ".join(f"{one.signal.name} at {one.place} × {one.times}" for one in lives) or "left alone"
+            for lives in self.fates
+        )
+        return f"seed {self.seed}: primary {self.outage.value} for {self.seconds:.1f} s; {self.trouble.value}; {fates}"
+
+
+def story(seed: int) -> Story:
+    rng = Random(f"chaos {seed}")
+    first = [Fate(FATAL[seed % len(FATAL)], rng.randint(1, 4))]
+    first += [Fate(rng.choice(FATAL), rng.randint(1, 4)) for _ in range(rng.randrange(2))]
+    fates = [tuple(first)]
+    if seed % 4 == 3:
+        # The other one has what the frozen one holds, once the locks are over.
+        fates.append((Fate(rng.choice(_FREEZES), rng.randint(1, 2), signal.SIGSTOP),))
+    elif rng.random() < 0.5:
+        fates.append(tuple(Fate(rng.choice(FATAL), rng.randint(1, 4)) for _ in range(rng.randrange(2))))
+    return Story(
+        seed=seed,
+        outage=list(Outage)[seed % len(Outage)],
+        seconds=rng.uniform(1.0, 1.8),
+        trouble=list(Trouble)[seed % len(Trouble)],
+        fates=tuple(fates),
+        struck=rng.random() < 0.3,
+    )

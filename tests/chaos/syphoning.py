@@ -1,0 +1,265 @@
+"""A syphon in a process of its own, which tells every step of every message, and dies or freezes where its fate says.
+
+It is the real one: it is watched through its transport and its `steps`. `WRONG` ones are those the books must find out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+from tests.chaos.entities import PRIMARY, QUEUES, SECONDARY
+from tests.chaos.logs import Log
+from twinbus.ledger.recorder import Ledger
+from twinbus.pairing.failures import REFUSED
+from twinbus.syphon.discovery import Named
+from twinbus.syphon.moving import Mover
+from twinbus.syphon.native import NativeDestination, NativeTransport
+from twinbus.syphon.plan import Policy
+from twinbus.syphon.room import Step, SyphonOptions
+from twinbus.syphon.syphon import Syphon
+from twinbus.syphon.transport import (
+    Backlog,
+    BacklogFailedError,
+    Destination,
+    Held,
+    Outgoing,
+    Peeked,
+    SendFailedError,
+    TimeToLive,
+    Transport,
+)
+
+TRY_SECONDS: Final = 1.0
+SEND_UNDER_WAY, COMPLETING, COMPLETION_UNDER_WAY = "send under way", "completing", "completion under way"
+RECALLED = "recalled"
+FATAL: Final = (
+    Step.RECEIVED.value,
+    Step.INTENDED.value,
+    Step.SENDING.value,
+    SEND_UNDER_WAY,
+    Step.CONFIRMED.value,
+    COMPLETING,
+    COMPLETION_UNDER_WAY,
+    Step.COMPLETED.value,
+    Step.PUT_ASIDE.value,
+    RECALLED,
+)
+"""Every place where a syphon can be struck."""
+# Long enough for the request to leave; whether the answer has come by then, nobody knows.
+_UNDER_WAY_SECONDS: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """The signal strikes at a place, when it is reached so many times; a place of None is never reached."""
+
+    place: str | None = None
+    times: int = 1
+    signal: signal.Signals = signal.SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class Syphoning:
+    """What the process is told."""
+
+    primary: str
+    secondary: str
+    ledger: Path
+    log: Path
+    fate: Fate = Fate()
+    drain: bool = False
+    variant: str | None = None
+
+
+class Watch:
+    """Tells, and strikes."""
+
+    def __init__(self, log: Log, fate: Fate) -> None:
+        self._log = log
+        self._fate = fate
+        self._left = fate.times
+
+    def tell(self, event: str, held: Sequence[Held] | Sequence[Outgoing]) -> None:
+        if held:
+            self._log.tell(event, [str(one.message_id) for one in held])
+
+    def step(self, step: Step, held: Sequence[Held]) -> None:
+        self.reach(step.value)
+
+    def reach(self, place: str, after: float = 0.0) -> None:
+        if place != self._fate.place:
+            return
+        self._left -= 1
+        if self._left:
+            return
+        if after:
+            asyncio.get_running_loop().call_later(after, self._strike)
+        else:
+            self._strike()
+
+    def _strike(self) -> None:
+        os.kill(os.getpid(), self._fate.signal)
+
+
+class WatchedTransport:
+    def __init__(self, inner: Transport, watch: Watch) -> None:
+        self._inner = inner
+        self._watch = watch
+
+    def backlog(self, queue: str) -> Backlog:
+        return WatchedBacklog(self._inner.backlog(queue), self._watch)
+
+    def destination(self, path: str) -> Destination:
+        return WatchedDestination(self._inner.destination(path), self._watch)
+
+    def restore(self, held: Held, ttl: TimeToLive, now: datetime) -> Outgoing:
+        return self._inner.restore(held, ttl, now)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class WatchedDestination:
+    def __init__(self, inner: Destination, watch: Watch) -> None:
+        self._inner = inner
+        self._watch = watch
+
+    async def send(self, messages: Sequence[Outgoing]) -> None:
+        watch = self._watch
+        watch.tell("sending", messages)
+        watch.reach(SEND_UNDER_WAY, _UNDER_WAY_SECONDS)
+        try:
+            await self._inner.send(messages)
+        except SendFailedError as error:
+            unsafe = set(map(id, error.failed))
+            watch.tell("confirmed", [one for one in messages if id(one) not in unsafe])
+            watch.tell("refused" if error.untried or error.kind in REFUSED else "unsure", error.failed)
+            raise
+        except BaseException:
+            watch.tell("unsure", messages)
+            raise
+        watch.tell("confirmed", messages)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class WatchedBacklog:
+    def __init__(self, inner: Backlog, watch: Watch) -> None:
+        self._inner = inner
+        self._watch = watch
+
+    async def receive(self, count: int, wait: float) -> Sequence[Held]:
+        held = await self._inner.receive(count, wait)
+        self._watch.tell("received", held)
+        return held
+
+    async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[Held]:
+        held = await self._inner.receive_deferred(numbers)
+        self._watch.tell("recalled", held)
+        if held:
+            self._watch.reach(RECALLED)
+        return held
+
+    async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
+        watch = self._watch
+        watch.reach(COMPLETING)
+        watch.reach(COMPLETION_UNDER_WAY, _UNDER_WAY_SECONDS)
+        try:
+            lost = await self._inner.complete(held)
+        except BacklogFailedError:
+            watch.tell("uncompleted", held)
+            raise
+        gone = set(map(id, lost))
+        watch.tell("completed", [one for one in held if id(one) not in gone])
+        watch.tell("lost", lost)
+        return lost
+
+    async def peek(self, start: int, count: int) -> Sequence[Peeked]:
+        return await self._inner.peek(start, count)
+
+    async def abandon(self, held: Sequence[Held]) -> Sequence[Held]:
+        return await self._inner.abandon(held)
+
+    async def defer(self, held: Sequence[Held]) -> Sequence[Held]:
+        return await self._inner.defer(held)
+
+    async def dead_letter(self, held: Sequence[Held], reason: str, description: str) -> Sequence[Held]:
+        self._watch.tell("dead-lettered", held)
+        return await self._inner.dead_letter(held, reason, description)
+
+    async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
+        return await self._inner.renew(held)
+
+    async def rest(self) -> None:
+        await self._inner.rest()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+# --- wrong ones ------------------------------------------------------------------------------------------------------
+
+
+def completes_first() -> AbstractContextManager[Any]:
+    """Y3 the wrong way round."""
+    right = Mover._send
+
+    async def send(self: Mover, load: Any, shipment: Any, retried: bool) -> None:
+        await self._complete(load, shipment.path, shipment.messages)
+        await right(self, load, shipment, retried)
+
+    return patch.object(Mover, "_send", send)
+
+
+def sends_twice() -> AbstractContextManager[Any]:
+    right = NativeDestination.send
+
+    async def send(self: NativeDestination, messages: Sequence[Outgoing]) -> None:
+        await right(self, messages)
+        await right(self, messages)
+
+    return patch.object(NativeDestination, "send", send)
+
+
+WRONG: Final[dict[str, Callable[[], AbstractContextManager[Any]]]] = {
+    "completes first": completes_first,
+    "sends twice": sends_twice,
+}
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+
+def run(work: Syphoning) -> None:
+    logging.basicConfig(filename=work.log.with_suffix(".log"), level=logging.WARNING)
+    with WRONG[work.variant]() if work.variant is not None else nullcontext():
+        asyncio.run(_run(work))
+
+
+async def _run(work: Syphoning) -> None:
+    watch = Watch(Log(work.log), work.fate)
+    native = NativeTransport(work.primary, work.secondary, try_timeout=TRY_SECONDS)
+    options = SyphonOptions(drain=work.drain, window=1000, policy=Policy(first_pause=0.2, longest_pause=0.5))
+    with Ledger(work.ledger, "syphon") as ledger:
+        async with Syphon(
+            WatchedTransport(native, watch),
+            Named(QUEUES),
+            primary=PRIMARY,
+            secondary=SECONDARY,
+            options=options,
+            ledger=ledger,
+            steps=watch.step,
+        ) as syphon:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, syphon.stop)
+            await syphon.run()
