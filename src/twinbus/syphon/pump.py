@@ -46,6 +46,8 @@ class Pump:
         self.failure: FailureKind | None = None
         self.shelf = Shelf(room.destinations)
         self.held = 0
+        self.is_dry = False
+        """The last receive brought nothing."""
         self._room = room
         self._backlog = room.transport.backlog(queue)
         self._mover = Mover(queue, self._backlog, self.shelf, room, self._nudge)
@@ -65,6 +67,10 @@ class Pump:
 
     def when_drained(self, call: Callable[[], None]) -> None:
         self._when_drained = call
+
+    def idle_until(self, now: float) -> float:
+        """When it has something to do, if no message comes; -inf while it has, or the last receive brought some."""
+        return -inf if self._moves or not self.is_dry else self.shelf.due(now)
 
     def start(self) -> None:
         if not self._loops:
@@ -111,7 +117,7 @@ class Pump:
             if held:
                 sizes = [one.size for one in held]
                 room.books.done(Stage.RECEIVE_BACKLOG, self.queue, sizes, room.now() - began)
-                self._took = True
+                self._took, self.is_dry = True, False
                 self._receipts += 1
                 self._start(self._move(self._load(held)))
             else:
@@ -120,7 +126,7 @@ class Pump:
 
     def _ran_dry(self) -> None:
         now = self._room.now()
-        self._was_dry = True
+        self._was_dry = self.is_dry = True
         self.shelf.ran_dry(now)
         self._fell_quiet(self._receipts)
         if self._room.options.drain and not self._moves and self.shelf.is_empty():
@@ -200,7 +206,7 @@ class Pump:
         finally:
             self._recalls -= 1
             self.shelf.recalled(recall, left_out, room.now())
-            self._nudge()
+            room.changed()  # a probe is over, whatever came of it: others may wait for their turn
 
     async def _peek(self, start: int) -> None:
         room = self._room

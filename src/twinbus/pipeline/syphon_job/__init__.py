@@ -1,0 +1,1 @@
+"""The syphon as a job of Structured Streaming (D2): the driver waits and plans, lanes on the executors move."""

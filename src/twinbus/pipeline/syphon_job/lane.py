@@ -1,0 +1,148 @@
+"""One lane: a pump on one backlog queue for a few seconds, in a task of Spark. The same pump as everywhere.
+
+Whatever becomes of the destination or the backlog, it ends in order and reports: an error thrown would cost Spark's
+tries. It writes its own segment of the ledger; what it reports is for progress and planning alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from contextlib import AsyncExitStack
+from math import inf
+from typing import Final
+
+from twinbus.ledger import Ledger, Role
+from twinbus.ledger.entries import Stage
+from twinbus.pipeline.syphon_job.words import Job, Look, Plan, Report, Slice
+from twinbus.syphon.books import Books
+from twinbus.syphon.native import NativeTransport
+from twinbus.syphon.plan import Policy
+from twinbus.syphon.progress import Counts
+from twinbus.syphon.pump import PAGE, Pump
+from twinbus.syphon.room import PumpRoom, Steps, SyphonOptions
+from twinbus.syphon.syphon import SyphonBrokenError
+from twinbus.syphon.transport import BacklogFailedError
+
+_log = logging.getLogger(__name__)
+
+_POLL: Final = 0.5
+_WATCH_SECONDS: Final = 0.05
+# What one lane can bring back in its time; those beyond it are looked for by the next.
+_MOST_FOUND: Final = 20_000
+
+
+class Lane:
+    """`await Lane(job, plan, slice).run()`, once."""
+
+    def __init__(self, job: Job, plan: Plan, part: Slice, steps: Steps | None = None) -> None:
+        self._job = job
+        self._plan = plan
+        self._slice = part
+        self._steps = steps
+        self._look: Look | None = None
+
+    async def run(self) -> Report:
+        job, part = self._job, self._slice
+        now = asyncio.get_running_loop().time
+        began = now()
+        counts = Counts(began)
+        async with AsyncExitStack() as stack:
+            ledger = stack.enter_context(Ledger(job.ledger, Role.SYPHON)) if job.ledger is not None else None
+            transport = NativeTransport(job.primary, job.secondary, try_timeout=job.timeout)
+            stack.push_async_callback(transport.close)
+            policy = Policy(first_pause=job.first_pause, longest_pause=job.longest_pause, gone_after=job.gone_after)
+            options = SyphonOptions(rate=part.rate, ttl=job.ttl, poll=_POLL, window=job.window, policy=policy)
+            books = Books(ledger, job.primary_name, job.secondary_name, counts)
+            room = PumpRoom(transport, options, books, self._steps)
+            stack.push_async_callback(room.close)
+            room.destinations.remember(self._plan.memories, began)
+            pump = Pump(part.queue, room)
+            stack.push_async_callback(pump.close)
+            # It looks for nothing by itself: that is planned, for one lane of a queue at a time.
+            pump.shelf.ran_dry(inf)
+            await self._pumped(pump, room, began + job.budget)
+            ended = now()
+            return Report(
+                plan=self._plan.number,
+                queue=part.queue,
+                lane=part.lane,
+                worker=f"{socket.gethostname()}/{os.getpid()}",
+                seconds=ended - began,
+                dry=pump.is_dry,
+                failure=None if pump.failure is None else str(pump.failure),
+                tallies=counts.by_destination,
+                operations=counts.operations,
+                memories=room.destinations.memories(ended),
+                waiting=pump.shelf.waiting(),
+                seeds=part.seeds,
+                look=self._look,
+            )
+
+    async def _pumped(self, pump: Pump, room: PumpRoom, end: float) -> None:
+        """Until there is nothing to do, or no time for more."""
+        for path, number in self._slice.seeds.items():
+            pump.shelf.deferred(path, (number,))
+        pump.start()
+        looking = asyncio.create_task(self._bring_back(pump, room, end))
+        idle = False
+        try:
+            while not idle and room.broken is None and room.now() < end:
+                await asyncio.sleep(_WATCH_SECONDS)
+                idle = looking.done() and pump.idle_until(room.now()) > room.now()
+        finally:
+            room.stopping = True
+            looking.cancel()
+            await asyncio.wait({looking})
+            await pump.rest()
+        if not looking.cancelled():
+            looking.result()
+        if room.broken is not None:
+            raise SyphonBrokenError(f"the pump of {pump.queue} ended: {room.broken!r}") from room.broken
+
+    # --- what was put aside ------------------------------------------------------------------------------------------
+
+    async def _bring_back(self, pump: Pump, room: PumpRoom, end: float) -> None:
+        """Finds the numbers of messages that were put aside; the pump does the rest."""
+        part = self._slice
+        while part.look == 0 and not pump.is_dry:  # noqa: ASYNC110 - the pump tells nobody when it changes
+            # Nobody knows of any: what waits to be received comes first, and need not be looked through.
+            await asyncio.sleep(_WATCH_SECONDS)
+        if part.look is not None:
+            await self._find(pump, room, part.look, end)
+        seeds = dict(part.seeds)
+        while self._look is None and seeds:
+            # Asked with the one message that it was given; once that has arrived, the others can.
+            await asyncio.sleep(_WATCH_SECONDS)
+            now = room.now()
+            if ready := [number for path, number in seeds.items() if room.destinations.due(path) == -inf]:
+                await self._find(pump, room, min(ready), end)
+            elif pump.idle_until(now) > now:
+                return
+
+    async def _find(self, pump: Pump, room: PumpRoom, start: int, end: float) -> None:
+        backlog = room.transport.backlog(pump.queue)
+        at, found, clean = start, 0, True
+        try:
+            while found < _MOST_FOUND and room.now() < end:
+                began = room.now()
+                page = await backlog.peek(at, PAGE)
+                room.books.done(Stage.PEEK_BACKLOG, pump.queue, (), room.now() - began)
+                if not page:
+                    self._look = Look(start, None, clean)
+                    return
+                clean = False
+                at = page[-1].sequence_number + 1
+                for one in page:
+                    if one.deferred:
+                        pump.shelf.deferred(one.path, (one.sequence_number,))
+                        found += 1
+                self._look = Look(start, at, clean)
+                room.changed()
+        except BacklogFailedError as error:
+            _log.warning("what was put aside could not be looked for: %s", error)
+            self._look = Look(start, at, clean=False)
+        finally:
+            await backlog.close()
