@@ -69,6 +69,7 @@ class Mover:
         groups: dict[str, list[Outgoing]] = {}
         jobs = self._translate(load, groups)
         shipments: list[_Shipment] = []
+        probes = False
         probe = recall.probe if recall is not None else None
         for path, messages in groups.items():
             if recall is not None and probe is not None and key_of(path) == key_of(recall.path):
@@ -79,6 +80,7 @@ class Mover:
                 case Route.SEND:
                     shipments.append(_Shipment(path, routed.epoch, messages))
                 case Route.PROBE:
+                    probes = True
                     shipments.append(_Shipment(path, routed.epoch, messages[:1]))
                     if len(messages) > 1:
                         jobs.append(self._defer(load, path, messages[1:]))
@@ -92,7 +94,11 @@ class Mover:
             room.destinations.void(recall.path, probe)
         if shipments:
             jobs.append(self._ship(load, shipments))
-        await asyncio.gather(*jobs)
+        try:
+            await asyncio.gather(*jobs)
+        finally:
+            if probes:
+                room.changed()  # over, whatever came of it: others may wait for their turn
 
     def _translate(self, load: Load, groups: dict[str, list[Outgoing]]) -> list[Coroutine[None, None, None]]:
         """Those that can be sent go to `groups`, by path; what is to be done with the others is returned."""

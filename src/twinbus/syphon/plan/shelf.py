@@ -24,7 +24,7 @@ UNADDRESSED: Final = ""
 
 
 class Recall(NamedTuple):
-    """Bring these back. A probe is of one message, and its epoch goes with it."""
+    """Bring these back. `probe` is the epoch of a probe: of those that come back one is sent."""
 
     path: str
     numbers: tuple[int, ...]
@@ -40,12 +40,13 @@ class Seen(NamedTuple):
 
 
 class _Numbers:
-    """In order, the least first. Those before `head` are taken."""
+    """In order, the least first. Those before `head` are taken. `probed_with`: so many are asked for to probe with."""
 
-    __slots__ = ("_head", "_numbers", "path")
+    __slots__ = ("_head", "_numbers", "path", "probed_with")
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.probed_with = 1
         self._numbers = array("q")
         self._head = 0
 
@@ -149,7 +150,7 @@ class Shelf:
                 return self._recall(key, found, count, None)
             routed = self._destinations.route(found.path, now)
             if routed.route is Route.PROBE:
-                return self._recall(key, found, 1, routed.epoch)
+                return self._recall(key, found, min(count, found.probed_with), routed.epoch)
             if routed.route is not Route.PUT_ASIDE:
                 return self._recall(key, found, count, None)
         return None
@@ -161,6 +162,9 @@ class Shelf:
             self._scan_at = min(self._scan_at, now + RESCAN_AFTER)
             if left_out == len(recall.numbers) and recall.probe is not None:
                 self._destinations.void(recall.path, recall.probe)
+                if (found := self._numbers.get(key_of(recall.path))) is not None:
+                    # Another syphon has been here: not one by one.
+                    found.probed_with = 4 * len(recall.numbers)
 
     def due(self, now: float) -> float:
         """When `recall` or `scan` will have something, if nothing else happens first."""
