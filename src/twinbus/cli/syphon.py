@@ -25,6 +25,9 @@ from twinbus.cli.telling import Debug, told
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from twinbus.pipeline.syphon_job.driver import SparkSyphon
     from twinbus.syphon.discovery import Discovery
     from twinbus.syphon.progress import Progress
     from twinbus.syphon.room import SyphonOptions
@@ -42,31 +45,52 @@ class Carrier(StrEnum):
     SDK = "sdk"
 
 
+class Engine(StrEnum):
+    NATIVE = "native"
+    SPARK = "spark"
+
+
 class Lifetime(StrEnum):
     RESTART = "restart"
     ABSOLUTE = "absolute"
+
+
+_Rate = Annotated[float | None, typer.Option(help="Messages a second, at most.", show_default="no limit")]
+_Transport = Annotated[Carrier, typer.Option(help="sdk: over azure-servicebus, where a network or service needs it.")]
+_Folder = Annotated[
+    Path | None, typer.Option(help="Directory of the ledger, where every move is put down.", show_default="none")
+]
+_Ttl = Annotated[
+    Lifetime, typer.Option(help="Times to live begin anew on the primary, or the time in the backlog counts.")
+]
+_Engine = Annotated[
+    Engine, typer.Option(help="native: in this process. spark: as a job of Structured Streaming, in lanes.")
+]
+_Master = Annotated[
+    str | None,
+    typer.Option(help="Where Spark runs: spark://host:7077, yarn, …", show_default="as submitted, or this machine"),
+]
+_Lanes = Annotated[
+    int | None, typer.Option(min=1, help="Lanes on each backlog queue, with spark.", show_default="all its cores")
+]
+_Every = Annotated[float, typer.Option(min=0.1, help="Seconds from one line to the next, where it is no terminal.")]
 
 
 def syphon(
     primary: Primary,
     secondary: Secondary,
     drain: Annotated[bool, typer.Option("--drain", help="End once every backlog queue is empty.")] = False,
-    rate: Annotated[float | None, typer.Option(help="Messages a second, at most.", show_default="no limit")] = None,
+    rate: _Rate = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is there to move, and move nothing.")] = False,
-    transport: Annotated[
-        Carrier, typer.Option(help="sdk: over azure-servicebus, where a network or service needs it.")
-    ] = Carrier.NATIVE,
-    ledger: Annotated[
-        Path | None, typer.Option(help="Directory of the ledger, where every move is put down.", show_default="none")
-    ] = None,
-    ttl: Annotated[
-        Lifetime, typer.Option(help="Times to live begin anew on the primary, or the time in the backlog counts.")
-    ] = Lifetime.RESTART,
+    transport: _Transport = Carrier.NATIVE,
+    ledger: _Folder = None,
+    ttl: _Ttl = Lifetime.RESTART,
+    engine: _Engine = Engine.NATIVE,
+    master: _Master = None,
+    lanes: _Lanes = None,
     primary_name: PrimaryName = None,
     seconds: Seconds = 10.0,
-    every: Annotated[
-        float, typer.Option(min=0.1, help="Seconds from one line to the next, where it is no terminal.")
-    ] = LINE_SECONDS,
+    every: _Every = LINE_SECONDS,
     json: Annotated[bool, typer.Option("--json", help="Print JSON: one object a line.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -74,7 +98,7 @@ def syphon(
 
     Several may run at once, also on many machines. SIGUSR1 pauses it, SIGUSR2 resumes. SIGTERM and Ctrl-C finish what
     is in flight; a second one does not. Ends with 0 when it was stopped or all was moved, with 3 when --drain left
-    messages dead-lettered or kept, with 1 when it could not work, with 128 + signal when it was cut off.
+    messages dead-lettered, kept or put aside, with 1 when it could not work, with 128 + signal when it was cut off.
     """
     with told(debug=debug):
         from twinbus.connect.connection_string import ConnectionString  # noqa: PLC0415 - other verbs start without
@@ -89,8 +113,14 @@ def syphon(
         if dry_run:
             _print_survey(_on_loop(work.surveyed()), json=json)
             return
-        ended = _on_loop(work.run(options, ledger, display(json=json, seconds=every)))
-        if drain and (ended.total.dead_lettered or ended.total.kept):
+        shown = display(json=json, seconds=every)
+        if engine is Engine.NATIVE and (master is not None or lanes is not None):
+            raise OperatorError("--master and --lanes are for --engine spark", "Give that too, or leave them out.")
+        if engine is Engine.SPARK:
+            ended = _on_spark(work, options, ledger, shown, master, lanes)
+        else:
+            ended = _on_loop(work.run(options, ledger, shown))
+        if drain and (ended.total.dead_lettered or ended.total.kept or ended.aside):
             raise typer.Exit(LEFT_BEHIND)
 
 
@@ -99,6 +129,20 @@ def _on_loop(work: Coroutine[Any, Any, T]) -> T:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
+
+
+def _on_spark(
+    work: _Work, options: SyphonOptions, ledger: Path | None, shown: Display, master: str | None, lanes: int | None
+) -> Progress:
+    from twinbus.pipeline.session import session  # noqa: PLC0415 - slow
+
+    if work.carrier is not Carrier.NATIVE:
+        raise OperatorError("--engine spark moves messages over the native transport only", "Leave out --transport.")
+    spark = session("twinbus syphon", master=master)
+    try:
+        return _on_loop(work.run_on_spark(spark, options, None if ledger is None else ledger.absolute(), shown, lanes))
+    finally:
+        spark.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +173,31 @@ class _Work:
                 ledger=book,
             )
             await stack.enter_async_context(made)
+            await self._look(discovery, must_answer=options.drain)
+            return await _shown(made, shown)
+
+    async def run_on_spark(
+        self, spark: SparkSession, options: SyphonOptions, ledger: Path | None, shown: Display, lanes: int | None
+    ) -> Progress:
+        from twinbus.pairing.paths import primary_name  # noqa: PLC0415 - slow
+        from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions  # noqa: PLC0415
+        from twinbus.pipeline.syphon_job.words import Job  # noqa: PLC0415
+
+        job = Job(
+            primary=self.primary,
+            secondary=self.secondary,
+            primary_name=self.name,
+            secondary_name=primary_name(reaching.endpoint("secondary", self.secondary)),
+            ledger=None if ledger is None else str(ledger),
+            ttl=options.ttl,
+            timeout=self.seconds,
+        )
+        async with AsyncExitStack() as stack:
+            transport = await self._transport(stack)
+            stack.push_async_callback(transport.close)
+            discovery = reaching.discovery(self.name, self.secondary, transport, self.seconds)
+            settings = SparkSyphonOptions(lanes=lanes, drain=options.drain, rate=options.rate)
+            made = await stack.enter_async_context(SparkSyphon(spark, discovery, job, settings))
             await self._look(discovery, must_answer=options.drain)
             return await _shown(made, shown)
 
@@ -170,7 +239,7 @@ class _Work:
             typer.echo(f"{text}. {hint} Looked for again now and then.", err=True)
 
 
-async def _shown(syphon: Syphon, shown: Display) -> Progress:
+async def _shown(syphon: Syphon | SparkSyphon, shown: Display) -> Progress:
     running = asyncio.create_task(syphon.run())
     with _obeying(syphon), shown:
         while not running.done():
@@ -183,7 +252,7 @@ async def _shown(syphon: Syphon, shown: Display) -> Progress:
 
 
 @contextmanager
-def _obeying(syphon: Syphon) -> Iterator[None]:
+def _obeying(syphon: Syphon | SparkSyphon) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     told_to_stop = False
 
