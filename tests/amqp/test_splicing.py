@@ -2,6 +2,7 @@ from typing import Any
 from uuid import UUID
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.amqp import strategies
 from twinbus.amqp.sections import (
@@ -11,6 +12,7 @@ from twinbus.amqp.sections import (
     Properties,
     broker_annotations,
     delivered,
+    delivered_under_lock,
     items,
     lock_token,
     message,
@@ -49,6 +51,23 @@ def test_a_delivery_adds_ours_and_keeps_what_the_sender_gave(parts: dict[str, An
     }
     start = next((before.spans[code][0] for code in (0x73, 0x74) if code in before.spans), before.body_start)
     assert after.raw.endswith(raw[start:])
+
+
+@given(strategies.parts, strategies.bodies, st.uuids(), st.integers(0, 300))
+@settings(max_examples=100, deadline=None)
+def test_the_short_way_to_a_delivery_under_lock_gives_the_same_bytes(
+    parts: dict[str, Any], body: dict[str, Any], token: UUID, count: int
+) -> None:
+    annotations = broker_annotations(5, 1_700_000_000_000, 1_700_000_060_000, 4, state=0)
+    for some in (parts, {name: part for name, part in parts.items() if name.endswith("properties")}):
+        raw = message(**some, **body)
+        found = delivered_under_lock(raw, count, token.bytes_le, 5, 1_700_000_000_000, 1_700_000_060_000, 4)
+        if found is not None:
+            thorough = deliver(
+                raw, delivery_count=count, delivery_annotations=lock_token(token), message_annotations=annotations
+            )
+            assert b"".join(found) == thorough
+        assert (found is None) == (count > 255 or any(code in split(raw).spans for code in (0x70, 0x71, 0x72)))
 
 
 @given(strategies.parts, strategies.bodies, strategies.application_properties)

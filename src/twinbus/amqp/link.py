@@ -122,7 +122,8 @@ class Link:
             return 0
         if self.role is SENDER:
             session = self.session
-            return max(0, min(self._credit, session.limits.max_unsettled - len(session.unsettled_out)))
+            room = session.limits.max_unsettled - len(session.unsettled_out)
+            return self._credit if self._credit <= room else room if room > 0 else 0
         return self._credit
 
     # --- answers of the application

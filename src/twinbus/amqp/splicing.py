@@ -169,6 +169,46 @@ def delivered(
     return [head, raw[pos:]] if pos else [head, raw]
 
 
+_LOCKED_HEAD = b"\x00\x53\x71" + encode_map_of(2, _LOCK_TOKEN + bytes(16))[:-16]
+_LOCKED_ANNOTATIONS = broker_annotations(0, 0, 0, enqueued_seq=0, state=0)
+_LOCKED_SEQUENCE = (
+    b"\x00\x53\x72"
+    + encode_map_of(_LOCKED_ANNOTATIONS.count, _LOCKED_ANNOTATIONS.raw)[: -len(_LOCKED_ANNOTATIONS.raw)]
+    + _SEQUENCE_KEY
+)
+_ACTIVE = _STATE_KEY + _I32(0)
+_LOCKED_HEADS = tuple(header + _LOCKED_HEAD for header in _PLAIN_HEADERS)
+_LOCKED_BEFORE = Struct(
+    f">16s{len(_LOCKED_SEQUENCE)}sq{len(_ENQUEUED_KEY)}sq{len(_LOCKED_UNTIL_KEY)}sq"
+    f"{len(_ENQUEUED_SEQUENCE_KEY)}sq{len(_ACTIVE)}s"
+).pack
+
+
+def delivered_under_lock(
+    raw: bytes, delivery_count: int, tag: bytes, seq: int, enqueued_ms: int, locked_until_ms: int, enqueued_seq: int
+) -> list[bytes] | None:
+    """`delivered` for what most are: active, and no header or annotations of its sender's to care for. None for others.
+
+    `tag` is the lock token as delivery tags write it, little-endian (`UUID(bytes_le=tag)`).
+    """
+    if raw[:2] != b"\x00\x53" or raw[2] <= MESSAGE_ANNOTATIONS or delivery_count > 255:
+        return None
+    token = tag[3::-1] + tag[5:3:-1] + tag[7:5:-1] + tag[8:]
+    annotations = _LOCKED_BEFORE(
+        token,
+        _LOCKED_SEQUENCE,
+        seq,
+        _ENQUEUED_KEY,
+        enqueued_ms,
+        _LOCKED_UNTIL_KEY,
+        locked_until_ms,
+        _ENQUEUED_SEQUENCE_KEY,
+        enqueued_seq,
+        _ACTIVE,
+    )
+    return [_LOCKED_HEADS[delivery_count] + annotations, raw]
+
+
 def with_message_id(raw: bytes, message_id: str | UUID | bytes | int) -> bytes:
     """The same message under this id; its other properties stay."""
     field = encode(ULong(message_id) if type(message_id) is int else message_id)

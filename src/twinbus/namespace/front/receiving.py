@@ -12,7 +12,7 @@ from uuid import UUID
 from twinbus.amqp.events import Disposed
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
-from twinbus.amqp.sections import broker_annotations, delivered, lock_token
+from twinbus.amqp.sections import broker_annotations, delivered, delivered_under_lock, lock_token
 from twinbus.amqp.types import decode
 from twinbus.namespace.engine.effects import Deliver, Refusal
 from twinbus.namespace.engine.events import (
@@ -49,6 +49,12 @@ _STATES = {Lane.DEFERRED: 1, Lane.DEAD_DEFERRED: 1, Lane.SCHEDULED: 2}
 
 def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[bytes]:
     """A stored message as a receiver gets it."""
+    if token is not None and locked_until is not None and _is_plain(row):
+        usual = delivered_under_lock(
+            row.raw, row.delivery_count, token, row.seq, row.enqueued, locked_until, row.origin_seq
+        )
+        if usual is not None:
+            return usual
     annotations = broker_annotations(
         row.seq, row.enqueued, locked_until, enqueued_seq=row.origin_seq, state=_STATES.get(Lane(row.lane), 0)
     )
@@ -64,6 +70,10 @@ def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[
         message_annotations=annotations,
         overlay=overlay,
     )
+
+
+def _is_plain(row: Row) -> bool:
+    return row.lane == Lane.ACTIVE and row.expires is None and row.overlay is None
 
 
 class OutgoingLink:
