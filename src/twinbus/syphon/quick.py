@@ -5,6 +5,7 @@ Whatever is not exactly of that shape is left to `translation`; where both answe
 
 from __future__ import annotations
 
+import re
 from struct import Struct
 from struct import error as struct_error
 from typing import Final, NamedTuple
@@ -21,11 +22,24 @@ from twinbus.syphon.translation import BROKER_ANNOTATIONS
 _TOKEN_KEY: Final = encode_symbol("x-opt-lock-token") + b"\x98"
 _TOKEN: Final = bytes((0x00, 0x53, 0x71, 0xC1, len(_TOKEN_KEY) + 17, 2)) + _TOKEN_KEY
 _TOKEN_END: Final = len(_TOKEN) + 16
-_NUMBER: Final = b"x-opt-sequence-number"
-_I64: Final = Struct(">q").unpack_from
+_I64: Final = Struct(">q").unpack
 _PATH: Final = aliases.PATH.encode()
 _OTHERS: Final = frozenset(name.encode() for name in aliases.RESERVED if name != aliases.PATH)
 _MOST_HEADERS: Final = 1024
+
+
+def _annotations() -> re.Pattern[bytes]:
+    """Keys and values of a map that has annotations of a broker alone, none of a variable width; catches the number."""
+    number = re.escape(encode_symbol("x-opt-sequence-number"))
+    keys = b"|".join(re.escape(encode_symbol(name.decode())) for name in sorted(BROKER_ANNOTATIONS))
+    forms = {width: [code for code in range(256) if WIDTHS[code] == width] for width in (0, 1, 2, 4, 8, 16)}
+    values = b"|".join(
+        b"[%b].{%d}" % (b"".join(re.escape(bytes((code,))) for code in codes), width) for width, codes in forms.items()
+    )
+    return re.compile(b"(?>%b\x81(.{8})|(?:%b)(?:%b))*+" % (number, keys, values), re.DOTALL)
+
+
+_ANNOTATIONS: Final = _annotations()
 _headers: dict[bytes, bytes] = {}
 
 
@@ -55,7 +69,9 @@ def _quick(raw: bytes) -> Quick | None:
     if raw[pos : pos + 4] != b"\x00\x53\x72\xc1":
         return None
     end = pos + 5 + raw[pos + 4]
-    number = _number(raw, pos + 6, end)
+    # Every annotation is a broker's and so is not carried on.
+    annotations = _ANNOTATIONS.fullmatch(raw, pos + 6, end)
+    number = annotations[1] if annotations is not None else None
     if number is None:
         return None
     pos = end
@@ -76,24 +92,7 @@ def _quick(raw: bytes) -> Quick | None:
     path, properties, after = found
     if raw[after : after + 2] != b"\x00\x53" or not 0x75 <= raw[after + 2] <= 0x77:
         return None
-    return Quick(path, b"".join((header, raw[pos:end], properties, raw[after:])), message_id, number)
-
-
-def _number(raw: bytes, pos: int, end: int) -> int | None:
-    """The sequence number, where every annotation is a broker's and so is not carried on."""
-    number = None
-    while pos < end:
-        middle = pos + 2 + raw[pos + 1]
-        name = raw[pos + 2 : middle]
-        if name not in BROKER_ANNOTATIONS:
-            return None
-        if name == _NUMBER and raw[middle] == 0x81:
-            number = _I64(raw, middle + 1)[0]
-        width = WIDTHS[raw[middle]]
-        if raw[pos] != 0xA3 or width < 0:
-            return None
-        pos = middle + 1 + width
-    return number if pos == end else None
+    return Quick(path, b"".join((header, raw[pos:end], properties, raw[after:])), message_id, _I64(number)[0])
 
 
 def _destination(raw: bytes, at: int) -> tuple[str, bytes, int] | None:
