@@ -75,6 +75,14 @@ def operation_line(at: int, number: str, place: str, ids: str, size: int, units:
     )
 
 
+def success_line(at: int, number: str, place: str, ids: str, size: int, units: int, seconds: float) -> str:
+    """`operation_line` of one that went well, in one go."""
+    return (
+        f'{{"v":1,"kind":"operation","at":{at},"id":"{number}",{place},"ids":[{ids}],"bytes":{size},"units":{units},'
+        f'"seconds":{seconds:.6f},"result":"ok"}}\n'
+    )
+
+
 # --- any entry -------------------------------------------------------------------------------------------------------
 
 

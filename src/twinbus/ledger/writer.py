@@ -27,6 +27,8 @@ _log = logging.getLogger("twinbus.ledger")
 
 RETRY_SECONDS: Final = 1.0
 _REMIND_SECONDS: Final = 60.0
+# Its lines are made in one go, and other threads wait meanwhile.
+_LONGEST_GROUP: Final = 1000
 # A disk that hangs must not fill the memory.
 _LONGEST_QUEUE: Final = 100_000
 
@@ -73,12 +75,15 @@ class Writer:
 
     def put(self, item: Item) -> None:
         """Take it for the next group."""
-        if len(self._queue) < _LONGEST_QUEUE:
+        length = len(self._queue)
+        if length < _LONGEST_QUEUE:
             self._queue.append(item)
         else:
             self._miss(1, "the disk is too slow")
         if self._asleep:
             self._rouse()
+        elif length == _LONGEST_GROUP:
+            self._hurry.set()
 
     def flush(self) -> Future[bool]:
         """Done with True once all that was taken before is on the disk; with False when it could not be written."""

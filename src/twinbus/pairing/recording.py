@@ -1,15 +1,17 @@
 """What a pair tells its ledger (M1, S8): every try of an operation, with its stage, ids and size, and how it ended.
 
-A try on a link that is not open opens it first: what fails there has surely not happened. Without a ledger a call stays
-as it is. Nothing is decided here but what an outcome is called.
+An operation begins on an open link: what could not be opened was asked for nothing. Without a ledger a call stays as it
+is. Nothing is decided here but what an outcome is called.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, Role, RunningOperation, Stage
@@ -17,16 +19,16 @@ from twinbus.ledger.units import UNIT
 from twinbus.pairing.failures import REFUSED, FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.outgoing import encoded_size, raws_of
-from twinbus.pairing.sdk import GIVEN_UP, kind_of, open_link, open_link_once, was_given_up
+from twinbus.pairing.sdk import GIVEN_UP, kind_of, open_link_once, was_given_up
 
 T = TypeVar("T")
 Call = Callable[[Any, float | None], T]
-AioCall = Callable[[Any, float | None], Coroutine[Any, Any, T]]
+AioCall = Callable[[Any], Coroutine[Any, Any, T]]
+# Of `Ledger.begin`: stage, namespace, entity, ids, sizes, destination.
+_Said = tuple[Stage, str, str, Sequence[object], int | Sequence[int], str | None]
 
-# The word for a failure of no known kind that came before anything was sent: `unknown` would say that it may have been.
-_ERROR: Final = "error"
-# What a message takes beside its body and the texts in its properties, and how far that may be off.
-_PLAIN_BYTES: Final = 27
+# What a message takes beside its body and what is counted, with an id of 36 letters; and how far that may be off.
+_PLAIN_BYTES: Final = 64
 _DOUBT_BYTES: Final = 2048
 
 
@@ -43,6 +45,7 @@ class Recording:
     def __init__(self, ledger: Ledger | None, namespace: str) -> None:
         self.namespace = namespace
         self._ledger = ledger
+        self._stops = ledger is not None and ledger.options.on_error == "stop"
 
     def recorded(
         self, stage: Stage, entity: str, message: Any, call: Call[T], destination: str | None = None
@@ -54,59 +57,52 @@ class Recording:
         ledger = self._ledger
         if ledger is None:
             return call
-        ledger.check()
-        namespace = self.namespace
-        ids, sizes = ids_and_sizes(message)
-
-        def tried(sender: Any, seconds: float | None) -> T:
-            operation = ledger.begin(stage, namespace, entity, ids, sizes, destination)
-            opened = False
-            try:
-                if seconds is not None:
-                    open_link_once(sender, seconds)
-                opened = True
-                result = call(sender, None)
-            except BaseException as error:
-                _failed(operation, FailureKind.TIMEOUT if was_given_up(sender) else kind_of(error), opened)
-                raise
-            operation.end()
-            return result
-
-        return tried
+        if self._stops:
+            ledger.check()
+        # Not a function within this one: its cells would cost more than all the rest.
+        return partial(_tried, ledger, (stage, self.namespace, entity, *ids_and_sizes(message), destination), call)
 
     def aio_recorded(
         self, stage: Stage, entity: str, message: Any, call: AioCall[T], destination: str | None = None
     ) -> AioCall[T]:
-        """`recorded`, for asyncio."""
+        """`recorded`, for asyncio: its calls are made on open links."""
         ledger = self._ledger
         if ledger is None:
             return call
-        ledger.check()
-        namespace = self.namespace
-        ids, sizes = ids_and_sizes(message)
-
-        async def tried(sender: Any, seconds: float | None) -> T:
-            operation = ledger.begin(stage, namespace, entity, ids, sizes, destination)
-            opened = False
-            try:
-                if seconds is not None:
-                    await open_link(sender, seconds)
-                opened = True
-                result = await call(sender, None)
-            except BaseException as error:
-                _failed(operation, FailureKind.TIMEOUT if _past_deadline(error) else kind_of(error), opened)
-                raise
-            operation.end()
-            return result
-
-        return tried
+        if self._stops:
+            ledger.check()
+        return partial(_aio_tried, ledger, (stage, self.namespace, entity, *ids_and_sizes(message), destination), call)
 
 
-def _failed(operation: RunningOperation, kind: FailureKind, opened: bool) -> None:
-    if opened and kind not in REFUSED:
-        operation.end(UNKNOWN, cause=str(kind))
+def _tried(ledger: Ledger, said: _Said, call: Call[T], sender: Any, seconds: float | None) -> T:
+    if seconds is not None:
+        open_link_once(sender, seconds)
+    operation = ledger.begin(*said)
+    try:
+        result = call(sender, None)
+    except BaseException as error:
+        _failed(operation, FailureKind.TIMEOUT if was_given_up(sender) else kind_of(error))
+        raise
+    operation.end()
+    return result
+
+
+async def _aio_tried(ledger: Ledger, said: _Said, call: AioCall[T], sender: Any) -> T:
+    operation = ledger.begin(*said)
+    try:
+        result = await call(sender)
+    except BaseException as error:
+        _failed(operation, FailureKind.TIMEOUT if _past_deadline(error) else kind_of(error))
+        raise
+    operation.end()
+    return result
+
+
+def _failed(operation: RunningOperation, kind: FailureKind) -> None:
+    if kind in REFUSED:
+        operation.end(str(kind))
     else:
-        operation.end(_ERROR if kind is FailureKind.UNKNOWN else str(kind))
+        operation.end(UNKNOWN, cause=str(kind))
 
 
 def _past_deadline(error: BaseException) -> bool:
@@ -118,40 +114,44 @@ def _past_deadline(error: BaseException) -> bool:
 
 def ids_and_sizes(message: Any) -> tuple[Sequence[object], int | Sequence[int]]:
     """The message ids as they are on the wire, and what each message takes."""
-    if message is None:
-        return (), 0
-    raws = raws_of(message)
-    if len(raws) == 1:
-        return (_id(raws[0]),), size_of(raws[0])
-    return [_id(raw) for raw in raws], [size_of(raw) for raw in raws]
+    if type(message) is ServiceBusMessage:
+        # Nearly always. Properties are not asked whether they are true: the SDK counts its fields for that.
+        raw = message._raw_amqp_message
+        return (raw.properties.message_id if raw.properties is not None else None,), size_of(raw)
+    raws = [] if message is None else raws_of(message)
+    ids = [raw.properties.message_id if raw.properties is not None else None for raw in raws]
+    return ids, [size_of(raw) for raw in raws]
 
 
 def size_of(raw: AmqpAnnotatedMessage) -> int:
-    """What it takes encoded, within a few bytes; exactly where these may tell a billable unit (M2).
+    """About what it takes encoded; exactly where it may be a billable unit more or less (M2).
 
     Encoding every message once more would cost more than all the rest of the ledger.
     """
     body: Any = raw._data_body
     if body is None:
         return encoded_size(raw)
-    size = _PLAIN_BYTES + sum(map(len, body))
-    if raw.properties is not None:
-        for value in vars(raw.properties).values():
-            if type(value) is str or type(value) is bytes:
-                size += len(value) + 1
-    for named in (raw.application_properties, raw.annotations):
-        if named:
-            size += sum(len(name) + _length(value) + 4 for name, value in named.items())
-    if max(size - _DOUBT_BYTES, 1) // UNIT != (size + _DOUBT_BYTES) // UNIT:
-        return encoded_size(raw)
-    return size
+    size = _PLAIN_BYTES + (len(body[0]) if len(body) == 1 else sum(map(len, body)))
+    told = raw.properties
+    if told is not None:
+        for value in (told.group_id, told.subject, told.correlation_id, told.content_type, told.to, told.reply_to):
+            if value is not None:
+                size += _length(value)
+    if raw.application_properties:
+        size += _named(raw.application_properties)
+    if raw.annotations:
+        size += _named(raw.annotations)
+    # Far from a unit's end nearly always.
+    if _DOUBT_BYTES < size % UNIT < UNIT - _DOUBT_BYTES or size <= _DOUBT_BYTES:
+        return size
+    return encoded_size(raw)
+
+
+def _named(values: Mapping[Any, object]) -> int:
+    return sum(len(name) + _length(value) + 4 for name, value in values.items())
 
 
 def _length(value: object) -> int:
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode())
     return len(value) if isinstance(value, bytes) else 8
-
-
-def _id(raw: AmqpAnnotatedMessage) -> object:
-    return raw.properties.message_id if raw.properties else None

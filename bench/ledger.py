@@ -1,0 +1,107 @@
+"""What the ledger costs a paired sender: CPU per message with it on beside off, message by message in turn.
+
+On two primaries alike, from one thread. To messages with the ledger the CPU of other threads is added: the writer's,
+with its syncs. A run ends with its entries on the disk. The groups hold half of what they would with the ledger alone.
+
+Run: python bench/ledger.py [--runs 60] [--messages 500] [--driver sync|aio|both] [--rate 500]
+"""
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from azure.servicebus import ServiceBusMessage
+from pairing import BODY, CONFIG, QUEUES, interval
+
+from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
+from twinbus.ledger import Ledger
+from twinbus.testing import LocalNamespace
+
+AIM = 1.03
+
+
+Send = Callable[[ServiceBusMessage], Awaitable[None]]
+
+
+async def cost(sends: Sequence[Send], ledger: Ledger, given: Any) -> tuple[float, float]:
+    """CPU in µs a message, without and with the ledger."""
+    batch = [ServiceBusMessage(BODY) for _ in range(2 * given.messages)]
+    spent = [0.0, 0.0]
+    begun, process, thread = time.perf_counter(), time.process_time(), time.thread_time()
+    for number, message in enumerate(batch):
+        if given.rate and (ahead := number / 2 / given.rate - (time.perf_counter() - begun)) > 0:
+            await asyncio.sleep(ahead)
+        # In turn, so that neither always comes first.
+        which = (number + number // 2) % 2
+        cpu = time.thread_time()
+        await sends[which](message)
+        spent[which] += time.thread_time() - cpu
+    await ledger.flushed()
+    others = time.process_time() - process - (time.thread_time() - thread)
+    return spent[0] / given.messages * 1e6, (spent[1] + others) / given.messages * 1e6
+
+
+async def compared(driver: str, primaries: Sequence[str], secondary: str, ledger: Ledger, given: Any) -> None:
+    sends: list[Send] = []
+    async with AsyncExitStack() as stack:
+        for primary, used in zip(primaries, (None, ledger), strict=True):
+            options = SendAvailabilityOptions(ledger=used)
+            if driver == "aio":
+                pair = await stack.enter_async_context(aio.pair_connection_strings(primary, secondary, options=options))
+                sends.append((await stack.enter_async_context(pair.get_queue_sender(QUEUES[0]))).send_messages)
+            else:
+                sync = stack.enter_context(pair_connection_strings(primary, secondary, options=options))
+                sends.append(_awaited(stack.enter_context(sync.get_queue_sender(QUEUES[0])).send_messages))
+        runs = [await cost(sends, ledger, given) for _ in range(given.runs + 2)]
+    told(f"{driver}, {given.rate:g} a second" if given.rate else f"{driver}, one after the other", runs[2:])
+
+
+def _awaited(send: Callable[[ServiceBusMessage], None]) -> Send:
+    async def sent(message: ServiceBusMessage) -> None:
+        send(message)
+
+    return sent
+
+
+def told(what: str, runs: list[tuple[float, float]]) -> None:
+    off, on = (statistics.median(run[index] for run in runs) for index in (0, 1))
+    ratio, low, high = interval([run[1] / run[0] for run in runs])
+    more, least, most = interval([run[1] - run[0] for run in runs])
+    verdict = "met" if ratio <= AIM else "missed"
+    print(f"{what}: CPU off {off:.0f} µs, on {on:.0f} µs a message; ratio {ratio:.4f} (95 %: {low:.4f} to {high:.4f}, "
+          f"{len(runs)} runs), aim ≤ {AIM}: {verdict}; {more:+.1f} µs a message "
+          f"({least:+.1f} to {most:+.1f})", flush=True)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--messages", type=int, default=500)
+    parser.add_argument("--driver", choices=["sync", "aio", "both"], default="both")
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=0,
+        help="with the ledger, and as many without it",
+    )
+    given = parser.parse_args()
+    drivers = ("sync", "aio") if given.driver == "both" else (given.driver,)
+    with (
+        LocalNamespace("primary", memory=True, config=CONFIG) as off,
+        LocalNamespace("primary", memory=True, config=CONFIG) as on,
+        LocalNamespace("secondary", memory=True) as secondary,
+        tempfile.TemporaryDirectory() as folder,
+        Ledger(folder) as ledger,
+    ):
+        primaries = off.connection_string, on.connection_string
+        for driver in drivers:
+            asyncio.run(compared(driver, primaries, secondary.connection_string, ledger, given))
+
+
+if __name__ == "__main__":
+    main()
