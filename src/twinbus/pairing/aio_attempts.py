@@ -19,7 +19,7 @@ T = TypeVar("T")
 # A link that answers is closed with a word within this; one that does not, without.
 _CLOSING_SECONDS: Final = 1.0
 # How long a sender or pair that is being closed lets calls end that are under way.
-_PATIENCE_SECONDS: Final = 1.0
+PATIENCE_SECONDS: Final = 1.0
 
 
 class Attempts(Deadlines):
@@ -30,17 +30,12 @@ class Attempts(Deadlines):
         self.seconds = seconds
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def turn(self, lock: asyncio.Lock, link: str, seconds: float) -> bool:
-        """Wait for it, the lock being the caller's afterwards. NoTurnError where the call's time ends before.
-
-        Whether it took most of that time: if nobody answers in the rest, that says nothing (S2).
-        """
-        begun = time.monotonic()
+    async def turn(self, lock: asyncio.Lock, link: str, seconds: float) -> None:
+        """Wait for it, the lock being the caller's afterwards. NoTurnError where the call's time ends before."""
         try:
             await self.bound(lock.acquire(), seconds)
         except OperationTimeoutError:
             raise NoTurnError(link, seconds) from None
-        return time.monotonic() - begun > seconds / 2
 
     async def tries(
         self,
@@ -49,12 +44,12 @@ class Attempts(Deadlines):
         retries: Retries,
         paused: Callable[[float], Awaitable[None]],
     ) -> T:
-        """Try after try until the deadline. `paused` waits, and raises where there must be no other try (S5)."""
+        """Try after try until the deadline, which each of them keeps. `paused` waits for the next one."""
         end = time.monotonic() + seconds
         left, tried = seconds, 0
         while True:
             try:
-                return await self.bound(once(left), left)
+                return await once(left)
             except Exception as error:
                 tried += 1
                 pause = pause_before_next(error, retries, tried, end - time.monotonic())
@@ -72,20 +67,23 @@ class Attempts(Deadlines):
     def discard(self, sender: Any) -> None:
         """Give up a sender of the SDK at once; what is left of it is closed in the background."""
         abort(sender)
-        self.start(_closed(sender))
+        self.start(closed(sender))
 
     def retire(self, sender: Any, turn: asyncio.Lock | None = None) -> None:
         """Close a sender of the SDK in the background and with a word, after the call that has the turn on it.
 
         Never under it: what the SDK opens while it is being closed stays open.
         """
-        self.start(_closed(sender) if turn is None else _retired(sender, turn))
+        self.start(closed(sender) if turn is None else _retired(sender, turn))
 
     async def end(self) -> None:
         """Calls under way may end by themselves for a while; then they are given up, and all is closed."""
-        for patience in (_PATIENCE_SECONDS, _CLOSING_SECONDS + 0.5):
-            if self._tasks:
-                await asyncio.wait(list(self._tasks), timeout=patience)
+        for patience in (PATIENCE_SECONDS, _CLOSING_SECONDS + 0.5):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    # What ends may start the closing of something else.
+                    while self._tasks:
+                        await asyncio.wait(list(self._tasks))
             self.expire()
         rest = list(self._tasks)
         for task in rest:
@@ -102,16 +100,17 @@ async def wait(event: asyncio.Event, seconds: float) -> None:
 
 async def _retired(sender: Any, turn: asyncio.Lock) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_PATIENCE_SECONDS), turn:
+        async with asyncio.timeout(PATIENCE_SECONDS), turn:
             pass
     if turn.locked():
         # That call is not quick, and now nobody answers it.
         abort(sender)
     async with turn:
-        await _closed(sender)
+        await closed(sender)
 
 
-async def _closed(sender: Any) -> None:
+async def closed(sender: Any) -> None:
+    """With a word to the other end if it listens, and all its own gone."""
     keep_alive = keep_alive_of(sender)
     if keep_alive is not None:
         keep_alive.cancel()

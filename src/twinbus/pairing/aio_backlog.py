@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
@@ -58,7 +59,7 @@ class BacklogLink:
             self._still_in_rotation()
             if not done():
                 span = min(self._attempts.seconds, end - time.monotonic())
-                await self._attempts.tries(lambda left: self._once(call, left), span, self._retries, self._paused)
+                await self._attempts.tries(partial(self._once, call), span, self._retries, self._paused)
         except BaseException:
             # Whatever ended it, also its caller's cancelling: what is left on this link belongs to nobody.
             self._drop()
@@ -71,7 +72,7 @@ class BacklogLink:
         if sender is None:
             sender = self._sender = without_retries(quick_to_open(self._client.get_queue_sender(self._queue)))
         try:
-            await call(sender, left)
+            await self._attempts.bound(call(sender, left), left)
         except OperationTimeoutError:
             self._drop()
             raise

@@ -17,12 +17,16 @@ T = TypeVar("T")
 _AGAIN_SECONDS: Final = 0.1
 
 
-class _Call:
-    __slots__ = ("at", "cancelled", "task")
+class Deadline:
+    """That of one call, in the task that makes it."""
 
-    def __init__(self, task: asyncio.Task[Any], at: float) -> None:
+    __slots__ = ("at", "before", "cancelled", "seconds", "task")
+
+    def __init__(self, task: asyncio.Task[Any], at: float, seconds: float) -> None:
         self.task = task
         self.at = at
+        self.seconds = seconds
+        self.before = task.cancelling()
         self.cancelled = 0
 
 
@@ -30,34 +34,51 @@ class Deadlines:
     """Those of one pair."""
 
     def __init__(self) -> None:
-        self._calls: set[_Call] = set()
+        self._calls: set[Deadline] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
 
     async def bound(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         """OperationTimeoutError past the deadline. A cancellation by anyone else goes through."""
-        task = asyncio.current_task()
-        assert task is not None
-        call = _Call(task, time.monotonic() + seconds)
-        self._calls.add(call)
-        if self._timer is None or call.at < self._due:
-            self._arm(call.at)
-        before = task.cancelling()
+        deadline = self.begin(seconds)
         try:
             return await coroutine
-        except asyncio.CancelledError:
-            if not call.cancelled or task.cancelling() - call.cancelled > before:
+        except BaseException as error:
+            told = self.verdict(deadline, error)
+            if told is error:
                 raise
-            raise OperationTimeoutError(message=f"not answered within {seconds:g} s") from None
-        except Exception as error:
-            if not call.cancelled:
-                raise
-            raise OperationTimeoutError(message=f"not answered within {seconds:g} s") from error
+            raise told from None
         finally:
-            self._calls.discard(call)
+            self.lift(deadline)
+
+    def begin(self, seconds: float) -> Deadline:
+        """Until it is lifted this task is cancelled, and cancelled again, past the deadline."""
+        task = asyncio.current_task()
+        assert task is not None
+        at = time.monotonic() + seconds
+        deadline = Deadline(task, at, seconds)
+        self._calls.add(deadline)
+        if self._timer is None or at < self._due:
+            self._arm(at)
+        return deadline
+
+    def verdict(self, deadline: Deadline, error: BaseException) -> BaseException:
+        """What the call ended with: OperationTimeoutError where it was the deadline that ended it."""
+        if not deadline.cancelled:
+            return error
+        if isinstance(error, asyncio.CancelledError):
+            if deadline.task.cancelling() - deadline.cancelled > deadline.before:
+                return error
+        elif not isinstance(error, Exception):
+            return error
+        return OperationTimeoutError(message=f"not answered within {deadline.seconds:g} s")
+
+    def lift(self, deadline: Deadline) -> None:
+        self._calls.discard(deadline)
+        if deadline.cancelled:
             # Ours are taken back however it ended: what it answered in the last moment stands.
-            for _ in range(call.cancelled):
-                task.uncancel()
+            for _ in range(deadline.cancelled):
+                deadline.task.uncancel()
 
     def expire(self) -> None:
         """All calls under way are past their deadlines."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Self, TypeVar, assert_never
+from weakref import WeakSet
 
 from azure.servicebus import ServiceBusMessageBatch
 from azure.servicebus.aio import ServiceBusSender
@@ -18,15 +19,17 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.pairing import calls
 from twinbus.pairing.aio_attempts import Attempts, wait
 from twinbus.pairing.aio_backlog import BacklogLinks
-from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, NoTurnError, OnPrimary, Place, Steps, ToBacklog
+from twinbus.pairing.aio_link import Link
+from twinbus.pairing.aio_sharing import can_overlap
+from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, Place, Steps, ToBacklog
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
-from twinbus.pairing.sdk import Retries, abort, empty_batch, is_open, keep_alive_of, open_link
+from twinbus.pairing.sdk import Retries, empty_batch
 
 T = TypeVar("T")
-# The time-out to give to the SDK: none on an open link, where ours holds.
-Call = Callable[[ServiceBusSender, float | None], Coroutine[Any, Any, T]]
+# On an open link, without a time-out of the SDK's: ours holds.
+Call = Callable[[ServiceBusSender], Coroutine[Any, Any, T]]
 # Looked up once: a member of an Enum costs as much as half a microsecond at every use.
 _PRIMARY: Final = Route.PRIMARY
 
@@ -34,9 +37,8 @@ _PRIMARY: Final = Route.PRIMARY
 class PairedSender:
     """Sends to the primary, or to the backlog while the entity is failed over.
 
-    `timeout` bounds all of a call: waiting for a turn, the primary, the backlog (S6). Tasks may share it: on the
-    primary they take turns, so that one that is cancelled or gives up takes nothing from the others (S13). Without a
-    time-out a turn is waited for as long as it takes, each call before it taking `try_timeout` at most.
+    `timeout` bounds all of a call: the primary, the backlog (S6). Tasks may share it: their calls overlap, and one that
+    is cancelled or gives up takes nothing from the others (S13).
     """
 
     def __init__(
@@ -52,12 +54,12 @@ class PairedSender:
         self._links = links
         self._attempts = attempts
         self._retries = retries
-        self._turn = asyncio.Lock()
-        self._sender = make()
-        self._episode = place.cell.entity.episode
+        self._link = Link(make(), attempts, place.cell.entity.episode)
+        self._before: WeakSet[Link] = WeakSet()
+        self._turn = None if can_overlap(self._link.sender) else asyncio.Lock()
         self._closed = False
-        self.fully_qualified_namespace: str = self._sender.fully_qualified_namespace
-        self.entity_name: str = self._sender.entity_name
+        self.fully_qualified_namespace: str = self._link.sender.fully_qualified_namespace
+        self.entity_name: str = self._link.sender.entity_name
 
     # --- azure-servicebus' interface -------------------------------------------------------------------------------
 
@@ -67,20 +69,16 @@ class PairedSender:
         if is_empty(message):
             return
         await self._call(
-            lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
+            lambda sender: sender.send_messages(message, **kwargs),
             lambda: calls.divert(self._place, raws_of(message), until),
             until,
         )
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
-        async def made(sender: ServiceBusSender, seconds: float | None) -> ServiceBusMessageBatch:
-            if not is_open(sender):
-                await open_link(sender, seconds)
-            return await sender.create_message_batch(max_size_in_bytes)
-
-        until = self._begin(None)
         batch = await self._call(
-            made, lambda: calls.instead(lambda: empty_batch(self._sender, max_size_in_bytes)), until
+            lambda sender: sender.create_message_batch(max_size_in_bytes),
+            lambda: calls.instead(lambda: empty_batch(self._link.sender, max_size_in_bytes)),
+            self._begin(None),
         )
         return IdentifiedBatch.of(batch)
 
@@ -92,7 +90,7 @@ class PairedSender:
         if is_empty(message):
             return []
         return await self._call(
-            lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
+            lambda sender: sender.schedule_messages(message, schedule_time_utc, **kwargs),
             lambda: calls.schedule(self._place, raws_of(message), until, schedule_time_utc),
             until,
         )
@@ -105,7 +103,7 @@ class PairedSender:
             raise ScheduledInBacklogError(waiting)
         given = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
         await self._call(
-            lambda sender, seconds: sender.cancel_scheduled_messages(sequence_numbers, timeout=seconds, **kwargs),
+            lambda sender: sender.cancel_scheduled_messages(sequence_numbers, **kwargs),
             lambda: calls.cannot_cancel(given),
             until,
         )
@@ -117,23 +115,23 @@ class PairedSender:
             self.let_go()
 
     def let_go(self) -> None:
-        """Closed, or its pair's primary is: the link goes in the background, after the call that is under way on it."""
-        self._attempts.retire(self._sender, self._turn)
+        """Closed, or its pair's primary is: its links go in the background, after the calls under way on them."""
+        for link in (self._link, *self._before):
+            link.end()
 
     async def __aenter__(self) -> Self:
-        await self._call(open_link, calls.nothing, self._begin(None))
+        await self._call(_opened, calls.nothing, self._begin(None))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __del__(self) -> None:
-        # Dropped without being closed: neither its connection nor the task that keeps it alive stays behind.
+        # Dropped without being closed, and no call under way: that would hold it.
         with contextlib.suppress(Exception):
             open_ = not self._closed and self._place.cell.entity.route is not Route.CLOSED
-            if open_ and not sys.is_finalizing() and (keep_alive := keep_alive_of(self._sender)) is not None:
-                keep_alive.cancel()
-                abort(self._sender)
+            if open_ and not sys.is_finalizing():
+                self._link.drop()
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 
@@ -185,35 +183,53 @@ class PairedSender:
             case _:
                 assert_never(step)
 
-    async def _on_primary(self, call: Call[T], until: float | None) -> T:
-        attempts, turn, cut_short, seconds = self._attempts, self._turn, False, self._attempts.seconds
-        if until is None:
-            await turn.acquire()
-        else:
-            cut_short = await attempts.turn(turn, self.entity_name, until - time.monotonic())
-            # Asked for when the turn has come: waiting for it took its share.
-            seconds = self._place.primary_seconds(until)
-        try:
-            self._still_on_primary()
-            return await attempts.tries(partial(self._once, call), seconds, self._retries, self._paused)
-        except OperationTimeoutError as error:
-            self._replace()
-            if cut_short:
-                raise NoTurnError(self.entity_name, seconds) from error
-            raise
-        except Exception:
-            # The SDK has closed its link where it had to.
-            raise
-        except BaseException:
-            # Cancelled in the middle of a frame, perhaps: the link cannot be used again (S13).
-            self._replace()
-            raise
-        finally:
-            turn.release()
+    def _on_primary(self, call: Call[T], until: float | None) -> Coroutine[Any, Any, T]:
+        seconds = self._attempts.seconds if until is None else self._place.primary_seconds(until)
+        once = self._once if self._turn is None else self._in_turn
+        return self._attempts.tries(partial(once, call), seconds, self._retries, self._paused)
 
-    def _once(self, call: Call[T], left: float) -> Coroutine[Any, Any, T]:
-        sender = self._sender
-        return call(sender, None if is_open(sender) else left)
+    async def _once(self, call: Call[T], seconds: float) -> T:
+        link, attempts = self._current(), self._attempts
+        deadline = attempts.begin(seconds)
+        link.calls += 1
+        try:
+            if not link.is_open:
+                await link.opened()
+            return await call(link.sender)
+        except BaseException as error:
+            told = attempts.verdict(deadline, error)
+            if isinstance(told, OperationTimeoutError) or not isinstance(told, Exception):
+                link.give_up()
+            if told is error:
+                raise
+            raise told from None
+        finally:
+            link.leave()
+            attempts.lift(deadline)
+
+    async def _in_turn(self, call: Call[T], seconds: float) -> T:
+        """Where calls cannot overlap. A turn that never came says nothing about the primary (S2)."""
+        assert self._turn is not None
+        end = time.monotonic() + seconds
+        await self._attempts.turn(self._turn, self.entity_name, seconds)
+        try:
+            return await self._once(call, end - time.monotonic())
+        finally:
+            self._turn.release()
+
+    def _current(self) -> Link:
+        """The link for a try that begins now."""
+        if self._closed:
+            raise _shut()
+        entity, link = self._place.cell.entity, self._link
+        if entity.route is not _PRIMARY:
+            raise FailedOverMeanwhileError
+        if link.retired or entity.episode != link.episode:
+            # After a failover the old link may be one that nobody answers on: begin anew.
+            self._link = Link(self._make(), self._attempts, entity.episode)
+            self._before.add(link)
+            link.retire()
+        return self._link
 
     async def _paused(self, seconds: float) -> None:
         """Between two tries, cut short where calls go another way meanwhile (S5, C3)."""
@@ -223,30 +239,10 @@ class PairedSender:
             await wait(rerouted, seconds)
         finally:
             self._place.cell.rerouted.discard(rerouted.set)
-        self._still_on_primary()
-
-    def _still_on_primary(self) -> None:
-        if self._closed:
-            raise _shut()
-        entity = self._place.cell.entity
-        if entity.route is not _PRIMARY:
-            raise FailedOverMeanwhileError
-        if entity.episode != self._episode:
-            # After a failover the old link may be one that nobody answers on: begin anew.
-            self._episode = entity.episode
-            self._replace()
 
     def _succeeded_late(self) -> None:
         """The entity was failing, or something happened to it, while this call was under way (S3, S5)."""
         self._place.cell.succeeded()
-
-    def _replace(self) -> None:
-        """Of the call that has the turn."""
-        if not self._closed:
-            old = self._sender
-            if self._place.cell.entity.route is not Route.CLOSED:
-                self._sender = self._make()
-            self._attempts.discard(old)
 
     def _begin(self, timeout: float | None) -> float | None:
         """Where the call has to end, on the monotonic clock."""
@@ -257,6 +253,10 @@ class PairedSender:
         if timeout <= 0:
             raise ValueError("The timeout must be greater than 0.")
         return time.monotonic() + timeout
+
+
+async def _opened(sender: ServiceBusSender) -> None:
+    """Entering: all that is asked for is an open link."""
 
 
 def _shut() -> ValueError:

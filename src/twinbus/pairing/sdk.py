@@ -1,6 +1,6 @@
 """What azure-servicebus does not tell in public: limits of a link, its socket, whether a client was closed.
 
-The only module that reads its private parts. It decides nothing.
+With `aio_sharing` the only module that reads its private parts. It decides nothing.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.exceptions import OperationTimeoutError
+from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
 from twinbus import PairClosedError, PartialSendError
 from twinbus.pairing.calls import NoTurnError
@@ -47,78 +47,145 @@ async def ids(world: World, queue: str) -> list[Any]:
 # --- a sender shared by tasks ----------------------------------------------------------------------------------------
 
 
-async def test_s13_a_cancelled_send_takes_nothing_from_the_tasks_that_share_its_sender(
-    world: World, queue: str
-) -> None:
-    pair = await world.pair(keywords={"retry_total": 0}, try_timeout=LONG)
+async def opened(world: World, queue: str, **options: Any) -> tuple[Any, Any]:
+    """A pair, and a sender whose link is open; no try is followed by another."""
+    pair = await world.pair(keywords={"retry_total": 0}, **{"try_timeout": LONG, **options})
     sender = await world.sender(pair, queue)
     await world.send(sender, ServiceBusMessage("x", message_id="before"))
-    world.primary.faults.set("delay", entity=queue, points=["send"], delay=0.5, count=1)
-    slow = sent(sender, "slow")
-    await struck(world.primary)
-    others = [sent(sender, f"other-{number}") for number in range(4)]
-    await asyncio.sleep(0)
-    slow.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await slow
+    return pair, sender
+
+
+async def hits(namespace: LocalNamespace, count: int) -> None:
+    """Until the last fault that was set has struck so often."""
     async with asyncio.timeout(AT_ONCE):
-        await asyncio.gather(*others)
+        while (await asyncio.to_thread(namespace.faults.list))[-1]["hits"] < count:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+
+
+async def held_back(world: World, queue: str, sender: Any, count: int) -> list[asyncio.Task[None]]:
+    """So many sends in flight at once: the primary has them all, and answers none until its faults are cleared."""
+    world.primary.faults.set("black-hole", entity=queue, points=["send"])
+    tasks = [sent(sender, f"many-{number}") for number in range(count)]
+    await hits(world.primary, count)
+    return tasks
+
+
+async def test_s1_sends_of_tasks_that_share_a_sender_overlap(world: World, queue: str) -> None:
+    pair, sender = await opened(world, queue)
+    # All of them are with the primary before the first is answered.
+    many = await held_back(world, queue, sender, 100)
+    assert not any(task.done() for task in many)
+    world.primary.faults.clear()
+    async with asyncio.timeout(AT_ONCE):
+        await asyncio.gather(*many)
+    assert sorted(await ids(world, queue)) == sorted(["before", *(f"many-{number}" for number in range(100))])
     assert state_of(pair, queue) == "healthy"
-    assert {"before", *(f"other-{number}" for number in range(4))} <= set(await ids(world, queue))
+
+
+async def test_s13_sends_that_begin_while_others_are_in_flight_are_each_sent_once(world: World, queue: str) -> None:
+    _, sender = await opened(world, queue)
+    world.primary.faults.set("delay", entity=queue, points=["send"], delay=0.02)
+    tasks = []
+    for number in range(60):
+        tasks.append(sent(sender, f"{number}"))
+        # Some begin while another reads, some while one writes: each at its own moment.
+        await asyncio.sleep(0.001 * (number % 5))
+    async with asyncio.timeout(AT_ONCE):
+        await asyncio.gather(*tasks)
+    assert sorted(await ids(world, queue)) == sorted(["before", *(f"{number}" for number in range(60))])
+
+
+async def test_s13_one_cancelled_send_among_many_takes_nothing_from_the_others(world: World, queue: str) -> None:
+    pair, sender = await opened(world, queue)
+    first, *others = await held_back(world, queue, sender, 20)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert not any(task.done() for task in others)
+    later = sent(sender, "later")
+    await hits(world.primary, 21)
+    world.primary.faults.clear()
+    async with asyncio.timeout(AT_ONCE):
+        await asyncio.gather(*others, later)
+    assert state_of(pair, queue) == "healthy"
+    assert sorted(await ids(world, queue)) == sorted(["before", "later", *(f"many-{number}" for number in range(20))])
     assert await world.backlog(pair) == []
 
 
-async def test_s13_a_send_that_gives_up_early_takes_nothing_from_the_tasks_that_share_its_sender(
+async def test_s13_one_short_time_out_among_many_takes_nothing_from_the_others(world: World, queue: str) -> None:
+    pair, sender = await opened(world, queue, failover_interval=LONG)
+    others = await held_back(world, queue, sender, 20)
+    hasty = sent(sender, "hasty", timeout=0.5)
+    with pytest.raises(OperationTimeoutError):
+        await hasty
+    assert not any(task.done() for task in others)
+    later = sent(sender, "later")
+    await hits(world.primary, 22)
+    world.primary.faults.clear()
+    async with asyncio.timeout(AT_ONCE):
+        await asyncio.gather(*others, later)
+    # Their successes are the last word on the primary.
+    assert state_of(pair, queue) == "healthy"
+    found = await ids(world, queue)
+    assert sorted(set(found) - {"hasty"}) == sorted({"before", "later", *(f"many-{number}" for number in range(20))})
+    assert len(found) == len(set(found))
+
+
+async def test_s13_an_error_of_one_send_among_many_takes_nothing_from_the_others(world: World, queue: str) -> None:
+    pair, sender = await opened(world, queue, failover_interval=LONG)
+    world.primary.faults.set("delay", entity=queue, points=["send"], delay=1.5, count=20)
+    others = [sent(sender, f"many-{number}") for number in range(20)]
+    await struck(world.primary)
+    # After this one the SDK closes its link, whoever else is on it.
+    world.primary.faults.set("internal-error", entity=queue, points=["send"], count=1)
+    bad = sent(sender, "bad")
+    async with asyncio.timeout(AT_ONCE):
+        with pytest.raises(ServiceBusError):
+            await bad
+        await asyncio.gather(*others)
+    assert sorted(await ids(world, queue)) == sorted(["before", *(f"many-{number}" for number in range(20))])
+    await world.send(sender, ServiceBusMessage("after"))
+    assert state_of(pair, queue) == "healthy"
+
+
+@pytest.mark.parametrize("how", ["connection", "link"])
+async def test_s13_what_breaks_under_many_is_opened_anew_and_all_are_sent(world: World, queue: str, how: str) -> None:
+    pauses = {"retry_mode": "fixed", "retry_backoff_factor": 0.3, "retry_total": 50}
+    pair = await world.pair(keywords=pauses, try_timeout=LONG)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("x", message_id="before"))
+    world.primary.faults.set("drop-ack", entity=queue, points=["send"], count=20)
+    many = [sent(sender, f"many-{number}") for number in range(20)]
+    await struck(world.primary)
+    if how == "connection":
+        await asyncio.to_thread(world.primary.kill)
+        await asyncio.to_thread(world.primary.start)
+    else:
+        world.primary.faults.set("detach", entity=queue, points=["send"], count=1)
+        many.append(sent(sender, "many-20"))
+    async with asyncio.timeout(2 * AT_ONCE):
+        await asyncio.gather(*many)
+    assert {f"many-{number}" for number in range(len(many))} <= set(await ids(world, queue))
+    assert state_of(pair, queue) == "healthy"
+
+
+async def test_s13_the_first_sends_of_many_tasks_open_one_link_and_giving_up_on_it_stops_nobody(
     world: World, queue: str
 ) -> None:
     pair = await world.pair(keywords={"retry_total": 0}, try_timeout=LONG, failover_interval=LONG)
     sender = await world.sender(pair, queue)
-    await world.send(sender, ServiceBusMessage("x", message_id="before"))
-    world.primary.faults.set("black-hole", entity=queue, points=["send"], count=1)
-    hasty = sent(sender, "hasty", timeout=0.5)
-    await struck(world.primary)
-    others = [sent(sender, f"other-{number}") for number in range(4)]
+    world.primary.faults.set("delay", entity=queue, points=["attach"], delay=1.5)
+    hasty, cancelled = sent(sender, "hasty", timeout=0.3), sent(sender, "cancelled")
+    others = [sent(sender, f"other-{number}") for number in range(8)]
+    await hits(world.primary, 1)
+    cancelled.cancel()
     with pytest.raises(OperationTimeoutError):
         await hasty
     async with asyncio.timeout(AT_ONCE):
         await asyncio.gather(*others)
-    # Their successes are the last word on the primary.
+    assert world.primary.faults.list()[-1]["hits"] == 1
+    assert sorted(await ids(world, queue)) == [f"other-{number}" for number in range(8)]
     assert state_of(pair, queue) == "healthy"
-    assert {"before", *(f"other-{number}" for number in range(4))} <= set(await ids(world, queue))
-
-
-async def test_s2_waiting_for_a_turn_on_a_shared_sender_is_no_failure_of_the_primary(world: World, queue: str) -> None:
-    pair = await world.pair(try_timeout=LONG)
-    sender = await world.sender(pair, queue)
-    await world.send(sender, ServiceBusMessage("x", message_id="before"))
-    world.primary.faults.set("delay", entity=queue, points=["send"], delay=2.0, count=1)
-    slow = sent(sender, "slow")
-    await struck(world.primary)
-    with pytest.raises(NoTurnError, match=queue):
-        await world.send(sender, ServiceBusMessage("no turn"), timeout=0.2)
-    await slow
-    assert state_of(pair, queue) == "healthy"
-    assert await world.backlog(pair) == []
-    assert await ids(world, queue) == ["before", "slow"]
-
-
-async def test_s2_an_attempt_that_waiting_for_its_turn_cut_short_is_no_failure_of_the_primary(
-    world: World, queue: str
-) -> None:
-    pair = await world.pair(try_timeout=LONG)
-    sender = await world.sender(pair, queue)
-    await world.send(sender, ServiceBusMessage("before"))
-    # Both are answered, one after the other, each later than the second caller's time can end.
-    world.primary.faults.set("delay", entity=queue, points=["send"], delay=1.5, count=2)
-    slow = sent(sender, "slow")
-    async with asyncio.timeout(AT_ONCE):
-        while (await asyncio.to_thread(world.primary.faults.list))[0]["hits"] < 1:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.02)
-    with pytest.raises(NoTurnError):
-        await world.send(sender, ServiceBusMessage("too late"), timeout=2.0)
-    await slow
-    assert state_of(pair, queue) == "healthy"
-    assert await world.backlog(pair) == []
 
 
 async def test_s13_a_sender_is_shared_by_tasks_and_every_message_reported_safe_is_there(
@@ -150,12 +217,10 @@ async def test_s13_closing_a_sender_ends_a_call_that_nobody_answers_and_fails_no
     pair = await world.pair(try_timeout=LONG)
     sender = await world.sender(pair, queue)
     await world.send(sender, ServiceBusMessage("before"))
-    world.primary.faults.set("black-hole", entity=queue, points=["send"], count=1)
-    unanswered, waiting = sent(sender, "unanswered"), sent(sender, "waiting")
-    await struck(world.primary)
+    unanswered = await held_back(world, queue, sender, 3)
     await world.do(sender.close)
     async with asyncio.timeout(AT_ONCE):
-        for task in (unanswered, waiting):
+        for task in unanswered:
             with pytest.raises(ValueError, match="shutdown"):
                 await task
     assert state_of(pair, queue) == "healthy"
@@ -178,21 +243,6 @@ async def test_s5_a_call_whose_entity_fails_over_in_its_retry_pause_diverts_at_o
         await pausing
     assert [one.message_id for one in await world.backlog(pair)] == ["pausing"]
     assert await ids(world, queue) == ["before"]
-
-
-async def test_s5_a_call_that_waited_for_its_turn_diverts_when_the_one_before_it_failed_over(
-    world: World, queue: str
-) -> None:
-    pair = await world.pair()
-    sender = await world.sender(pair, queue)
-    await world.send(sender, ServiceBusMessage("x", message_id="before"))
-    world.primary.faults.set("black-hole", entity=queue, points=["send"], count=1)
-    first = sent(sender, "first")
-    await struck(world.primary)
-    # The primary would take it: it is not asked.
-    await asyncio.gather(first, sent(sender, "second"))
-    assert {one.message_id for one in await world.backlog(pair)} == {"first", "second"}
-    assert "second" not in await ids(world, queue)
 
 
 async def test_s3_a_try_that_fails_is_followed_by_the_others_that_the_client_was_made_with(
