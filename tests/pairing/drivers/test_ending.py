@@ -192,6 +192,9 @@ class BrokenSyphon(RunningSyphon):
     def stop(self) -> None:
         raise RuntimeError("it does not stop")
 
+    def ended(self) -> None:
+        assert self.state == "running"
+
 
 async def test_c3_a_syphon_that_fails_to_stop_is_logged_and_holds_up_nothing(
     world: World, queue: str, caplog: pytest.LogCaptureFixture
