@@ -1,4 +1,4 @@
-"""`twinbus ledger ingest|reconcile|cost|incidents|latency`: the jobs of the pipeline, and how they tell what they find."""
+"""`twinbus ledger ingest|reconcile|cost|incidents|latency`: the jobs of the pipeline, and how they are told."""
 
 from __future__ import annotations
 

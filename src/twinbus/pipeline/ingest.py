@@ -147,7 +147,7 @@ def unknown(entries: DataFrame, known: DataFrame | None) -> DataFrame:
         return once
     # Few are new beside all that are known: so they are looked for there, and not the other way round.
     again = known.join(entries.select("kind", "id"), ["kind", "id"], "left_semi")
-    return once.join(again, ["kind", "id"], "left_anti")
+    return once.join(again, ["kind", "id"], "left_anti").select(*entries.columns)
 
 
 # --- operations ------------------------------------------------------------------------------------------------------

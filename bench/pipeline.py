@@ -1,0 +1,152 @@
+"""The ledger's jobs over millions of entries: reconcile and cost, on Spark and by DuckDB over the same Parquet files.
+
+    python bench/pipeline.py [--millions 1 5 20] [--rounds 3] [--folder DIR] [--json]
+
+Prints seconds, their growth, the JVM's memory and the ratio to DuckDB, whose answer must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.measuring import Figure, ProcessMeter, Samples, ratios, show, write_json
+from tests.pipeline import oracle
+from twinbus.pipeline.jobs import JOBS, over_history
+from twinbus.pipeline.reconcile import JUDGED
+from twinbus.pipeline.session import session
+from twinbus.pipeline.tables import OPERATIONS, Part, Tables, Version
+
+AIM: Final = 2.0
+# Of a hundred messages ten are diverted: sent to the backlog, brought back, completed. One in 100,000 of those is lost,
+# one delivered twice.
+_LEDGER: Final = """
+copy (
+    with messages as (
+        select i, md5(i::varchar) as id, 1790035200000 + (i * 259200000 // {messages}) as at,
+            'entity-' || (i % 20) as entity, i % 10 = 0 as diverted
+        from range({messages}) as numbers(i)
+    ), told as (
+        select *,
+            unnest(if(diverted, ['send_backlog', 'return_primary', 'complete_backlog'], ['send_primary'])) as stage
+        from messages
+    )
+    select printf('%016x-%d', i % 8, i) || '-' || stage as id, true as whole, at, at + 5 as ended, stage,
+        if(stage like '%primary', 'contoso', 'paris') as namespace,
+        if(stage like '%primary', entity, 'contoso/x-servicebus-transfer/' || (i % 10)) as entity,
+        'contoso/' || entity as destination, [id] as ids, 1024::bigint as bytes, 1::bigint as units, 0.005 as seconds,
+        'ok' as result, null::varchar as cause, null::varchar[] as failed,
+        cast(make_timestamp(at * 1000) as date) as day
+    from told
+    where not (stage = 'return_primary' and i % 1000000 = 0)
+    union all
+    select printf('%016x-%d', i % 8, i) || '-again', true, at, at + 5, 'return_primary', 'contoso', entity,
+        'contoso/' || entity, [id], 1024, 1, 0.005, 'ok', null, null, cast(make_timestamp(at * 1000) as date)
+    from messages where i % 1000000 = 500000
+) to '{folder}' (format parquet, partition_by (day), compression zstd, row_group_size 500000)
+"""
+# Entries for every message of the above.
+_PER_MESSAGE: Final = 1.2
+
+
+def made(tables: Tables, millions: int) -> None:
+    part = Part(f"{OPERATIONS}/generated")
+    folder = tables.root / part.path
+    folder.mkdir(parents=True)
+    database = duckdb.connect()
+    database.execute("set threads = 2")
+    messages = int(millions * 1_000_000 / _PER_MESSAGE)
+    database.execute(_LEDGER.format(messages=messages, folder=folder))
+    tables.commit(Version(parts={OPERATIONS: (part,)}, newest=1_790_035_200_000 + 3 * 86_400_000))
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    answer = call()
+    return time.perf_counter() - start, answer
+
+
+def spark_reconcile(tables: Tables) -> dict[str, int]:
+    rows = over_history(tables, JOBS["reconcile"]).collect()
+    return {name: sum(row[name] for row in rows) for name in ("messages", *JUDGED) if name != "in_flight"}
+
+
+def spark_cost(tables: Tables) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, over_history(tables, JOBS["cost"]).collect()))
+
+
+def measure(tables: Tables, millions: int, rounds: int, meter: ProcessMeter) -> dict[str, tuple[Samples, Samples]]:
+    database = oracle.connect(tables.root, tables.version())
+    database.execute(f"set threads = {os.cpu_count() or 2}")
+    jobs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "reconcile": (lambda: spark_reconcile(tables), lambda: oracle.named(database, oracle.RECONCILE)),
+        "cost": (lambda: spark_cost(tables), lambda: oracle.rows(database, oracle.COST)),
+    }
+    found = {}
+    for name, (ours, theirs) in jobs.items():
+        mine, other = Samples(), Samples()
+        for _ in range(rounds):
+            seconds, answer = timed(ours)
+            peer_seconds, peer_answer = timed(theirs)
+            assert answer == peer_answer, f"{name} of {millions} million: {answer} is not {peer_answer}"
+            mine.values.append(seconds)
+            other.values.append(peer_seconds)
+        found[name] = (mine, other)
+        print(f"{millions} million, {name}: {mine.values} beside {other.values}", file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--millions", type=int, nargs="+", default=[1, 5, 20])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    spark = session("bench")
+    meter = ProcessMeter(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr] # there in a local session
+    figures: list[Figure] = []
+    before: dict[str, tuple[int, float]] = {}
+    for number, millions in enumerate([asked.millions[0], *asked.millions]):
+        with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+            tables = Tables(spark, folder)
+            made(tables, millions)
+            found = measure(tables, millions, asked.rounds if number else 1, meter)
+        if not number:
+            continue  # a JVM that has just started is measured by nobody
+        figures.append(Figure(f"{millions} million entries:"))
+        for name, (mine, other) in found.items():
+            ratio = ratios(mine, other)
+            size, seconds = before.get(name, (millions, mine.median))
+            growth = (mine.median / seconds) / (millions / size)
+            before[name] = (millions, mine.median)
+            aimed = name == "reconcile" and millions >= 20
+            figures.append(
+                Figure(
+                    name,
+                    f"{mine.told('{:.2f}')} s",
+                    f"DuckDB {other.told('{:.2f}')} s",
+                    ratio.told("{:.2f}"),
+                    f"≤ {AIM:g}" if aimed else "",
+                    ratio.median <= AIM if aimed else None,
+                    {"seconds": mine.values, "duckdb": other.values, "growth": growth},
+                )
+            )
+            figures.append(Figure("  growth beside the size's", f"{growth:.2f}"))
+        figures.append(Figure("  JVM's memory, at most so far", f"{meter.peak_rss_megabytes():,.0f} MiB"))
+    notes = [f"{os.cpu_count()} cores; the same answers in every round", "growth 1: linear"]
+    write_json(figures, notes) if asked.json else show("Ledger jobs", figures, notes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""What the jobs should find, in DuckDB's SQL over the same Parquet files: another engine, other words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, Version
+
+_TYPES: Final = {
+    "string": "varchar",
+    "long": "bigint",
+    "array<string>": "varchar[]",
+    "map<string,string>": "map(varchar, varchar)",
+}
+
+RECONCILE: Final = """
+with each as (
+    select destination, stage, at, unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids, failed, result
+    from operations
+    where stage in ('send_primary', 'schedule_primary', 'send_backlog', 'resubmit_backlog', 'return_primary',
+                    'complete_backlog')
+), judged as (
+    select destination, id, stage,
+        case when coalesce(len(failed), 0) = 0 then result
+             when len(list_filter(ids[1:place], lambda x: x = id)) <= len(list_filter(failed, lambda x: x = id))
+             then result else 'ok' end as result
+    from each
+), effects as (
+    select destination, id,
+        count(*) filter (result = 'ok' and stage in ('send_primary', 'schedule_primary', 'send_backlog')) as accepted,
+        count(*) filter (result = 'ok' and stage in ('send_primary', 'schedule_primary', 'return_primary'))
+            as delivered,
+        count(*) filter (result = 'unknown' and stage in ('send_primary', 'schedule_primary', 'return_primary'))
+            as maybe_delivered,
+        count(*) filter (result = 'ok' and stage in ('send_backlog', 'resubmit_backlog')) as stored,
+        count(*) filter (result = 'unknown' and stage in ('send_backlog', 'resubmit_backlog')) as maybe_stored,
+        count(*) filter (result = 'ok' and stage = 'complete_backlog') as removed,
+        count(*) filter (result = 'unknown' and stage = 'complete_backlog') as maybe_removed,
+        0 as dead, 0 as doubted
+    from judged group by all
+), moved as (
+    select lower(destination) as destination, unnest(ids) as id, lower(source) as source, move
+    from entries where kind = 'movement'
+), moves as (
+    select destination, id, count(*) filter (move = 'redirected') as accepted, 0 as delivered, 0 as maybe_delivered,
+        count(*) filter (move = 'redirected') as stored, 0 as maybe_stored, 0 as removed, 0 as maybe_removed,
+        count(*) filter (move = 'dead_lettered') - count(*) filter (move = 'resubmitted') as dead,
+        count(*) filter (move = 'possible_duplicate') as doubted
+    from moved group by all
+    union all
+    select source, id, -count(*), 0, 0, -count(*), 0, 0, 0, -count(*), 0
+    from moved where move = 'redirected' group by all
+), sums as (
+    select destination, id, sum(accepted) as n, sum(delivered) as d, sum(maybe_delivered) as md, sum(stored) as s,
+        sum(maybe_stored) as ms, sum(removed) as r, sum(maybe_removed) as mr, sum(dead) as dead, sum(doubted) as doubted
+    from (select * from effects union all select * from moves) group by all
+), bounds as (
+    select *, greatest(0, s - r - mr) as held, greatest(0, s + ms - r) as hoped,
+        greatest(0, n - d - md - greatest(0, s + ms - r)) as lost, greatest(0, d - greatest(n, 1)) as duplicated
+    from sums
+), verdicts as (
+    select destination, id, n as accepted, least(n, d) as delivered, greatest(0, n - d - held) - lost as unknown, lost,
+        duplicated, n - least(n, d) - greatest(0, n - d - held) as there, greatest(0, dead) as dead,
+        greatest(greatest(0, d + md - greatest(n, 1)) - duplicated, if(duplicated > 0, 0, least(1, doubted)))
+            as possibly_duplicated,
+        if(n = 0 and d + md + hoped > 0, 1, 0) as unconfirmed
+    from bounds
+)
+select count(*) as messages, sum(accepted) as accepted, sum(delivered) as delivered,
+    sum(there - least(there, dead)) as in_backlog, sum(least(there, dead)) as dead_lettered, sum(unknown) as unknown,
+    sum(lost) as lost, sum(duplicated) as duplicated, sum(possibly_duplicated) as possibly_duplicated,
+    sum(unconfirmed) as unconfirmed
+from verdicts
+"""
+
+COST: Final = """
+select day, stage, lower(namespace), lower(entity), count(*), sum(len(ids)), sum(units), sum(bytes),
+    count(*) filter (result = 'unknown'),
+    count(*) filter (result not in ('ok', 'unknown') and coalesce(len(failed), 0) = 0)
+from operations group by all order by all
+"""
+
+_INSTANTS: Final = """
+instants as (
+    select destination, id, stage, at from (
+        select destination, stage, ended as at, unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids, failed,
+            result
+        from operations where stage in ('send_backlog', 'return_primary'))
+    where result = 'ok' or (len(failed) > 0
+        and len(list_filter(ids[1:place], lambda x: x = id)) > len(list_filter(failed, lambda x: x = id)))
+    union all
+    select lower(source), unnest(ids), 'return_primary', at from entries where move = 'redirected'
+    union all
+    select lower(destination), unnest(ids), 'send_backlog', at from entries where move = 'redirected'
+), ranked as (
+    select *, row_number() over (partition by destination, id, stage order by at) as rank from instants
+), waits as (
+    select one.destination, one.id, one.at as diverted, other.at as home
+    from (from ranked where stage = 'send_backlog') one
+    left join (from ranked where stage = 'return_primary') other using (destination, id, rank)
+)
+"""
+
+LATENCY: Final = f"""
+with {_INSTANTS}, timed as (
+    select *, cast(make_timestamp(diverted * 1000) as date) as day, (home - diverted) / 1000 as seconds from waits)
+select destination, day, count(*), count(home), avg(seconds), min(seconds), quantile_cont(seconds, 0.5),
+    quantile_cont(seconds, 0.75), quantile_cont(seconds, 0.9), quantile_cont(seconds, 0.99), max(seconds)
+from timed group by all order by all
+"""  # noqa: S608  # of parts that are written here
+
+INCIDENTS: Final = f"""
+with {_INSTANTS}, told as (
+    select lower(pair || '/' || (facts['entity'])) as destination, id[1:16] as writer, at, event,
+        facts['cause'] as cause, facts['episode'] as episode
+    from entries where event in ('failover_engaged', 'restored')
+), own as (
+    select destination, id[1:16] as writer, ended as at from operations where stage = 'send_backlog' and result = 'ok'
+    union all select lower(destination), id[1:16], at from entries where move = 'redirected'
+), failovers as (
+    select *, coalesce(lead(at) over (partition by destination, writer order by at), 1e18) as following
+    from told where event = 'failover_engaged'
+), windows as (
+    select destination, writer, at as began, cause,
+        (select max(r.at) from told r where r.event = 'restored' and r.destination = f.destination
+            and r.writer = f.writer and r.episode = f.episode) as restored,
+        coalesce(restored, (select max(o.at) from own o where o.destination = f.destination and o.writer = f.writer
+            and o.at >= f.at and o.at < f.following), f.at) as ended
+    from failovers f
+), heads as (
+    -- An incident begins where no other window of the entity is open.
+    select distinct destination, began from windows w where not exists (
+        from windows v where v.destination = w.destination and v.began < w.began and v.ended >= w.began)
+), spans as (
+    select *, coalesce(lead(began) over (partition by destination order by began), 1e18) as following from heads
+), incidents as (
+    select s.destination, s.began, any_value(s.following) as following, count(distinct w.writer) as processes,
+        arg_min(w.cause, (w.began, w.writer)) as cause,
+        max(w.ended) as ended, max(w.ended) filter (w.restored is null) as unrestored
+    from spans s join windows w on w.destination = s.destination and w.began >= s.began and w.began < s.following
+    group by all
+), diverted as (
+    select w.destination, i.began, count(*) as diverted, count(home) as returned, max(home) as home
+    from waits w left join incidents i
+        on i.destination = w.destination and w.diverted >= i.began and w.diverted < i.following
+    group by all
+)
+select coalesce(i.destination, d.destination) as destination, i.began as began,
+    if(ended = unrestored, null, ended) as restored, if(d.diverted = d.returned, home, null) as drained, cause,
+    coalesce(processes, 0), coalesce(d.diverted, 0), coalesce(d.returned, 0), (restored - i.began) / 1000,
+    if(drained is null or restored is null, null, greatest(drained - restored, 0) / 1000)
+from incidents i full outer join diverted d on d.destination = i.destination and d.began = i.began
+order by all
+"""  # noqa: S608  # as above
+
+
+def connect(root: Path, version: Version) -> duckdb.DuckDBPyConnection:
+    """With the tables as views; operations that were only begun are among the others, of unknown outcome."""
+    database = duckdb.connect()
+    for table in (OPERATIONS, ENTRIES, PENDING):
+        files = [str(root / part.path / "**" / "*.parquet") for part in version.of(table)]
+        source = f"read_parquet({files}, hive_partitioning=true, union_by_name=true)" if files else _nothing(table)
+        name = "settled" if table == OPERATIONS else table
+        database.execute(f"create view {name} as select * from {source}")  # noqa: S608  # the test's own folders
+    database.execute("""
+        create view operations as
+        select destination, id, stage, namespace, entity, ids, bytes, units, failed, result, at, ended, day from settled
+        union all
+        select lower(coalesce(nullif(destination, ''), namespace || '/' || entity)), id, stage, namespace, entity, ids,
+            bytes, units, null, 'unknown', at, null, cast(make_timestamp(at * 1000) as date)
+        from pending where kind = 'intent'
+    """)
+    return database
+
+
+def rows(database: duckdb.DuckDBPyConnection, query: str) -> list[tuple[Any, ...]]:
+    return database.execute(query).fetchall()
+
+
+def named(database: duckdb.DuckDBPyConnection, query: str) -> Mapping[str, Any]:
+    """The only row."""
+    found = database.execute(query)
+    names = [column[0] for column in found.description or ()]
+    (row,) = found.fetchall()
+    return dict(zip(names, row, strict=True))
+
+
+def _nothing(table: str) -> str:
+    columns = [column.strip().split(" ") for column in SCHEMAS[table].split(",")]
+    said = ", ".join(f"null::{_TYPES.get(kind, kind)} as {name}" for name, kind in columns)
+    return f"(select {said} where false)"

@@ -1,0 +1,317 @@
+"""Every job against two oracles that share no code with it: the ledger's balance, and DuckDB over the same files."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row, SparkSession
+
+from tests.pipeline import oracle
+from tests.pipeline.books import HOUR, MIDNIGHT, history, operation, segment_name, state, write_segments
+from twinbus.ledger import Balance, Message, balance, read_ledger
+from twinbus.ledger.encoding import encode
+from twinbus.ledger.entries import Closed, Entry, Header, Intent, Role, Stage
+from twinbus.pipeline import cost
+from twinbus.pipeline.ingest import ingest
+from twinbus.pipeline.jobs import JOBS, following, incomplete, over_history, so_far
+from twinbus.pipeline.reconcile import JUDGED, LISTED
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, Tables
+from twinbus.pipeline.window import Window
+
+pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
+
+DAY = datetime(2026, 9, 22, tzinfo=UTC)
+# Of a result row: a tuple of everything in it.
+Found = dict[tuple[str, str | None], tuple[int, ...]]
+
+
+def expected_of(found: Balance) -> Found:
+    """By message for those to be listed, and by destination for all others: messages, and each sum."""
+    sums: defaultdict[tuple[str, str | None], list[int]] = defaultdict(lambda: [0] * len(JUDGED))
+    named = [name for name in JUDGED if name != "in_flight"]
+    counters: list[Counter[Message]] = [getattr(found, name) for name in named]
+    for message in set().union(*counters):
+        listed = any(getattr(found, name)[message] for name in LISTED)
+        row = sums[message.destination, message.id if listed else None]
+        for place, counter in enumerate(counters):
+            row[place] += counter[message]
+    return {key: tuple(row[:-1]) for key, row in sums.items() if any(row)}
+
+
+def found_in(rows: list[Row]) -> Found:
+    found = {(row.destination, row.id): tuple(row[name] for name in JUDGED if name != "in_flight") for row in rows}
+    # Messages of which nothing is to be said are in no balance.
+    return {key: sums for key, sums in found.items() if any(sums)}
+
+
+@dataclass
+class Ingested:
+    ledger: Path
+    tables: Tables
+
+    def balance(self) -> Balance:
+        return balance(read_ledger(self.ledger, lambda _: None))
+
+    def found(self, job: str, *, followed: bool = False) -> list[Row]:
+        return (so_far if followed else over_history)(self.tables, JOBS[job]).collect()
+
+
+@pytest.fixture(scope="module")
+def books(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ingested:
+    """A history that came in two runs, the second of them with more lines of an open segment that is sealed by then."""
+    folder = tmp_path_factory.mktemp("books")
+    made = Ingested(folder / "ledger", Tables(spark, folder / "tables"))
+    write_segments(made.ledger, history(1), seed=1)
+    (being_written,) = made.ledger.glob("*.open")
+    text = being_written.read_text()
+    whole, torn = text[: text.rindex("\n") + 1], text[text.rindex("\n") + 1 :]
+    lines = whole.splitlines(keepends=True)
+    being_written.write_text("".join(lines[: len(lines) // 2]) + torn)
+    ingest(spark, made.ledger, made.tables.root).awaitTermination()
+    being_written.unlink()
+    (made.ledger / being_written.name.removesuffix(".open")).write_text(
+        "".join([*lines, "rubbish\n", '{"v":1,"kind":"gap","at":"no number"}\n', '{"v":2,"kind":"state"}\n']) + torn
+    )
+    ingest(spark, made.ledger, made.tables.root).awaitTermination()
+    return made
+
+
+def test_d3_every_entry_is_there_once_and_intents_and_outcomes_have_met(books: Ingested) -> None:
+    entries = {(entry.kind, entry.id): entry for entry in read_ledger(books.ledger, lambda _: None)}
+    begun = {name for kind, name in entries if kind == "intent"}
+    ended = {name for kind, name in entries if kind == "outcome"}
+    whole = {name for kind, name in entries if kind == "operation"}
+    done = [(row.id, row.whole) for row in books.tables.read(OPERATIONS).select("id", "whole").collect()]
+    assert Counter(done) == Counter([*((name, True) for name in whole), *((name, False) for name in begun & ended)])
+    waiting = [(row.kind, row.id) for row in books.tables.read(PENDING).select("kind", "id").collect()]
+    assert Counter(waiting) == Counter(
+        [*(("intent", name) for name in begun - ended), *(("outcome", name) for name in ended - begun)]
+    )
+    others = Counter((row.kind, row.id) for row in books.tables.read(ENTRIES).select("kind", "id").collect())
+    assert others == Counter(key for key in entries if key[0] not in ("intent", "outcome", "operation"))
+
+
+def test_d3_lines_that_cannot_be_read_are_told_with_file_and_line_as_the_ledger_tells_them(books: Ingested) -> None:
+    problems: list[str] = []
+    read = read_ledger(books.ledger, lambda problem: problems.append(str(problem)))
+    assert incomplete(books.tables) == [*balance(read).incomplete, *sorted(problems)]
+    assert len(problems) == books.tables.read(PROBLEMS).count() == 3
+
+
+def test_d3_reconcile_agrees_with_the_balance_by_id_and_with_duckdb(books: Ingested) -> None:
+    rows, expected = books.found("reconcile"), books.balance()
+    assert found_in(rows) == expected_of(expected)
+    assert expected.lost, "a history without a loss shows nothing"
+    assert expected.unknown, "nor one without an unknown"
+    sums = {name: sum(row[name] for row in rows) for name in ("messages", *JUDGED) if name != "in_flight"}
+    assert sums == oracle.named(oracle.connect(books.tables.root, books.tables.version()), oracle.RECONCILE)
+
+
+def test_m1_d3_cost_agrees_with_duckdb(books: Ingested, spark: SparkSession) -> None:
+    found = over_history(books.tables, JOBS["cost"])
+    database = oracle.connect(books.tables.root, books.tables.version())
+    assert sorted(map(tuple, found.collect())) == oracle.rows(database, oracle.COST)
+    prices = spark.createDataFrame([("send_primary", 0.5)], "stage string, price double")
+    priced = cost.priced(found, prices).collect()
+    assert {row.cost for row in priced if row.stage != "send_primary"} == {None}
+    assert all(row.cost == row.units / 2 for row in priced if row.stage == "send_primary")
+
+
+def test_d3_latency_agrees_with_duckdb(books: Ingested) -> None:
+    found = sorted(map(tuple, books.found("latency")))
+    expected = oracle.rows(oracle.connect(books.tables.root, books.tables.version()), oracle.LATENCY)
+    assert [row[:4] for row in found] == [row[:4] for row in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one[4:] == pytest.approx(other[4:], nan_ok=True)
+
+
+def test_d3_incidents_agree_with_duckdb(books: Ingested) -> None:
+    def key(row: tuple[object, ...]) -> tuple[str, object]:
+        return str(row[0]), row[1] or 0
+
+    found = sorted(map(tuple, books.found("incidents")), key=key)
+    expected = oracle.rows(oracle.connect(books.tables.root, books.tables.version()), oracle.INCIDENTS)
+    assert found == sorted(expected, key=key)
+    assert {row[2] is None for row in found} == {True, False}, "some restored, some not"
+    assert any(row[6] == row[7] > 0 for row in found), "one of which all came home"
+
+
+# --- followed --------------------------------------------------------------------------------------------------------
+
+
+class BrokenOffError(Exception):
+    """The stream dies here."""
+
+
+def test_d3_a_stream_that_dies_at_any_step_goes_on_from_its_state_and_ends_where_the_batch_does(
+    books: Ingested, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = Tables(spark, tmp_path / "tables")
+    follow = following(tuple(JOBS))
+
+    def run() -> bool:
+        """Whether it came to its end."""
+        query = ingest(spark, books.ledger, tables.root, most_bytes=60_000, extend=follow)
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            if "BrokenOffError" not in str(error):
+                raise
+            return False
+        return True
+
+    commit, write = Tables.commit, Tables.write
+
+    def die_before_commit(*_: object) -> None:
+        raise BrokenOffError
+
+    def die_after_commit(*arguments: object) -> None:
+        commit(*arguments)  # type: ignore[arg-type] # handed on as they come
+        raise BrokenOffError
+
+    def die_while_writing_tallies(tables: Tables, table: str, *rest: object) -> object:
+        if table.startswith("tallies"):
+            raise BrokenOffError
+        return write(tables, table, *rest)  # type: ignore[arg-type] # handed on as they come
+
+    deaths = [("commit", die_before_commit), ("write", die_while_writing_tallies), ("commit", die_after_commit)]
+    for name, death in deaths:
+        with monkeypatch.context() as patch:
+            patch.setattr(Tables, name, death)
+            assert not run()
+    assert tables.version().number == 1, "what was not committed is not there"
+    assert run()
+    version = tables.version()
+    assert version.number >= 3
+    assert version.followed == dict.fromkeys(JOBS, version.number)
+    again = Ingested(books.ledger, tables)
+    for job in JOBS:
+        assert sorted(map(str, again.found(job, followed=True))) == sorted(map(str, books.found(job)))
+    alive = {part.path for parts in version.parts.values() for part in parts} | set(version.retired)
+    with tables.changing():
+        pass
+    there = {f"{part.parent.name}/{part.name}" for part in tables.root.glob("*/*") if part.parent.name != "checkpoints"}
+    assert there == alive, "nothing is left of batches that died"
+
+
+def test_d3_a_ledger_read_anew_from_its_beginning_brings_nothing_twice(books: Ingested, spark: SparkSession) -> None:
+    before = {table: books.tables.read(table).count() for table in (OPERATIONS, PENDING, ENTRIES)}
+    for folder in (books.tables.root / "checkpoints").iterdir():
+        folder.rename(folder.with_suffix(".before"))
+    ingest(spark, books.ledger, books.tables.root).awaitTermination()
+    assert {table: books.tables.read(table).count() for table in (OPERATIONS, PENDING, ENTRIES)} == before
+
+
+# --- windows and edges -----------------------------------------------------------------------------------------------
+
+
+def write(directory: Path, number: int, entries: list[Entry], *, closed: bool = True) -> None:
+    name = segment_name(number).removesuffix("-0.jsonl")
+    first = Header(
+        at=MIDNIGHT, id=f"{number}-h", writer=name, role=Role.CLIENT, host="host", pid=7, version="1", segment=0
+    )
+    last: list[Entry] = [Closed(at=MIDNIGHT, id=f"{number}-c", writer=name)] if closed else []
+    directory.mkdir(exist_ok=True)
+    (directory / segment_name(number)).write_text("".join(map(encode, [first, *entries, *last])))
+
+
+def test_d3_what_may_yet_be_told_at_the_edges_is_in_flight_and_what_came_home_later_is_no_loss(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    before, late = MIDNIGHT - 48 * HOUR, MIDNIGHT + 30 * HOUR
+    begun = operation(Stage.SEND_BACKLOG, "begun", at=late)
+    intent = Intent(**{name: getattr(begun, name) for name in Intent.__dataclass_fields__ if name != "kind"})
+    write(
+        tmp_path / "ledger",
+        1,
+        [
+            operation(Stage.SEND_BACKLOG, "long-ago", at=before),
+            operation(Stage.RETURN_PRIMARY, "long-ago", at=MIDNIGHT + HOUR),
+            operation(Stage.COMPLETE_BACKLOG, "long-ago", at=MIDNIGHT + HOUR),
+            operation(Stage.SEND_BACKLOG, "home-next-day", at=MIDNIGHT + 23 * HOUR),
+            operation(Stage.RETURN_PRIMARY, "home-next-day", at=MIDNIGHT + 25 * HOUR),
+            operation(Stage.COMPLETE_BACKLOG, "home-next-day", at=MIDNIGHT + 25 * HOUR),
+            operation(Stage.SEND_BACKLOG, "clock-ahead", at=MIDNIGHT),
+            operation(Stage.RETURN_PRIMARY, "clock-ahead", at=MIDNIGHT - 1),
+            operation(Stage.COMPLETE_BACKLOG, "clock-ahead", at=MIDNIGHT + 1),
+            operation(Stage.SEND_BACKLOG, "lost", at=MIDNIGHT + HOUR),
+            operation(Stage.COMPLETE_BACKLOG, "lost", at=MIDNIGHT + 2 * HOUR),
+            operation(Stage.SEND_PRIMARY, "next-day", at=MIDNIGHT + 24 * HOUR),
+            intent,
+        ],
+    )
+    tables = Tables(spark, tmp_path / "tables")
+    ingest(spark, tmp_path / "ledger", tables.root).awaitTermination()
+
+    def found(window: Window) -> dict[str | None, dict[str, int]]:
+        rows = over_history(tables, JOBS["reconcile"], window).collect()
+        return {row.id: {name: row[name] for name in ("messages", *JUDGED) if row[name]} for row in rows}
+
+    lost = {"messages": 1, "accepted": 1, "lost": 1}
+    assert found(Window()) == {
+        None: {"messages": 4, "accepted": 4, "delivered": 4},
+        "lost": lost,
+        "begun": {"messages": 1, "unconfirmed": 1, "in_flight": 1},
+    }
+    # Accepted before the days that are read: it may not be called unconfirmed without a word.
+    assert found(Window(DAY, DAY.replace(day=23))) == {
+        None: {"messages": 2, "accepted": 2, "delivered": 2},
+        "lost": lost,
+        "long-ago": {"messages": 1, "unconfirmed": 1, "in_flight": 1},
+    }
+    assert found(Window(until=DAY)) == {None: {"messages": 1, "accepted": 1, "delivered": 1}}
+    days = {
+        row.day.day: row.operations
+        for row in over_history(tables, JOBS["cost"], Window(DAY))
+        .groupBy("day")
+        .agg({"operations": "sum"})
+        .withColumnRenamed("sum(operations)", "operations")
+        .collect()
+    }
+    assert days == {22: 7, 23: 4}
+
+
+def test_d3_an_incident_of_two_processes_lasts_from_the_first_failover_to_the_last_message_home(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    minute = 60_000
+    write(
+        tmp_path / "ledger",
+        1,
+        [
+            state("failover_engaged", MIDNIGHT, by=1, cause="timeout"),
+            state("failover_engaged", MIDNIGHT + minute, by=2, cause="connection_lost"),
+            operation(Stage.SEND_BACKLOG, "a", "b", at=MIDNIGHT + minute, by=1),
+            operation(Stage.SEND_BACKLOG, "c", at=MIDNIGHT + 2 * minute, by=2),
+            state("restored", MIDNIGHT + 2 * minute, by=1),
+            state("restored", MIDNIGHT + 3 * minute, by=2),
+            operation(Stage.RETURN_PRIMARY, "a", "b", "c", at=MIDNIGHT + 4 * minute, seconds=1.0),
+            # A day later, a process that dies while it diverts.
+            state("failover_engaged", MIDNIGHT + 24 * HOUR, by=3, cause="dns"),
+            operation(Stage.SEND_BACKLOG, "d", at=MIDNIGHT + 25 * HOUR, by=3),
+        ],
+    )
+    tables = Tables(spark, tmp_path / "tables")
+    ingest(spark, tmp_path / "ledger", tables.root).awaitTermination()
+    first, second = over_history(tables, JOBS["incidents"]).orderBy("began").collect()
+    assert first.asDict() == {
+        "destination": "contoso/orders",
+        "began": MIDNIGHT,
+        "restored": MIDNIGHT + 3 * minute,
+        "drained": MIDNIGHT + 4 * minute + 1000,
+        "cause": "timeout",
+        "processes": 2,
+        "diverted": 3,
+        "returned": 3,
+        "seconds_to_restore": 180.0,
+        "seconds_to_drain": 61.0,
+    }
+    assert (second.began, second.restored, second.drained, second.diverted) == (MIDNIGHT + 24 * HOUR, None, None, 1)
+    (latency,) = over_history(tables, JOBS["latency"], Window(DAY, DAY.replace(day=23))).collect()
+    assert (latency.diverted, latency.returned) == (3, 3)
+    assert (latency.least, latency.p50, latency.most) == (120.75, 180.75, 180.75)
