@@ -143,7 +143,7 @@ class NativeBacklog:
 
     async def peek(self, start: int, count: int) -> Sequence[Peeked]:
         receiver = await self._asked(self._open())
-        return [_peeked(message) for message in await self._asked(receiver.peek(start, count))]
+        return [peeked(message) for message in await self._asked(receiver.peek(start, count))]
 
     async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
         return await self._settle(held, COMPLETE)
@@ -219,7 +219,7 @@ def _message(held: Held) -> ReceivedMessage:
     return held.message
 
 
-def _peeked(message: ReceivedMessage) -> Peeked:
+def peeked(message: ReceivedMessage) -> Peeked:
     return Peeked(
         message.sequence_number or 0,
         message.state is MessageState.DEFERRED,

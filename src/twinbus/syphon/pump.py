@@ -22,10 +22,11 @@ from twinbus.syphon.transport import BacklogFailedError, Held
 
 _log = logging.getLogger(__name__)
 
-BATCH: Final = 500
-"""The most that are received at a time."""
+BATCH: Final = 2000
+"""The most that are received at a time: while they are on their way, those before them are sent and settled."""
 RECALLS: Final = 4
 """Calls for deferred messages in flight."""
+_RECALLED: Final = 500
 PAGE: Final = 250
 # Until a queue was seen empty, and while draining, an answer is wanted soon.
 _SHORT_POLL: Final = 1.0
@@ -149,7 +150,7 @@ class Pump:
     async def _room_for_more(self) -> int:
         while True:
             free = self._free()
-            if free >= BATCH // 2 or (free and not self.held):
+            if free >= min(BATCH // 2, self.held):
                 return self._room.pacing.most(min(free, BATCH))
             self._freed.clear()
             await self._freed.wait()
@@ -168,7 +169,7 @@ class Pump:
         while True:
             self._nudged.clear()
             now = room.now()
-            busy = self._recalls >= RECALLS or (self.held > 0 and self._free() < BATCH // 2)
+            busy = self._recalls >= RECALLS or self._free() < min(_RECALLED // 2, self.held)
             if (start := self.shelf.scan(now)) is not None:
                 await self._peek(start)
                 continue
@@ -187,7 +188,7 @@ class Pump:
                 pass
 
     def _recall_count(self) -> int:
-        return self._room.pacing.most(max(1, min(BATCH, int(_RECALL_BYTES / self._size), self._free())))
+        return self._room.pacing.most(max(1, min(_RECALLED, int(_RECALL_BYTES / self._size), self._free())))
 
     async def _recall(self, recall: Recall) -> None:
         room, left_out = self._room, 0

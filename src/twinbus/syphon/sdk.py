@@ -22,7 +22,7 @@ from twinbus.pairing.batching import LONG_SECTION, split
 from twinbus.pairing.outgoing import ENVELOPE
 from twinbus.pairing.sdk import Limits, keep_alive_of, kind_of, limits_of, open_link, quick_to_open
 from twinbus.syphon import sdk_bytes
-from twinbus.syphon.native import TRY_SECONDS, _peeked
+from twinbus.syphon.native import TRY_SECONDS, peeked
 from twinbus.syphon.sdk_bytes import SdkHeld
 from twinbus.syphon.sdk_single import single_of
 from twinbus.syphon.translation import translate
@@ -113,7 +113,7 @@ class SdkBacklog:
     async def peek(self, start: int, count: int) -> Sequence[Peeked]:
         async with self._bounded(self._timeout):
             found = await sdk_bytes.peeked(self._receiver, start, count, self._timeout)
-        return [_peeked(message) for message in found]
+        return [peeked(message) for message in found]
 
     async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
         return await self._settled(held, self._receiver.complete_message)
