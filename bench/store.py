@@ -150,7 +150,7 @@ def fill(path: Path, messages: int) -> None:
         connection.executemany("INSERT INTO message VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)", rows)
         connection.execute("COMMIT")
     connection.execute("INSERT INTO entity VALUES (1, 'queue', 'deep', '{}', 1, 1)")
-    connection.execute("INSERT INTO counter VALUES (?,?,?,?,?,?,?,?,?)", counters(messages + 1, messages))
+    connection.execute("INSERT INTO counter VALUES (?,?,?,?,?,?,?,?,?,?,?)", counters(messages + 1, messages))
     connection.execute("UPDATE highest SET queue = 1")
     connection.close()
 

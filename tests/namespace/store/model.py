@@ -123,9 +123,9 @@ class Model:
     def counted(self, queue: int, next_seq: int, now: int) -> PutQueue:
         """The counters that belong to the rows there are."""
         rows = self.rows_of(queue)
-        active, deferred, scheduled, dead, dead_deferred = (sum(kept.lane == lane for kept in rows) for lane in Lane)
+        lanes = [sum(kept.lane == lane for kept in rows) for lane in Lane]
         size = sum(kept.size for kept in rows)
-        return PutQueue(queue, next_seq, active, deferred, scheduled, dead, dead_deferred, size, now)
+        return PutQueue(queue, next_seq, *lanes[:5], size, now, *lanes[5:])
 
 
 def seen_in(store: Store, queue: int, since: int) -> View:

@@ -18,6 +18,7 @@ class Counters:
         self.queue = stored.queue
         self.next_seq = stored.next_seq
         self.lanes = [stored.active, stored.deferred, stored.scheduled, stored.dead, stored.dead_deferred]
+        self.lanes += (stored.transfer_dead, stored.transfer_dead_deferred)
         self.size = stored.size
         self.accessed = stored.accessed
         self.changed = False
@@ -49,7 +50,9 @@ class Counters:
 
     def put(self) -> PutQueue:
         self.changed = False
-        return tuple.__new__(PutQueue, (self.queue, self.next_seq, *self.lanes, self.size, self.accessed))
+        lanes = self.lanes
+        place = (self.queue, self.next_seq)
+        return tuple.__new__(PutQueue, (*place, *lanes[:5], self.size, self.accessed, lanes[5], lanes[6]))
 
     def counts(self) -> Counts:
         lanes = self.lanes
@@ -58,5 +61,6 @@ class Counters:
             deferred=lanes[Lane.DEFERRED],
             scheduled=lanes[Lane.SCHEDULED],
             dead_letter=lanes[Lane.DEAD] + lanes[Lane.DEAD_DEFERRED],
+            transfer_dead_letter=lanes[Lane.TRANSFER_DEAD] + lanes[Lane.TRANSFER_DEAD_DEFERRED],
             size_bytes=self.size,
         )

@@ -19,6 +19,8 @@ class Lane(IntEnum):
     SCHEDULED = 2
     DEAD = 3
     DEAD_DEFERRED = 4
+    TRANSFER_DEAD = 5
+    TRANSFER_DEAD_DEFERRED = 6
 
 
 class Row(NamedTuple):
@@ -216,6 +218,8 @@ class PutQueue(NamedTuple):
     dead_deferred: int
     size: int
     accessed: int
+    transfer_dead: int = 0
+    transfer_dead_deferred: int = 0
 
 
 class PutEntity(NamedTuple):

@@ -115,6 +115,7 @@ def _check_tables(connection: apsw.Connection, path: Path) -> None:
 _ENTITIES = """
 SELECT e.queue, e.kind, e.path, e.text, e.created, e.updated,
   c.queue, c.next_seq, c.active, c.deferred, c.scheduled, c.dead, c.dead_deferred, c.size, c.accessed,
+  c.transfer_dead, c.transfer_dead_deferred,
   (SELECT expires FROM message INDEXED BY message_expiry
    WHERE queue = e.queue AND expires IS NOT NULL AND lane = 0 ORDER BY expires LIMIT 1),
   (SELECT due FROM message INDEXED BY message_due WHERE queue = e.queue AND due IS NOT NULL ORDER BY due LIMIT 1)
@@ -126,8 +127,8 @@ def read_opened(connection: apsw.Connection) -> Opened:
     """What the namespace is told on opening; counters come from their table, rows are not counted."""
     entities = []
     for row in connection.execute(_ENTITIES):
-        counters = PutQueue(*row[6:15]) if row[6] is not None else PutQueue(row[0], 1, 0, 0, 0, 0, 0, 0, row[4])
-        entities.append(StoredEntity(PutEntity(*row[:6]), counters, row[15], row[16]))
+        counters = PutQueue(*row[6:17]) if row[6] is not None else PutQueue(row[0], 1, 0, 0, 0, 0, 0, 0, row[4])
+        entities.append(StoredEntity(PutEntity(*row[:6]), counters, row[17], row[18]))
     highest = _one(connection, "SELECT queue FROM highest")
     body = _one(connection, "SELECT max(id) FROM body")
     return Opened(entities, next_queue=highest + 1, next_body=(body or 0) + 1)

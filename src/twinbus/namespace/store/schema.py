@@ -12,7 +12,7 @@ import apsw
 APPLICATION_ID = 0x54774275
 """«TwBu» in the file's header: tells a store from any other SQLite file."""
 
-VERSION = 1
+VERSION = 2
 
 PAGE_SIZE = 8192
 
@@ -89,7 +89,12 @@ CREATE TABLE highest (only INTEGER PRIMARY KEY CHECK (only = 1), queue INTEGER N
 INSERT INTO highest VALUES (1, 0);
 """
 
-MIGRATIONS: Mapping[int, str] = {0: _MESSAGE + _BODY + _REST}
+_TRANSFER_DEAD = """
+ALTER TABLE counter ADD COLUMN transfer_dead INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE counter ADD COLUMN transfer_dead_deferred INTEGER NOT NULL DEFAULT 0;
+"""
+
+MIGRATIONS: Mapping[int, str] = {0: _MESSAGE + _BODY + _REST, 1: _TRANSFER_DEAD}
 """From version n to n + 1. An empty file is version 0. Each runs in one transaction with the change of version."""
 
 TABLES = ("message", "body", "entity", "counter", "session_state", "seen", "dropped", "highest")
