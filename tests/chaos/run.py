@@ -32,12 +32,11 @@ from twinbus.testing import LocalNamespace
 _LOOK_SECONDS: Final = 0.02
 _BEGIN_SECONDS: Final = 30.0
 _DRAIN_SECONDS: Final = 60.0
-_STRIKE_SECONDS: Final = 3.0
-_WAVES: Final = 6
+_STRIKE_SECONDS: Final = 1.5
+_WAVES: Final = 8
 """Outages, until every fate has struck: what was left to bring home may have been too little."""
 _SETTLE_SECONDS: Final = 1.3
 """After an outage: until a ping has brought the entities back, and some sends more."""
-_SENDERS: Final = {"threads": sending.run_threads}
 
 
 class Ground:
@@ -86,7 +85,8 @@ class Run:
         self._context = forks()
         self._last = self._syphoning("drain", Fate(), drain=True)
         self._senders = {
-            name: Sending(*self._strings, self._ledgers, folder / f"{name}.sent", name, story.seed) for name in _SENDERS
+            name: Sending(*self._strings, self._ledgers, folder / f"{name}.sent", name, story.seed)
+            for name in story.senders
         }
         self._crew = Crew(
             self._context,
@@ -103,7 +103,7 @@ class Run:
     # --- what happens ------------------------------------------------------------------------------------------------
 
     def live(self) -> None:
-        senders = [started(self._context, _SENDERS[name], work) for name, work in self._senders.items()]
+        senders = [started(self._context, sending.KINDS[name], work) for name, work in self._senders.items()]
         self._crew.start()
         try:
             self._until(self._begun, _BEGIN_SECONDS, "the senders have not begun")

@@ -25,6 +25,7 @@ from tests.chaos.entities import DESTINATIONS, NEWS, PRIMARY, QUEUES, SESSIONS, 
 from tests.chaos.logs import Log
 from twinbus import PartialSendError, SendAvailabilityOptions
 
+THREADS, TASKS = "threads", "tasks"
 _PAUSE_SECONDS: Final = 0.05
 """Before what failed is sent again."""
 
@@ -46,7 +47,7 @@ class Sending:
             backlog_queue_count=len(QUEUES),
             failover_interval=timedelta(0),
             ping_interval=timedelta(seconds=1),
-            try_timeout=timedelta(seconds=0.7),
+            try_timeout=timedelta(seconds=0.5),
             probation=timedelta(seconds=1),
             provision="assume",
             primary_name=PRIMARY,
@@ -158,3 +159,6 @@ async def _send_aio(pair: twinbus.aio.Pair, desk: Desk, ended: asyncio.Event) ->
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
                 desk.sent()
+
+
+KINDS: Final = {THREADS: run_threads, TASKS: run_tasks}

@@ -11,6 +11,7 @@ from enum import Enum
 from random import Random
 from typing import Final
 
+from tests.chaos.sending import TASKS, THREADS
 from tests.chaos.syphoning import COMPLETING, FATAL, SEND_UNDER_WAY, Fate
 from twinbus.syphon.room import Step
 
@@ -36,6 +37,7 @@ class Trouble(Enum):
 
 # Where a lock that ends meanwhile makes the difference.
 _FREEZES: Final = (Step.RECEIVED.value, Step.INTENDED.value, SEND_UNDER_WAY, Step.CONFIRMED.value, COMPLETING)
+_TIMES: Final = (1, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Story:
     seconds: float
     """Of the outage."""
     trouble: Trouble
+    senders: tuple[str, ...]
+    """Of which kinds, each in a process of its own."""
     fates: tuple[tuple[Fate, ...], ...]
     """Of each syphon, life by life."""
     struck: bool
@@ -56,24 +60,28 @@ class Story:
             ", ".join(f"{one.signal.name} at {one.place} × {one.times}" for one in lives) or "left alone"
             for lives in self.fates
         )
-        return f"seed {self.seed}: primary {self.outage.value} for {self.seconds:.1f} s; {self.trouble.value}; {fates}"
+        outage = f"primary {self.outage.value} for {self.seconds:.1f} s"
+        return f"seed {self.seed}: {' and '.join(self.senders)}; {outage}; {self.trouble.value}; {fates}"
 
 
 def story(seed: int) -> Story:
     rng = Random(f"chaos {seed}")
-    first = [Fate(FATAL[seed % len(FATAL)], rng.randint(1, 4))]
-    first += [Fate(rng.choice(FATAL), rng.randint(1, 4)) for _ in range(rng.randrange(2))]
+    first = [Fate(FATAL[seed % len(FATAL)], rng.choice(_TIMES))]
+    first += [Fate(rng.choice(FATAL), rng.choice(_TIMES)) for _ in range(rng.choice((0, 0, 1)))]
     fates = [tuple(first)]
     if seed % 4 == 3:
         # The other one has what the frozen one holds, once the locks are over.
-        fates.append((Fate(rng.choice(_FREEZES), rng.randint(1, 2), signal.SIGSTOP),))
+        fates.append((Fate(rng.choice(_FREEZES), rng.choice(_TIMES), signal.SIGSTOP),))
     elif rng.random() < 0.5:
-        fates.append(tuple(Fate(rng.choice(FATAL), rng.randint(1, 4)) for _ in range(rng.randrange(2))))
+        fates.append(tuple(Fate(rng.choice(FATAL), rng.choice(_TIMES)) for _ in range(rng.randrange(2))))
+    outage = list(Outage)[seed % len(Outage)]
     return Story(
         seed=seed,
-        outage=list(Outage)[seed % len(Outage)],
-        seconds=rng.uniform(1.0, 1.8),
+        outage=outage,
+        # Silence is noticed only after the time-out of a try; then there has to be something left of it.
+        seconds=rng.uniform(0.6, 1.2) if outage is Outage.KILL else rng.uniform(1.4, 2.0),
         trouble=list(Trouble)[seed % len(Trouble)],
+        senders=(THREADS, TASKS) if seed % 5 == 4 else (THREADS if rng.random() < 0.5 else TASKS,),
         fates=tuple(fates),
         struck=rng.random() < 0.3,
     )

@@ -39,7 +39,7 @@ from twinbus.syphon.transport import (
     Transport,
 )
 
-TRY_SECONDS: Final = 1.0
+TRY_SECONDS: Final = 0.5
 SEND_UNDER_WAY, COMPLETING, COMPLETION_UNDER_WAY = "send under way", "completing", "completion under way"
 RECALLED = "recalled"
 FATAL: Final = (

@@ -14,6 +14,7 @@ import pytest
 
 from tests.chaos.conftest import SEEDS
 from tests.chaos.run import Ground, Run
+from tests.chaos.sending import TASKS, THREADS
 from tests.chaos.story import Outage, Story, Trouble, story
 from tests.chaos.syphoning import FATAL
 
@@ -53,9 +54,10 @@ def test_the_seeds_meet_every_outage_every_trouble_and_every_place() -> None:
     assert {fate.place for fate in fates if fate.signal is signal.SIGKILL} == set(FATAL)
     assert any(fate.signal is signal.SIGSTOP for fate in fates)
     assert {len(one.fates) for one in stories} == {1, 2}
+    assert {one.senders for one in stories} == {(THREADS,), (TASKS,), (THREADS, TASKS)}
 
 
-BUSY = Story(-1, Outage.KILL, 1.0, Trouble.PRIMARY_BUSY, ((),), struck=False)
+BUSY = Story(-1, Outage.KILL, 1.0, Trouble.PRIMARY_BUSY, (THREADS,), ((),), struck=False)
 
 
 def test_a_syphon_that_completes_before_it_sends_is_found_out(ground: Ground, tmp_path: Path) -> None:
