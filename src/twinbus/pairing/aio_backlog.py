@@ -11,21 +11,26 @@ from typing import Any
 from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
 
+from twinbus.ledger import Stage
 from twinbus.pairing.aio_attempts import Attempts, wait
 from twinbus.pairing.calls import QueueLeftMeanwhileError
 from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
+from twinbus.pairing.recording import Recording
 from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link, quick_to_open, retries_of, without_retries
 
 
 class BacklogLink:
     """One backlog queue. The SDK's sender takes one call at a time, so they queue here, within their own time (S6)."""
 
-    def __init__(self, client: ServiceBusClient, queue: str, rotation: RotationCell, attempts: Attempts) -> None:
+    def __init__(
+        self, client: ServiceBusClient, queue: str, rotation: RotationCell, attempts: Attempts, recording: Recording
+    ) -> None:
         self._client = client
         self._queue = queue
         self._rotation = rotation
         self._attempts = attempts
+        self._recording = recording
         self._retries = retries_of(client)
         self._turn = asyncio.Lock()
         self._closed = asyncio.Event()
@@ -39,8 +44,18 @@ class BacklogLink:
         assert self._limits is not None
         return self._limits
 
-    async def take(self, payload: Payload, seconds: float) -> None:
-        await self._in_turn(lambda sender, left: sender.send_messages(payload, timeout=left), seconds)
+    async def take(self, payload: Payload, seconds: float, destination: str) -> None:
+        """`destination`: the `namespace/entity` on the primary that it is for."""
+        send = self._recording.aio_recorded(
+            Stage.SEND_BACKLOG, self._queue, payload, lambda sender: sender.send_messages(payload), destination
+        )
+
+        async def sent(sender: ServiceBusSender, left: float) -> None:
+            if not is_open(sender):
+                await open_link(sender, left)
+            await send(sender)
+
+        await self._in_turn(sent, seconds)
 
     def close(self) -> None:
         self._closed.set()
@@ -97,16 +112,20 @@ class BacklogLink:
 class BacklogLinks:
     """All of them, made when first needed."""
 
-    def __init__(self, client: ServiceBusClient, rotation: RotationCell, attempts: Attempts) -> None:
+    def __init__(
+        self, client: ServiceBusClient, rotation: RotationCell, attempts: Attempts, recording: Recording
+    ) -> None:
         self._client = client
         self._rotation = rotation
         self._attempts = attempts
+        self._recording = recording
         self._links: dict[str, BacklogLink] = {}
 
     def __getitem__(self, queue: str) -> BacklogLink:
         found = self._links.get(queue)
         if found is None:
-            found = self._links[queue] = BacklogLink(self._client, queue, self._rotation, self._attempts)
+            found = BacklogLink(self._client, queue, self._rotation, self._attempts, self._recording)
+            self._links[queue] = found
         return found
 
     def close(self) -> None:

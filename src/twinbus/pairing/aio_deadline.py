@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
+from twinbus.pairing.sdk import GIVEN_UP
+
 T = TypeVar("T")
 # What the SDK cleans up after a cancellation is itself cut short by the next one.
 _AGAIN_SECONDS: Final = 0.1
@@ -101,7 +103,7 @@ class Deadlines:
             if call.at <= now:
                 call.at = now + _AGAIN_SECONDS
                 call.cancelled += 1
-                call.task.cancel()
+                call.task.cancel(GIVEN_UP)
         if self._calls:
             self._arm(min(call.at for call in self._calls))
 

@@ -11,12 +11,16 @@ from weakref import WeakSet
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
+from twinbus.ledger import Stage
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.aio_attempts import Attempts
+from twinbus.pairing.aio_attending import Looks
 from twinbus.pairing.aio_backlog import BacklogLinks
 from twinbus.pairing.aio_deadline import AioTimer
 from twinbus.pairing.aio_receivers import QuietReceiver
 from twinbus.pairing.aio_sender import PairedSender
+from twinbus.pairing.attendance import Peek
+from twinbus.pairing.attending import AttendanceCell
 from twinbus.pairing.entity import EntityCell
 from twinbus.pairing.events import Callback, Notice
 from twinbus.pairing.failover import PingFailed, PingSucceeded
@@ -74,8 +78,11 @@ class Pair:
         self._senders: WeakSet[PairedSender] = WeakSet()
         self._provisioning: asyncio.Task[Any] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._state = Partnership((primary, secondary), options, self, threaded=False, let_go=self._let_go)
-        self._links = BacklogLinks(secondary, self._state.rotation, self._attempts)
+        self._state = Partnership(
+            (primary, secondary), options, self, threaded=False, let_go=self._let_go, look=self._look
+        )
+        self._looks = Looks(secondary, self._attempts, self._state.on_secondary, self._state.failed_over)
+        self._links = BacklogLinks(secondary, self._state.rotation, self._attempts, self._state.on_secondary)
         self.primary = PairSide(self, self._state.primary)
         self.secondary = PairSide(self, self._state.secondary)
         self.options = options
@@ -109,6 +116,7 @@ class Pair:
             self._links,
             self._attempts,
             self._retries,
+            self._state.on_primary,
         )
         self._senders.add(made)
         return made
@@ -171,9 +179,12 @@ class Pair:
         if self._owns_clients:
             for client in self._clients.values():
                 await client.close()
+        if self._state.own_ledger is not None:
+            await asyncio.to_thread(self._state.own_ledger.close)
 
     def _let_go(self, side: Side) -> None:
         """Without either side nothing is diverted any more; without both the pair ends, whoever closed them (C3)."""
+        self._looks.stop()
         self._links.close()
         if self._provisioning is not None:
             self._provisioning.cancel()
@@ -221,7 +232,14 @@ class Pair:
         how = self.options.ping
         await open_link(sender, self._attempts.seconds)
         if how == "message" or (how == "auto" and hides_pings(sender)):
-            await sender.send_messages(ping_message(), timeout=self._attempts.seconds)
+            ping = ping_message()
+            send = self._state.on_primary.aio_recorded(
+                Stage.PING, sender.entity_name, ping, lambda link: link.send_messages(ping)
+            )
+            await send(sender)
+
+    def _look(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:
+        self._looks.begin(cell, peeks)
 
     # --- backlog queues --------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from azure.servicebus import ServiceBusMessageBatch
 from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
 
+from twinbus.ledger import Stage
 from twinbus.pairing import calls
 from twinbus.pairing.aio_attempts import Attempts, wait
 from twinbus.pairing.aio_backlog import BacklogLinks
@@ -25,6 +26,7 @@ from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary,
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
+from twinbus.pairing.recording import Recording
 from twinbus.pairing.sdk import Retries, empty_batch
 
 T = TypeVar("T")
@@ -32,6 +34,7 @@ T = TypeVar("T")
 Call = Callable[[ServiceBusSender], Coroutine[Any, Any, T]]
 # Looked up once: a member of an Enum costs as much as half a microsecond at every use.
 _PRIMARY: Final = Route.PRIMARY
+_SEND: Final = Stage.SEND_PRIMARY
 
 
 class PairedSender:
@@ -48,12 +51,15 @@ class PairedSender:
         links: BacklogLinks,
         attempts: Attempts,
         retries: Retries,
+        recording: Recording,
     ) -> None:
         self._place = place
         self._make = make
         self._links = links
         self._attempts = attempts
         self._retries = retries
+        self._recorded = recording.aio_recorded
+        self._destination = f"{recording.namespace}/{place.path}"
         self._link = Link(make(), attempts, place.cell.entity.episode)
         self._before: WeakSet[Link] = WeakSet()
         self._turn = None if can_overlap(self._link.sender) else asyncio.Lock()
@@ -69,7 +75,7 @@ class PairedSender:
         if is_empty(message):
             return
         await self._call(
-            lambda sender: sender.send_messages(message, **kwargs),
+            self._recorded(_SEND, self._place.path, message, lambda sender: sender.send_messages(message, **kwargs)),
             lambda: calls.divert(self._place, raws_of(message), until),
             until,
         )
@@ -90,7 +96,12 @@ class PairedSender:
         if is_empty(message):
             return []
         return await self._call(
-            lambda sender: sender.schedule_messages(message, schedule_time_utc, **kwargs),
+            self._recorded(
+                Stage.SCHEDULE_PRIMARY,
+                self._place.path,
+                message,
+                lambda sender: sender.schedule_messages(message, schedule_time_utc, **kwargs),
+            ),
             lambda: calls.schedule(self._place, raws_of(message), until, schedule_time_utc),
             until,
         )
@@ -103,7 +114,12 @@ class PairedSender:
             raise ScheduledInBacklogError(waiting)
         given = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
         await self._call(
-            lambda sender: sender.cancel_scheduled_messages(sequence_numbers, **kwargs),
+            self._recorded(
+                Stage.CANCEL_PRIMARY,
+                self._place.path,
+                None,
+                lambda sender: sender.cancel_scheduled_messages(sequence_numbers, **kwargs),
+            ),
             lambda: calls.cannot_cancel(given),
             until,
         )
@@ -179,7 +195,7 @@ class PairedSender:
             case LimitsOf(queue, seconds):
                 return await self._links[queue].limits(seconds)
             case ToBacklog(queue, payload, seconds):
-                return await self._links[queue].take(payload, seconds)
+                return await self._links[queue].take(payload, seconds, self._destination)
             case _:
                 assert_never(step)
 

@@ -14,6 +14,8 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import Administration
 from twinbus.pairing.attempts import Attempts
+from twinbus.pairing.attendance import Peek
+from twinbus.pairing.attending import AttendanceCell, Looks
 from twinbus.pairing.backlog import BacklogLinks
 from twinbus.pairing.entity import EntityCell
 from twinbus.pairing.events import Callback, Notice
@@ -89,7 +91,10 @@ class Pair:
         self._ending = threading.Lock()
         self._ended = threading.Event()
         self._this_thread = threading.local()
-        self._state = Partnership((primary, secondary), options, self, threaded=True, let_go=self._let_go)
+        self._state = Partnership(
+            (primary, secondary), options, self, threaded=True, let_go=self._let_go, look=self._look
+        )
+        self._looks = Looks(secondary, self._attempts, self._state.on_secondary, self._state.failed_over)
         self._links = BacklogLinks(secondary, self._state.rotation, self._attempts, self._state.on_secondary)
         self.primary = PairSide(self, self._state.primary)
         self.secondary = PairSide(self, self._state.secondary)
@@ -186,6 +191,7 @@ class Pair:
     def _let_go(self, side: Side) -> None:
         # Without either side nothing is diverted any more.
         self._leaving.set()
+        self._looks.stop()
         self._links.close()
         if side is self._state.primary:
             for sender in list(self._senders):
@@ -206,7 +212,8 @@ class Pair:
             if self._owns_clients:
                 for client in self._clients.values():
                     client.close()
-            self._state.close_ledger()
+            if self._state.own_ledger is not None:
+                self._state.own_ledger.close()
         finally:
             self._ended.set()
 
@@ -254,6 +261,9 @@ class Pair:
                 Stage.PING, sender.entity_name, ping, lambda link, left: link.send_messages(ping, timeout=left)
             )
             send(sender, None)
+
+    def _look(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:
+        self._looks.begin(cell, peeks)
 
     # --- backlog queues --------------------------------------------------------------------------------------------
 

@@ -15,7 +15,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 from weakref import WeakSet
 
+from twinbus.ledger import Ledger
 from twinbus.pairing import rotation
+from twinbus.pairing.attendance import Peek
+from twinbus.pairing.attending import AttendanceCell
 from twinbus.pairing.calls import Place
 from twinbus.pairing.entity import Driver, EntityCell, RotationCell
 from twinbus.pairing.errors import OptionError
@@ -73,7 +76,7 @@ class Syphon(Protocol):
 
 
 class Partnership:
-    """The state of one pair. A side that leaves OPEN is told to `let_go`, once."""
+    """The state of one pair. A side that leaves OPEN is told to `let_go`, once; `look` begins a look at the backlog."""
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class Partnership:
         *,
         threaded: bool,
         let_go: Callable[[Side], None],
+        look: Callable[[AttendanceCell, tuple[Peek, ...]], None],
     ) -> None:
         primary, secondary = clients
         self.options = options
@@ -103,10 +107,17 @@ class Partnership:
         self._cells: dict[str, EntityCell] = {}
         self._making = threading.Lock()
         self.rotation = RotationCell(self.queues, options.probation.total_seconds(), driver)
+        self.attendance = AttendanceCell(
+            options.backlog_check_interval, options.backlog_unattended_after, driver.timer, look, self.events.emit
+        )
         self._other_side = driver.timer(self._other_side_due)
         # Last: what could not be made whole is not in anyone's way (P3).
         register(self.primary.endpoint, self.secondary.endpoint)
-        self.events.watch(lambda: [cell.entity for cell in list(self._cells.values())], lambda: self.rotation.rotation)
+        self.events.watch(
+            lambda: [cell.entity for cell in list(self._cells.values())],
+            lambda: self.rotation.rotation,
+            lambda: self.attendance.attendance.watches,
+        )
         _partnerships.add(self)
 
     def start_syphon(self, make: SyphonFactory | None, clients: tuple[Any, Any], admin: Any) -> None:
@@ -122,7 +133,7 @@ class Partnership:
         return Place(path, self.cell(path), self)
 
     def cell(self, path: str) -> EntityCell:
-        key = path.strip("/").lower()
+        key = _key(path)
         with self._making:
             found = self._cells.get(key)
             if found is None:
@@ -145,6 +156,11 @@ class Partnership:
             for one in found
         )
 
+    def failed_over(self, path: str) -> bool:
+        """Whether sends to it are kept from the primary here."""
+        cell = self._cells.get(_key(path))
+        return cell is not None and cell.entity.mode in (Mode.FAILED_OVER, Mode.UNUSABLE)
+
     def force_failover(self, entity: str) -> None:
         self._refuse_unless_open()
         self.cell(entity).advance(FailoverForced())
@@ -161,15 +177,17 @@ class Partnership:
 
     def backlog_answered(self, queue: str, error: Exception | None = None) -> None:
         """What a backlog queue said to a message. C1: refused for good, the credential faults the secondary."""
+        if error is None:
+            self.attendance.used(queue)
         if error is None or kind_of(error) not in CREDENTIAL_REFUSED:
             self._refusals.forget(queue)
         elif self._refusals.refused(queue, self.rotation.rotation.found, time.monotonic()):
             self.secondary.leave(SideState.FAULTED, CredentialRefusedError(error))
 
-    def close_ledger(self) -> None:
-        """After the last event, where it is the pair's own. It waits for the disk."""
-        if self.ledger is not None and self.ledger is not self.options.ledger:
-            self.ledger.close()
+    @property
+    def own_ledger(self) -> Ledger | None:
+        """To be closed after the last event, which waits for the disk."""
+        return None if self.ledger is self.options.ledger else self.ledger
 
     @property
     def closed(self) -> bool:
@@ -179,6 +197,7 @@ class Partnership:
         self.primary.forked()
         self.secondary.forked()
         self._making = threading.Lock()
+        self.attendance.forked()
         for cell in self._cells.values():
             cell.forked()
 
@@ -190,6 +209,7 @@ class Partnership:
         at = time.monotonic()
         faulted = side.state is SideState.FAULTED
         self.events.emit(SideFaulted(side.name, at, str(side.cause)) if faulted else SideClosed(side.name, at))
+        self.attendance.close()
         if side is self.primary:
             for cell in list(self._cells.values()):
                 cell.advance(PairClosed())
@@ -219,6 +239,10 @@ class Partnership:
             lost, left = left, lost
         if lost.state is not SideState.OPEN:
             left.leave(SideState.FAULTED, OtherSideLostError(lost.name, lost.state))
+
+
+def _key(path: str) -> str:
+    return path.strip("/").lower()
 
 
 # Primary and secondary client, the secondary's admin client where the caller gave one, and the pair.
