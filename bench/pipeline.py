@@ -33,7 +33,7 @@ AIM: Final = 2.0
 _LEDGER: Final = """
 copy (
     with messages as (
-        select i, md5(i::varchar) as id, 1790035200000 + (i * 259200000 // {messages}) as at,
+        select i, md5(i::varchar) as id, 1790035200000 + (i * 259200000 // {messages}) as "at",
             'entity-' || (i % 20) as entity, i % 10 = 0 as diverted
         from range({messages}) as numbers(i)
     ), told as (
@@ -41,17 +41,17 @@ copy (
             unnest(if(diverted, ['send_backlog', 'return_primary', 'complete_backlog'], ['send_primary'])) as stage
         from messages
     )
-    select printf('%016x-%d', i % 8, i) || '-' || stage as id, true as whole, at, at + 5 as ended, stage,
+    select printf('%016x-%d', i % 8, i) || '-' || stage as id, true as whole, "at", "at" + 5 as ended, stage,
         if(stage like '%primary', 'contoso', 'paris') as namespace,
         if(stage like '%primary', entity, 'contoso/x-servicebus-transfer/' || (i % 10)) as entity,
         'contoso/' || entity as destination, [id] as ids, 1024::bigint as bytes, 1::bigint as units, 0.005 as seconds,
         'ok' as result, null::varchar as cause, null::varchar[] as failed,
-        cast(make_timestamp(at * 1000) as date) as day
+        cast(make_timestamp("at" * 1000) as date) as day
     from told
     where not (stage = 'return_primary' and i % 1000000 = 0)
     union all
-    select printf('%016x-%d', i % 8, i) || '-again', true, at, at + 5, 'return_primary', 'contoso', entity,
-        'contoso/' || entity, [id], 1024, 1, 0.005, 'ok', null, null, cast(make_timestamp(at * 1000) as date)
+    select printf('%016x-%d', i % 8, i) || '-again', true, "at", "at" + 5, 'return_primary', 'contoso', entity,
+        'contoso/' || entity, [id], 1024, 1, 0.005, 'ok', null, null, cast(make_timestamp("at" * 1000) as date)
     from messages where i % 1000000 = 500000
 ) to '{folder}' (format parquet, partition_by (day), compression zstd, row_group_size 500000)
 """

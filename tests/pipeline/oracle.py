@@ -19,7 +19,7 @@ _TYPES: Final = {
 
 RECONCILE: Final = """
 with each as (
-    select destination, stage, at, unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids, failed, result
+    select destination, stage, "at", unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids, failed, result
     from operations
     where stage in ('send_primary', 'schedule_primary', 'send_backlog', 'resubmit_backlog', 'return_primary',
                     'complete_backlog')
@@ -86,20 +86,20 @@ from operations group by all order by all
 
 _INSTANTS: Final = """
 instants as (
-    select destination, id, stage, at from (
-        select destination, stage, ended as at, unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids, failed,
-            result
+    select destination, id, stage, "at" from (
+        select destination, stage, ended as "at", unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids,
+            failed, result
         from operations where stage in ('send_backlog', 'return_primary'))
     where result = 'ok' or (len(failed) > 0
         and len(list_filter(ids[1:place], lambda x: x = id)) > len(list_filter(failed, lambda x: x = id)))
     union all
-    select lower(source), unnest(ids), 'return_primary', at from entries where move = 'redirected'
+    select lower(source), unnest(ids), 'return_primary', "at" from entries where move = 'redirected'
     union all
-    select lower(destination), unnest(ids), 'send_backlog', at from entries where move = 'redirected'
+    select lower(destination), unnest(ids), 'send_backlog', "at" from entries where move = 'redirected'
 ), ranked as (
-    select *, row_number() over (partition by destination, id, stage order by at) as rank from instants
+    select *, row_number() over (partition by destination, id, stage order by "at") as rank from instants
 ), waits as (
-    select one.destination, one.id, one.at as diverted, other.at as home
+    select one.destination, one.id, one."at" as diverted, other."at" as home
     from (from ranked where stage = 'send_backlog') one
     left join (from ranked where stage = 'return_primary') other using (destination, id, rank)
 )
@@ -115,22 +115,24 @@ from timed group by all order by all
 
 INCIDENTS: Final = f"""
 with {_INSTANTS}, told as (
-    select lower(pair || '/' || (facts['entity'])) as destination, id[1:16] as writer, at, event,
+    select lower(pair || '/' || (facts['entity'])) as destination, id[1:16] as writer, "at", event,
         facts['cause'] as cause, facts['episode'] as episode
     from entries where event in ('failover_engaged', 'restored')
 ), own as (
-    select destination, id[1:16] as writer, ended as at from operations where stage = 'send_backlog' and result = 'ok'
-    union all select lower(destination), id[1:16], at from entries where move = 'redirected'
+    select destination, id[1:16] as writer, ended as "at" from operations where stage = 'send_backlog' and result = 'ok'
+    union all select lower(destination), id[1:16], "at" from entries where move = 'redirected'
 ), failovers as (
-    select *, coalesce(lead(at) over (partition by destination, writer order by at), 1e18) as following
+    select *, coalesce(lead("at") over (partition by destination, writer order by "at"), 1e18) as following
     from told where event = 'failover_engaged'
-), windows as (
-    select destination, writer, at as began, cause,
-        (select max(r.at) from told r where r.event = 'restored' and r.destination = f.destination
-            and r.writer = f.writer and r.episode = f.episode) as restored,
-        coalesce(restored, (select max(o.at) from own o where o.destination = f.destination and o.writer = f.writer
-            and o.at >= f.at and o.at < f.following), f.at) as ended
+), known as (
+    select *, (select max(r."at") from told r where r.event = 'restored' and r.destination = f.destination
+        and r.writer = f.writer and r.episode = f.episode) as restored
     from failovers f
+), windows as (
+    select destination, writer, "at" as began, cause, restored,
+        coalesce(restored, (select max(o."at") from own o where o.destination = f.destination and o.writer = f.writer
+            and o."at" >= f."at" and o."at" < f.following), f."at") as ended
+    from known f
 ), heads as (
     -- An incident begins where no other window of the entity is open.
     select distinct destination, began from windows w where not exists (
@@ -168,10 +170,11 @@ def connect(root: Path, version: Version) -> duckdb.DuckDBPyConnection:
         database.execute(f"create view {name} as select * from {source}")  # noqa: S608  # the test's own folders
     database.execute("""
         create view operations as
-        select destination, id, stage, namespace, entity, ids, bytes, units, failed, result, at, ended, day from settled
+        select destination, id, stage, namespace, entity, ids, bytes, units, failed, result, "at", ended, day
+        from settled
         union all
         select lower(coalesce(nullif(destination, ''), namespace || '/' || entity)), id, stage, namespace, entity, ids,
-            bytes, units, null, 'unknown', at, null, cast(make_timestamp(at * 1000) as date)
+            bytes, units, null, 'unknown', "at", null, cast(make_timestamp("at" * 1000) as date)
         from pending where kind = 'intent'
     """)
     return database
