@@ -15,6 +15,7 @@ PURE = (
     "pairing/failover",
     "pairing/rotation",
     "pairing/aliases",
+    "pairing/attendance",
     "syphon/plan",
     "ledger/balance",
     "ledger/prices",

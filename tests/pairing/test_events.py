@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
+from twinbus.pairing.attendance import BacklogUnattended, Watch
 from twinbus.pairing.events import (
     EVENTS,
     BacklogDrained,
@@ -39,6 +40,7 @@ NOTICES: tuple[Notice, ...] = (
     QueueLeft("contoso/x-servicebus-transfer/3", 12.0, FailureKind.QUOTA_EXCEEDED, 9),
     QueueReturned("contoso/x-servicebus-transfer/3", 42.0),
     BacklogDrained("contoso/x-servicebus-transfer/3", 80.0, 7),
+    BacklogUnattended("contoso/x-servicebus-transfer/3", 1900.0, "orders", 1850.5),
     SideFaulted("secondary", 90.0, "the credential was refused"),
     SideClosed("primary", 91.0),
 )
@@ -223,7 +225,8 @@ def test_gauges_show_the_pair_as_it_is_now_and_nothing_once_it_is_closed(
 ) -> None:
     entities = [Entity("orders", Policy(), 0.0)]
     rotation = Rotation(("a", "b"), 30.0)
-    events.watch(lambda: entities, lambda: rotation)
+    watches = [Watch("a", oldest=75.0, unattended=True), Watch("b", empty=True)]
+    events.watch(lambda: entities, lambda: rotation, lambda: watches)
     state = 'twinbus_pair_entity_state{entity="orders",pair="contoso",state="%s"} %.1f'
     assert state % ("healthy", 1) in shown(registry)
     entities[0] = Entity("orders", Policy(), 0.0, Mode.FAILED_OVER)
@@ -232,8 +235,11 @@ def test_gauges_show_the_pair_as_it_is_now_and_nothing_once_it_is_closed(
     assert state % ("failed_over", 1) in lines
     assert 'twinbus_pair_backlog_queues{pair="contoso"} 2.0' in lines
     assert 'twinbus_pair_backlog_queues_usable{pair="contoso"} 2.0' in lines
+    backlog = ("oldest_seconds", "a", 75), ("oldest_seconds", "b", 0), ("unattended", "a", 1), ("unattended", "b", 0)
+    for name, queue, value in backlog:
+        assert f'twinbus_backlog_{name}{{pair="contoso",queue="{queue}"}} {value:.1f}' in lines
     events.close()
-    assert not [line for line in shown(registry) if "entity_state" in line or "usable{" in line]
+    assert not [line for line in shown(registry) if "entity_state" in line or "{pair" in line]
 
 
 def test_two_pairs_share_a_registry(registry: CollectorRegistry) -> None:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from twinbus.errors import CallerError
 from twinbus.ledger import Ledger
+from twinbus.pairing.attendance import BacklogUnattended, Watch
 from twinbus.pairing.failover import Entity, FailoverEngaged, PrimaryUnusable, Restored
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.metrics import PairMetrics
@@ -60,7 +61,15 @@ class SideClosed:
 
 
 Notice = (
-    FailoverEngaged | Restored | PrimaryUnusable | QueueLeft | QueueReturned | BacklogDrained | SideFaulted | SideClosed
+    FailoverEngaged
+    | Restored
+    | PrimaryUnusable
+    | QueueLeft
+    | QueueReturned
+    | BacklogDrained
+    | BacklogUnattended
+    | SideFaulted
+    | SideClosed
 )
 Callback = Callable[[Any], object]
 
@@ -71,6 +80,7 @@ LEVELS: Final[Mapping[str, int]] = {
     QueueLeft.name: logging.WARNING,
     QueueReturned.name: logging.INFO,
     BacklogDrained.name: logging.INFO,
+    BacklogUnattended.name: logging.WARNING,
     SideFaulted.name: logging.ERROR,
     SideClosed.name: logging.INFO,
 }
@@ -151,9 +161,14 @@ class PairEvents:
         except Exception:
             _log.exception("a ping was not counted")
 
-    def watch(self, entities: Callable[[], Iterable[Entity]], rotation: Callable[[], Rotation]) -> None:
+    def watch(
+        self,
+        entities: Callable[[], Iterable[Entity]],
+        rotation: Callable[[], Rotation],
+        backlog: Callable[[], Iterable[Watch]],
+    ) -> None:
         """What gauges show is asked for when they are read, never kept."""
-        self._unwatch = self._metrics.watch(self._pair, entities, rotation)
+        self._unwatch = self._metrics.watch(self._pair, entities, rotation, backlog)
 
     def close(self) -> None:
         """After the last event. Callbacks already called for are waited for, but not for long."""

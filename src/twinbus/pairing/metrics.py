@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from twinbus.pairing.attendance import Watch
 from twinbus.pairing.failover import Entity, FailoverEngaged, Mode, PrimaryUnusable, Restored
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.rotation import QueueLeft, Rotation
@@ -24,6 +25,7 @@ SUCCEEDED: Final = "succeeded"
 class _Watched(NamedTuple):
     entities: Callable[[], Iterable[Entity]]
     rotation: Callable[[], Rotation]
+    backlog: Callable[[], Iterable[Watch]]
 
 
 class PairMetrics(Collector):
@@ -89,10 +91,14 @@ class PairMetrics(Collector):
     # --- read --------------------------------------------------------------------------------------------------
 
     def watch(
-        self, pair: str, entities: Callable[[], Iterable[Entity]], rotation: Callable[[], Rotation]
+        self,
+        pair: str,
+        entities: Callable[[], Iterable[Entity]],
+        rotation: Callable[[], Rotation],
+        backlog: Callable[[], Iterable[Watch]],
     ) -> Callable[[], None]:
         """What is returned ends it, unless the pair was made again meanwhile."""
-        watched = self._watched[pair] = _Watched(entities, rotation)
+        watched = self._watched[pair] = _Watched(entities, rotation, backlog)
 
         def unwatch() -> None:
             if self._watched.get(pair) is watched:
@@ -106,6 +112,8 @@ class PairMetrics(Collector):
         state = _gauge("entity_state", "1 for the state an entity is in, 0 for the others.", "entity", "state")
         known = _gauge("backlog_queues", "Backlog queues the pair knows of.")
         usable = _gauge("backlog_queues_usable", "Backlog queues in the rotation now.")
+        oldest = _backlog_gauge("oldest_seconds", "How long its oldest message had been there when last looked at.")
+        unattended = _backlog_gauge("unattended", "1 while a message waits there that nobody brings home (Y1).")
         for pair, watched in list(self._watched.items()):
             for entity in watched.entities():
                 for mode in Mode:
@@ -113,7 +121,10 @@ class PairMetrics(Collector):
             rotation = watched.rotation()
             known.add_metric((pair,), len(rotation.queues))
             usable.add_metric((pair,), len(rotation.usable))
-        yield from (state, known, usable)
+            for watch in watched.backlog():
+                oldest.add_metric((pair, watch.queue), watch.oldest)
+                unattended.add_metric((pair, watch.queue), float(watch.unattended))
+        yield from (state, known, usable, oldest, unattended)
 
     def describe(self) -> Iterable[Metric]:
         """What it will show, so that registering asks no pair."""
@@ -121,6 +132,8 @@ class PairMetrics(Collector):
             yield from counter.describe()
         for name in ("entity_state", "backlog_queues", "backlog_queues_usable"):
             yield _gauge(name, "")
+        for name in ("oldest_seconds", "unattended"):
+            yield _backlog_gauge(name, "")
 
 
 def _counter(name: str, meaning: str, *labels: str) -> Counter:
@@ -129,3 +142,7 @@ def _counter(name: str, meaning: str, *labels: str) -> Counter:
 
 def _gauge(name: str, meaning: str, *labels: str) -> Any:
     return GaugeMetricFamily(f"twinbus_pair_{name}", meaning, labels=("pair", *labels))
+
+
+def _backlog_gauge(name: str, meaning: str) -> Any:
+    return GaugeMetricFamily(f"twinbus_backlog_{name}", meaning, labels=("pair", "queue"))

@@ -34,6 +34,8 @@ RANGES: Final[Mapping[str, Range]] = {
     "ping_interval": Range(_SECOND, 30 * _MINUTE),
     "try_timeout": Range(_SECOND / 10, 5 * _MINUTE),
     "probation": Range(_SECOND, _HOUR),
+    "backlog_check_interval": Range(timedelta(0), _HOUR),
+    "backlog_unattended_after": Range(_SECOND, 24 * _HOUR),
 }
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "on_unusable": ("divert", "raise"),
@@ -76,7 +78,10 @@ class SendAvailabilityOptions:
     """How long a backlog queue that failed stays out of the rotation (S6)."""
     ttl: Literal["restart", "absolute"] = "restart"
     """`absolute` deducts the time spent in the backlog from a message's time to live (Y7)."""
-
+    backlog_check_interval: timedelta = 5 * _MINUTE
+    """Between looks at the backlog queues that the pair diverted to, until they are seen empty; 0: never (Y1)."""
+    backlog_unattended_after: timedelta = 30 * _MINUTE
+    """How long a message may wait there that could go home, until that is told (Y1)."""
     ledger: str | os.PathLike[str] | Ledger | None = None
     """Where every operation and change of state is recorded (M1, S11): a directory, or a Ledger of the caller's."""
     ledger_on_error: Literal["go_on", "stop"] = "go_on"

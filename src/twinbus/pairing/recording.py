@@ -7,14 +7,16 @@ is. Nothing is decided here but what an outcome is called.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, Role, RunningOperation, Stage
+from twinbus.ledger import OK, UNKNOWN, Ledger, LedgerOptions, Role, RunningOperation, Stage
 from twinbus.ledger.units import UNIT
 from twinbus.pairing.failures import REFUSED, FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
@@ -73,6 +75,26 @@ class Recording:
             ledger.check()
         return partial(_aio_tried, ledger, (stage, self.namespace, entity, *ids_and_sizes(message), destination), call)
 
+    @contextlib.contextmanager
+    def peeked(self, queue: str) -> Iterator[list[Any]]:
+        """A peek at a backlog queue, within (Y1): what it finds is put into the list. It is told once it is over."""
+        found: list[Any] = []
+        begun = time.monotonic()
+        try:
+            yield found
+        except BaseException as error:
+            self._peeked(queue, found, begun, *_outcome(_kind(error)))
+            raise
+        self._peeked(queue, found, begun)
+
+    def _peeked(self, queue: str, found: list[Any], begun: float, result: str = OK, cause: str | None = None) -> None:
+        if self._ledger is not None:
+            sizes = [encoded_size(one.raw_amqp_message) for one in found]
+            seconds = time.monotonic() - begun
+            self._ledger.done(
+                Stage.PEEK_BACKLOG, self.namespace, queue, (), sizes, seconds=seconds, result=result, cause=cause
+            )
+
 
 def _tried(ledger: Ledger, said: _Said, call: Call[T], sender: Any, seconds: float | None) -> T:
     if seconds is not None:
@@ -92,21 +114,25 @@ async def _aio_tried(ledger: Ledger, said: _Said, call: AioCall[T], sender: Any)
     try:
         result = await call(sender)
     except BaseException as error:
-        _failed(operation, FailureKind.TIMEOUT if _past_deadline(error) else kind_of(error))
+        _failed(operation, _kind(error))
         raise
     operation.end()
     return result
 
 
 def _failed(operation: RunningOperation, kind: FailureKind) -> None:
-    if kind in REFUSED:
-        operation.end(str(kind))
-    else:
-        operation.end(UNKNOWN, cause=str(kind))
+    result, cause = _outcome(kind)
+    operation.end(result, cause=cause)
 
 
-def _past_deadline(error: BaseException) -> bool:
-    return isinstance(error, asyncio.CancelledError) and error.args == (GIVEN_UP,)
+def _outcome(kind: FailureKind) -> tuple[str, str | None]:
+    """Result and cause."""
+    return (str(kind), None) if kind in REFUSED else (UNKNOWN, str(kind))
+
+
+def _kind(error: BaseException) -> FailureKind:
+    past_deadline = isinstance(error, asyncio.CancelledError) and error.args == (GIVEN_UP,)
+    return FailureKind.TIMEOUT if past_deadline else kind_of(error)
 
 
 # --- what a message is -----------------------------------------------------------------------------------------------
