@@ -31,7 +31,7 @@ def config(name: str, **queue: object) -> dict[str, object]:
     queues: list[dict[str, object]] = [{"name": f"plain-{number}", **queue} for number in range(ENOUGH)]
     queues += [{"name": f"sessions-{number}", "requires_session": True} for number in range(8)]
     topics = [{"name": f"topic-{number}", "subscriptions": [{"name": "all"}]} for number in range(4)]
-    claims = {ALL: ["Listen", "Manage", "Send"], "app": ["Listen", "Send"], "reader": ["Listen"]}
+    claims = {ALL: ["Listen", "Manage", "Send"], "app": ["Listen", "Send"], "reader": ["Listen"], "writer": ["Send"]}
     rules = [{"name": rule, "claims": claim, "primary_key": KEY} for rule, claim in claims.items()]
     return {"namespaces": [{"name": name, "queues": queues, "topics": topics, "authorization_rules": rules}]}
 
