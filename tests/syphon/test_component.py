@@ -10,17 +10,22 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
+from typer.testing import CliRunner
 
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings, pair_namespaces
+from twinbus.cli.main import app
 from twinbus.connect import ReceivedMessage, connect
 from twinbus.connect.sas import make_token
 from twinbus.errors import OperatorError
+from twinbus.ledger import Role, Stage, balance, read_ledger
+from twinbus.ledger.entries import Header, Intent, Operation
 from twinbus.pairing import pair as plain_pair
 from twinbus.pairing.errors import OptionError
 from twinbus.pairing.sides import OTHER_SIDE_SECONDS, OtherSideLostError
@@ -148,6 +153,35 @@ async def test_y1_y3_s11_what_a_pair_diverted_comes_home_and_the_pair_tells(worl
     assert sorted(str(one.message_id) for one in found) == ["1", "2"]
     assert {one.session_id for one in found} == {"s"}
     assert {notice.queue for notice in told} <= set(pair.backlog_queues)
+
+
+async def test_m1_after_an_outage_the_ledger_of_a_pair_with_its_syphon_balances(world: World, tmp_path: Path) -> None:
+    short = {"failover_interval": timedelta(0), "ping_interval": timedelta(seconds=1)}
+    pair = await world.pair(ledger=tmp_path, **short)
+    restored: list[Any] = []
+    pair.on("restored", restored.append)
+    sender = await world.do(pair.get_queue_sender, world.queue)
+    await world.do(sender.send_messages, ServiceBusMessage("x", message_id="before"))
+    faults = world.namespaces["primary"].faults
+    faults.set("internal-error", entity=world.queue)
+    for number in range(20):
+        await world.do(sender.send_messages, ServiceBusMessage("x", message_id=str(number)))
+    faults.clear()
+    await world.until(lambda: bool(restored))
+    await world.do(sender.send_messages, ServiceBusMessage("x", message_id="after"))
+    async with asyncio.timeout(SOON):
+        while len(await world.arrived()) < 22:
+            pass
+    await world.do(pair.close)
+    checked = await asyncio.to_thread(CliRunner().invoke, app, ["ledger", "check", str(tmp_path)])
+    assert checked.exit_code == 0, checked.output
+    found = balance(read_ledger(tmp_path))
+    assert not found.incomplete
+    assert (found.accepted.total(), found.delivered.total(), found.duplicated.total()) == (22, 22, 0)
+    written = {entry.role for entry in read_ledger(tmp_path) if isinstance(entry, Header)}
+    assert written == {Role.CLIENT, Role.SYPHON}
+    stages = {entry.stage for entry in read_ledger(tmp_path) if isinstance(entry, Operation | Intent)}
+    assert {Stage.SEND_BACKLOG, Stage.RECEIVE_BACKLOG, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG} <= stages
 
 
 async def test_y7_the_pairs_option_deducts_the_time_spent_in_the_backlog(world: World) -> None:

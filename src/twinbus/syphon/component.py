@@ -16,6 +16,7 @@ from typing import Any, Final
 from azure.servicebus import TransportType
 
 from twinbus.errors import OperatorError
+from twinbus.ledger import Ledger, Role
 from twinbus.pairing.administration import Administration, AioAdministration, credential_of
 from twinbus.pairing.events import BacklogDrained
 from twinbus.pairing.partnership import Partnership
@@ -41,6 +42,9 @@ class _Running:
         self.state = "new"
         self._pair = pair
         self._transport = transport
+        # Beside the pair's own, in the same directory: each role writes segments of its own.
+        books = pair.ledger
+        self._ledger = None if books is None else Ledger(books.directory, Role.SYPHON, books.options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._syphon: Syphon | None = None
         self._stopped = threading.Event()
@@ -61,6 +65,14 @@ class _Running:
 
     async def run(self, discovery: Callable[[Transport], Discovery]) -> None:
         self._loop = asyncio.get_running_loop()
+        try:
+            await self._run(discovery)
+        finally:
+            if self._ledger is not None:
+                await asyncio.to_thread(self._ledger.close)
+        self.state = "stopped"
+
+    async def _run(self, discovery: Callable[[Transport], Discovery]) -> None:
         while not self._stopped.is_set():
             transport = self._transport()
             made = Syphon(
@@ -69,6 +81,7 @@ class _Running:
                 primary=self._pair.name,
                 secondary=primary_name(self._pair.secondary.endpoint),
                 options=SyphonOptions(ttl=self._pair.options.ttl),
+                ledger=self._ledger,
                 emptied=self._emptied,
             )
             async with made:
@@ -82,7 +95,6 @@ class _Running:
                             await self._heard.wait()
                 finally:
                     self._syphon = None
-        self.state = "stopped"
 
     def _emptied(self, queue: str, moved: int) -> None:
         self._pair.events.emit(BacklogDrained(queue, time.monotonic(), moved))
