@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Final, Self
 
@@ -106,7 +107,7 @@ class Run:
         senders = [started(self._context, sending.KINDS[name], work) for name, work in self._senders.items()]
         self._crew.start()
         try:
-            self._until(self._begun, _BEGIN_SECONDS, "the senders have not begun")
+            self._until(lambda: self._begun(senders), _BEGIN_SECONDS, "the senders have not begun")
             for wave in range(_WAVES):
                 self._suffer(first=not wave)
                 if self._holds_within(lambda: self._crew.struck, _STRIKE_SECONDS):
@@ -126,7 +127,8 @@ class Run:
         self._drain()
         self._look()
 
-    def _begun(self) -> bool:
+    def _begun(self, senders: list[ForkServerProcess]) -> bool:
+        assert all(process.exitcode is None for process in senders), "a sender ended before it was told to"
         return all(
             {line[2] for line in logs.read(work.log) if line[0] == "safe"} >= set(DESTINATIONS)
             for work in self._senders.values()
