@@ -306,7 +306,7 @@ def test_a_rule_of_our_own_that_cannot_be_is_refused_with_its_place(rule: dict[s
         ),
         ({"Queues__0__Properties__MaxDeliveryCount": 0}, "Queues[0].Properties.MaxDeliveryCount: 0 is not a whole"),
         ({"Queues__0__Properties__RequiresSession": "no"}, "Queues[0].Properties.RequiresSession: 'no' is neither"),
-        ({"Queues__0__Properties__ForwardTo": "x"}, "Queues[0].Properties.ForwardTo: forwarding is not there yet"),
+        ({"Queues__0__Properties__ForwardTo": 7}, "Queues[0].Properties.ForwardTo: 7 is not the name of a queue"),
         ({"Queues__0__Properties__Colour": "red"}, "Queues[0].Properties.Colour: is not known here; known are"),
         ({"Queues__0__Name": ""}, "Queues[0].Name: a name is needed"),
         ({"Queues__0__Properties": []}, "Queues[0].Properties: is not an object"),

@@ -165,10 +165,10 @@ def _metadata(node: Node) -> Any:
     return _WRONG
 
 
-def _no_forwarding(node: Node) -> Any:
-    # The emulator writes an empty text for "nowhere".
-    if node.value != "":
-        node.bad("forwarding is not there yet")
+def _target(node: Node) -> Any:
+    if isinstance(node.value, str):
+        return node.value or None  # the emulator writes an empty text for "nowhere"
+    node.bad(f"{node.value!r} is not the name of a queue or topic")
     return _WRONG
 
 
@@ -196,8 +196,8 @@ _DELIVERING: Final[Properties] = {
     "requires_session": ("requires_session", _flag),
     "max_delivery_count": ("max_delivery_count", _delivery_count),
     "dead_lettering_on_message_expiration": ("dead_lettering_on_expiration", _flag),
-    "forward_to": ("forward_to", _no_forwarding),
-    "forward_dead_lettered_messages_to": ("forward_dead_letters_to", _no_forwarding),
+    "forward_to": ("forward_to", _target),
+    "forward_dead_lettered_messages_to": ("forward_dead_letters_to", _target),
 }
 QUEUE: Final[Properties] = {**_EVERYWHERE, **_STORING, **_DELIVERING}
 TOPIC: Final[Properties] = {**_EVERYWHERE, **_STORING, "support_ordering": ("support_ordering", _flag)}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
 from twinbus.amqp.conditions import Condition
@@ -27,7 +27,12 @@ from twinbus.namespace.engine.effects import (
     Step,
 )
 from twinbus.namespace.engine.events import Event, TimerFired
+from twinbus.namespace.engine.forwarding import forward
 from twinbus.namespace.engine.namespace import Entity, Family, Namespace
+from twinbus.namespace.engine.queue import Queue
+from twinbus.namespace.engine.receivers import Feed
+from twinbus.namespace.engine.subscription import Subscription
+from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.store.contract import Store
 
@@ -46,7 +51,8 @@ class Mailbox:
 
     def __init__(self, family: Family) -> None:
         self.family = family
-        self.waiting: deque[tuple[Callable[[int], Decision], Any]] = deque()
+        self.waiting: deque[tuple[Callable[[int], Decision | None], Any]] = deque()
+        """How each decision begins, or None: then the family is held, and whoever holds it goes on."""
         self.busy = False
         self.group = 0
         self.timer: asyncio.TimerHandle | None = None
@@ -57,6 +63,26 @@ class Mailbox:
     def next_timer(self) -> int | None:
         at = self.family.next_timer
         return None if at is None else max(at, self.rests_until)
+
+    @property
+    def members(self) -> Sequence[Mailbox]:
+        """Whose families are held while it is at work."""
+        return (self,)
+
+
+class Union(Mailbox):
+    """Several families held for one decision: its writes are one commit, and none of them decides meanwhile."""
+
+    __slots__ = ("_members",)
+
+    def __init__(self, members: Sequence[Mailbox]) -> None:
+        super().__init__(members[0].family)
+        self._members = members
+        self.group = max(member.group for member in members)
+
+    @property
+    def members(self) -> Sequence[Mailbox]:
+        return self._members
 
 
 class Driver:
@@ -80,6 +106,8 @@ class Driver:
         self._boxes: dict[Family, Mailbox] = {}
         for family in self.namespace.families():
             self._arm(self._box(family))
+        self._forwards_soon = False
+        self._forward_soon()
 
     async def close(self) -> None:
         """Finish what is under way, then give the store back."""
@@ -96,6 +124,25 @@ class Driver:
             box.waiting.append((lambda now: entity.advance(event, now), getattr(event, "reply", None)))
         else:
             self._run(box, entity.advance(event, self._clock.now()), getattr(event, "reply", None))
+
+    def submit_together(self, entities: Iterable[Entity], begin: Callable[[int], Decision], reply: Any) -> None:
+        """Let one decision be made over several entities, all of it or nothing: `reply` is told if it fails."""
+        # Always in the same order, so that two that wait for each other's families cannot be.
+        families = {entity.family.counters.queue: entity.family for entity in entities}
+        boxes = [self._box(families[queue]) for queue in sorted(families)]
+
+        def hold(count: int) -> None:
+            while count < len(boxes) and not boxes[count].busy:
+                boxes[count].busy = True
+                count += 1
+            if count < len(boxes):
+                boxes[count].waiting.append((lambda _: self._seize(boxes[count], lambda: hold(count + 1)), None))
+                return
+            union = Union(boxes)
+            if self._proceed(union, begin(self._clock.now()), None, reply):
+                self._next(union)
+
+        hold(0)
 
     def now(self) -> int:
         """The namespace's time, in milliseconds since the epoch."""
@@ -189,7 +236,10 @@ class Driver:
                 self._arm(box)
                 return
             begin, reply = box.waiting.popleft()
-            decision = begin(self._clock.now())
+            begun = begin(self._clock.now())
+            if begun is None:
+                return
+            decision = begun
 
     def _proceed(self, box: Mailbox, decision: Decision, answer: Any, reply: Any) -> bool:
         """Take a decision as far as it goes without rows; True once it is carried out."""
@@ -198,6 +248,7 @@ class Driver:
         try:
             need = decision.throw(answer) if isinstance(answer, Exception) else decision.send(answer)
         except StopIteration as decided:
+            self._forward_soon()
             try:
                 self._carry_out(box, decided.value)
             finally:
@@ -220,11 +271,48 @@ class Driver:
         return False
 
     def _next(self, box: Mailbox) -> None:
-        if box.waiting:
+        if isinstance(box, Union):
+            for member in box.members:
+                member.group = max(member.group, box.group)
+            self._let_go(box.members)
+        elif box.waiting:
             begin, reply = box.waiting.popleft()
-            self._run(box, begin(self._clock.now()), reply)
+            begun = begin(self._clock.now())
+            if begun is not None:
+                self._run(box, begun, reply)
         else:
             self._arm(box)
+
+    def _seize(self, box: Mailbox, go_on: Callable[[], None]) -> Decision | None:
+        """Hold a family whose turn it is. What comes then does not come in the midst of the family's own loop."""
+        box.busy = True
+        self._loop.call_soon(go_on)
+        return None
+
+    def _let_go(self, boxes: Sequence[Mailbox]) -> None:
+        for box in boxes:
+            box.busy = False
+        for box in boxes:
+            if not box.busy:  # else it is at work again, through what another one brought about
+                self._next(box)
+
+    def _forward_soon(self) -> None:
+        # Not in the midst of a family's loop; and before the commit of what is to be forwarded, to go with it.
+        if self.namespace.has_forwards and not self._forwards_soon:
+            self._forwards_soon = True
+            self._loop.call_soon(self._forward)
+
+    def _forward(self) -> None:
+        self._forwards_soon = False
+        for source, feed, target in self.namespace.forwards():
+            self._forward_one(source, feed, target)
+
+    def _forward_one(self, source: Queue | Subscription, feed: Feed, target: Queue | Topic | None) -> None:
+        def failed(_: Refusal) -> None:
+            self._loop.call_later(_REST_MS / 1000, self._forward_one, source, feed, target)
+
+        both = (source,) if target is None else (source, target)
+        self.submit_together(both, lambda now: forward(source, feed, target, now), failed)
 
     def _carry_out(self, box: Mailbox, step: Step) -> None:
         if step.writes:
@@ -235,8 +323,10 @@ class Driver:
         self.committer.when(box.group, lambda: self._release(box, effects))
 
     def _release(self, box: Mailbox, effects: list[Effect]) -> None:
-        # The family is held meanwhile: what these effects bring about must not overtake the rest of them.
-        held, box.busy = box.busy, True
+        # Its families are held meanwhile: what these effects bring about must not overtake the rest of them.
+        free = [member for member in box.members if not member.busy]
+        for member in free:
+            member.busy = True
         for effect in effects:
             try:
                 match effect:
@@ -259,9 +349,7 @@ class Driver:
                         assert_never(effect)
             except Exception:  # one connection's trouble must not keep others from their answers
                 _log.exception("an effect could not be carried out: %s", type(effect).__name__)
-        box.busy = held
-        if not held:
-            self._next(box)
+        self._let_go(free)
 
     # --- timers ------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from twinbus.ledger import Ledger, Role
 from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Description
 from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.namespace import targets_first
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.http import HttpHandler
 from twinbus.namespace.front.port import PortConnection
@@ -151,7 +152,7 @@ class NamespaceServer:
                 connection.channel.abort()
 
     async def _create_entities(self) -> None:
-        for description in self.options.entities:
+        for description in targets_first(self.options.entities):
             if self.driver.namespace.find(description.path) is None:
                 created = await self.driver.create(description)
                 if isinstance(created, Refusal):

@@ -99,15 +99,6 @@ describe("settling a locked message", CHAPTER, () => {
     await assertEmpty(deadLettersOf(opened));
   });
 
-  test("transfer dead letters, which come with forwarding, are refused by name for now", async (t) => {
-    const { client, queue } = await openQueue(t);
-    const receiver = client.createReceiver(queue, { subQueueType: "transferDeadLetter" });
-    await assert.rejects(
-      receiver.receiveMessages(1, { maxWaitTimeInMs: 2000 }),
-      /NotImplementedError: Transfer dead-letter/,
-    );
-  });
-
   test("after its receiver was closed a message is still settled", async (t) => {
     const { queue, client, receiver } = await openQueueWith(t, [{ body: 1 }, { body: 2 }]);
     const closingReceiver = client.createReceiver(queue);

@@ -24,6 +24,7 @@ from twinbus.namespace.engine.effects import (
     Refusal,
     Step,
 )
+from twinbus.namespace.engine.forwarding import forward
 from twinbus.namespace.engine.namespace import Entity, Namespace
 from twinbus.namespace.engine.rows import PutQueue, Row
 from twinbus.namespace.store.memory import MemoryStore
@@ -195,9 +196,13 @@ class Bus:
     def settle(self) -> None:
         """Fire every timer whose instant has come."""
         for _ in range(1000):
+            for source, feed, target in self.namespace.forwards():
+                self.carry_out(forward(source, feed, target, self.now))
             due = [each for each in self.namespace.families() if each.next_timer is not None]
             due = [family for family in due if (family.next_timer or 0) <= self.now]
             if not due:
+                if self.namespace.has_forwards:
+                    continue
                 return
             for family in due:
                 self.carry_out(family.advance(events.TimerFired(), self.now))
@@ -254,9 +259,11 @@ class Bus:
     def cancel(self, path: str, *seqs: int) -> Any:
         return self.tell(path, events.ScheduleCancelled("reply", seqs))
 
-    def receiver(self, path: str, credit: int = 0, *, dead: bool = False, peek_lock: bool = True) -> Receiver:
+    def receiver(
+        self, path: str, credit: int = 0, *, dead: bool = False, peek_lock: bool = True, transfer: bool = False
+    ) -> Receiver:
         receiver = Receiver()
-        receiver.refusal = self.tell(path, events.ReceiverAttached("reply", receiver, dead, peek_lock))
+        receiver.refusal = self.tell(path, events.ReceiverAttached("reply", receiver, dead, peek_lock, transfer))
         if credit and receiver.refusal is None:
             self.credit(path, receiver, credit)
         return receiver
@@ -275,9 +282,11 @@ class Bus:
         """Enough for so many more than it has had."""
         self.tell(path, events.CreditGranted(receiver, len(receiver.deliveries) + more, drain))
 
-    def receive(self, path: str, most: int = 1000, *, dead: bool = False, peek_lock: bool = True) -> Receiver:
+    def receive(
+        self, path: str, most: int = 1000, *, dead: bool = False, peek_lock: bool = True, transfer: bool = False
+    ) -> Receiver:
         """What is there now, through a receiver of its own."""
-        receiver = self.receiver(path, dead=dead, peek_lock=peek_lock)
+        receiver = self.receiver(path, dead=dead, peek_lock=peek_lock, transfer=transfer)
         self.credit(path, receiver, most, drain=True)
         self.tell(path, events.ReceiverDetached(receiver))
         return receiver

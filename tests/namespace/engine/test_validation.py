@@ -109,14 +109,6 @@ REFUSED: list[tuple[Description, dict[str, Any], Condition, str]] = [
         )
     ],
     *[
-        (entity, {name: "other"}, ALLOWED, wire)
-        for entity in (QUEUE, SUBSCRIPTION)
-        for name, wire in (
-            ("forward_to", "ForwardTo"),
-            ("forward_dead_letters_to", "ForwardDeadLetteredMessagesTo"),
-        )
-    ],
-    *[
         (entity, {"authorization_rules": rules}, condition, "authorization rule")
         for entity in (QUEUE, TOPIC)
         for rules, condition in (

@@ -17,7 +17,7 @@ from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Deliver, Refusal
-from twinbus.namespace.engine.rows import BrowseRows, Row
+from twinbus.namespace.engine.rows import BrowseRows, Lane, Row
 from twinbus.namespace.engine.topic import Topic
 
 from .bus import Bus, Receiver, envelope, text_of
@@ -415,7 +415,7 @@ class World(RuleBasedStateMachine):
         for path in [*self.models, self.path]:
             rows = self._stored(path)
             counters = self.bus.entity(path).counters
-            assert counters.lanes == [sum(row.lane == lane for row in rows) for lane in range(5)]
+            assert counters.lanes == [sum(row.lane == lane for row in rows) for lane in Lane]
             assert counters.size == sum(row.size for row in rows)
             [stored] = [each.queue for each in self.bus.store.open().entities if each.queue.queue == counters.queue]
             assert stored._replace(accessed=0) == counters.put()._replace(accessed=0)

@@ -42,7 +42,6 @@ async def test_a_sender_is_refused_with_the_reason(peer: Peer, target: Any, said
         ("nowhere", "amqp:not-found The messaging entity 'nowhere' could not be found."),
         ("events/Subscriptions/second", "amqp:not-found The messaging entity"),
         ("events", "amqp:not-allowed 'events' is a topic: receive from one of its subscriptions"),
-        ("orders/$Transfer/$DeadLetterQueue", "amqp:not-implemented Transfer dead-letter queues"),
         (Source(None), "amqp:invalid-field The link names no address"),
         (None, "amqp:invalid-field The link names no address"),
     ],

@@ -42,6 +42,7 @@ PEEK_BYTES: Final = limits.MIB
 _PAGE: Final = 256
 _MAIN_LANES: Final = (Lane.ACTIVE, Lane.DEFERRED, Lane.SCHEDULED)
 _DEAD_LANES: Final = (Lane.DEAD, Lane.DEAD_DEFERRED)
+_TRANSFER_LANES: Final = (Lane.TRANSFER_DEAD, Lane.TRANSFER_DEAD_DEFERRED)
 
 
 def expired(row: Row, now: int) -> bool:
@@ -53,11 +54,16 @@ def is_overdue(row: Row, now: int) -> bool:
     return row.expires is not None and row.expires <= now
 
 
+def _lanes(event: MessagesPeeked | DeferredRequested | BatchDeleted) -> tuple[Lane, ...]:
+    """Of the queue or sub-queue an event is about: first what is given out, then what is deferred."""
+    return _TRANSFER_LANES if event.transfer else _DEAD_LANES if event.dead_letter else _MAIN_LANES
+
+
 def peek(shelf: Shelf, event: MessagesPeeked, now: int, step: Step) -> Asking:
     if not shelf.settings.status.gives_receives:
         step.effects.append(Answer(event.reply, disabled(shelf.path, "receives")))
         return
-    lanes = _DEAD_LANES if event.dead_letter else _MAIN_LANES
+    lanes = _lanes(event)
     start, rows = event.start, list[Row]()
     while event.count > 0:
         page: list[Row] = yield BrowseRows(shelf.counters.queue, lanes, start, event.count, PEEK_BYTES, event.session)
@@ -74,7 +80,7 @@ def receive_deferred(shelf: Shelf, event: DeferredRequested, now: int, step: Ste
     if refusal is not None:
         step.effects.append(Answer(event.reply, refusal))
         return
-    lane = Lane.DEAD_DEFERRED if event.dead_letter else Lane.DEFERRED
+    lane = _lanes(event)[1]
     seqs = tuple(dict.fromkeys(event.seqs))
     stored: list[Row] = yield RowsBySeq(shelf.counters.queue, (lane,), seqs)
     free = [row for row in stored if row.seq not in shelf.locks.by_seq and (held is None or row.session == held.id)]
@@ -110,7 +116,7 @@ def _deferred_access(shelf: Shelf, event: DeferredRequested, now: int) -> tuple[
     """A session's deferred messages are for the holder of the session; those of a dead-letter queue for anyone."""
     if not shelf.settings.status.gives_receives:
         return disabled(shelf.path, "receives"), None
-    if not shelf.settings.requires_session or event.dead_letter:
+    if not shelf.settings.requires_session or event.dead_letter or event.transfer:
         return None, None
     if event.session is None:
         return not_allowed(f"'{shelf.path}' takes sessions: deferred messages are received with their session."), None
@@ -124,7 +130,7 @@ def delete_batch(shelf: Shelf, event: BatchDeleted, now: int, step: Step) -> Ask
     if not shelf.settings.status.gives_receives:
         step.effects.append(Answer(event.reply, disabled(shelf.path, "receives")))
         return
-    lane = Lane.DEAD if event.dead_letter else Lane.ACTIVE
+    lane = _lanes(event)[0]
     after, chosen, more = 0, list[Row](), True
     while more and len(chosen) < event.count:
         page: list[Row] = yield NextRows(shelf.counters.queue, lane, after, _PAGE, limits.MIB)

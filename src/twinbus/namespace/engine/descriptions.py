@@ -67,7 +67,6 @@ class QueueDescription:
     auto_delete_on_idle: int | None = None
     enable_partitioning: bool = False
     enable_express: bool = False
-    # Carried for the management API; the issue on forwarding gives them their meaning.
     forward_to: str | None = None
     forward_dead_letters_to: str | None = None
 

@@ -44,6 +44,8 @@ class ReceiverAttached:
     receiver: Any
     dead_letter: bool
     peek_lock: bool
+    transfer: bool = False
+    """From the transfer dead-letter sub-queue; then `dead_letter` says nothing, here and below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class DeferredRequested:
     peek_lock: bool
     dead_letter: bool
     session: str | None = None
+    transfer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,7 @@ class MessagesPeeked:
     count: int
     dead_letter: bool
     session: str | None = None
+    transfer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,7 @@ class BatchDeleted:
     count: int
     before: int
     dead_letter: bool
+    transfer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from twinbus.namespace.engine.events import Deleted, DescriptionChanged
 from twinbus.namespace.engine.life import Life
 from twinbus.namespace.engine.limits import MIB
 from twinbus.namespace.engine.queue import Queue
+from twinbus.namespace.engine.receivers import Feed
 from twinbus.namespace.engine.records import read_description
 from twinbus.namespace.engine.refusals import not_found
 from twinbus.namespace.engine.rows import Opened, StoredEntity
@@ -101,6 +102,43 @@ class Namespace:
         entity = self.find(path)
         return entity if isinstance(entity, Topic) else None
 
+    # --- forwarding ----------------------------------------------------------------------------------------------
+
+    def forwards(self) -> list[tuple[Queue | Subscription, Feed, Queue | Topic | None]]:
+        """What has to be forwarded, from where to where; whoever asks has it done. The target may be missing."""
+        noticed, self._supplies.onward = self._supplies.onward, {}
+        found: list[tuple[Queue | Subscription, Feed, Queue | Topic | None]] = []
+        for shelf, feed in noticed:
+            source = self.find(shelf.path)
+            if feed.onward is not None and isinstance(source, Queue | Subscription) and source.shelf is shelf:
+                found.append((source, feed, self._target(feed.onward)))
+        return found
+
+    @property
+    def has_forwards(self) -> bool:
+        return bool(self._supplies.onward)
+
+    def _target(self, address: str) -> Queue | Topic | None:
+        entity = self.find(_path_of(address))
+        return None if isinstance(entity, Subscription) else entity
+
+    def _forwarding_fault(self, description: Description) -> Refusal | None:
+        if isinstance(description, TopicDescription):
+            return None
+        topic = description.topic if isinstance(description, SubscriptionDescription) else description.path
+        for name, address in (
+            ("ForwardTo", description.forward_to),
+            ("ForwardDeadLetteredMessagesTo", description.forward_dead_letters_to),
+        ):
+            if not address:
+                continue
+            if _key(_path_of(address)) == _key(topic):
+                return Refusal(Condition.ARGUMENT_ERROR, f"{name}: '{description.path}' cannot forward to itself.")
+            if self._target(address) is None:
+                text = f"{name}: there is no queue or topic '{address}' in this namespace."
+                return Refusal(Condition.ARGUMENT_ERROR, text)
+        return None
+
     # --- administration ------------------------------------------------------------------------------------------
 
     def create(self, description: Description, now: int) -> Step | Refusal:
@@ -110,6 +148,8 @@ class Namespace:
         if self.find(description.path) is not None:
             text = f"The messaging entity '{description.path}' already exists."
             return Refusal(Condition.ENTITY_ALREADY_EXISTS, text)
+        if (refusal := self._forwarding_fault(description)) is not None:
+            return refusal
         queue = self._next_queue
         life = self._life(Counters.new(queue, now), now, now, reopened=False)
         entity: Entity
@@ -135,7 +175,7 @@ class Namespace:
         if entity is None or type(entity.description) is not type(description):
             return not_found(description.path)
         before = entity.description
-        refusal = refusal_of_change(before, description)
+        refusal = refusal_of_change(before, description) or self._forwarding_fault(description)
         if refusal is not None:
             return refusal
         return entity.advance(DescriptionChanged(None, _renamed(description, before)), now)
@@ -147,6 +187,32 @@ class Namespace:
 
 def _key(path: str) -> str:
     return path.lower()
+
+
+def targets_first(descriptions: Sequence[Description]) -> list[Description]:
+    """In an order in which each can be created: what another one forwards to before that one. Circles stay as given."""
+    waiting, ordered = list(descriptions), list[Description]()
+    while waiting:
+        missing = {_key(each.path) for each in waiting}
+        ready = [each for each in waiting if not missing.intersection(_needed(each))] or waiting
+        ordered += ready
+        waiting = [each for each in waiting if each not in ready]
+    return ordered
+
+
+def _needed(description: Description) -> list[str]:
+    if isinstance(description, TopicDescription):
+        return []
+    needed = [_path_of(each) for each in (description.forward_to, description.forward_dead_letters_to) if each]
+    if isinstance(description, SubscriptionDescription):
+        needed.append(description.topic)
+    return [_key(path) for path in needed]
+
+
+def _path_of(address: str) -> str:
+    """Given as a path, or as clients write it: `sb://host:port/path`."""
+    _, scheme, rest = address.partition("://")
+    return (rest.partition("/")[2] if scheme else address).strip("/")
 
 
 def _renamed(description: Description, before: Description) -> Description:

@@ -9,6 +9,8 @@ from twinbus.amqp.types import decode_all, encode
 
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
+_HOPS: Final = 0
+"""The key under which an overlay tells how often its message was forwarded. No application property has such a key."""
 
 
 def merged(overlay: bytes | None, properties: Mapping[str, Any] | None) -> bytes | None:
@@ -16,6 +18,23 @@ def merged(overlay: bytes | None, properties: Mapping[str, Any] | None) -> bytes
     if not properties:
         return overlay
     return encode({**(decode_all(overlay) if overlay else {}), **properties})
+
+
+def properties_of(overlay: bytes | None) -> dict[str, Any] | None:
+    """The application properties in it."""
+    if overlay is None:
+        return None
+    return {key: value for key, value in decode_all(overlay).items() if key != _HOPS} or None
+
+
+def hops_of(overlay: bytes | None) -> int:
+    """How often the message was forwarded."""
+    return 0 if overlay is None else int(decode_all(overlay).get(_HOPS, 0))
+
+
+def of_hops(hops: int) -> bytes:
+    """The overlay of a message that was forwarded so often."""
+    return encode({_HOPS: hops})
 
 
 def dead_letter_properties(

@@ -5,7 +5,7 @@ It is a family of its own: its events are decided one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from twinbus.amqp.sections import Envelope, with_message_id
@@ -14,7 +14,7 @@ from twinbus.namespace.engine.arrival import meter, refusal_of, sift, time_to_li
 from twinbus.namespace.engine.counters import Counters
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.engine.duplicates import SeenIds
-from twinbus.namespace.engine.effects import Answer, Decision, Operation, Step
+from twinbus.namespace.engine.effects import Answer, Decision, Operation, Refusal, Step
 from twinbus.namespace.engine.events import (
     CreditGranted,
     Deleted,
@@ -31,7 +31,8 @@ from twinbus.namespace.engine.events import (
     TimerFired,
 )
 from twinbus.namespace.engine.life import Life, confirm, refuse_as_gone
-from twinbus.namespace.engine.refusals import not_allowed
+from twinbus.namespace.engine.passing import Passed, admit, life_of
+from twinbus.namespace.engine.refusals import not_allowed, not_found
 from twinbus.namespace.engine.rows import Lane, MoveRow, Need, PutRow, Row
 from twinbus.namespace.engine.schedule import Schedule, remaining
 from twinbus.namespace.engine.shelf import Shelf, Supplies
@@ -113,9 +114,12 @@ class Queue:
                     yield from asking
         if shelf.pending or shelf.sessions.search:
             yield from receiving.follow_up(shelf, now, step)
+        self.finish(step)
+        return step
+
+    def finish(self, step: Step) -> None:
         if self.counters.changed:
             step.writes.append(self.counters.put())
-        return step
 
     # --- arrival -------------------------------------------------------------------------------------------------
 
@@ -170,6 +174,48 @@ class Queue:
         shelve(self.shelf, fresh, now, step)
         self._arm()
         return seqs
+
+    def take_over(self, passed: Sequence[Passed], now: int, step: Step) -> Generator[Need, Any, list[Refusal | None]]:
+        """Messages that another entity forwards: for each, why it is not taken."""
+        if self.life.ended:
+            return [not_found(self.path)] * len(passed)
+        counters, wants_session = self.counters, self.description.requires_session
+        kept, results = admit(
+            passed, counters.size, lambda message, size: refusal_of((message,), self.description, size)
+        )
+        messages = [each.envelope for each in kept]
+        sifted = yield from sift(messages, self.seen, now, step)
+        counters.accessed = now
+        fresh: list[Row] = []
+        for each, message in zip(kept, sifted, strict=True):
+            if message is None:
+                continue
+            ttl = life_of(each.ttl, self.description.default_time_to_live)
+            row = Row(
+                queue=counters.queue,
+                lane=Lane.ACTIVE,
+                seq=counters.take_seq(),
+                origin_seq=each.origin_seq,
+                enqueued=now,
+                expires=None if ttl is None else now + ttl,
+                due=None,
+                session=message.group_id if wants_session else None,
+                delivery_count=0,
+                size=len(message.raw),
+                overlay=each.overlay,
+                body=None,
+                raw=message.raw,
+            )
+            step.writes.append(PutRow(row))
+            counters.add(row.lane, row.size)
+            fresh.append(row)
+        shelve(self.shelf, fresh, now, step)
+        self._arm()
+        meter(self.path, Operation.SEND, messages, step)
+        if self.shelf.pending or self.shelf.sessions.search:
+            yield from receiving.follow_up(self.shelf, now, step)
+        self.finish(step)
+        return results
 
     def _activate(self, due: list[Row], now: int, step: Step) -> None:
         """A scheduled message enters the queue: under a new number, at this time."""

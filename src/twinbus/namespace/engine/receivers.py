@@ -35,12 +35,14 @@ class Consumer:
 class Feed:
     """Rows in order, and the receivers with credit for them, in turn."""
 
-    __slots__ = ("attending", "hungry", "session", "window")
+    __slots__ = ("attending", "hungry", "onward", "session", "window")
 
     def __init__(self, window: Window, session: HeldSession | None = None) -> None:
         self.window = window
         self.session = session
         self.attending = 0
+        self.onward: str | None = None
+        """The entity that all rows of this feed are forwarded to."""
         self.hungry: deque[Consumer] = deque()
 
     def enter(self, consumer: Consumer) -> None:

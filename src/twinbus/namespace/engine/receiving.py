@@ -110,13 +110,16 @@ def _give_out(shelf: Shelf, now: int, step: Step) -> Asking:
 
 def _attach(shelf: Shelf, event: ReceiverAttached, step: Step) -> None:
     refusal: Refusal | None = None
-    if shelf.settings.requires_session and not event.dead_letter:
+    feed = shelf.transfer if event.transfer else shelf.dead if event.dead_letter else shelf.main
+    if shelf.settings.requires_session and feed is shelf.main:
         refusal = not_allowed(f"'{shelf.path}' requires sessions; a receiver without one cannot be made for it.")
     elif not shelf.settings.status.gives_receives:
         refusal = disabled(shelf.path, "receives")
+    elif feed.onward is not None:
+        refusal = _forwards(shelf, feed)
     else:
         consumer = Consumer(event.receiver, event.peek_lock)
-        (shelf.dead if event.dead_letter else shelf.main).enter(consumer)
+        feed.enter(consumer)
         shelf.consumers[event.receiver] = consumer
     step.effects.append(Answer(event.reply, refusal))
 
@@ -146,6 +149,17 @@ def change_settings(shelf: Shelf, settings: Settings, now: int, step: Step) -> N
     shelf.settings = settings
     if not settings.status.gives_receives:
         detach_all(shelf, now, step, disabled(shelf.path, "receives"))
+    shelf.direct()
+    for receiver, consumer in list(shelf.consumers.items()):
+        if consumer.feed is not None and consumer.feed.onward is not None:
+            refusal = _forwards(shelf, consumer.feed)
+            _detach(shelf, ReceiverDetached(receiver), now, step)
+            step.effects.append(DetachReceiver(receiver, refusal))
+
+
+def _forwards(shelf: Shelf, feed: Feed) -> Refusal:
+    what = "its dead letters" if feed is shelf.dead else "its messages"
+    return not_allowed(f"'{shelf.path}' forwards {what} to '{feed.onward}': they cannot be received here.")
 
 
 def close(shelf: Shelf, now: int, step: Step) -> None:
@@ -154,6 +168,8 @@ def close(shelf: Shelf, now: int, step: Step) -> None:
     detach_all(shelf, now, last, not_found(shelf.path))
     shelf.main.window.close()
     shelf.dead.window.close()
+    shelf.transfer.window.close()
+    shelf.main.onward = shelf.dead.onward = None
     shelf.pending.clear()
     shelf.sessions.search = False
     step.writes[:] = [DropEntity(shelf.counters.queue)]

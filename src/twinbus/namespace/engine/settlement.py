@@ -34,7 +34,11 @@ _OPERATIONS: Final[dict[type[Outcome], Operation]] = {
     DeadLetter: Operation.DEAD_LETTER,
     Release: Operation.RELEASE,
 }
-_DEFERRED_TWIN: Final = {Lane.ACTIVE: Lane.DEFERRED, Lane.DEAD: Lane.DEAD_DEFERRED}
+_DEFERRED_TWIN: Final = {
+    Lane.ACTIVE: Lane.DEFERRED,
+    Lane.DEAD: Lane.DEAD_DEFERRED,
+    Lane.TRANSFER_DEAD: Lane.TRANSFER_DEAD_DEFERRED,
+}
 
 
 def settle(shelf: Shelf, event: MessagesSettled, now: int, step: Step) -> None:
@@ -158,14 +162,15 @@ def give_back(
         shelf.wake(feed)
 
 
-def bury(shelf: Shelf, row: Row, step: Step, told: Mapping[str, Any]) -> None:
-    """To the dead-letter sub-queue, where nothing expires."""
+def bury(shelf: Shelf, row: Row, step: Step, told: Mapping[str, Any], lane: Lane = Lane.DEAD) -> None:
+    """To a dead-letter sub-queue, where nothing expires."""
     overlay = merged(row.overlay, told)
-    place = (row.queue, row.lane, row.seq, Lane.DEAD, row.seq)
+    place = (row.queue, row.lane, row.seq, lane, row.seq)
     step.writes.append(MoveRow(*place, row.enqueued, None, row.delivery_count, overlay))
-    shelf.counters.move(row.lane, Lane.DEAD)
-    shelf.dead.window.arrived(row.seq, row.size)
-    shelf.wake(shelf.dead)
+    shelf.counters.move(row.lane, lane)
+    feed = shelf.dead if lane == Lane.DEAD else shelf.transfer
+    feed.window.arrived(row.seq, row.size)
+    shelf.wake(feed)
 
 
 def _defer(shelf: Shelf, row: Row, step: Step, properties: Mapping[str, Any] | None) -> None:

@@ -23,13 +23,15 @@ Settings = QueueDescription | SubscriptionDescription
 class Supplies:
     """What the engine is given from outside: tokens nobody can guess, ids for shared bodies, memory."""
 
-    __slots__ = ("budget", "ids", "new_token", "next_body")
+    __slots__ = ("budget", "ids", "new_token", "next_body", "onward")
 
     def __init__(self, new_token: Callable[[], bytes], next_body: int, budget: Budget, ids: IdBudget) -> None:
         self.new_token = new_token
         self.next_body = next_body
         self.budget = budget
         self.ids = ids
+        self.onward: dict[tuple[Shelf, Feed], None] = {}
+        """Feeds with rows to be forwarded, in the order they were noticed."""
 
     def take_body(self) -> int:
         body = self.next_body
@@ -53,6 +55,7 @@ class Shelf:
         "sessions",
         "settings",
         "supplies",
+        "transfer",
     )
 
     def __init__(self, counters: Counters, settings: Settings, supplies: Supplies, next_expiry: int | None) -> None:
@@ -65,16 +68,25 @@ class Shelf:
         self.sessions = Sessions()
         self.main = self._feed(Lane.ACTIVE)
         self.dead = self._feed(Lane.DEAD)
+        self.transfer = self._feed(Lane.TRANSFER_DEAD)
         self.next_expiry = next_expiry
         """Nothing expires before; None: nothing ever will."""
         self.pending: list[Feed] = []
         """Feeds that may have both rows and receivers."""
         self.next_timer: int | None = next_expiry
         """Nothing is to be done by itself before. It may come for nothing: then it is worked out anew."""
+        self.direct()
 
     def _feed(self, lane: Lane) -> Feed:
         queue, empty = self.counters.queue, self.counters.lanes[lane] == 0
         return Feed(Window(queue, lane, self.supplies.budget, empty=empty))
+
+    def direct(self) -> None:
+        """Where the settings send rows on to."""
+        self.main.onward = self.settings.forward_to or None
+        self.dead.onward = self.settings.forward_dead_letters_to or None
+        for feed in (self.main, self.dead):
+            self.wake(feed)
 
     def arm(self, at: int) -> None:
         if self.next_timer is None or at < self.next_timer:
@@ -83,9 +95,13 @@ class Shelf:
     def wake(self, feed: Feed) -> None:
         if feed.hungry and feed not in self.pending:
             self.pending.append(feed)
+        if feed.onward is not None and not feed.window.exhausted:
+            self.supplies.onward[self, feed] = None
 
     def feed_of(self, row: Row) -> Feed | None:
         """Where the row is delivered from; None if that is a session nobody holds."""
+        if row.lane >= Lane.TRANSFER_DEAD:
+            return self.transfer
         if row.lane >= Lane.DEAD:
             return self.dead
         if not self.settings.requires_session:
@@ -102,5 +118,6 @@ class Shelf:
         """Rows that went without being delivered leave every window."""
         self.main.window.forget(seqs)
         self.dead.window.forget(seqs)
+        self.transfer.window.forget(seqs)
         for held in self.sessions.held.values():
             held.feed.window.forget(seqs)

@@ -53,6 +53,8 @@ class Published(NamedTuple):
     ttl: int | None
     session: str | None
     raw: bytes
+    overlay: bytes | None = None
+    """Of a message that was forwarded to the topic."""
 
 
 class Arrival(NamedTuple):
@@ -156,17 +158,18 @@ class Subscription:
         queue, default = counters.queue, self.description.default_time_to_live
         wants_session = self.description.requires_session
         fresh: list[Row] = []
-        for (origin_seq, ttl, session, raw), body, why in arrivals:
+        for (origin_seq, ttl, session, raw, passed), body, why in arrivals:
             shortest = ttl if default is None else default if ttl is None else min(ttl, default)
-            overlay = _NO_SESSION if why is None and wants_session and not session else why
-            lane, expires = (0, None if shortest is None else now + shortest) if overlay is None else (Lane.DEAD, None)
+            fault = _NO_SESSION if why is None and wants_session and not session else why
+            lane, expires = (0, None if shortest is None else now + shortest) if fault is None else (Lane.DEAD, None)
+            overlay = fault or passed
             kept = session if wants_session else None
             seq, size = counters.take_seq(), len(raw)
             key = (queue, lane, seq, origin_seq)
             row = tuple.__new__(Row, (*key, now, expires, None, kept, 0, size, overlay, body, raw))
             writes.append(tuple.__new__(PutRow, (row,)))
             counters.add(lane, size)
-            if overlay is None:
+            if fault is None:
                 fresh.append(row)
             else:
                 dead.window.append(row)

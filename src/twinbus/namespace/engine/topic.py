@@ -5,7 +5,7 @@ With its subscriptions it is one family: their events are decided one after the 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from twinbus.amqp.sections import Envelope, with_message_id
@@ -13,7 +13,7 @@ from twinbus.namespace.engine.arrival import meter, refusal_of, sift, time_to_li
 from twinbus.namespace.engine.counters import Counters
 from twinbus.namespace.engine.descriptions import TopicDescription
 from twinbus.namespace.engine.duplicates import SeenIds
-from twinbus.namespace.engine.effects import Answer, Decision, DetachReceiver, ForgetEntity, Operation, Step
+from twinbus.namespace.engine.effects import Answer, Decision, DetachReceiver, ForgetEntity, Operation, Refusal, Step
 from twinbus.namespace.engine.events import (
     CreditGranted,
     Deleted,
@@ -29,8 +29,9 @@ from twinbus.namespace.engine.events import (
 )
 from twinbus.namespace.engine.fanout import FanOut, fan_out
 from twinbus.namespace.engine.life import Life, confirm, refuse_as_gone
+from twinbus.namespace.engine.passing import Passed, admit, life_of
 from twinbus.namespace.engine.receiving import ReceivingEvent, follow_up
-from twinbus.namespace.engine.refusals import not_allowed
+from twinbus.namespace.engine.refusals import not_allowed, not_found
 from twinbus.namespace.engine.rows import DropEntity, DropRow, Need, PutBody, Row
 from twinbus.namespace.engine.schedule import Schedule, remaining
 from twinbus.namespace.engine.shelf import Supplies
@@ -131,9 +132,12 @@ class Topic:
                 confirm(event, step)
             case _:
                 self._refuse(event, step)
+        self.finish(step)
+        return step
+
+    def finish(self, step: Step) -> None:
         if self.counters.changed:
             step.writes.append(self.counters.put())
-        return step
 
     def _refuse(self, event: ReceivingEvent | RuleEvent, step: Step) -> None:
         refusal = not_allowed(f"'{self.path}' is a topic: its subscriptions have receivers and rules.")
@@ -188,6 +192,25 @@ class Topic:
                 published.append(Published(seqs[-1], ttl, message.group_id, raw))
         self._arm()
         return seqs, published
+
+    def take_over(self, passed: Sequence[Passed], now: int, step: Step) -> Generator[Need, Any, list[Refusal | None]]:
+        """Messages that another entity forwards: for each, why it is not taken."""
+        if self.life.ended:
+            return [not_found(self.path)] * len(passed)
+        kept, results = admit(passed, self.size, lambda message, size: refusal_of((message,), self.description, size))
+        messages = [each.envelope for each in kept]
+        sifted = yield from sift(messages, self.seen, now, step)
+        self.counters.accessed = now
+        default = self.description.default_time_to_live
+        published = [
+            Published(each.origin_seq, life_of(each.ttl, default), message.group_id, message.raw, each.overlay)
+            for each, message in zip(kept, sifted, strict=True)
+            if message is not None
+        ]
+        yield from self._publish(published, now, step)
+        meter(self.path, Operation.SEND, messages, step)
+        self.finish(step)
+        return results
 
     def _publish(self, messages: Iterable[Published], now: int, step: Step) -> Asking:
         """Each message to every subscription whose rules take it; where several do, its body is stored once."""

@@ -1,6 +1,6 @@
 """The checks the service makes of a description before an entity is created or updated.
 
-They look at the description alone, and at the one it replaces. Whether the entity exists is the namespace's to know.
+They look at the description alone, and at the one it replaces. Which entities exist is the namespace's to know.
 """
 
 from __future__ import annotations
@@ -101,12 +101,8 @@ def _receiving_faults(description: QueueDescription | SubscriptionDescription) -
     yield from _range("LockDuration", description.lock_duration, limits.MIN_LOCK, limits.MAX_LOCK)
     if not 1 <= description.max_delivery_count <= MAX_DELIVERY_COUNT:
         yield _out_of_range(f"MaxDeliveryCount is 1 to {MAX_DELIVERY_COUNT}; {description.max_delivery_count} is not.")
-    for name, value in (
-        ("ForwardTo", description.forward_to),
-        ("ForwardDeadLetteredMessagesTo", description.forward_dead_letters_to),
-    ):
-        if value:
-            yield Refusal(Condition.NOT_ALLOWED, f"{name} ('{value}') is not supported yet.")
+    if description.forward_to and description.requires_session:
+        yield _argument(f"ForwardTo ('{description.forward_to}') cannot be set where RequiresSession is.")
 
 
 def _rule_faults(rules: tuple[AuthorizationRule, ...]) -> Iterator[Refusal]:

@@ -137,12 +137,10 @@ def _attach_receiver(connection: AmqpConnection, link: Link, entity: Entity, add
         return Refusal(
             Condition.NOT_ALLOWED, f"'{entity.path}' is a topic: receive from one of its subscriptions instead."
         )
-    if address.transfer:
-        return Refusal(Condition.NOT_IMPLEMENTED, "Transfer dead-letter queues come with auto-forwarding.")
     peek_lock = link.snd_settle_mode != _SETTLED
     receiver = OutgoingLink(connection, link, entity, address)
     filters = (link.source.filter if isinstance(link.source, Source) else None) or {}
-    if _SESSION_FILTER in filters and not address.dead_letter:
+    if _SESSION_FILTER in filters and not (address.dead_letter or address.transfer):
         return _attach_session_receiver(connection, link, receiver, filters[_SESSION_FILTER], peek_lock)
 
     def answered(refusal: Refusal | None) -> None:
@@ -153,7 +151,8 @@ def _attach_receiver(connection: AmqpConnection, link: Link, entity: Entity, add
             connection.flush_soon()
 
     connection.attached(link, receiver)
-    connection.driver.submit(entity, ReceiverAttached(answered, receiver, address.dead_letter, peek_lock))
+    attached = ReceiverAttached(answered, receiver, address.dead_letter, peek_lock, address.transfer)
+    connection.driver.submit(entity, attached)
     return None
 
 

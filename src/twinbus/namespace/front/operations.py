@@ -38,14 +38,17 @@ def translate(request: Request) -> Translated | Refusal:
 def _peek(body: Body, request: Request) -> Translated:
     start, count = body.number("from-sequence-number", 0), body.number("message-count", 1, 1, MAX_INT)
     session = body.text("session-id")
-    dead = request.address.dead_letter
+    dead, transfer = request.address.dead_letter, request.address.transfer
 
     def respond(rows: list[Row]) -> Reply:
         if not rows:
             return NOTHING
         return Reply(200, body={"messages": [{"message": _raw(row, None, None)} for row in rows]})
 
-    return Translated(Claim.LISTEN, lambda reply: events.MessagesPeeked(reply, start, count, dead, session), respond)
+    def event(reply: Any) -> events.MessagesPeeked:
+        return events.MessagesPeeked(reply, start, count, dead, session, transfer)
+
+    return Translated(Claim.LISTEN, event, respond)
 
 
 def _renew_lock(body: Body, request: Request) -> Translated:
@@ -59,16 +62,16 @@ def _renew_lock(body: Body, request: Request) -> Translated:
 
 def _receive_by_sequence_number(body: Body, request: Request) -> Translated:
     numbers, peek_lock = body.numbers("sequence-numbers"), body.number("receiver-settle-mode", 1, 0, 1) == 1
-    session, dead = body.text("session-id"), request.address.dead_letter
+    session, dead, transfer = body.text("session-id"), request.address.dead_letter, request.address.transfer
 
     def respond(found: list[tuple[Row, bytes | None, int | None]]) -> Reply:
         return Reply(200, body={"messages": [_locked(*entry) for entry in found]})
 
     return Translated(
         Claim.LISTEN,
-        lambda reply: events.DeferredRequested(reply, numbers, peek_lock, dead, session),
+        lambda reply: events.DeferredRequested(reply, numbers, peek_lock, dead, session, transfer),
         respond,
-        None if dead else session,
+        None if dead or transfer else session,
     )
 
 
@@ -156,12 +159,12 @@ def _list_sessions(body: Body, request: Request) -> Translated:
 
 def _delete_batch(body: Body, request: Request) -> Translated:
     count, before = body.number("message-count", None, 1, MAX_INT), body.number("enqueued-time-utc", _MAX_INSTANT)
-    dead = request.address.dead_letter
+    dead, transfer = request.address.dead_letter, request.address.transfer
 
     def respond(deleted: int) -> Reply:
         return Reply(200, body={"message-count": Int(deleted)}) if deleted else NOTHING
 
-    return Translated(Claim.LISTEN, lambda reply: events.BatchDeleted(reply, count, before, dead), respond)
+    return Translated(Claim.LISTEN, lambda reply: events.BatchDeleted(reply, count, before, dead, transfer), respond)
 
 
 def _raw(row: Row, token: bytes | None, locked_until: int | None) -> bytes:

@@ -13,7 +13,6 @@ from twinbus.amqp.events import Disposed
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
 from twinbus.amqp.sections import broker_annotations, delivered, delivered_under_lock, lock_token
-from twinbus.amqp.types import decode
 from twinbus.namespace.engine.effects import Deliver, Refusal
 from twinbus.namespace.engine.events import (
     Abandon,
@@ -27,6 +26,7 @@ from twinbus.namespace.engine.events import (
     Release,
 )
 from twinbus.namespace.engine.namespace import Entity
+from twinbus.namespace.engine.overlays import properties_of
 from twinbus.namespace.engine.rows import Lane, Row
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, Point
@@ -44,7 +44,7 @@ _SLICE_BYTES = 2 * 1024 * 1024
 _SLICE = 500
 # The header's ttl is a uint of milliseconds: 49 days (AMQP 3.2.1).
 _LONGEST_TTL = 0xFFFF_FFFF
-_STATES = {Lane.DEFERRED: 1, Lane.DEAD_DEFERRED: 1, Lane.SCHEDULED: 2}
+_STATES = {Lane.DEFERRED: 1, Lane.DEAD_DEFERRED: 1, Lane.TRANSFER_DEAD_DEFERRED: 1, Lane.SCHEDULED: 2}
 
 
 def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[bytes]:
@@ -58,7 +58,6 @@ def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[
     annotations = broker_annotations(
         row.seq, row.enqueued, locked_until, enqueued_seq=row.origin_seq, state=_STATES.get(Lane(row.lane), 0)
     )
-    overlay: dict[str, Any] | None = decode(row.overlay)[0] if row.overlay is not None else None
     # The life of a message that is scheduled begins when it is due.
     begins = row.enqueued if row.due is None else row.due
     ttl = None if row.expires is None else min(max(0, row.expires - begins), _LONGEST_TTL)
@@ -68,7 +67,7 @@ def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[
         ttl=ttl,
         delivery_annotations=None if token is None else lock_token(UUID(bytes_le=token)),
         message_annotations=annotations,
-        overlay=overlay,
+        overlay=properties_of(row.overlay),
     )
 
 

@@ -1,0 +1,113 @@
+"""Auto-forward: what stands in an entity, or in its dead-letter queue, moves on to a queue or topic of the namespace.
+
+Source and target change in one step, so a crash neither loses nor doubles a message. What its target does not take
+goes to the source's transfer dead-letter queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final
+
+from twinbus.amqp.conditions import Condition
+from twinbus.amqp.sections import delivered, items, read_envelope
+from twinbus.namespace.engine.browsing import expired
+from twinbus.namespace.engine.effects import Decision, Refusal, Step
+from twinbus.namespace.engine.limits import MAX_HOPS, MIB
+from twinbus.namespace.engine.overlays import dead_letter_properties, hops_of, of_hops, properties_of
+from twinbus.namespace.engine.passing import Passed
+from twinbus.namespace.engine.queue import Queue
+from twinbus.namespace.engine.receivers import Feed
+from twinbus.namespace.engine.receiving import follow_up
+from twinbus.namespace.engine.refusals import not_found
+from twinbus.namespace.engine.rows import Lane, Need, Row
+from twinbus.namespace.engine.settlement import bury, drop, expire
+from twinbus.namespace.engine.shelf import Shelf
+from twinbus.namespace.engine.subscription import Subscription
+from twinbus.namespace.engine.topic import Topic
+
+_PAGE: Final = 256
+
+_TOO_FAR: Final = dead_letter_properties(
+    "MaxTransferHopCountExceeded", f"The message was forwarded {MAX_HOPS} times, which is as often as it may be."
+)
+# The names under which clients know these refusals.
+_REASONS: Final = {
+    Condition.NOT_FOUND: "MessagingEntityNotFoundException",
+    Condition.ENTITY_DISABLED: "MessagingEntityDisabledException",
+    Condition.RESOURCE_LIMIT_EXCEEDED: "QuotaExceededException",
+}
+
+
+def forward(source: Queue | Subscription, feed: Feed, target: Queue | Topic | None, now: int) -> Decision:
+    """Move what stands ready, a page at a time. The families of both are to be idle meanwhile."""
+    shelf, step = source.shelf, Step()
+    if feed.onward is None or not shelf.settings.status.gives_receives:
+        return step
+    rows = yield from _take(shelf, feed)
+    moving = [row for row in rows if not expired(row, now) and hops_of(row.overlay) < MAX_HOPS]
+    results: list[Refusal | None] = [not_found(feed.onward)] * len(moving)
+    if target is not None and moving:
+        passed = [_passed(row, source.path, now) for row in moving]
+        try:
+            results = yield from target.take_over(passed, now, step)
+        except Exception:  # the store could not be read
+            _give_back(feed, rows)
+            raise
+    refusals = {row.seq: refusal for row, refusal in zip(moving, results, strict=True)}
+    for row in rows:
+        if expired(row, now):
+            expire(shelf, row, step)
+        elif row.seq not in refusals:
+            bury(shelf, row, step, _TOO_FAR, Lane.TRANSFER_DEAD)
+        elif (refusal := refusals[row.seq]) is not None:
+            bury(shelf, row, step, _why(refusal), Lane.TRANSFER_DEAD)
+        else:
+            drop(shelf, row, step)
+    shelf.wake(feed)  # where more is left
+    if shelf.pending:
+        yield from follow_up(shelf, now, step)
+    source.finish(step)
+    return step
+
+
+def _take(shelf: Shelf, feed: Feed) -> Generator[Need, Any, list[Row]]:
+    rows: list[Row] = []
+    size, window = 0, feed.window
+    while len(rows) < _PAGE and size < MIB:
+        row = window.take()
+        if row is not None:
+            rows.append(row)
+            size += row.size
+            continue
+        if window.exhausted:
+            break
+        need = window.need()
+        try:
+            found = yield need
+        except Exception:  # the store could not be read
+            window.restore(need)
+            _give_back(feed, rows)
+            raise
+        window.fill(need, found, shelf.locks.by_seq)
+    return rows
+
+
+def _give_back(feed: Feed, rows: list[Row]) -> None:
+    for row in rows:
+        feed.window.arrived(row.seq, row.size)
+
+
+def _passed(row: Row, source: str, now: int) -> Passed:
+    raw = row.raw
+    told, annotations = properties_of(row.overlay), {}
+    if row.lane == Lane.DEAD:
+        annotations["x-opt-deadletter-source"] = source
+    if told or annotations:  # what settling it set becomes part of the message
+        raw = b"".join(delivered(raw, delivery_count=0, message_annotations=items(annotations), overlay=told))
+    left = None if row.expires is None else row.expires - now
+    return Passed(read_envelope(raw), row.origin_seq, left, of_hops(hops_of(row.overlay) + 1))
+
+
+def _why(refusal: Refusal) -> dict[str, Any]:
+    return dead_letter_properties(_REASONS.get(refusal.condition, refusal.condition.value), refusal.description)

@@ -1,0 +1,255 @@
+"""Auto-forward: messages and dead letters move on in one step, four hops at most, and nothing is lost on the way."""
+
+from typing import Any
+
+import pytest
+
+from twinbus.amqp.conditions import Condition
+from twinbus.amqp.sections import split
+from twinbus.namespace.engine import events
+from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
+from twinbus.namespace.engine.effects import Operation, Refusal
+from twinbus.namespace.engine.forwarding import forward
+from twinbus.namespace.engine.overlays import hops_of, properties_of
+
+from .bus import Bus, envelope, queue, text_of
+
+
+def forwarding_bus(**settings: Any) -> Bus:
+    return Bus(queue("target"), queue("source", forward_to="target", **settings))
+
+
+def transferred(bus: Bus, path: str) -> list[tuple[str, str]]:
+    """Body and reason of what stands in the transfer dead-letter queue."""
+    rows = bus.receive(path, transfer=True).rows
+    return [(text_of(row), (properties_of(row.overlay) or {})["DeadLetterReason"]) for row in rows]
+
+
+def test_what_is_sent_to_a_forwarding_queue_is_received_from_its_target() -> None:
+    bus = forwarding_bus()
+    assert bus.send("source", "a", "b") is None
+    assert bus.receive("target").bodies == ["a", "b"]
+    assert bus.counts("source") == (0, 0, 0, 0)
+
+
+def test_a_forwarded_message_keeps_the_number_of_its_origin_and_counts_deliveries_anew() -> None:
+    bus = forwarding_bus()
+    bus.send("target", "before")
+    bus.send("source", "a")
+    row = bus.receive("target").rows[1]
+    assert (row.seq, row.origin_seq, row.delivery_count) == (2, 1, 0)
+
+
+def test_what_stood_there_before_forwarding_began_moves_on_but_what_is_locked_stays_until_it_is_free() -> None:
+    bus = Bus(queue("target"), queue("source"))
+    bus.send("source", "locked", "free")
+    holder = bus.receiver("source", 1)
+    bus.update("source", forward_to="target")
+    assert holder.refusal is not None
+    assert holder.refusal.condition is Condition.NOT_ALLOWED
+    assert bus.receive("target").bodies == ["free"]
+    bus.settle_tokens("source", holder.tokens, events.Abandon())
+    assert bus.receive("target").bodies == ["locked"]
+
+
+def test_after_a_restart_forwarding_goes_on_where_it_was() -> None:
+    bus = forwarding_bus()
+    bus.carry_out(bus.entity("source").advance(events.MessagesSent("reply", (envelope("a"),)), bus.now))
+    bus.restart()
+    bus.settle()
+    assert bus.receive("target").bodies == ["a"]
+
+
+def test_many_pages_move_in_order() -> None:
+    bus = Bus(queue("target"), queue("source"), hot_bytes=4096)
+    bodies = [str(number) for number in range(700)]
+    bus.send("source", *bodies)
+    bus.restart()
+    bus.update("source", forward_to="target")
+    assert bus.receive("target").bodies == bodies
+
+
+def test_source_and_target_change_in_one_step() -> None:
+    bus = forwarding_bus()
+    bus.carry_out(bus.entity("source").advance(events.MessagesSent("reply", (envelope("a"),)), bus.now))
+    ((source, feed, target),) = bus.namespace.forwards()
+    step = bus.carry_out(forward(source, feed, target, bus.now))
+    touched = {type(write).__name__ for write in step.writes}
+    assert touched == {"PutRow", "DropRow", "PutQueue"}
+
+
+def test_a_read_that_fails_leaves_the_messages_where_they_are() -> None:
+    bus = Bus(queue("target", requires_duplicate_detection=True), queue("source", forward_to="target"))
+    bus.carry_out(bus.entity("source").advance(events.MessagesSent("reply", (envelope("a"),)), bus.now))
+    bus.restart()
+    ((source, feed, target),) = bus.namespace.forwards()
+    decision = forward(source, feed, target, bus.now)
+    with pytest.raises(OSError, match="disk"):
+        bus.fail(decision)
+    bus.carry_out(forward(source, feed, target, bus.now))
+    assert bus.receive("target").bodies == ["a"]
+
+
+def test_four_hops_are_made_and_a_fifth_is_not() -> None:
+    chain = [queue("q5")] + [queue(f"q{n}", forward_to=f"q{n + 1}") for n in range(4, -1, -1)]
+    bus = Bus(*chain)
+    bus.send("q1", "four")
+    bus.send("q0", "five")
+    assert bus.receive("q5").bodies == ["four"]
+    assert transferred(bus, "q4") == [("five", "MaxTransferHopCountExceeded")]
+
+
+def test_a_circle_ends_in_a_transfer_dead_letter_queue() -> None:
+    bus = Bus(queue("a"), queue("b", forward_to="a"))
+    bus.update("a", forward_to="b")
+    bus.send("a", "round")
+    assert transferred(bus, "a") == [("round", "MaxTransferHopCountExceeded")]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        (lambda bus: bus.delete("target"), "MessagingEntityNotFoundException"),
+        (lambda bus: bus.update("target", status=EntityStatus.DISABLED), "MessagingEntityDisabledException"),
+    ],
+)
+def test_what_the_target_does_not_take_is_in_the_transfer_dead_letter_queue(trouble: Any, reason: str) -> None:
+    bus = forwarding_bus()
+    trouble(bus)
+    assert bus.send("source", "stuck") is None
+    info = bus.namespace.info("source")
+    assert info is not None
+    assert (info.counts.active, info.counts.transfer_dead_letter) == (0, 1)
+    assert transferred(bus, "source") == [("stuck", reason)]
+
+
+def test_one_message_a_session_queue_cannot_take_does_not_hold_up_the_others() -> None:
+    bus = Bus(queue("target", requires_session=True), queue("source", forward_to="target"))
+    bus.send("source", envelope("a", session="s"), envelope("none"), envelope("b", session="s"))
+    assert bus.session("target", "s", 10).bodies == ["a", "b"]
+    assert transferred(bus, "source") == [("none", Condition.NOT_ALLOWED.value)]
+
+
+def test_transfer_dead_letters_are_settled_deferred_peeked_and_survive_a_restart() -> None:
+    bus = forwarding_bus()
+    bus.delete("target")
+    bus.send("source", "x", "y")
+    held = bus.receive("source", transfer=True)
+    bus.settle_tokens("source", held.tokens[:1], events.Complete())
+    bus.settle_tokens("source", held.tokens[1:], events.Defer())
+    bus.restart()
+    peeked = bus.tell("source", events.MessagesPeeked("reply", 0, 10, False, None, transfer=True))
+    assert [text_of(row) for row in peeked] == ["y"]
+    asked = events.DeferredRequested("reply", (peeked[0].seq,), True, False, None, transfer=True)
+    ((row, token, _),) = bus.tell("source", asked)
+    assert text_of(row) == "y"
+    assert bus.settle_tokens("source", [token], events.Complete()) == [None]
+    info = bus.namespace.info("source")
+    assert info is not None
+    assert (info.counts.transfer_dead_letter, info.counts.size_bytes) == (0, 0)
+
+
+def test_dead_letters_are_forwarded_with_their_reason_and_where_they_come_from() -> None:
+    bus = Bus(queue("graves"), queue("q", forward_dead_letters_to="graves"))
+    bus.send("q", envelope("a", properties={"kept": 1}))
+    bus.settle_tokens("q", bus.receive("q").tokens, events.DeadLetter("broken", "so it is"))
+    (row,) = bus.receive("graves").rows
+    sections = split(row.raw)
+    expected = {"kept": 1, "DeadLetterReason": "broken", "DeadLetterErrorDescription": "so it is"}
+    assert sections.application_properties == expected
+    assert (sections.message_annotations or {})["x-opt-deadletter-source"] == "q"
+    assert bus.counts("q") == (0, 0, 0, 0)
+    assert bus.receiver("q", dead=True).refusal is not None
+
+
+def test_what_abandoning_set_goes_with_the_message() -> None:
+    bus = Bus(queue("target"), queue("source"))
+    bus.send("source", "a")
+    bus.settle_tokens("source", bus.receive("source").tokens, events.Abandon({"tried": True}))
+    bus.update("source", forward_to="target")
+    (row,) = bus.receive("target").rows
+    assert split(row.raw).application_properties == {"tried": True}
+    assert properties_of(row.overlay) is None
+
+
+def test_a_life_is_not_longer_for_being_forwarded() -> None:
+    bus = Bus(queue("target", default_time_to_live=60_000), queue("source"))
+    bus.send("source", envelope("short", ttl=5_000), envelope("long"))
+    bus.wait(2_000)
+    bus.update("source", forward_to="target")
+    assert [row.expires and row.expires - bus.now for row in bus.receive("target").rows] == [3_000, 60_000]
+
+
+def test_the_target_detects_duplicates() -> None:
+    bus = Bus(queue("target", requires_duplicate_detection=True), queue("source", forward_to="target"))
+    bus.send("target", envelope("first", message_id="1"))
+    bus.send("source", envelope("again", message_id="1"))
+    assert bus.receive("target").bodies == ["first"]
+    assert bus.counts("source") == (0, 0, 0, 0)
+
+
+def test_a_subscription_forwards_to_a_queue_and_to_another_topic_with_its_rules() -> None:
+    bus = Bus(
+        queue("q"),
+        TopicDescription(path="second"),
+        SubscriptionDescription(topic="second", name="one"),
+        SubscriptionDescription(topic="second", name="two", forward_to="q"),
+        TopicDescription(path="first"),
+        SubscriptionDescription(topic="first", name="on", forward_to="second"),
+        SubscriptionDescription(topic="first", name="here"),
+    )
+    bus.send("first", "a")
+    assert bus.receive("first/Subscriptions/here").bodies == ["a"]
+    assert bus.receive("second/Subscriptions/one").bodies == ["a"]
+    assert bus.receive("q").bodies == ["a"]
+    assert bus.counts("first/Subscriptions/on") == (0, 0, 0, 0)
+    assert hops_of(bus.peek("q")[0].overlay) == 2, "hops are counted through topics"
+
+
+def test_a_scheduled_message_is_forwarded_when_it_is_due() -> None:
+    bus = forwarding_bus()
+    bus.send("source", envelope("later", due=bus.now + 1_000))
+    assert bus.receive("target").bodies == []
+    bus.wait(1_000)
+    assert bus.receive("target").bodies == ["later"]
+
+
+def test_each_hop_is_metered_as_a_send() -> None:
+    bus = forwarding_bus()
+    bus.send("source", "a")
+    assert bus.metered(Operation.SEND) == 2
+
+
+def test_nobody_receives_from_a_forwarding_entity_but_its_dead_letters_are_open() -> None:
+    bus = forwarding_bus()
+    refusal = bus.receiver("source").refusal
+    assert isinstance(refusal, Refusal)
+    assert refusal.condition is Condition.NOT_ALLOWED
+    assert bus.receiver("source", dead=True).refusal is None
+
+
+def test_a_source_that_gives_nothing_out_does_not_forward_until_it_does() -> None:
+    bus = forwarding_bus()
+    bus.update("source", status=EntityStatus.RECEIVE_DISABLED)
+    bus.send("source", "a")
+    assert bus.receive("target").bodies == []
+    bus.update("source", status=EntityStatus.ACTIVE)
+    assert bus.receive("target").bodies == ["a"]
+
+
+@pytest.mark.parametrize("name", ["forward_to", "forward_dead_letters_to"])
+@pytest.mark.parametrize("address", ["missing", "q", "sb://host:1/Q", "t/Subscriptions/s"])
+def test_a_target_has_to_be_another_queue_or_topic_of_the_namespace(name: str, address: str) -> None:
+    bus = Bus(queue("q"), TopicDescription(path="t"), SubscriptionDescription(topic="t", name="s"))
+    refusal = bus.update("q", **{name: address})
+    assert refusal is not None
+    assert refusal.condition is Condition.ARGUMENT_ERROR
+    fresh = bus.create(queue("fresh", **{name: "fresh" if address == "q" else "none"}))
+    assert fresh is not None
+    assert bus.update("q", **{name: "sb://host:1/t"}) is None
+
+
+def test_a_subscription_cannot_forward_to_its_own_topic_nor_a_session_queue_anywhere() -> None:
+    bus = Bus(queue("q"), TopicDescription(path="t"))
+    assert bus.create(SubscriptionDescription(topic="t", name="s", forward_to="T")) is not None
+    assert bus.create(queue("sessions", requires_session=True, forward_to="q")) is not None
