@@ -138,11 +138,9 @@ def _on_spark(
 
     if work.carrier is not Carrier.NATIVE:
         raise OperatorError("--engine spark moves messages over the native transport only", "Leave out --transport.")
+    # It ends with the process, or with whoever made it before.
     spark = session("twinbus syphon", master=master)
-    try:
-        return _on_loop(work.run_on_spark(spark, options, None if ledger is None else ledger.absolute(), shown, lanes))
-    finally:
-        spark.stop()
+    return _on_loop(work.run_on_spark(spark, options, None if ledger is None else ledger.absolute(), shown, lanes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from math import inf
 from typing import Final
 
+from twinbus.errors import TwinbusError
 from twinbus.ledger import Ledger, Role
 from twinbus.ledger.entries import Stage
 from twinbus.pipeline.syphon_job.words import Job, Look, Plan, Report, Slice
@@ -23,7 +24,6 @@ from twinbus.syphon.plan import Policy
 from twinbus.syphon.progress import Counts
 from twinbus.syphon.pump import PAGE, Pump
 from twinbus.syphon.room import PumpRoom, Steps, SyphonOptions
-from twinbus.syphon.syphon import SyphonBrokenError
 from twinbus.syphon.transport import BacklogFailedError
 
 _log = logging.getLogger(__name__)
@@ -32,6 +32,10 @@ _POLL: Final = 0.5
 _WATCH_SECONDS: Final = 0.05
 # What one lane can bring back in its time; those beyond it are looked for by the next.
 _MOST_FOUND: Final = 20_000
+
+
+class LaneBrokenError(TwinbusError):
+    """Its pump ended by a defect of its own. No message is lost: what it held comes back."""
 
 
 class Lane:
@@ -100,7 +104,7 @@ class Lane:
         if not looking.cancelled():
             looking.result()
         if room.broken is not None:
-            raise SyphonBrokenError(f"the pump of {pump.queue} ended: {room.broken!r}") from room.broken
+            raise LaneBrokenError(f"the pump of {pump.queue} ended: {room.broken!r}") from room.broken
 
     # --- what was put aside ------------------------------------------------------------------------------------------
 

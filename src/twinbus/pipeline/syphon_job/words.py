@@ -68,7 +68,7 @@ class Plan:
 
     def to_json(self) -> str:
         return json.dumps(
-            {"number": self.number, "slices": [asdict(one) for one in self.slices], "memories": list(self.memories)}
+            {"number": self.number, "slices": [asdict(one) for one in self.slices], "memories": _plain(self.memories)}
         )
 
     @classmethod
@@ -121,6 +121,8 @@ def _plain(value: Any) -> Any:
     match value:
         case Look():
             return asdict(value)
+        case tuple():
+            return [one._replace(readiness=one.readiness.value) for one in value]
         case dict():
             return {key: asdict(one) if isinstance(one, Tally) else one for key, one in value.items()}
         case _:

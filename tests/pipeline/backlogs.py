@@ -1,0 +1,145 @@
+"""Two namespaces, each a process of its own, with a backlog that Spark is to move; and sources that kill at a step."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from tests.syphon.ground import ids, taken
+from twinbus.connect import connect
+from twinbus.ledger import Ledger, Role, Stage, balance, read_ledger
+from twinbus.ledger.entries import Intent, Operation
+from twinbus.message import Message
+from twinbus.pairing.paths import backlog_queue_path
+from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
+from twinbus.pipeline.syphon_job.source import SyphonSource
+from twinbus.pipeline.syphon_job.words import Job
+from twinbus.syphon.discovery import Named
+from twinbus.syphon.room import Step
+from twinbus.syphon.transport import Held
+from twinbus.testing import LocalNamespace
+
+ENOUGH = 20
+WINDOW = 500
+_numbers = itertools.count()
+
+
+@contextmanager
+def namespaces() -> Iterator[tuple[LocalNamespace, LocalNamespace]]:
+    # A lock ends soon after its lane was killed.
+    backlog: dict[str, Any] = {"lock_duration": "PT5S", "max_delivery_count": 2**31 - 1}
+    watchful: dict[str, Any] = {
+        "requires_duplicate_detection": True,
+        "duplicate_detection_history_time_window": "PT10M",
+    }
+    primary: list[dict[str, Any]] = [{"name": f"orders-{n}"} for n in range(ENOUGH)]
+    primary += [{"name": f"watchful-{n}", **watchful} for n in range(ENOUGH)]
+    secondary = [{"name": backlog_queue_path(f"t{n}", index), **backlog} for n in range(ENOUGH) for index in range(2)]
+    configs = [
+        {"namespaces": [{"name": name, "queues": queues}]}
+        for name, queues in (("primary", primary), ("secondary", secondary))
+    ]
+    with LocalNamespace("primary", config=configs[0]) as one, LocalNamespace("secondary", config=configs[1]) as other:
+        yield one, other
+
+
+class Backlog:
+    """One test's: two backlog queues, a destination that takes everything and one that detects duplicates."""
+
+    def __init__(self, primary: LocalNamespace, secondary: LocalNamespace, folder: Path) -> None:
+        number = next(_numbers)
+        self.queues = [backlog_queue_path(f"t{number}", index) for index in range(2)]
+        self.orders, self.watchful = f"orders-{number}", f"watchful-{number}"
+        self.primary, self.secondary = primary, secondary
+        self.ledger = folder / "ledger"
+        self._first = 0
+
+    def job(self, **settings: Any) -> Job:
+        usual: dict[str, Any] = {"budget": 3.0, "window": WINDOW, "first_pause": 0.2, "longest_pause": 0.5}
+        return Job(
+            primary=self.primary.connection_string,
+            secondary=self.secondary.connection_string,
+            primary_name="primary",
+            secondary_name="secondary",
+            ledger=str(self.ledger),
+            **{**usual, **settings},
+        )
+
+    async def fill(self, count: int, path: str | None = None, queue: int = 0) -> None:
+        """As a paired sender would: diverted, and put into the ledger."""
+        path, name = path or self.orders, self.queues[queue]
+        numbers = [str(number) for number in range(self._first, self._first + count)]
+        self._first += count
+        properties = {"x-ms-path": path}
+        with Ledger(self.ledger, Role.CLIENT) as ledger:
+            async with connect(self.secondary.connection_string) as bus:
+                sender = await bus.sender(name)
+                await sender.send([Message(b"x", message_id=one, application_properties=properties) for one in numbers])
+            sizes = (1,) * count
+            ledger.done(Stage.SEND_BACKLOG, "secondary", name, numbers, sizes, f"primary/{path}", seconds=0.1)
+
+    @asynccontextmanager
+    async def syphon(self, spark: SparkSession, job: Job | None = None, **options: Any) -> AsyncIterator[SparkSyphon]:
+        given = SparkSyphonOptions(**options)
+        async with SparkSyphon(spark, Named(self.queues), job or self.job(), given) as made:
+            yield made
+
+    async def arrived(self, path: str | None = None) -> Counter[str]:
+        """What is on the primary, taken off it."""
+        async with connect(self.primary.connection_string) as bus:
+            return ids(await taken(bus, path or self.orders, 0.3))
+
+    async def left(self) -> Counter[str]:
+        async with connect(self.secondary.connection_string) as bus:
+            return ids([one for queue in self.queues for one in await bus.management(queue).peek(0, 250)])
+
+    def check_ledger(self, arrived: Counter[str], path: str | None = None) -> None:
+        """Nothing is lost by its own account, and every copy that is there was intended in it."""
+        entries = list(read_ledger(self.ledger))
+        found = balance(entries)
+        assert not found.lost
+        intended = Counter(
+            id_
+            for one in entries
+            if isinstance(one, Intent | Operation) and one.stage is Stage.RETURN_PRIMARY
+            if one.entity == (path or self.orders)
+            for id_ in one.ids
+        )
+        assert arrived <= intended
+
+
+# --- killing ---------------------------------------------------------------------------------------------------------
+
+
+def watched(watch: Callable[[Step, Sequence[Held]], None]) -> type[SyphonSource]:
+    """A source that tells `watch`, in its tasks, where messages are."""
+    return type("Watched", (SyphonSource,), {"steps": staticmethod(watch)})
+
+
+def killing_at(folder: Path, *steps: Step) -> type[SyphonSource]:
+    """A Python worker ends itself as kill -9 would, once at each step; Spark's second try is left alone."""
+
+    def watch(step: Step, held: Sequence[Held]) -> None:
+        task = TaskContext.get()
+        if step in steps and task is not None and task.attemptNumber() == 0 and first(folder / step.name):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return watched(watch)
+
+
+def first(mark: Path) -> bool:
+    """Among all processes."""
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,199 @@
+"""When the driver of the Spark syphon plans a batch, and of what (D2): pure, so any moment of any run."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from twinbus.pairing.failures import FailureKind
+from twinbus.pipeline.syphon_job.planning import Planner
+from twinbus.pipeline.syphon_job.words import Job, Look, Plan, Report, Slice
+from twinbus.syphon.plan import Destinations, Memory, Readiness, Route, Shelf
+from twinbus.syphon.plan.shelf import SCAN_EVERY
+from twinbus.syphon.progress import Tally
+
+LOOKED = Look(0, None, clean=True)
+
+
+def planner(*queues: str, looked: bool = True, **options: Any) -> Planner:
+    """At 10, with everything looked through."""
+    made = Planner("run", **options)
+    made.found(queues, 0.0)
+    if looked:
+        made.reported([report(queue, look=LOOKED) for queue in queues], 10.0)
+    return made
+
+
+def report(queue: str, **said: Any) -> Report:
+    usual: dict[str, Any] = {
+        "plan": "run-1",
+        "lane": 0,
+        "worker": "here/1",
+        "seconds": 1.0,
+        "dry": True,
+        "failure": None,
+        "tallies": {},
+        "operations": {},
+        "memories": (),
+        "waiting": {},
+        "seeds": {},
+        "look": None,
+    }
+    return Report(queue=queue, **{**usual, **said})
+
+
+def aside(path: str, left: float = 5.0, readiness: Readiness = Readiness.ASIDE, age: float = 0.0) -> Memory:
+    return Memory(path, readiness, FailureKind.SERVER_BUSY, 5.0, age, left, None)
+
+
+def slices(plan: Plan | None) -> list[tuple[str, int]]:
+    return [] if plan is None else [(one.queue, one.lane) for one in plan.slices]
+
+
+def test_d2_y2_nothing_is_planned_while_no_message_waits_and_every_queue_is_polled() -> None:
+    made = planner("a", "b")
+    assert made.plan(20.0) is None
+    assert made.polled() == {"a", "b"}
+    assert made.due(20.0) == 10.0 + SCAN_EVERY
+
+
+def test_d2_a_queue_whose_poll_ended_is_drained_in_lanes_that_fill_the_cores() -> None:
+    made = planner("a", "b", slots=4)
+    made.arrived("a")
+    assert made.due(20.0) == 20.0
+    assert made.polled() == {"b"}
+    assert slices(made.plan(20.0)) == [("a", 0), ("a", 1), ("a", 2), ("a", 3)]
+    made.arrived("b")
+    assert slices(made.plan(20.0)) == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+
+
+def test_d2_lanes_can_be_told_and_share_the_rate() -> None:
+    made = planner("a", slots=8, lanes=2, rate=100.0)
+    made.arrived("a")
+    plan = made.plan(20.0)
+    assert plan is not None
+    assert [one.rate for one in plan.slices] == [50.0, 50.0]
+
+
+def test_d2_a_lane_that_ran_out_of_time_is_followed_by_another_and_one_that_found_nothing_by_a_poll() -> None:
+    made = planner("a")
+    made.arrived("a")
+    made.reported([report("a", dry=False, tallies={"x": Tally(returned=5)})], 20.0)
+    assert slices(made.plan(20.0)) == [("a", 0)]
+    made.reported([report("a")], 21.0)
+    assert made.plan(21.0) is None
+    assert made.polled() == {"a"}
+
+
+def test_d2_while_the_backlog_does_not_answer_the_poll_is_what_finds_out() -> None:
+    made = planner("a")
+    made.arrived("a")
+    made.reported([report("a", dry=False, failure="connection_lost")], 20.0)
+    assert made.plan(20.0) is None
+    assert made.polled() == {"a"}
+
+
+def test_y5_a_new_queue_is_looked_through_once_and_every_six_hours() -> None:
+    made = planner("a", looked=False)
+    plan = made.plan(5.0)
+    assert plan is not None
+    assert [one.look for one in plan.slices] == [0]
+    made.reported([report("a", look=LOOKED)], 6.0)
+    assert made.plan(7.0) is None
+    again = made.plan(6.0 + SCAN_EVERY)
+    assert again is not None
+    assert [one.look for one in again.slices] == [0]
+
+
+def test_y5_after_its_pause_a_destination_is_asked_with_one_message_and_looked_for_once_it_is_ready() -> None:
+    made = planner("a")
+    made.reported([report("a", waiting={"x": (300, 7)}, memories=(aside("x"),))], 20.0)
+    assert made.aside() == 300
+    assert made.plan(24.0) is None
+    assert made.due(24.0) == 25.0
+    plan = made.plan(25.0)
+    assert plan is not None
+    assert plan.slices == (Slice("a", 0, None, {"x": 7}, None),)
+    assert plan.memories == (aside("x", 0.0, age=5.0),)
+    made.reported([report("a", waiting={"x": (1, 7)}, seeds={"x": 7}, memories=(aside("x", 10.0),))], 26.0)
+    assert made.aside() == 300
+    assert made.due(26.0) == 36.0
+    ready = aside("x", readiness=Readiness.READY)
+    found = report("a", waiting={"x": (100, 120)}, seeds={"x": 7}, look=Look(7, 400, clean=False), memories=(ready,))
+    made.reported([found], 37.0)
+    assert made.aside() == 100
+    later = made.plan(37.0)
+    assert later is not None
+    assert later.slices == (Slice("a", 0, None, {}, 120),)
+    made.reported([report("a", look=Look(120, None, clean=False))], 38.0)
+    assert made.aside() == 0
+    assert made.plan(38.0) is None
+
+
+def test_y5_a_message_to_ask_with_that_is_gone_is_replaced_by_looking() -> None:
+    made = planner("a")
+    made.reported([report("a", waiting={"x": (3, 7)}, memories=(aside("x", 0.0),))], 20.0)
+    made.reported([report("a", seeds={"x": 7}, memories=(aside("x", 60.0),))], 21.0)
+    plan = made.plan(21.0)
+    assert plan is not None
+    assert [one.look for one in plan.slices] == [7]
+
+
+def test_y5_the_latest_news_of_a_destination_holds() -> None:
+    made = planner("a")
+    ready, old = aside("x", readiness=Readiness.READY, age=1.0), aside("X", age=3.0)
+    made.reported([report("a", memories=(ready,)), report("a", memories=(old,))], 20.0)
+    assert [one.readiness for one in made.memories(20.0)] == [Readiness.READY]
+
+
+def test_d2_a_drain_is_over_when_a_look_from_the_start_saw_nothing_and_nothing_was_moved_meanwhile() -> None:
+    made = planner("a", "b", looked=False, drain=True)
+    assert not made.is_drained()
+    made.reported([report("a", look=LOOKED), report("b", look=Look(0, None, clean=False))], 10.0)
+    assert not made.is_drained()
+    assert slices(made.plan(10.0)) == []
+    assert slices(made.plan(12.0)) == [("b", 0)]
+    made.reported([report("b", look=LOOKED, tallies={"x": Tally(returned=1)})], 13.0)
+    assert not made.is_drained()
+    made.reported([report("b", look=LOOKED)], 14.0)
+    assert made.is_drained()
+    made.arrived("a")
+    assert not made.is_drained()
+
+
+# --- what is told ----------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_and_a_report_come_back_as_they_were() -> None:
+    plan = Plan("run-1", (Slice("a", 1, 2.5, {"x": 7}, 9),), (aside("x")._replace(missing=3.0),))
+    assert Plan.of_json(plan.to_json()) == plan
+    said = report("a", memories=plan.memories, waiting={"x": (1, 2)}, look=LOOKED, tallies={"x": Tally(returned=1)})
+    assert Report.of_json(said.to_json()) == said
+
+
+def test_a_job_shows_no_key() -> None:
+    job = Job(primary="key-1", secondary="key-2", primary_name="a", secondary_name="b", ledger="books")
+    assert Job.of_json(job.to_json()) == job
+    assert "key-" not in repr(job)
+
+
+def test_y5_what_one_syphon_knows_of_a_destination_holds_for_the_next() -> None:
+    one, other = Destinations(), Destinations()
+    one.failed("x", one.route("x", 100.0).epoch, FailureKind.SERVER_BUSY, 100.0, 0.0, retried=False, messages=1)
+    other.remember(one.memories(100.5), 7.0)
+    assert other.route("X", 7.1).route is Route.PUT_ASIDE
+    probe = other.route("x", 7.6)
+    assert probe.route is Route.PROBE
+    other.failed("x", probe.epoch, FailureKind.SERVER_BUSY, 7.6, 0.0, retried=False, messages=1)
+    assert other.due("x") == pytest.approx(9.6)
+    assert one.memories(100.5)[0].left == pytest.approx(0.5)
+
+
+def test_a_shelf_tells_what_waits_for_whom() -> None:
+    shelf = Shelf(Destinations())
+    shelf.ran_dry(inf)
+    shelf.deferred("x", (9, 5))
+    shelf.deferred(None, (3,))
+    assert shelf.waiting() == {"x": (2, 5), "": (1, 3)}
