@@ -35,6 +35,8 @@ def test_p2_the_defaults_are_those_of_the_spec() -> None:
         ("ping_interval", SECOND, 1800 * SECOND),
         ("try_timeout", SECOND / 10, 300 * SECOND),
         ("probation", SECOND, 3600 * SECOND),
+        ("backlog_check_interval", 0 * SECOND, 3600 * SECOND),
+        ("backlog_unattended_after", SECOND, 86400 * SECOND),
     ],
 )
 def test_p2_the_ends_of_a_range_are_in_it_and_what_is_beyond_is_named(
@@ -149,6 +151,8 @@ EVERY = Options(
     primary_name="contoso",
     probation=3600 * SECOND,
     ttl="absolute",
+    backlog_check_interval=120 * SECOND,
+    backlog_unattended_after=7200 * SECOND,
     ledger="books",
     ledger_on_error="stop",
 )
@@ -170,6 +174,8 @@ def test_p2_options_from_the_environment() -> None:
         "TWINBUS_PRIMARY_NAME": "contoso",
         "TWINBUS_PROBATION": "1h",
         "TWINBUS_TTL": "absolute",
+        "TWINBUS_BACKLOG_CHECK_INTERVAL": "2m",
+        "TWINBUS_BACKLOG_UNATTENDED_AFTER": "2h",
         "TWINBUS_LEDGER": "books",
         "TWINBUS_LEDGER_ON_ERROR": "stop",
         "TWINBUS_SOMETHING_ELSE": "1",
@@ -220,6 +226,8 @@ def test_p2_options_from_a_file() -> None:
         primary_name = "contoso"
         probation = "60min"
         ttl = "absolute"
+        backlog_check_interval = "2m"
+        backlog_unattended_after = "2h"
         ledger = "books"
         ledger_on_error = "stop"
     """
