@@ -41,10 +41,10 @@ with each as (
         count(*) filter (result = 'ok' and stage = 'complete_backlog') as removed,
         count(*) filter (result = 'unknown' and stage = 'complete_backlog') as maybe_removed,
         0 as dead, 0 as doubted
-    from judged group by all
+    from judged where result in ('ok', 'unknown') group by all
 ), moved as (
     select lower(destination) as destination, unnest(ids) as id, lower(source) as source, move
-    from entries where kind = 'movement'
+    from entries where kind = 'movement' and move <> 'kept'
 ), moves as (
     select destination, id, count(*) filter (move = 'redirected') as accepted, 0 as delivered, 0 as maybe_delivered,
         count(*) filter (move = 'redirected') as stored, 0 as maybe_stored, 0 as removed, 0 as maybe_removed,
