@@ -1,0 +1,117 @@
+"""A driver to be killed: `python -m tests.pipeline.driven '{…}'` runs streams that stop where a test wants them dead.
+
+What it runs can be run again by whoever killed it, from the same checkpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.pipeline.backlogs import first, watched
+from twinbus.pipeline.servicebus import ServiceBusDataSource
+from twinbus.pipeline.session import session
+from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
+from twinbus.pipeline.syphon_job.source import SyphonSource
+from twinbus.pipeline.syphon_job.words import Job
+from twinbus.syphon.discovery import Named
+from twinbus.syphon.room import Step
+from twinbus.syphon.transport import Held
+
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+MOVING = "moving"
+READ = "read"
+_FOR_EVER = 3600.0
+
+
+# --- D1: a stream read ------------------------------------------------------------------------------------------------
+
+
+def sink(folder: Path, batch: int) -> Path:
+    return folder / f"batch-{batch}.json"
+
+
+def committed(folder: Path) -> list[int]:
+    """The batches whose end Spark has noted."""
+    return sorted(int(note.name) for note in (folder / "checkpoint" / "commits").glob("[0-9]*"))
+
+
+def reading(
+    spark: SparkSession, text: str, queue: str, folder: Path, *, now: bool, dead_in: int | None = None
+) -> StreamingQuery:
+    """Ids go to a file for each batch; a batch that is `dead_in` never ends."""
+    folder.mkdir(exist_ok=True)
+
+    def take(frame: DataFrame, batch: int) -> None:
+        ids = [row.message_id for row in frame.collect()]
+        sink(folder, batch).write_text(json.dumps(ids))
+        if batch == dead_in:
+            (folder / READ).touch()
+            time.sleep(_FOR_EVER)
+
+    stream = spark.readStream.format("servicebus").options(
+        connectionString=text, entity=queue, maxMessagesPerTrigger="10", partitions="1", pollInterval="1"
+    )
+    writer = stream.load().writeStream.foreachBatch(take).option("checkpointLocation", str(folder / "checkpoint"))
+    return (writer.trigger(availableNow=True) if now else writer.trigger(processingTime="1 second")).start()
+
+
+# --- D2: the syphon ---------------------------------------------------------------------------------------------------
+
+
+def stuck_at(step: Step, folder: Path) -> type[SyphonSource]:
+    """The first lane that comes there goes no further."""
+
+    def watch(at: Step, held: Sequence[Held]) -> None:
+        if at is step and first(folder / MOVING):
+            time.sleep(_FOR_EVER)
+
+    return watched(watch)
+
+
+def killing_an_executor(folder: Path) -> type[SyphonSource]:
+    """Once two executors have moved messages, the JVM of one is killed between a send and its completion."""
+
+    def watch(step: Step, held: Sequence[Held]) -> None:
+        daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
+        executor = int(daemon.rpartition(")")[2].split()[1])
+        if step is Step.COMPLETED:
+            (folder / f"executor-{executor}").touch()
+        elif step is Step.CONFIRMED and len(list(folder.glob("executor-*"))) > 1 and first(folder / "killed"):
+            os.kill(executor, signal.SIGKILL)
+
+    return watched(watch)
+
+
+async def syphoned(spark: SparkSession, told: dict[str, Any], source: type[SyphonSource]) -> int:
+    options = SparkSyphonOptions(source=source, **told["options"])
+    async with SparkSyphon(spark, Named(told["queues"]), Job.of_json(told["job"]), options) as syphon:
+        return (await syphon.run()).total.returned
+
+
+def main(told: dict[str, Any]) -> None:
+    folder = Path(told["folder"])
+    usual = {"spark.driver.defaultJavaOptions": QUICK}
+    spark = session("driven", master=told.get("master"), settings={**usual, **told.get("settings", {})})
+    for read in told.get("reads", ()):
+        spark.dataSource.register(ServiceBusDataSource)
+        reading(spark, read["text"], read["queue"], Path(read["folder"]), now=False, dead_in=read["dead_in"])
+    makers: dict[str, Callable[[Path], type[SyphonSource]]] = {
+        "executor": killing_an_executor,
+        "driver": lambda at: stuck_at(Step.CONFIRMED, at),
+    }
+    print(asyncio.run(syphoned(spark, told["syphon"], makers[told["killed"]](folder))), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,198 @@
+"""D1 and D2 where a whole process of Spark dies: the driver with its JVM, and an executor of a real cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.pipeline.backlogs import WINDOW, Backlog, namespaces
+from tests.pipeline.driven import MOVING, QUICK, READ, committed, reading, sink, syphoned
+from tests.syphon.ground import ids, numbered
+from twinbus.connect import connect
+from twinbus.message import Message
+from twinbus.pipeline.java import java_home
+from twinbus.pipeline.servicebus import ServiceBusDataSource
+from twinbus.pipeline.syphon_job.source import SyphonSource
+from twinbus.testing import LocalNamespace
+from twinbus.testing.local import free_port
+
+pytestmark = pytest.mark.timeout(400)
+ROOT = Path(__file__).resolve().parents[2]
+LONG = 300.0
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[LocalNamespace, LocalNamespace]]:
+    with namespaces() as made:
+        yield made
+
+
+@pytest.fixture
+def backlog(pair: tuple[LocalNamespace, LocalNamespace], tmp_path: Path) -> Backlog:
+    return Backlog(*pair, tmp_path)
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def process(*command: str, log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """In a group of its own, which is killed at the end."""
+    surroundings = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+    with log.open("ab") as out:
+        made = subprocess.Popen(command, env=surroundings, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
+    try:
+        yield made
+    finally:
+        kill(made)
+
+
+def kill(one: subprocess.Popen[bytes]) -> None:
+    if one.poll() is None:
+        os.killpg(one.pid, signal.SIGKILL)
+    one.wait()
+
+
+def driven(told: dict[str, Any]) -> list[str]:
+    return [sys.executable, "-m", "tests.pipeline.driven", json.dumps(told)]
+
+
+def until(holds: Callable[[], object], alive: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + LONG
+    while not holds():
+        assert alive.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+
+async def put(namespace: LocalNamespace, queue: str, numbers: range) -> None:
+    async with connect(namespace.connection_string) as bus:
+        await (await bus.sender(queue)).send([Message(b"x", message_id=str(number)) for number in numbers])
+
+
+async def waiting(namespace: LocalNamespace, queue: str) -> Counter[str]:
+    async with connect(namespace.connection_string) as bus:
+        return ids(await bus.management(queue).peek(0, 250))
+
+
+def written(folder: Path, batches: Sequence[int]) -> set[str]:
+    return {one for batch in batches for one in json.loads(sink(folder, batch).read_text())}
+
+
+async def test_d1_d2_kill_9_of_the_driver_and_its_jvm_loses_nothing(
+    spark: SparkSession, backlog: Backlog, tmp_path: Path
+) -> None:
+    """One driver dies, with a stream read between two batches, another within one, and a syphon amid a move."""
+    between, within = Backlog(backlog.primary, backlog.secondary, tmp_path), tmp_path / "within"
+    folders = {between.orders: tmp_path / "between", between.watchful: within}
+    for queue, count in ((between.orders, 10), (between.watchful, 25)):
+        await put(backlog.primary, queue, range(count))
+    await backlog.fill(10_000)
+    options = {"checkpoint": str(tmp_path / "checkpoint")}
+    told = {"job": backlog.job().to_json(), "queues": backlog.queues, "options": options}
+    reads = [
+        {"text": backlog.primary.connection_string, "queue": queue, "folder": str(folder), "dead_in": dead_in}
+        for (queue, folder), dead_in in zip(folders.items(), (None, 1), strict=True)
+    ]
+    log = tmp_path / "driver.log"
+    command = driven({"folder": str(tmp_path), "killed": "driver", "syphon": told, "reads": reads})
+    with process(*command, log=log) as driver:
+        marks = (tmp_path / MOVING, within / READ)
+        until(lambda: all(mark.exists() for mark in marks) and committed(folders[between.orders]), driver, log)
+        kill(driver)
+
+    spark.dataSource.register(ServiceBusDataSource)
+    for (queue, folder), count in zip(folders.items(), (10, 25), strict=True):
+        gone = set(numbered(count)) - set(await waiting(backlog.primary, queue))
+        assert gone <= written(folder, committed(folder))
+        reading(spark, backlog.primary.connection_string, queue, folder, now=True).awaitTermination()
+        assert written(folder, committed(folder)) == set(numbered(count))
+
+    assert await syphoned(spark, {**told, "options": {**options, "drain": True}}, SyphonSource)
+    arrived = await backlog.arrived()
+    assert set(arrived) == set(numbered(10_000))
+    assert arrived.total() <= 10_000 + 2 * WINDOW
+    assert await backlog.left() == Counter()
+    backlog.check_ledger(arrived)
+
+
+# --- an executor ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """A standalone master and two workers of one core each."""
+    program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+    port = free_port()
+    environment = {
+        "JAVA_HOME": str(java_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_JAVA_OPTS": QUICK,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_NO_DAEMONIZE": "1",
+    }
+    place = f"spark://127.0.0.1:{port}"
+    address = ("--host", "127.0.0.1", "--webui-port", "0")
+    with ExitStack() as stack:
+        name, log = "org.apache.spark.deploy.master.Master", folder / "master.log"
+        master = stack.enter_context(process(program, name, *address, "--port", str(port), log=log, **environment))
+        until(lambda: answers(port), master, log)
+        for number in range(2):
+            home = folder / f"worker-{number}"
+            home.mkdir()
+            given = ("--cores", "1", "--memory", "1g", "--work-dir", str(home), place)
+            name, log = "org.apache.spark.deploy.worker.Worker", folder / f"worker-{number}.log"
+            stack.enter_context(process(program, name, *address, *given, log=log, **environment))
+        yield place
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_d2_on_a_cluster_both_executors_move_messages_and_kill_9_of_one_loses_nothing(
+    backlog: Backlog, tmp_path: Path
+) -> None:
+    await backlog.fill(10_000)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    settings = {
+        "spark.executor.memory": "600m",
+        "spark.executor.cores": "1",
+        "spark.executor.defaultJavaOptions": QUICK,
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+    }
+    told = {"job": backlog.job().to_json(), "queues": backlog.queues, "options": {"drain": True, "rate": 4_000}}
+    log = tmp_path / "driver.log"
+    with cluster(tmp_path) as master:
+        asked = {"folder": str(marks), "killed": "executor", "syphon": told, "master": master, "settings": settings}
+        with process(*driven(asked), log=log) as driver:
+            assert driver.wait(LONG) == 0, log.read_text()
+    assert (marks / "killed").exists()
+    assert len(list(marks.glob("executor-*"))) >= 2
+    arrived = await backlog.arrived()
+    assert set(arrived) == set(numbered(10_000))
+    assert arrived.total() <= 10_000 + 2 * WINDOW
+    assert await backlog.left() == Counter()
+    backlog.check_ledger(arrived)
