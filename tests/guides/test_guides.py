@@ -53,6 +53,8 @@ def test_the_program_of_a_guide_shows_what_the_guide_says(namespaces: LocalNames
         "PYTHONPATH": str(ROOT / "src"),
         "PRIMARY": namespaces["primary"].connection_string,
         "SECONDARY": namespaces["secondary"].connection_string,
+        # For the guide that starts a JVM: half its processor time, where it runs for a moment only.
+        "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     done = subprocess.run(
         [sys.executable, "-c", program(guide)],
