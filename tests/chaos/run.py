@@ -31,7 +31,7 @@ from twinbus.ledger import balance, read_ledger
 from twinbus.testing import LocalNamespace
 
 _LOOK_SECONDS: Final = 0.02
-_BEGIN_SECONDS: Final = 30.0
+_BEGIN_SECONDS: Final = 90.0
 _DRAIN_SECONDS: Final = 60.0
 _STRIKE_SECONDS: Final = 1.5
 _WAVES: Final = 8

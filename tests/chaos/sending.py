@@ -47,7 +47,7 @@ class Sending:
             backlog_queue_count=len(QUEUES),
             failover_interval=timedelta(0),
             ping_interval=timedelta(seconds=1),
-            try_timeout=timedelta(seconds=0.5),
+            try_timeout=timedelta(seconds=1),
             probation=timedelta(seconds=1),
             provision="assume",
             primary_name=PRIMARY,

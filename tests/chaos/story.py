@@ -79,7 +79,7 @@ def story(seed: int) -> Story:
         seed=seed,
         outage=outage,
         # Silence is noticed only after the time-out of a try; then there has to be something left of it.
-        seconds=rng.uniform(0.6, 1.2) if outage is Outage.KILL else rng.uniform(1.4, 2.0),
+        seconds=rng.uniform(0.6, 1.2) if outage is Outage.KILL else rng.uniform(1.8, 2.4),
         trouble=list(Trouble)[seed % len(Trouble)],
         senders=(THREADS, TASKS) if seed % 5 == 4 else (THREADS if rng.random() < 0.5 else TASKS,),
         fates=tuple(fates),

@@ -18,6 +18,9 @@ from tests.chaos.sending import TASKS, THREADS
 from tests.chaos.story import Outage, Story, Trouble, story
 from tests.chaos.syphoning import FATAL
 
+# A machine that is busy otherwise takes its time.
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture(scope="module")
 def ground() -> Iterator[Ground]:
