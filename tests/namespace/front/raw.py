@@ -14,7 +14,7 @@ from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER, SENDER, SND_SETTLED, SND_UNSETTLED, Source, Target
 from twinbus.amqp.sections import Properties, message, split
 from twinbus.amqp.session import Session
-from twinbus.amqp.types import Described, Symbol, Timestamp
+from twinbus.amqp.types import Symbol, Timestamp
 from twinbus.connect.sas import make_token
 from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceServer
@@ -273,6 +273,3 @@ class Node:
 
     async def ask(self, operation: str, body: Any, properties: dict[str, Any]) -> dict[str, Any]:
         return await self.reply(self.request(operation, body, properties))
-
-
-COORDINATOR = Described(Symbol("amqp:coordinator:list"), [])

@@ -7,10 +7,10 @@ import pytest
 
 from twinbus.amqp.events import LinkAccepted, LinkDetached
 from twinbus.amqp.performatives import Source, Target
-from twinbus.amqp.types import Symbol
+from twinbus.amqp.types import Described, Symbol, ULong
 from twinbus.namespace.server import NamespaceServer
 
-from .raw import COORDINATOR, SESSION_FILTER, Peer
+from .raw import SESSION_FILTER, Peer
 
 Dial = Callable[..., Awaitable[Peer]]
 TIMEOUT = Symbol("com.microsoft:timeout")
@@ -24,7 +24,7 @@ LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
         ("events/Subscriptions/first", "amqp:not-allowed Messages cannot be sent to"),
         ("orders/$DeadLetterQueue", "amqp:not-allowed Messages cannot be sent to"),
         ("orders/$Transfer/$DeadLetterQueue", "amqp:not-allowed Messages cannot be sent to"),
-        (COORDINATOR, "amqp:not-implemented Transactions are not supported yet."),
+        (Described(ULong(0x99), []), "amqp:not-implemented Only a coordinator of transactions"),
         (Target(None), "amqp:invalid-field The link names no address"),
         (Target(7), "amqp:invalid-field The link names no address"),
         (None, "amqp:invalid-field The link names no address"),

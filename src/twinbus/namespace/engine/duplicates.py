@@ -43,7 +43,7 @@ class IdBudget:
 class SeenIds:
     """The ids seen by one entity."""
 
-    __slots__ = ("_budget", "_covered_since", "_ids", "_newest", "purge_at", "queue", "window")
+    __slots__ = ("_budget", "_covered_since", "_ids", "_newest", "purge_at", "queue", "recalled", "window")
 
     def __init__(self, queue: int, window: int, budget: IdBudget, *, new: bool) -> None:
         self.queue = queue
@@ -55,6 +55,8 @@ class SeenIds:
         self._newest: int | None = None
         """When an id was remembered last; the store may have it when memory has not."""
         self.purge_at: int | None = None if new else 0
+        self.recalled: set[str] | None = None
+        """What the store said about the ids of a transaction that is being carried out: it is not asked again."""
 
     def duplicates(self, messages: Iterable[Envelope], now: int) -> Generator[Need, Any, set[str]]:
         """Which of these ids were seen within the window."""
@@ -65,7 +67,9 @@ class SeenIds:
         ids = {key_of(message) for message in messages if message.message_id is not None}
         known = ids & self._ids.keys()
         asked = ids - known
-        if asked and self._covered_since > since:
+        if self.recalled is not None:
+            known |= asked & self.recalled
+        elif asked and self._covered_since > since:
             known |= yield KnownIds(self.queue, tuple(asked), since)
         return known
 

@@ -83,10 +83,11 @@ class Queue:
     def next_timer(self) -> int | None:
         return None if self.life.ended else self.shelf.next_timer
 
-    def advance(self, event: Event, now: int) -> Decision:
+    def advance(self, event: Event, now: int, step: Step | None = None) -> Decision:
+        """Decide about one event; with a step of others, what is decided is added to it."""
         if self.life.ended:
             return refuse_as_gone(event, self.path)
-        step, shelf = Step(), self.shelf
+        step, shelf = step or Step(), self.shelf
         if not isinstance(event, TimerFired):
             self.counters.accessed = now
         match event:

@@ -71,12 +71,8 @@ def settle(shelf: Shelf, event: MessagesSettled, now: int, step: Step) -> None:
 
 def _settle_one(shelf: Shelf, lock: Lock, outcome: Outcome, now: int, step: Step) -> Refusal | None:
     row = lock.row
-    if isinstance(outcome, DeadLetter) and row.lane >= Lane.DEAD:
-        return not_allowed("A message of a dead-letter queue cannot be dead-lettered again.")
-    told = _told_by(outcome)
-    if told and (size := len(merged(row.overlay, told) or b"")) > MAX_PROPERTIES_BYTES:
-        text = f"The properties set by settling take {size} bytes; at most {MAX_PROPERTIES_BYTES} may be used."
-        return Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
+    if (refusal := refusal_of_outcome(row, outcome)) is not None:
+        return refusal
     shelf.locks.drop(lock)
     match outcome:
         case Complete():
@@ -91,6 +87,17 @@ def _settle_one(shelf: Shelf, lock: Lock, outcome: Outcome, now: int, step: Step
             give_back(shelf, row, now, step, failed=False)
         case _:
             assert_never(outcome)
+    return None
+
+
+def refusal_of_outcome(row: Row, outcome: Outcome) -> Refusal | None:
+    """Why a message that is held cannot be settled so."""
+    if isinstance(outcome, DeadLetter) and row.lane >= Lane.DEAD:
+        return not_allowed("A message of a dead-letter queue cannot be dead-lettered again.")
+    told = _told_by(outcome)
+    if told and (size := len(merged(row.overlay, told) or b"")) > MAX_PROPERTIES_BYTES:
+        text = f"The properties set by settling take {size} bytes; at most {MAX_PROPERTIES_BYTES} may be used."
+        return Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
     return None
 
 

@@ -110,10 +110,11 @@ class Topic:
     def forget(self, subscription: Subscription) -> None:
         self.subscriptions.pop(subscription.description.name.lower(), None)
 
-    def advance(self, event: Event, now: int) -> Decision:
+    def advance(self, event: Event, now: int, step: Step | None = None) -> Decision:
+        """Decide about one event; with a step of others, what is decided is added to it."""
         if self.life.ended:
             return refuse_as_gone(event, self.path)
-        step = Step()
+        step = step or Step()
         if not isinstance(event, TimerFired):
             self.counters.accessed = now
         match event:

@@ -32,7 +32,9 @@ from twinbus.amqp.events import (
 from twinbus.amqp.limits import Limits
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState, Error, Rejected, Released
+from twinbus.amqp.serial import runs
 from twinbus.amqp.session import Session
+from twinbus.amqp.transactions import read_transactional
 from twinbus.amqp.values import Symbol
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Refusal
@@ -51,10 +53,11 @@ from twinbus.namespace.front.sending import IncomingLink
 from twinbus.namespace.front.site import Site
 from twinbus.namespace.front.struck import BlackHoles, Struck, carry_out
 from twinbus.namespace.front.tokens import put_token
+from twinbus.namespace.front.transactions import CoordinatorLink, Transactions
 
 _log = logging.getLogger(__name__)
 
-Attached = IncomingLink | OutgoingLink | RequestLink | ReplyLink
+Attached = IncomingLink | OutgoingLink | RequestLink | ReplyLink | CoordinatorLink
 _ACCEPTED = Accepted()
 _RELEASED = Released()
 # Each time a session has so many more unsettled deliveries, those whose lock is gone are let go.
@@ -88,6 +91,7 @@ class AmqpConnection:
         self._timer_at = 0.0
         self._token_timer: asyncio.TimerHandle | None = None
         self._black_holes = BlackHoles(site.faults)
+        self.transactions = Transactions(site.driver)
 
     # --- the channel -------------------------------------------------------------------------------------------
 
@@ -109,6 +113,7 @@ class AmqpConnection:
                 timer.cancel()
         self._black_holes.forget()
         self._forget(list(self._links))
+        self.transactions.forget()
 
     def shut_down(self) -> None:
         """Tell the peer that the namespace stops. Its own close ends the connection."""
@@ -124,7 +129,7 @@ class AmqpConnection:
     def _flush(self) -> None:
         self._flushing = False
         for session, ids in self._accepted.items():
-            for first, last in _runs(ids):
+            for first, last in runs(ids):
                 session.dispose(RECEIVER, first, last, settled=True, state=_ACCEPTED)
         self._accepted.clear()
         if parts := self._core.data_to_send():
@@ -154,7 +159,7 @@ class AmqpConnection:
         match event:
             case Delivered():
                 link = self._links.get(event.link)
-                if isinstance(link, IncomingLink | RequestLink):
+                if isinstance(link, IncomingLink | RequestLink | CoordinatorLink):
                     link.delivered(event)
             case Disposed():
                 self._settle(event)
@@ -191,18 +196,24 @@ class AmqpConnection:
         unsettled = self._unsettled.get(event.session)
         if not unsettled:
             return
-        outcome = outcome_of(event.state, settled=event.settled)
+        transactional = read_transactional(event.state)
+        state = event.state if transactional is None else transactional.outcome
+        outcome = outcome_of(state, settled=event.settled)
         if outcome is None:
             return
         by_link: dict[OutgoingLink, tuple[list[int], list[bytes]]] = {}
+        keeps = transactional is not None and not event.settled
         for delivery_id in event.delivery_ids:
-            held = unsettled.pop(delivery_id, None)
+            held = unsettled.get(delivery_id) if keeps else unsettled.pop(delivery_id, None)
             if held is not None:
                 ids, tokens = by_link.setdefault(held[0], ([], []))
                 ids.append(delivery_id)
                 tokens.append(held[1])
         for link, (ids, tokens) in by_link.items():
-            link.settled(event, outcome, ids, tuple(tokens))
+            if transactional is None:
+                link.settled(event, outcome, ids, tuple(tokens))
+            else:
+                link.settled_in(transactional.transaction, event, outcome, dict(zip(ids, tokens, strict=True)))
 
     def _forget(self, links: list[Link]) -> None:
         for link in links:
@@ -234,9 +245,18 @@ class AmqpConnection:
         session.dispose(RECEIVER, delivery_id, settled=True, state=state)
         self.flush_soon()
 
-    def dispose_sent(self, session: Session, first: int, last: int, state: DeliveryState | None) -> None:
-        session.dispose(SENDER, first, last, settled=True, state=state)
+    def dispose_sent(
+        self, session: Session, first: int, last: int, state: DeliveryState | None, *, settled: bool = True
+    ) -> None:
+        session.dispose(SENDER, first, last, settled=settled, state=state)
         self.flush_soon()
+
+    def settled(self, session: Session, ids: list[int], disposition: Disposed) -> None:
+        """A transaction has settled these deliveries."""
+        for delivery_id in ids:
+            self._unsettled[session].pop(delivery_id, None)
+            if not disposition.settled:
+                self.dispose_sent(session, delivery_id, delivery_id, disposition.state)
 
     def remember(self, session: Session, delivery_id: int, link: OutgoingLink, token: bytes) -> None:
         """A delivery left and waits to be settled."""
@@ -250,7 +270,7 @@ class AmqpConnection:
         lapsed = [delivery_id for delivery_id, (link, token) in unsettled.items() if not link.is_locked(token)]
         for delivery_id in lapsed:
             del unsettled[delivery_id]
-        for first, last in _runs(lapsed):
+        for first, last in runs(lapsed):
             self.dispose_sent(session, first, last, _RELEASED)
         if lapsed:
             self._let_go.add(session)
@@ -375,14 +395,3 @@ class AmqpConnection:
                 expired = Refusal(Condition.UNAUTHORIZED_ACCESS, "The token has expired; put a new one on $cbs.")
                 self.detach(link, expired)
         self._watch_tokens()
-
-
-def _runs(ids: list[int]) -> list[tuple[int, int]]:
-    """Consecutive delivery ids as (first, last)."""
-    runs: list[tuple[int, int]] = []
-    for delivery_id in ids:
-        if runs and delivery_id == (runs[-1][1] + 1) & 0xFFFFFFFF:
-            runs[-1] = (runs[-1][0], delivery_id)
-        else:
-            runs.append((delivery_id, delivery_id))
-    return runs

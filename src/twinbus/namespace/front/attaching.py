@@ -9,6 +9,7 @@ from twinbus.amqp.conditions import Condition
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Source
 from twinbus.amqp.states import LinkState
+from twinbus.amqp.transactions import is_coordinator
 from twinbus.amqp.types import Described, Long, Symbol, ULong
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import Claim
@@ -24,6 +25,7 @@ from twinbus.namespace.front.receiving import OutgoingLink
 from twinbus.namespace.front.requests import ReplyLink, RequestLink
 from twinbus.namespace.front.sending import IncomingLink
 from twinbus.namespace.front.struck import Struck
+from twinbus.namespace.front.transactions import CoordinatorLink
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection, Attached
@@ -44,8 +46,10 @@ def attach(connection: AmqpConnection, link: Link) -> None:
     """Attach or refuse; a fault may come in between."""
     receives = link.is_sender
     node = link.source if receives else link.target
-    if isinstance(node, Described):
-        _refuse(link, Refusal(Condition.NOT_IMPLEMENTED, "Transactions are not supported yet."))
+    if is_coordinator(node) and not receives:
+        _attach_to_coordinator(connection, link)
+    elif isinstance(node, Described):
+        _refuse(link, Refusal(Condition.NOT_IMPLEMENTED, "Only a coordinator of transactions can be attached to so."))
     elif node is None or not isinstance(node.address, str):
         _refuse(link, Refusal(Condition.INVALID_FIELD, "The link names no address to attach to."))
     else:
@@ -85,6 +89,13 @@ def _attach_to_node(connection: AmqpConnection, link: Link, address: Address, *,
         request_link = RequestLink(connection, link, address)
         request_link.grant()
         connection.attached(link, request_link)
+
+
+def _attach_to_coordinator(connection: AmqpConnection, link: Link) -> None:
+    link.accept(max_message_size=limits.MIB)
+    coordinator = CoordinatorLink(connection, link)
+    coordinator.grant()
+    connection.attached(link, coordinator)
 
 
 def _attach_to_entity(connection: AmqpConnection, link: Link, address: Address, *, receives: bool) -> None:

@@ -133,6 +133,20 @@ class OutgoingLink:
         )
         self._connection.suffer(fault, struck)
 
+    def settled_in(self, transaction: bytes, disposition: Disposed, outcome: Outcome, held: dict[int, bytes]) -> None:
+        """The peer settled deliveries, by id and token, within a transaction: they stay under lock until it ends."""
+        operation = (self.entity, MessagesSettled(None, tuple(held.values()), outcome, self.session))
+
+        def ended(carried_out: bool) -> None:
+            if carried_out:
+                self._connection.settled(self._link.session, list(held), disposition)
+
+        refusal = self._connection.transactions.add(transaction, operation, len(held), ended)
+        if not disposition.settled:
+            state = disposition.state if refusal is None else Rejected(refusals.error_of(refusal))
+            for delivery_id in held:
+                self._connection.dispose_sent(self._link.session, delivery_id, delivery_id, state, settled=False)
+
     def _take_credit(self) -> None:
         if not self._open:
             return

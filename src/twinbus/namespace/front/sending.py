@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from twinbus.amqp.conditions import Condition, DecodeError
 from twinbus.amqp.events import Delivered
 from twinbus.amqp.link import Link
-from twinbus.amqp.performatives import Rejected
+from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected
 from twinbus.amqp.sections import BATCH_FORMAT, batch_messages, read_envelope
+from twinbus.amqp.transactions import read_transactional
+from twinbus.amqp.transactions import transactional as transactional_state
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import MessagesSent
@@ -65,16 +67,27 @@ class IncomingLink:
             batched = delivery.message_format == BATCH_FORMAT
             messages = batch_messages(delivery.payload) if batched else [delivery.payload]
             envelopes = tuple(map(read_envelope, messages))
+            transactional = None if delivery.state is None else read_transactional(delivery.state)
         except DecodeError as error:
             answer(Refusal(Condition.DECODE_ERROR, error.description))
+            return
+        if transactional is not None:
+            operation = (self.entity, MessagesSent(None, envelopes))
+            answer(self._connection.transactions.add(transactional.transaction, operation, len(envelopes)))
             return
         # A batch of nothing is accepted: the JavaScript client sends one for an empty array.
         self._connection.driver.submit(self.entity, MessagesSent(answer, envelopes))
 
     def _answer(self, delivery: Delivered, refusal: Refusal | None) -> None:
+        transactional = None if delivery.state is None else read_transactional(delivery.state)
+        if transactional is not None and refusal is not None:
+            self._connection.transactions.doom(transactional.transaction, refusal)
         if delivery.settled:
             return
-        if refusal is None:
+        if refusal is None and transactional is not None:
+            state: DeliveryState = transactional_state(transactional.transaction, Accepted())
+            self._connection.dispose_received(self._link.session, delivery.delivery_id, state)
+        elif refusal is None:
             self._connection.accept(self._link.session, delivery.delivery_id)
         else:
             state = Rejected(refusals.error_of(refusal))

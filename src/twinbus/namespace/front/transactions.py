@@ -1,0 +1,187 @@
+"""Transactions of one connection: what peers send and settle in one is kept until the coordinator is told its end.
+
+Whether it can be carried out, and how, is the engine's; a transaction that nobody ends in time ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from twinbus.amqp.conditions import Condition, DecodeError
+from twinbus.amqp.events import Delivered
+from twinbus.amqp.link import Link
+from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected
+from twinbus.amqp.sections import split
+from twinbus.amqp.transactions import Declare, declared, read_request
+from twinbus.namespace.driver import Driver
+from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.limits import MAX_TRANSACTION_MESSAGES, TRANSACTION_TIMEOUT
+from twinbus.namespace.engine.transactions import Operation, discharge
+from twinbus.namespace.front import refusals
+
+if TYPE_CHECKING:
+    from twinbus.namespace.front.amqp import AmqpConnection
+
+_CREDIT = 100
+# As many as the service lets a connection have at a time.
+_MOST = 100
+_TIMED_OUT = Refusal(
+    Condition.TRANSACTION_TIMEOUT,
+    f"The transaction was not ended within {TRANSACTION_TIMEOUT // 1000} s; nothing of it was done.",
+)
+
+Ended = Callable[[bool], None]
+"""Told whether the transaction was carried out."""
+
+
+class Transaction:
+    """One that is not ended yet. With `refusal` it can only come to nothing."""
+
+    __slots__ = ("ended", "messages", "operations", "refusal", "timer")
+
+    def __init__(self, timer: asyncio.TimerHandle) -> None:
+        self.timer = timer
+        self.operations: list[Operation] = []
+        self.ended: list[Ended] = []
+        self.messages = 0
+        self.refusal: Refusal | None = None
+
+    def doom(self, refusal: Refusal) -> None:
+        self.refusal = self.refusal or refusal
+        self.operations.clear()
+
+
+class Transactions:
+    """The transactions of one connection."""
+
+    def __init__(self, driver: Driver, timeout: float = TRANSACTION_TIMEOUT / 1000) -> None:
+        self._driver = driver
+        self.timeout = timeout
+        self._open: dict[bytes, Transaction] = {}
+
+    def declare(self) -> bytes | Refusal:
+        """Begin one; its id."""
+        if len(self._open) >= _MOST:
+            return Refusal(
+                Condition.RESOURCE_LIMIT_EXCEEDED, f"A connection has at most {_MOST} transactions at a time."
+            )
+        found = uuid4().bytes
+        timer = asyncio.get_running_loop().call_later(self.timeout, self._time_out, found)
+        self._open[found] = Transaction(timer)
+        return found
+
+    def add(self, name: bytes, operation: Operation, messages: int, ended: Ended | None = None) -> Refusal | None:
+        """Let an operation be part of it. What is refused here dooms the whole."""
+        transaction = self._open.get(name)
+        if transaction is None:
+            return _unknown()
+        transaction.messages += messages
+        if transaction.messages > MAX_TRANSACTION_MESSAGES:
+            text = f"A transaction has at most {MAX_TRANSACTION_MESSAGES} messages."
+            transaction.doom(Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text))
+        if transaction.refusal is None:
+            transaction.operations.append(operation)
+            if ended is not None:
+                transaction.ended.append(ended)
+        return transaction.refusal
+
+    def doom(self, name: bytes, refusal: Refusal) -> None:
+        """Part of it was refused elsewhere: it cannot be carried out as a whole any more."""
+        if (transaction := self._open.get(name)) is not None:
+            transaction.doom(refusal)
+
+    def discharge(self, name: bytes, fail: bool, reply: Callable[[Refusal | None], None]) -> None:
+        """End one. `reply` is told when it is on disk, or why nothing of it was done."""
+        transaction = self._open.pop(name, None)
+        if transaction is None:
+            reply(_unknown())
+            return
+        transaction.timer.cancel()
+
+        def done(refusal: Refusal | None) -> None:
+            for ended in transaction.ended:
+                ended(refusal is None and not fail)
+            reply(refusal)
+
+        if fail:
+            done(None)
+        elif transaction.refusal is not None:
+            done(_rolled_back(transaction.refusal))
+        elif not transaction.operations:
+            done(None)
+        else:
+            operations = transaction.operations
+            entities = [entity for entity, _ in operations]
+            self._driver.submit_together(entities, lambda now: discharge(operations, done, now), done)
+
+    def forget(self) -> None:
+        """The connection is gone: what was not ended comes to nothing."""
+        for transaction in self._open.values():
+            transaction.timer.cancel()
+        self._open.clear()
+
+    def _time_out(self, name: bytes) -> None:
+        self._open[name].doom(_TIMED_OUT)
+
+
+class CoordinatorLink:
+    """The link on which a peer begins and ends transactions."""
+
+    def __init__(self, connection: AmqpConnection, link: Link) -> None:
+        self._connection = connection
+        self._link = link
+        self._names: set[bytes] = set()
+
+    def grant(self) -> None:
+        self._link.flow(_CREDIT)
+
+    def flowed(self) -> None:
+        """The peer told its state; nothing depends on it."""
+
+    def detached(self) -> None:
+        """§4.3: what was begun on a link that is gone comes to nothing."""
+        for name in self._names:
+            self._connection.transactions.discharge(name, True, lambda _: None)
+
+    def delivered(self, delivery: Delivered) -> None:
+        if self._link.credit <= _CREDIT // 2:
+            self.grant()
+        try:
+            request = read_request(split(delivery.payload).value)
+        except DecodeError as error:
+            self._answer(delivery, Refusal(Condition.DECODE_ERROR, error.description))
+            return
+        transactions = self._connection.transactions
+        if isinstance(request, Declare):
+            name = transactions.declare()
+            if isinstance(name, bytes):
+                self._names.add(name)
+                self._dispose(delivery, declared(name))
+            else:
+                self._answer(delivery, name)
+        else:
+            self._names.discard(request.transaction)
+            transactions.discharge(request.transaction, request.fail, lambda refusal: self._answer(delivery, refusal))
+
+    def _answer(self, delivery: Delivered, refusal: Refusal | None) -> None:
+        self._dispose(delivery, Accepted() if refusal is None else Rejected(refusals.error_of(refusal)))
+
+    def _dispose(self, delivery: Delivered, state: DeliveryState) -> None:
+        if not delivery.settled:
+            self._connection.dispose_received(self._link.session, delivery.delivery_id, state)
+
+
+def _unknown() -> Refusal:
+    return Refusal(
+        Condition.TRANSACTION_UNKNOWN_ID, "There is no such transaction on this connection, or it has ended."
+    )
+
+
+def _rolled_back(why: Refusal) -> Refusal:
+    if why.condition is Condition.TRANSACTION_TIMEOUT:
+        return why
+    text = f"Nothing of the transaction was done. {why.description} ({why.condition.value})"
+    return Refusal(Condition.TRANSACTION_ROLLBACK, text)

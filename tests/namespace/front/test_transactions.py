@@ -1,0 +1,267 @@
+"""Transactions: sends and settlements over several entities count together or not at all."""
+
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from twinbus.amqp.events import Delivered, Disposed, LinkAccepted, LinkFlowed
+from twinbus.amqp.link import Link
+from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, DeliveryState, Modified, Rejected
+from twinbus.amqp.sections import Properties, message, split
+from twinbus.amqp.transactions import (
+    coordinator,
+    declare,
+    discharge,
+    read_transactional,
+    transaction_of,
+    transactional,
+)
+from twinbus.amqp.types import Described, ULong
+from twinbus.namespace.front import transactions
+from twinbus.namespace.server import NamespaceServer
+
+from .raw import Peer
+
+
+class Transacting:
+    """A peer with a coordinator link."""
+
+    def __init__(self, peer: Peer, link: Link) -> None:
+        self.peer = peer
+        self.link = link
+        self._tags = count(1)
+
+    @classmethod
+    async def on(cls, peer: Peer) -> "Transacting":
+        link = peer.attach_sender(coordinator())
+        await peer.event(LinkAccepted, link)
+        await peer.event(LinkFlowed, link)
+        return cls(peer, link)
+
+    async def say(self, value: Any) -> DeliveryState | None:
+        self.link.send(b"%d" % next(self._tags), message(value=value))
+        self.peer.flush()
+        (answer,) = await self.peer.answers(1)
+        assert answer.settled
+        return answer.state
+
+    async def begin(self) -> bytes:
+        found = transaction_of(await self.say(declare()))
+        assert found is not None
+        return found
+
+    async def commit(self, name: bytes) -> str | None:
+        """Why it was not, if so."""
+        return condition(await self.say(discharge(name, fail=False)))
+
+    async def roll_back(self, name: bytes) -> str | None:
+        return condition(await self.say(discharge(name, fail=True)))
+
+    async def send(self, link: Link, name: bytes, *bodies: str) -> list[Disposed]:
+        for body in bodies:
+            payload = message(properties=Properties(message_id=body), data=body.encode())
+            link.send(body.encode(), payload, state=transactional(name))
+        self.peer.flush()
+        return await self.peer.answers(len(bodies))
+
+    async def settle(self, found: Delivered, name: bytes, outcome: DeliveryState = ACCEPTED) -> Disposed:
+        state = transactional(name, outcome)
+        found.link.session.dispose(RECEIVER, found.delivery_id, settled=False, state=state)
+        self.peer.flush()
+        (answer,) = await self.peer.answers(1)
+        return answer
+
+
+def condition(state: DeliveryState | None) -> str | None:
+    if isinstance(state, Rejected):
+        assert state.error is not None
+        return state.error.condition
+    assert isinstance(state, Accepted)
+    return None
+
+
+async def left(peer: Peer, entity: str) -> list[str]:
+    reply = await peer.ask(f"{entity}/$management", "com.microsoft:peek-message", {"message-count": 200})
+    found = (reply["body"] or {}).get("messages", ())
+    return [str(split(entry["message"]).properties.message_id) for entry in found]
+
+
+async def locked(peer: Peer, entity: str, *bodies: str) -> list[Delivered]:
+    peer.send(await peer.sender(entity), *bodies)
+    await peer.answers(len(bodies))
+    link = await peer.receiver(entity)
+    peer.grant(link, len(bodies))
+    return await peer.received(link, len(bodies))
+
+
+@pytest.fixture
+async def acting(peer: Peer) -> Transacting:
+    return await Transacting.on(peer)
+
+
+async def test_what_is_sent_in_a_transaction_is_there_when_it_ends_in_all_entities(acting: Transacting) -> None:
+    peer = acting.peer
+    orders, bills, events = [await peer.sender(name) for name in ("orders", "bills", "events")]
+    name = await acting.begin()
+    answers = await acting.send(orders, name, "a", "b") + await acting.send(bills, name, "c")
+    answers += await acting.send(events, name, "d")
+    for answer in answers:
+        told = read_transactional(answer.state)
+        assert told is not None
+        assert (told.transaction, type(told.outcome)) == (name, Accepted)
+    assert await left(peer, "orders") == await left(peer, "bills") == []
+    assert await acting.commit(name) is None
+    assert await left(peer, "orders") == ["a", "b"]
+    assert await left(peer, "bills") == ["c"]
+    assert await left(peer, "events/Subscriptions/first") == ["d"]
+
+
+async def test_what_is_rolled_back_was_never_sent(acting: Transacting) -> None:
+    name = await acting.begin()
+    await acting.send(await acting.peer.sender("orders"), name, "a")
+    assert await acting.roll_back(name) is None
+    assert await left(acting.peer, "orders") == []
+    assert await acting.commit(name) == "amqp:transaction:unknown-id"
+
+
+async def test_receiving_from_one_and_sending_to_another_count_together(acting: Transacting) -> None:
+    peer = acting.peer
+    (found,) = await locked(peer, "orders", "in")
+    bills = await peer.sender("bills")
+    name = await acting.begin()
+    answer = await acting.settle(found, name)
+    assert not answer.settled
+    await acting.send(bills, name, "out")
+    assert await left(peer, "orders") == ["in"]
+    acting.link.send(b"end", message(value=discharge(name, fail=False)))
+    peer.flush()
+    ends = await peer.answers(2)
+    assert {answer.role for answer in ends} == {True, False}
+    assert all(answer.settled for answer in ends)
+    assert (await left(peer, "orders"), await left(peer, "bills")) == ([], ["out"])
+
+
+async def test_after_a_rollback_the_message_is_still_locked_and_can_be_settled(acting: Transacting) -> None:
+    peer = acting.peer
+    (found,) = await locked(peer, "orders", "in")
+    name = await acting.begin()
+    await acting.settle(found, name)
+    assert await acting.roll_back(name) is None
+    assert await left(peer, "orders") == ["in"]
+    found.link.session.dispose(RECEIVER, found.delivery_id, settled=False, state=ACCEPTED)
+    peer.flush()
+    (answer,) = await peer.answers(1)
+    assert (answer.settled, type(answer.state)) == (True, Accepted)
+    assert await left(peer, "orders") == []
+
+
+async def test_a_lost_lock_undoes_the_whole(acting: Transacting) -> None:
+    peer = acting.peer
+    first, second = await locked(peer, "orders", "a", "b")
+    name = await acting.begin()
+    await acting.send(await peer.sender("bills"), name, "out")
+    await acting.settle(first, name)
+    await acting.settle(second, name, Modified(delivery_failed=True))
+    second.link.session.dispose(RECEIVER, second.delivery_id, settled=False, state=ACCEPTED)
+    peer.flush()
+    await peer.answers(1)
+    assert await acting.commit(name) == "amqp:transaction:rollback"
+    assert (await left(peer, "orders"), await left(peer, "bills")) == (["a"], [])
+
+
+async def test_a_hundred_messages_are_taken_and_one_more_undoes_the_whole(acting: Transacting) -> None:
+    peer = acting.peer
+    orders = await peer.sender("orders")
+    bodies = [str(number) for number in range(100)]
+    whole, over = await acting.begin(), await acting.begin()
+    await acting.send(orders, whole, *bodies)
+    await acting.send(orders, over, *bodies)
+    (answer,) = await acting.send(orders, over, "one more")
+    assert condition(answer.state) == "amqp:resource-limit-exceeded"
+    assert await acting.commit(over) == "amqp:transaction:rollback"
+    assert await left(peer, "orders") == []
+    assert await acting.commit(whole) is None
+    assert await left(peer, "orders") == bodies
+
+
+async def test_a_message_that_is_refused_undoes_the_whole(acting: Transacting) -> None:
+    peer = acting.peer
+    name = await acting.begin()
+    await acting.send(await peer.sender("orders"), name, "good")
+    await acting.send(await peer.sender("visits"), name, "without a session")
+    assert await acting.commit(name) == "amqp:transaction:rollback"
+    assert await left(peer, "orders") == []
+
+
+async def test_a_transaction_times_out_by_itself(
+    dial: Callable[..., Awaitable[Peer]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = await dial()
+    assert await peer.put_token() == 202
+    monkeypatch.setattr(transactions.Transactions, "declare", _declare_for_a_moment)
+    acting = await Transacting.on(peer)
+    name = await acting.begin()
+    orders = await peer.sender("orders")
+    while condition_of_sent((await acting.send(orders, name, "late"))[0]) is None:
+        pass
+    assert await acting.commit(name) == "amqp:transaction:timeout"
+    assert await left(peer, "orders") == []
+
+
+_declare = transactions.Transactions.declare
+
+
+def _declare_for_a_moment(self: transactions.Transactions) -> Any:
+    self.timeout = 0.01
+    return _declare(self)
+
+
+def condition_of_sent(answer: Disposed) -> str | None:
+    return condition(answer.state) if isinstance(answer.state, Rejected) else None
+
+
+async def test_with_its_link_or_connection_a_transaction_comes_to_nothing(
+    acting: Transacting, dial: Callable[..., Awaitable[Peer]]
+) -> None:
+    peer = acting.peer
+    name = await acting.begin()
+    orders = await peer.sender("orders")
+    await acting.send(orders, name, "a")
+    acting.link.detach()
+    peer.flush()
+    again = await Transacting.on(peer)
+    assert await again.commit(name) == "amqp:transaction:unknown-id"
+    assert await left(peer, "orders") == []
+    name = await again.begin()
+    await again.send(orders, name, "b")
+    peer.close()
+    other = await dial()
+    assert await other.put_token() == 202
+    assert await left(other, "orders") == []
+
+
+@pytest.mark.parametrize("value", [None, "text", Described(ULong(0x32), [1, 2]), Described(ULong(0x99), [])])
+async def test_what_a_coordinator_does_not_understand_is_rejected(acting: Transacting, value: Any) -> None:
+    assert condition(await acting.say(value)) == "amqp:decode-error"
+
+
+async def test_unknown_transactions_are_refused_for_sends_and_settlements(acting: Transacting) -> None:
+    peer = acting.peer
+    (found,) = await locked(peer, "orders", "in")
+    (answer,) = await acting.send(await peer.sender("bills"), b"nobody", "x")
+    assert condition(answer.state) == "amqp:transaction:unknown-id"
+    assert condition((await acting.settle(found, b"nobody")).state) == "amqp:transaction:unknown-id"
+    assert (await left(peer, "orders"), await left(peer, "bills")) == (["in"], [])
+
+
+async def test_a_transaction_without_anything_is_carried_out(acting: Transacting, server: NamespaceServer) -> None:
+    assert await acting.commit(await acting.begin()) is None
+
+
+async def test_a_connection_has_a_hundred_transactions_at_most(acting: Transacting) -> None:
+    names = [await acting.begin() for _ in range(100)]
+    assert condition(await acting.say(declare())) == "amqp:resource-limit-exceeded"
+    assert await acting.roll_back(names[0]) is None
+    await acting.begin()
