@@ -105,7 +105,12 @@ def main(told: dict[str, Any]) -> None:
     spark = session("driven", master=told.get("master"), settings={**usual, **told.get("settings", {})})
     for read in told.get("reads", ()):
         spark.dataSource.register(ServiceBusDataSource)
-        reading(spark, read["text"], read["queue"], Path(read["folder"]), now=False, dead_in=read["dead_in"])
+        at = Path(read["folder"])
+        query = reading(spark, read["text"], read["queue"], at, now=False, dead_in=read["dead_in"])
+        # One after the other: each starts a Python of its own.
+        while not (committed(at) if read["dead_in"] is None else (at / READ).exists()):
+            assert query.isActive, query.exception()
+            time.sleep(0.1)
     makers: dict[str, Callable[[Path], type[SyphonSource]]] = {
         "executor": killing_an_executor,
         "driver": lambda at: stuck_at(Step.CONFIRMED, at),

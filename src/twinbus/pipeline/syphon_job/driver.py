@@ -191,7 +191,7 @@ class SparkSyphon:
                 await ended
             self.state = SyphonState.ENDED
         if (error := ended.exception()) is not None:
-            raise SyphonBrokenError(f"Spark has ended the job: {error}") from error
+            raise SyphonBrokenError(f"Spark has ended the job: {str(error).partition(chr(10))[0]}") from error
         return self.progress()
 
     async def _step(self) -> None:
