@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twinbus.cli import deadletter, doctor, drill, fault, ledger, ledger_jobs, provision, serve, syphon
+from twinbus.cli import deadletter, doctor, drill, export, fault, ledger, ledger_jobs, provision, serve, syphon
 
 app = typer.Typer(
     name="twinbus",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command(name="serve", help=serve.serve.__doc__)(serve.serve)
 app.add_typer(fault.app, name="fault")
+app.command(name="export", help=export.export.__doc__)(export.export)
 app.command(name="provision", help=provision.provision.__doc__)(provision.provision)
 app.command(name="doctor", help=doctor.doctor.__doc__)(doctor.doctor)
 app.command(name="drill", help=drill.drill.__doc__)(drill.drill)

@@ -19,7 +19,7 @@ from twinbus.namespace.engine.rules.descriptions import (
 Rules = tuple[RuleDescription, ...]
 
 _BORN_WITH: Final = (RuleDescription(DEFAULT_RULE),)
-_FIELDS: Final = {
+EMULATOR_FIELDS: Final = {
     "ContentType": "content_type",
     "CorrelationId": "correlation_id",
     "Label": "label",
@@ -44,8 +44,8 @@ def own_rules(subscription: Node) -> Rules:
             chosen = SqlFilter(node.text("sql"), parameters)
         elif node.has("correlation"):
             inner = node.object("correlation")
-            inner.takes(*_FIELDS.values(), "properties")
-            chosen = _correlation(inner, {field: field for field in _FIELDS.values()}, "properties")
+            inner.takes(*EMULATOR_FIELDS.values(), "properties")
+            chosen = _correlation(inner, {field: field for field in EMULATOR_FIELDS.values()}, "properties")
         action = SqlAction(node.text("action"), parameters) if node.has("action") else None
         found.append((node, RuleDescription(node.text("name"), chosen, action)))
     return _checked(found, subscription.get("rules"))
@@ -66,8 +66,8 @@ def emulator_rules(subscription: Node) -> Rules:
                 chosen = SqlFilter(sql.text("SqlExpression"))
             case "Correlation":
                 correlation = properties.object("CorrelationFilter")
-                correlation.takes(*_FIELDS, "Properties")
-                chosen = _correlation(correlation, _FIELDS, "Properties")
+                correlation.takes(*EMULATOR_FIELDS, "Properties")
+                chosen = _correlation(correlation, EMULATOR_FIELDS, "Properties")
             case other:
                 properties.get("FilterType").bad(f"{other!r} is neither 'Sql' nor 'Correlation'")
         action = None

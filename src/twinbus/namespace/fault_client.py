@@ -6,42 +6,22 @@ It needs a key with the Manage claim. What a fault does is decided by the namesp
 from __future__ import annotations
 
 import http.client
-import json
-import ssl
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from twinbus.clock import Clock, SystemClock
-from twinbus.connect.connection_string import ConnectionString
-from twinbus.connect.sas import make_token
-from twinbus.errors import OperatorError
+from twinbus.namespace.page_client import PageClient, PageRequestError
 
 PATH: Final = "/$faults"
-_TOKEN_SECONDS: Final = 300
 _Shown = dict[str, Any]
 _ShownAll = list[dict[str, Any]]
 
 
-class FaultRequestError(OperatorError):
-    """The namespace did not answer, or refused; `status` is 0 where there was no answer."""
-
-    def __init__(self, text: str, hint: str = "", status: int = 0) -> None:
-        super().__init__(text, hint)
-        self.status = status
+FaultRequestError = PageRequestError
 
 
-class FaultClient:
+class FaultClient(PageClient):
     """Sets, clears and lists the faults of one namespace."""
-
-    def __init__(
-        self, connection_string: str, *, ca: Path | None = None, timeout: float = 10.0, clock: Clock | None = None
-    ) -> None:
-        self._at = ConnectionString.parse(connection_string)
-        self._ca = ca
-        self._timeout = timeout
-        self._clock = clock or SystemClock()
 
     def set(
         self,
@@ -75,13 +55,13 @@ class FaultClient:
         }
         body = {name: value for name, value in spec.items() if value is not None}
         crashes = kind == "crash" and "points" not in body
-        answer: _Shown = self._ask("POST", PATH, body, may_vanish=crashes)
+        answer: _Shown = self.ask("POST", PATH, body, may_vanish=crashes)
         return answer
 
     def clear(self, id: str | None = None) -> int:
         """Lift one fault, or all; how many were lifted. One that is over by itself counts as none."""
         try:
-            return int(self._ask("DELETE", PATH if id is None else f"{PATH}/{quote(id, safe='')}")["cleared"])
+            return int(self.ask("DELETE", PATH if id is None else f"{PATH}/{quote(id, safe='')}")["cleared"])
         except FaultRequestError as error:
             if error.status == http.client.NOT_FOUND:
                 return 0
@@ -89,57 +69,5 @@ class FaultClient:
 
     def list(self) -> _ShownAll:
         """What is in force."""
-        found: _ShownAll = self._ask("GET", PATH)["faults"]
+        found: _ShownAll = self.ask("GET", PATH)["faults"]
         return found
-
-    def _ask(self, method: str, path: str, body: _Shown | None = None, *, may_vanish: bool = False) -> Any:
-        connection = self._connection()
-        headers = {"Authorization": self._token(), "Accept": "application/json"}
-        content = None
-        if body is not None:
-            content = json.dumps(body).encode()
-            headers["Content-Type"] = "application/json"
-        try:
-            connection.connect()
-            try:
-                connection.request(method, path, content, headers)
-                response = connection.getresponse()
-                status, answer = response.status, response.read()
-            except (ConnectionError, http.client.HTTPException):
-                if may_vanish:
-                    return {}
-                raise
-        except (OSError, http.client.HTTPException) as error:
-            raise FaultRequestError(
-                f"The namespace at {self._at.authority} did not answer: {str(error) or type(error).__name__}",
-                "Is it running, and is this its connection string?",
-            ) from error
-        finally:
-            connection.close()
-        return self._read(status, answer)
-
-    def _read(self, status: int, answer: bytes) -> Any:
-        try:
-            value = json.loads(answer)
-        except ValueError:
-            value = None
-        if status < 300 and isinstance(value, dict):
-            return value
-        told = value.get("error") if isinstance(value, dict) else answer[:500].decode(errors="replace").strip()
-        if status == 401:
-            raise FaultRequestError(
-                f"The namespace at {self._at.authority} refused the key {self._at.key_name!r}: {told}",
-                "Faults need a key with the Manage claim.",
-                status,
-            )
-        raise FaultRequestError(f"{told or http.client.responses.get(status, 'no explanation')}", status=status)
-
-    def _connection(self) -> http.client.HTTPConnection:
-        if not self._at.tls:
-            return http.client.HTTPConnection(self._at.host, self._at.port, timeout=self._timeout)
-        context = ssl.create_default_context(cafile=self._ca)
-        return http.client.HTTPSConnection(self._at.host, self._at.port, timeout=self._timeout, context=context)
-
-    def _token(self) -> str:
-        expires_at = self._clock.now() // 1000 + _TOKEN_SECONDS
-        return make_token(self._at.resource(), self._at.key_name, self._at.key, expires_at)

@@ -10,6 +10,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from twinbus.namespace.config_writing import emulator_config
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
 from twinbus.namespace.front.fault_routes import FaultControl, answer_faults
 from twinbus.namespace.front.http_messages import Request, Response, error, json_response, method_not_allowed
@@ -17,7 +18,7 @@ from twinbus.namespace.front.management import Administration, Management
 from twinbus.namespace.front.routes import Kind, find_route
 from twinbus.namespace.front.sas import SasVerifier, TokenRefusedError
 
-_OWN_PAGES: Final = ("$health", "$ca")
+_OWN_PAGES: Final = ("$health", "$ca", "$config")
 _CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{name} · Twinbus</title>
@@ -85,6 +86,8 @@ class HttpHandler:
             return self._metrics(request)
         if request.segments[0].lower() == "$ca":
             return self._reading(request, self._offer_authority)
+        if request.segments[0].lower() == "$config":
+            return self._export(request)
         return self._reading(request, lambda: json_response(HTTPStatus.OK, {"status": "ok", "namespace": self._name}))
 
     async def _manage(self, request: Request) -> Response:
@@ -100,6 +103,18 @@ class HttpHandler:
         if refused is not None:
             return json_response(HTTPStatus.UNAUTHORIZED, {"error": refused})
         return answer_faults(request, self._faults)
+
+    def _export(self, request: Request) -> Response:
+        """The entities as the emulator's configuration, and what that does not say."""
+        refused = self._why_not(request, "$config", ())
+        if refused is not None:
+            return json_response(HTTPStatus.UNAUTHORIZED, {"error": refused})
+
+        def answer() -> Response:
+            config, left_out = emulator_config(self._name, self._management.descriptions())
+            return json_response(HTTPStatus.OK, {"config": config, "left_out": left_out})
+
+        return self._reading(request, answer)
 
     def _metrics(self, request: Request) -> Response:
         refused = None if request.peer_is_loopback else self._why_not(request, "metrics", ())

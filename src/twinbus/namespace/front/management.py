@@ -112,6 +112,13 @@ class Management:
             return ()
         return info.description.authorization_rules
 
+    def descriptions(self) -> list[Description]:
+        """Of all entities; a topic stands before its subscriptions."""
+        found = [*self._entities.queues()]
+        for topic in self._entities.topics():
+            found += [topic, *self._entities.subscriptions(topic.description.path)]
+        return [info.description for info in found]
+
     async def answer(self, request: Request, route: Route) -> Response:
         if route.kind is Kind.UNKNOWN:
             return error(HTTPStatus.NOT_FOUND, f"there is no resource {route.resource!r}")

@@ -1,0 +1,46 @@
+"""`twinbus export`: the entities of a running namespace as the Config.json of Microsoft's emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twinbus.cli.fault import Authority, Connection
+from twinbus.cli.telling import Debug, told
+
+
+def export(
+    connection_string: Connection,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it there instead of stdout.")] = None,
+    ca: Authority = None,
+    debug: Debug = False,
+) -> None:
+    """Write the entities of a running namespace as a Config.json, for `twinbus serve --config` and for the emulator.
+
+    What that format has no words for, keys above all, is named on stderr.
+    """
+    with told(debug=debug):
+        import json  # noqa: PLC0415 - other verbs start without these
+
+        from twinbus.connect.connection_string import ConnectionStringError  # noqa: PLC0415
+        from twinbus.errors import OperatorError  # noqa: PLC0415
+        from twinbus.namespace.page_client import PageClient  # noqa: PLC0415
+
+        try:
+            found = PageClient(connection_string, ca=ca).ask("GET", "/$config")
+        except ConnectionStringError as error:
+            raise OperatorError(
+                str(error), "`twinbus serve` prints the connection string of each namespace."
+            ) from error
+        text = json.dumps(found["config"], indent=2)
+        if output is None:
+            typer.echo(text)
+        else:
+            try:
+                output.write_text(text + "\n", encoding="utf-8")
+            except OSError as error:
+                raise OperatorError(f"{output} cannot be written: {error.strerror}") from error
+        for line in found["left_out"]:
+            typer.echo(f"left out: {line}", err=True)

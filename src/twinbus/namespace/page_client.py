@@ -1,0 +1,92 @@
+"""The pages a running namespace has beside the management API, asked from outside: a small blocking client of JSON.
+
+They need a key with the Manage claim. What a page tells is decided by the namespace.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from pathlib import Path
+from typing import Any, Final
+
+from twinbus.clock import Clock, SystemClock
+from twinbus.connect.connection_string import ConnectionString
+from twinbus.connect.sas import make_token
+from twinbus.errors import OperatorError
+
+_TOKEN_SECONDS: Final = 300
+
+
+class PageRequestError(OperatorError):
+    """The namespace did not answer, or refused; `status` is 0 where there was no answer."""
+
+    def __init__(self, text: str, hint: str = "", status: int = 0) -> None:
+        super().__init__(text, hint)
+        self.status = status
+
+
+class PageClient:
+    """Asks the pages of one namespace."""
+
+    def __init__(
+        self, connection_string: str, *, ca: Path | None = None, timeout: float = 10.0, clock: Clock | None = None
+    ) -> None:
+        self._at = ConnectionString.parse(connection_string)
+        self._ca = ca
+        self._timeout = timeout
+        self._clock = clock or SystemClock()
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None, *, may_vanish: bool = False) -> Any:
+        """The answer as JSON; empty where the namespace `may_vanish` over the request, and does."""
+        connection = self._connection()
+        headers = {"Authorization": self._token(), "Accept": "application/json"}
+        content = None
+        if body is not None:
+            content = json.dumps(body).encode()
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.connect()
+            try:
+                connection.request(method, path, content, headers)
+                response = connection.getresponse()
+                status, answer = response.status, response.read()
+            except (ConnectionError, http.client.HTTPException):
+                if may_vanish:
+                    return {}
+                raise
+        except (OSError, http.client.HTTPException) as error:
+            raise PageRequestError(
+                f"The namespace at {self._at.authority} did not answer: {str(error) or type(error).__name__}",
+                "Is it running, and is this its connection string?",
+            ) from error
+        finally:
+            connection.close()
+        return self._read(status, answer)
+
+    def _read(self, status: int, answer: bytes) -> Any:
+        try:
+            value = json.loads(answer)
+        except ValueError:
+            value = None
+        if status < 300 and isinstance(value, dict):
+            return value
+        told = value.get("error") if isinstance(value, dict) else answer[:500].decode(errors="replace").strip()
+        if status == 401:
+            raise PageRequestError(
+                f"The namespace at {self._at.authority} refused the key {self._at.key_name!r}: {told}",
+                "This needs a key with the Manage claim.",
+                status,
+            )
+        raise PageRequestError(f"{told or http.client.responses.get(status, 'no explanation')}", status=status)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self._at.tls:
+            return http.client.HTTPConnection(self._at.host, self._at.port, timeout=self._timeout)
+        context = ssl.create_default_context(cafile=self._ca)
+        return http.client.HTTPSConnection(self._at.host, self._at.port, timeout=self._timeout, context=context)
+
+    def _token(self) -> str:
+        expires_at = self._clock.now() // 1000 + _TOKEN_SECONDS
+        return make_token(self._at.resource(), self._at.key_name, self._at.key, expires_at)
