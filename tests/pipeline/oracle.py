@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import duckdb
 
-from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, Version
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, Version, struct
 
 _TYPES: Final = {
     "string": "varchar",
-    "long": "bigint",
+    "bigint": "bigint",
     "array<string>": "varchar[]",
     "map<string,string>": "map(varchar, varchar)",
 }
@@ -193,6 +193,6 @@ def named(database: duckdb.DuckDBPyConnection, query: str) -> Mapping[str, Any]:
 
 
 def _nothing(table: str) -> str:
-    columns = [column.strip().split(" ") for column in SCHEMAS[table].split(",")]
-    said = ", ".join(f"null::{_TYPES.get(kind, kind)} as {name}" for name, kind in columns)
+    columns = [(field.name, field.dataType.simpleString()) for field in struct(SCHEMAS[table]).fields]
+    said = ", ".join(f'null::{_TYPES.get(kind, kind)} as "{name}"' for name, kind in columns)
     return f"(select {said} where false)"
