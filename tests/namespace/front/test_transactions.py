@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.events import Delivered, Disposed
+from twinbus.amqp.events import Delivered, Disposed, LinkFlowed
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, Modified, Rejected
 from twinbus.amqp.sections import message, split
 from twinbus.amqp.transactions import (
@@ -193,6 +193,18 @@ async def test_unknown_transactions_are_refused_for_sends_and_settlements(acting
     assert condition(answer.state) == "amqp:transaction:unknown-id"
     assert condition((await acting.settle(found, b"nobody")).state) == "amqp:transaction:unknown-id"
     assert (await left(peer, "orders"), await left(peer, "bills")) == (["in"], [])
+
+
+async def test_a_request_to_a_node_cannot_be_part_of_a_transaction_and_undoes_it(acting: Transacting) -> None:
+    peer = acting.peer
+    node = peer.attach_sender("orders/$management")
+    await peer.event(LinkFlowed, node)
+    name = await acting.begin()
+    await acting.send(await peer.sender("bills"), name, "x")
+    (answer,) = await acting.send(node, name, "a request")
+    assert condition(answer.state) == "amqp:not-implemented"
+    assert await acting.commit(name) == "amqp:transaction:rollback"
+    assert await left(peer, "bills") == []
 
 
 async def test_a_transaction_without_anything_is_carried_out(acting: Transacting, server: NamespaceServer) -> None:

@@ -15,6 +15,7 @@ from twinbus.amqp.events import Delivered
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Rejected, Target
 from twinbus.amqp.sections import Properties, message, split
+from twinbus.amqp.transactions import read_transactional
 from twinbus.amqp.types import Int, Symbol
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.front import refusals
@@ -124,6 +125,13 @@ class RequestLink:
         """One request arrived."""
         if self._link.credit <= _CREDIT // 2:
             self.grant()
+        if (transactional := read_transactional(delivery.state)) is not None:
+            # Carried out at once, it would count although the transaction does not.
+            refusal = Refusal(Condition.NOT_IMPLEMENTED, "Requests to a node cannot be part of a transaction.")
+            self._connection.transactions.doom(transactional.transaction, refusal)
+            state = Rejected(refusals.error_of(refusal))
+            self._connection.dispose_received(self._link.session, delivery.delivery_id, state)
+            return
         try:
             sections = split(delivery.payload)
             properties, application = sections.properties, sections.application_properties
