@@ -172,6 +172,20 @@ async def test_d2_y5_what_is_put_aside_comes_home_in_a_later_batch_at_few_operat
     assert operations <= 7 * 2_050 + 20 * syphon.plans
 
 
+async def test_d2_y5_a_drain_that_can_move_nothing_ends_and_the_next_one_finds_what_was_put_aside(
+    spark: SparkSession, backlog: Backlog
+) -> None:
+    faults = backlog.primary.faults
+    broken = faults.set("server-busy", entity=backlog.orders, points=["send"])
+    await backlog.fill(300)
+    async with backlog.syphon(spark, drain=True, patience=2.0) as syphon:
+        assert (await syphon.run()).aside == 300
+    faults.clear(broken["id"])
+    async with backlog.syphon(spark, drain=True) as syphon:
+        assert (await syphon.run()).total.returned == 300
+    assert await backlog.arrived() == numbered(300)
+
+
 async def test_d2_a_clean_stop_settles_what_is_in_flight(spark: SparkSession, backlog: Backlog, tmp_path: Path) -> None:
     await backlog.fill(10_000)
     moving = tmp_path / "moving"

@@ -163,6 +163,13 @@ def test_d2_a_drain_is_over_when_a_look_from_the_start_saw_nothing_and_nothing_w
     assert not made.is_drained()
 
 
+def test_y5_a_drain_does_not_look_through_a_queue_for_what_it_knows_to_be_put_aside() -> None:
+    made = planner("a", drain=True)
+    made.reported([report("a", waiting={"x": (300, 7)}, memories=(aside("x", 60.0),))], 20.0)
+    assert not made.is_drained()
+    assert made.plan(79.0) is None
+
+
 # --- what is told ----------------------------------------------------------------------------------------------------
 
 

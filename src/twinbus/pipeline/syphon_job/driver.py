@@ -176,6 +176,7 @@ class SparkSyphon:
         """Until `stop`, or, draining, until every backlog queue was found empty or `patience` is over."""
         self.state = SyphonState.RUNNING
         query = await asyncio.to_thread(self._started)
+        self._moved_at = self._loop.time()
         ended = asyncio.ensure_future(asyncio.to_thread(query.awaitTermination))
         ended.add_done_callback(lambda _: self._told.set())
         try:

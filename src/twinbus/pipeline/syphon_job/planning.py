@@ -71,7 +71,7 @@ class Planner:
                 self._put_aside(one, report, now)
             looks = [report.look for report in told if report.look is not None and report.look.start == 0]
             one.clean = not one.waits and not moved and any(look.clean for look in looks)
-            if self._drain and not one.clean and one.look is None:
+            if self._drain and not one.clean and not one.aside and one.look is None:
                 one.look, one.look_at = 0, now + (0.0 if moved else _LOOK_AGAIN_SECONDS)
 
     def _learn(self, memories: Iterable[Memory], now: float) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from twinbus.connect import Receiver
-from twinbus.connect.errors import ServiceBusError
 from twinbus.ledger.entries import Stage
 from twinbus.syphon.books import Books
 from twinbus.syphon.credentials import Place
@@ -62,7 +61,7 @@ class Watch:
                     failures = 0
                     while not await self._polled(queue, receiver):
                         pass
-            except ServiceBusError as error:
+            except Exception as error:  # a credential may raise anything
                 if not failures:
                     _log.warning("backlog queue %s cannot be watched, tried again: %s", queue, error)
                 await asyncio.sleep(min(2.0**failures, _LONGEST_PAUSE))
