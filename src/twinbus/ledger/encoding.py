@@ -24,7 +24,7 @@ _TYPED: Final = ("uuid:", "ulong:", "binary:", "string:")
 
 def id_text(value: object) -> str:
     """A message id of any AMQP type, so that no two ids have one text."""
-    if type(value) is str and not value.startswith(_TYPED):
+    if type(value) is str and (":" not in value or not value.startswith(_TYPED)):
         return value
     match value:
         case str():
@@ -75,10 +75,22 @@ def operation_line(at: int, number: str, place: str, ids: str, size: int, units:
     )
 
 
-def success_line(at: int, number: str, place: str, ids: str, size: int, units: int, seconds: float) -> str:
-    """`operation_line` of one that went well, in one go."""
+# The line of an operation of one message and one unit that went well: most lines are, so this is `operation_line` in as
+# few parts as can be. What the lines of one writer, and of one place, have in common comes put together.
+
+
+def success_number(prefix: str) -> str:
+    return f',"id":"{prefix}-'
+
+
+def success_place(place: str) -> str:
+    return f'",{place},"ids":['
+
+
+def success_line(at: int, prefix: str, number: int, place: str, id_: str, size: int, seconds: float) -> str:
+    """`prefix` and `place` of the two functions above."""
     return (
-        f'{{"v":1,"kind":"operation","at":{at},"id":"{number}",{place},"ids":[{ids}],"bytes":{size},"units":{units},'
+        f'{{"v":1,"kind":"operation","at":{at}{prefix}{number}{place}{id_}],"bytes":{size},"units":1,'
         f'"seconds":{seconds:.6f},"result":"ok"}}\n'
     )
 

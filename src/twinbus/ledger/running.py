@@ -15,39 +15,29 @@ if TYPE_CHECKING:
 
 
 class RunningOperation:
-    """What `Ledger.begin` returns. Call `end` once; never ended, its outcome is unknown."""
+    """What `Ledger.begin` returns, which sets its fields. Call `end` once; never ended, its outcome is unknown."""
 
     __slots__ = (
         "begun", "cause", "destination", "ended", "entity", "failed", "ids", "intended", "namespace", "number",
         "result", "size", "stage", "taken", "told", "writer",
     )  # fmt: skip
 
+    writer: Writer
+    number: int
+    stage: Stage
+    namespace: str
+    entity: str
+    ids: Sequence[object]
+    size: int | Sequence[int]
+    destination: str | None
+    begun: float
+    result: str | None
     cause: str | None
     failed: Sequence[object]
     ended: float
-
-    def __init__(
-        self,
-        writer: Writer,
-        number: int,
-        stage: Stage,
-        namespace: str,
-        entity: str,
-        ids: Sequence[object],
-        size: int | Sequence[int],
-        destination: str | None,
-    ) -> None:
-        self.writer = writer
-        self.number = number
-        self.stage = stage
-        self.namespace = namespace
-        self.entity = entity
-        self.ids = ids
-        self.size = size
-        self.destination = destination
-        self.result: str | None = None
-        self.taken = self.intended = self.told = False
-        self.begun = writer.now()
+    taken: bool
+    intended: bool
+    told: bool
 
     @property
     def id(self) -> str:

@@ -61,8 +61,9 @@ class Recording:
             return call
         if self._stops:
             ledger.check()
+        ids, sizes = ids_and_sizes(message)
         # Not a function within this one: its cells would cost more than all the rest.
-        return partial(_tried, ledger, (stage, self.namespace, entity, *ids_and_sizes(message), destination), call)
+        return partial(_tried, ledger, (stage, self.namespace, entity, ids, sizes, destination), call)
 
     def aio_recorded(
         self, stage: Stage, entity: str, message: Any, call: AioCall[T], destination: str | None = None
@@ -73,7 +74,8 @@ class Recording:
             return call
         if self._stops:
             ledger.check()
-        return partial(_aio_tried, ledger, (stage, self.namespace, entity, *ids_and_sizes(message), destination), call)
+        ids, sizes = ids_and_sizes(message)
+        return partial(_aio_tried, ledger, (stage, self.namespace, entity, ids, sizes, destination), call)
 
     @contextlib.contextmanager
     def peeked(self, queue: str) -> Iterator[list[Any]]:
@@ -152,23 +154,18 @@ def ids_and_sizes(message: Any) -> tuple[Sequence[object], int | Sequence[int]]:
 def size_of(raw: AmqpAnnotatedMessage) -> int:
     """About what it takes encoded; exactly where it may be a billable unit more or less (M2).
 
-    Encoding every message once more would cost more than all the rest of the ledger.
+    Its body, its application properties and annotations are counted, the texts in its properties are not: that, and
+    even more to encode every message once more, would cost more than the rest of its entry.
     """
     body: Any = raw._data_body
     if body is None:
         return encoded_size(raw)
     size = _PLAIN_BYTES + (len(body[0]) if len(body) == 1 else sum(map(len, body)))
-    told = raw.properties
-    if told is not None:
-        for value in (told.group_id, told.subject, told.correlation_id, told.content_type, told.to, told.reply_to):
-            if value is not None:
-                size += _length(value)
     if raw.application_properties:
         size += _named(raw.application_properties)
     if raw.annotations:
         size += _named(raw.annotations)
-    # Far from a unit's end nearly always.
-    if _DOUBT_BYTES < size % UNIT < UNIT - _DOUBT_BYTES or size <= _DOUBT_BYTES:
+    if size < UNIT - _DOUBT_BYTES or _DOUBT_BYTES < size % UNIT < UNIT - _DOUBT_BYTES:
         return size
     return encoded_size(raw)
 
