@@ -9,15 +9,19 @@ Run: python bench/ledger.py [--runs 60] [--messages 500] [--driver sync|aio|both
 import argparse
 import asyncio
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from azure.servicebus import ServiceBusMessage
-from pairing import BODY, CONFIG, QUEUES, interval
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.pairing import BODY, CONFIG, QUEUES, interval
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.ledger import Ledger
 from twinbus.testing import LocalNamespace

@@ -125,7 +125,7 @@ class Model:
         rows = self.rows_of(queue)
         lanes = [sum(kept.lane == lane for kept in rows) for lane in Lane]
         size = sum(kept.size for kept in rows)
-        return PutQueue(queue, next_seq, *lanes[:5], size, now, *lanes[5:])
+        return PutQueue._make((queue, next_seq, *lanes[:5], size, now, *lanes[5:]))
 
 
 def seen_in(store: Store, queue: int, since: int) -> View:
