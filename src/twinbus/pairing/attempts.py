@@ -80,12 +80,12 @@ class Attempts:
         if self.ours:
             refuse_calls(sender)
             shut_socket(sender)
-            self.workers.run(lambda: self.closed(sender))
+            self.keeper.soon(lambda: self.closed(sender))
 
     def retire(self, current: Callable[[], Any], turn: threading.Lock, cell: EntityCell) -> None:
         """Close a sender of the SDK in the background and with a word, after the call that has the turn on it."""
         if self.ours:
-            self.workers.run(lambda: self._retired(current, turn, cell))
+            self.keeper.soon(lambda: self._retired(current, turn, cell))
 
     def _retired(self, current: Callable[[], Any], turn: threading.Lock, cell: EntityCell) -> None:
         ended = turn.acquire(timeout=_PATIENCE_SECONDS)

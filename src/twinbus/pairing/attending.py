@@ -140,7 +140,7 @@ class Looks:
         self._stopped = False
 
     def begin(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:
-        self._attempts.workers.run(lambda: self._look(cell, peeks))
+        self._attempts.keeper.soon(lambda: self._look(cell, peeks))
 
     def stop(self) -> None:
         """A peek under way is given up."""

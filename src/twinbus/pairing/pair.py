@@ -198,7 +198,7 @@ class Pair:
                 sender.let_go()
         if self._state.closed and not getattr(self._this_thread, "ends", False):
             # Nobody closed it: the other side faulted by itself, and nobody may ever call close (C3).
-            self._attempts.workers.run(self._end)
+            self._attempts.keeper.soon(self._end)
 
     def _end(self) -> None:
         """Once: all threads end, and the clients where they are the pair's own."""
@@ -226,7 +226,7 @@ class Pair:
         self._state.events.emit(notice)
 
     def ping(self, cell: EntityCell, episode: int) -> None:
-        self._attempts.workers.run(lambda: self._ping(cell, episode))
+        self._attempts.keeper.soon(lambda: self._ping(cell, episode))
 
     def stop_ping(self, cell: EntityCell) -> None:
         sender = self._pinging.pop(cell, None)
@@ -246,7 +246,7 @@ class Pair:
         finally:
             self._pinging.pop(cell, None)
             if sender is not None and failure is None:
-                self._attempts.workers.run(lambda: self._attempts.closed(sender))
+                self._attempts.keeper.soon(lambda: self._attempts.closed(sender))
             elif sender is not None:
                 self._attempts.discard(sender)
         self._state.events.pinged(cell.entity.path, failure, time.monotonic() - begun)

@@ -6,6 +6,7 @@ due, a worker does.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -16,6 +17,8 @@ from twinbus.pairing.sdk import give_up
 
 # The SDK may be opening another socket while one is shut: until its call ends, each is shut in turn.
 _AGAIN_SECONDS: Final = 0.1
+# The process may have as many threads as it is allowed: what needs one is tried again after that long.
+_NO_THREAD_SECONDS: Final = 1.0
 
 
 class Watch:
@@ -65,7 +68,12 @@ class Timekeeper:
         self._watches.add(watch)
         # All deadlines of a pair are equally long, so a later call hardly ever has an earlier one.
         if at < self._next:
-            self._wake()
+            try:
+                self._wake()
+            except BaseException:
+                # Nobody would end it.
+                self._watches.discard(watch)
+                raise
         return watch
 
     def end(self, watch: Watch) -> None:
@@ -79,11 +87,20 @@ class Timekeeper:
                 return
             self._timers[timer] = at
         if at < self._next:
-            self._wake()
+            # Asked for under a cell's lock. Without a thread it stays armed, and the next call or timer starts one.
+            with contextlib.suppress(RuntimeError):
+                self._wake()
 
     def disarm(self, timer: Timer) -> None:
         with self._changed:
             self._timers.pop(timer, None)
+
+    def soon(self, job: Callable[[], object]) -> None:
+        """In a worker: at once, or as soon as a thread can be started. It never raises for the lack of one."""
+        try:
+            self._run_in_worker(job)
+        except RuntimeError:
+            self.arm(Timer(self, job), time.monotonic() + _NO_THREAD_SECONDS)
 
     def stop(self) -> None:
         """No timer is due any more; a call under way is still ended in time, and then the thread ends too."""
@@ -100,8 +117,9 @@ class Timekeeper:
     def _wake(self) -> None:
         with self._changed:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
             self._changed.notify()
 
     def _run(self) -> None:
@@ -120,7 +138,16 @@ class Timekeeper:
                     self._next = -math.inf
                     continue
             for timer in due:
-                self._run_in_worker(timer.due)
+                try:
+                    self._run_in_worker(timer.due)
+                except RuntimeError:
+                    self._put_back(timer, time.monotonic() + _NO_THREAD_SECONDS)
+
+    def _put_back(self, timer: Timer, at: float) -> None:
+        """Unless it was armed anew meanwhile."""
+        with self._changed:
+            if not self._stopped:
+                self._timers.setdefault(timer, at)
 
     def _earliest(self) -> float:
         times = [watch.at for watch in list(self._watches)]

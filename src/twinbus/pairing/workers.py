@@ -27,14 +27,14 @@ class Workers:
         self._stopped = False
 
     def run(self, job: Callable[[], object]) -> None:
-        """In a thread of ours, at once."""
+        """In a thread of ours, at once. RuntimeError where the process may have no more threads."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
             else:
                 thread = threading.Thread(target=self._work, args=(job,), name=self._name, daemon=True)
-                self._threads.add(thread)
                 thread.start()
+                self._threads.add(thread)
                 return
         self._jobs.put(job)
 

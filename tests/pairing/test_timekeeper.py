@@ -1,0 +1,111 @@
+"""The threads of a sync pair where the process may have no more of them: S3, S12."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from twinbus.pairing.timekeeper import Timekeeper, Timer
+from twinbus.pairing.workers import Workers
+
+SOON = 10.0
+
+
+class Limit:
+    """No thread of that name can be started while it holds, as under a limit of pids."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names = ""
+        self.refused = threading.Event()
+        start = threading.Thread.start
+
+        def limited(thread: threading.Thread) -> None:
+            if self.names and thread.name.startswith(self.names):
+                self.refused.set()
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", limited)
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
+    return Limit(monkeypatch)
+
+
+class Sender:
+    """As much of one of the SDK as is there before its link is opened."""
+
+    _handler = None
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "given_up":
+            self.ended.set()
+
+
+def keeper_of(workers: Workers) -> Timekeeper:
+    return Timekeeper("time", workers.run)
+
+
+def armed(keeper: Timekeeper, due: Callable[[], Any]) -> None:
+    Timer(keeper, due).arm(time.monotonic())
+
+
+def test_s12_a_call_that_cannot_be_watched_is_refused_and_the_next_has_its_deadline(limit: Limit) -> None:
+    keeper = keeper_of(Workers("work"))
+    refused, watched = Sender(), Sender()
+    limit.names = "time"
+    with pytest.raises(RuntimeError, match="thread"):
+        keeper.begin(refused, time.monotonic())
+    limit.names = ""
+    watch = keeper.begin(watched, time.monotonic())
+    assert watched.ended.wait(SOON)
+    keeper.end(watch)
+    # What was refused is over: its sender's later calls are not cut off.
+    assert not refused.ended.is_set()
+
+
+def test_s3_a_timer_that_no_thread_could_be_started_for_is_due_with_the_next(limit: Limit) -> None:
+    keeper = keeper_of(Workers("work"))
+    first, second = threading.Event(), threading.Event()
+    limit.names = "time"
+    armed(keeper, first.set)
+    limit.names = ""
+    armed(keeper, second.set)
+    assert first.wait(SOON)
+    assert second.wait(SOON)
+
+
+def test_s3_a_timer_that_finds_no_worker_is_due_again(limit: Limit) -> None:
+    keeper = keeper_of(Workers("work"))
+    due = threading.Event()
+    limit.names = "work"
+    armed(keeper, due.set)
+    assert limit.refused.wait(SOON)
+    limit.names = ""
+    assert due.wait(SOON)
+
+
+def test_a_job_for_which_no_thread_can_be_started_is_done_when_one_can(limit: Limit) -> None:
+    keeper = keeper_of(Workers("work"))
+    done = threading.Event()
+    limit.names = "work"
+    keeper.soon(done.set)
+    assert limit.refused.is_set()
+    limit.names = ""
+    assert done.wait(SOON)
+
+
+def test_c3_workers_of_which_one_could_not_be_started_can_be_stopped(limit: Limit) -> None:
+    workers = Workers("work")
+    limit.names = "work"
+    with pytest.raises(RuntimeError, match="thread"):
+        workers.run(lambda: None)
+    workers.stop(SOON)
+    assert limit.refused.is_set()
