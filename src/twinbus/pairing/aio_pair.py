@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Self
@@ -172,15 +173,17 @@ class Pair:
             await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
-        if self._state.syphon is not None and (ending := self._state.syphon.ended()) is not None:
-            await ending
-        await self._attempts.end()
-        self._state.events.close()
-        if self._owns_clients:
-            for client in self._clients.values():
-                await client.close()
-        if self._state.own_ledger is not None:
-            await asyncio.to_thread(self._state.own_ledger.close)
+        # The last first; one that raises holds up none of the others.
+        async with contextlib.AsyncExitStack() as steps:
+            if self._state.own_ledger is not None:
+                steps.push_async_callback(asyncio.to_thread, self._state.own_ledger.close)
+            if self._owns_clients:
+                for client in self._clients.values():
+                    steps.push_async_callback(client.close)
+            steps.callback(self._state.events.close)
+            steps.push_async_callback(self._attempts.end)
+            if self._state.syphon is not None and (ending := self._state.syphon.ended()) is not None:
+                await ending
 
     def _let_go(self, side: Side) -> None:
         """Without either side nothing is diverted any more; without both the pair ends, whoever closed them (C3)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -204,18 +205,18 @@ class Pair:
         """Once: all threads end, and the clients where they are the pair's own."""
         if not self._ending.acquire(blocking=False):
             return
-        try:
-            if self._state.syphon is not None:
-                self._state.syphon.ended()
-            self._attempts.end()
-            self._state.events.close()
+        # The last first; one that raises holds up none of the others.
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._ended.set)
+            if self._state.own_ledger is not None:
+                steps.callback(self._state.own_ledger.close)
             if self._owns_clients:
                 for client in self._clients.values():
-                    client.close()
-            if self._state.own_ledger is not None:
-                self._state.own_ledger.close()
-        finally:
-            self._ended.set()
+                    steps.callback(client.close)
+            steps.callback(self._state.events.close)
+            steps.callback(self._attempts.end)
+            if self._state.syphon is not None:
+                steps.callback(self._state.syphon.ended)
 
     # --- what the cells ask of a driver ----------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +208,22 @@ async def test_c3_a_syphon_that_fails_to_stop_is_logged_and_holds_up_nothing(
     assert "it does not stop" in caplog.text
     await traces.gone()
     await world.pair()
+
+
+class SyphonThatCannotEnd(RunningSyphon):
+    def ended(self) -> None:
+        raise RuntimeError("it does not end")
+
+
+async def test_c3_a_step_of_closing_that_fails_is_raised_and_the_others_are_done(
+    world: World, queue: str, tmp_path: Path
+) -> None:
+    traces = Traces(world)
+    pair = await world.pair(ledger=tmp_path)
+    await world.send(await world.sender(pair, queue), ServiceBusMessage("x"))
+    pair.syphon = SyphonThatCannotEnd()
+    with pytest.raises(RuntimeError, match="does not end"):
+        await world.do(pair.close)
+    await traces.gone()
+    # Whoever closes it again is told again.
+    world.stack.pop_all()
