@@ -154,13 +154,25 @@ def ids_and_sizes(message: Any) -> tuple[Sequence[object], int | Sequence[int]]:
 def size_of(raw: AmqpAnnotatedMessage) -> int:
     """About what it takes encoded; exactly where it may be a billable unit more or less (M2).
 
-    Its body, its application properties and annotations are counted, the texts in its properties are not: that, and
-    even more to encode every message once more, would cost more than the rest of its entry.
+    To encode every message once more would cost more than the rest of its entry.
     """
     body: Any = raw._data_body
     if body is None:
         return encoded_size(raw)
     size = _PLAIN_BYTES + (len(body[0]) if len(body) == 1 else sum(map(len, body)))
+    told = raw.properties
+    if told is not None:
+        for value in (
+            told.subject,
+            told.correlation_id,
+            told.group_id,
+            told.content_type,
+            told.to,
+            told.reply_to,
+            told.reply_to_group_id,
+        ):
+            if value is not None:
+                size += _length(value)
     if raw.application_properties:
         size += _named(raw.application_properties)
     if raw.annotations:

@@ -21,8 +21,10 @@ from twinbus import PartialSendError
 from twinbus.cli.main import app
 from twinbus.ledger import UNKNOWN, Ledger, LedgerUnavailableError, Stage, balance, read_ledger
 from twinbus.ledger.entries import Closed, Intent, Operation, Outcome, State
+from twinbus.ledger.units import units
 from twinbus.pairing.outgoing import encoded_size
 from twinbus.pairing.paths import Endpoint, primary_name
+from twinbus.pairing.recording import size_of
 from twinbus.testing import LocalNamespace
 
 from .conftest import World
@@ -64,7 +66,9 @@ async def test_m1_a_send_is_one_operation_with_its_id_its_bytes_and_its_units(
 ) -> None:
     pair = await world.pair(ledger=tmp_path, primary_name=None)
     sender = await world.sender(pair, queue)
-    small = ServiceBusMessage(b"x" * 1000, message_id="s" * 36, application_properties={"k": "v" * 40})
+    small = ServiceBusMessage(
+        b"x" * 1000, message_id="s" * 36, subject="s" * 50, application_properties={"k": "v" * 40}
+    )
     # A byte on either side of a unit: here an estimate would not do.
     large = ServiceBusMessage(b"", message_id="large")
     large = ServiceBusMessage(b"x" * (64 * 1024 - encoded_size(large.raw_amqp_message) - 2), message_id="large")
@@ -84,6 +88,17 @@ async def test_m1_a_send_is_one_operation_with_its_id_its_bytes_and_its_units(
     assert abs(found[0].bytes - encoded_size(small.raw_amqp_message)) < 16
     assert found[1].bytes == 64 * 1024 + 1
     assert all(0 < one.seconds < 60 for one in found)
+
+
+@pytest.mark.parametrize(
+    "text", ["subject", "to", "reply_to", "correlation_id", "content_type", "group_id", "reply_to_group_id"]
+)
+def test_m2_a_long_text_in_the_properties_is_a_unit_more(text: str) -> None:
+    message = ServiceBusMessage(b"x" * 55_000, message_id="a")
+    setattr(message.raw_amqp_message.properties, text, "s" * 12_000)
+    size = size_of(message.raw_amqp_message)
+    assert abs(size - encoded_size(message.raw_amqp_message)) < 64
+    assert units(1, [size]) == 2
 
 
 async def test_s8_a_send_that_timed_out_and_arrived_is_unknown_and_its_id_finds_it(
