@@ -75,9 +75,17 @@ class Answers:
         handler.do_work_async = self.work
 
     async def transfer(self, delivery: Any, timeout: float = 0) -> Any:
-        delivery.task = asyncio.current_task()
-        self._unanswered[delivery.task] = delivery
-        return await self._transfer(delivery, timeout)
+        """Written here, and not by whoever comes first: what cannot be encoded is its own caller's error."""
+        task = delivery.task = asyncio.current_task()
+        delivery.pending = None
+        self._unanswered[task] = delivery
+        try:
+            delivery.pending = await self._transfer(delivery, timeout)
+            await self._handler._link.update_pending_deliveries()
+        except BaseException:
+            self._forget(task)
+            raise
+        return delivery.pending
 
     async def complete(self, delivery: Any, reason: Any, state: Any) -> None:
         await self._complete(delivery, reason, state)
@@ -98,10 +106,17 @@ class Answers:
             running = task not in self._unanswered or await self._read(kwargs)
         finally:
             if not running:
-                self._unanswered.pop(task, None)
+                self._forget(task)
             if not self._reading and task not in self._unanswered:
                 self._wake(next(iter(self._waiting.values()), None))
         return running
+
+    def _forget(self, task: asyncio.Task[Any] | None) -> None:
+        """Its message has no answer to come. If it was not written, nobody else writes it: it may be diverted now."""
+        delivery, link = self._unanswered.pop(task, None), self._handler._link
+        pending = None if delivery is None or link is None else delivery.pending
+        if pending is not None and not pending.sent and pending in link._pending_deliveries:
+            link._pending_deliveries.remove(pending)
 
     async def _read(self, kwargs: dict[str, Any]) -> Any:
         self._reading = True

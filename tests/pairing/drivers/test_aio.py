@@ -148,6 +148,43 @@ async def test_s13_an_error_of_one_send_among_many_takes_nothing_from_the_others
     assert state_of(pair, queue) == "healthy"
 
 
+async def answered_late(world: World, queue: str, sender: Any, *delays: float) -> list[asyncio.Task[None]]:
+    """Sends in flight, each answered by itself: between two answers the SDK looks for what is to be sent."""
+    tasks = []
+    for number, delay in enumerate(delays):
+        world.primary.faults.set("delay", entity=queue, points=["send"], delay=delay, count=1)
+        tasks.append(sent(sender, f"late-{number}"))
+        await struck(world.primary)
+    return tasks
+
+
+async def test_s13_a_message_that_cannot_be_encoded_is_an_error_of_its_own_send_alone(world: World, queue: str) -> None:
+    pair, sender = await opened(world, queue)
+    others = await answered_late(world, queue, sender, 1.0, 1.2, 1.4)
+    async with asyncio.timeout(AT_ONCE):
+        with pytest.raises(ServiceBusError, match="invalid"):
+            await sender.send_messages(ServiceBusMessage("x", application_properties={"n": 2**70}))
+        await asyncio.gather(*others, sent(sender, "after"))
+    assert sorted(await ids(world, queue)) == ["after", "before", "late-0", "late-1", "late-2"]
+    assert state_of(pair, queue) == "healthy"
+    assert await world.backlog(pair) == []
+
+
+async def test_s13_what_was_given_up_before_it_was_written_is_written_by_nobody_else(world: World, queue: str) -> None:
+    pair, sender = await opened(world, queue)
+    others = await answered_late(world, queue, sender, 1.5, 1.8)
+    # A window that the primary has closed: the SDK keeps what is to be sent until it opens.
+    session = sender._link.sender._handler._session
+    window, session.remote_incoming_window = session.remote_incoming_window, 0
+    async with asyncio.timeout(AT_ONCE):
+        await sent(sender, "hasty", timeout=0.5)
+        assert state_of(pair, queue) == "failed_over"
+        session.remote_incoming_window = window
+        await asyncio.gather(*others)
+    assert sorted(await ids(world, queue)) == ["before", "late-0", "late-1"]
+    assert [one.message_id for one in await world.backlog(pair)] == ["hasty"]
+
+
 @pytest.mark.parametrize("how", ["connection", "link"])
 async def test_s13_what_breaks_under_many_is_opened_anew_and_all_are_sent(world: World, queue: str, how: str) -> None:
     pauses = {"retry_mode": "fixed", "retry_backoff_factor": 0.3, "retry_total": 50}
