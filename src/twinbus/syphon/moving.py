@@ -216,10 +216,12 @@ class Mover:
         except BacklogFailedError as error:
             _log.warning("%d messages were delivered but perhaps not completed: %s", len(held), error)
             lost, why = held, str(error.kind)
+        if lost:
+            self._shelf.uncertain(self._room.now())
         load.settled(held)
         self._room.books.completed(self._queue, path, messages, lost, why, self._room.now() - began)
         self._step(Step.COMPLETED, held)
-        self.completed += len(held)
+        self.completed += len(held) - len(lost)
 
     async def _defer(self, load: Load, path: str, messages: Sequence[Outgoing]) -> None:
         numbers = await self._deferred(load, [message.held for message in messages])
@@ -234,8 +236,9 @@ class Mover:
         except BacklogFailedError as error:
             # Deferred or not: by its lock's end, or by peeking, it is found again.
             _log.warning("%d messages were perhaps not deferred: %s", len(held), error)
-            self._shelf.uncertain(self._room.now())
             lost = set(map(id, held))
+        if lost:
+            self._shelf.uncertain(self._room.now())
         self._settled(load, held, Step.PUT_ASIDE)
         return [one.sequence_number for one in held if id(one) not in lost]
 
@@ -247,8 +250,9 @@ class Mover:
             lost = set(map(id, await self._backlog.dead_letter(held, reason, description[:_LONGEST_DESCRIPTION])))
         except BacklogFailedError as error:
             _log.warning("%d messages were perhaps not dead-lettered: %s", len(held), error)
-            self._shelf.uncertain(self._room.now())
             lost = set(map(id, held))
+        if lost:
+            self._shelf.uncertain(self._room.now())
         self._settled(load, held, Step.DEAD_LETTERED)
         if done := [one for one in held if id(one) not in lost]:
             _log.warning("%d messages were dead-lettered: %s: %s", len(done), reason, description)
@@ -266,6 +270,8 @@ class Mover:
 
     async def _give_back(self, load: Load, messages: Sequence[Outgoing]) -> None:
         held = [message.held for message in messages]
+        # Those that were deferred are so again, and remembered nowhere.
+        self._shelf.uncertain(self._room.now())
         try:
             await self._backlog.abandon(held)
         except BacklogFailedError as error:
@@ -278,9 +284,13 @@ class Mover:
         if step is not None:
             self._step(step, held)
 
-    @staticmethod
-    def _locked(load: Load, messages: Sequence[Outgoing]) -> Sequence[Outgoing]:
-        return [one for one in messages if id(one.held) not in load.lost] if load.lost else messages
+    def _locked(self, load: Load, messages: Sequence[Outgoing]) -> Sequence[Outgoing]:
+        if not load.lost:
+            return messages
+        locked = [one for one in messages if id(one.held) not in load.lost]
+        if len(locked) < len(messages):
+            self._shelf.uncertain(self._room.now())
+        return locked
 
     def _step(self, step: Step, messages: Sequence[Outgoing] | Sequence[Held]) -> None:
         if self._room.steps is not None:

@@ -204,6 +204,9 @@ class Pump:
             if recall.probe is not None:
                 room.destinations.void(recall.path, recall.probe)
             await self._backlog_failed(error, 1)
+        except BaseException:
+            self.shelf.uncertain(room.now())
+            raise
         finally:
             self._recalls -= 1
             self.shelf.recalled(recall, left_out, room.now())
@@ -254,7 +257,7 @@ class Pump:
         if not self._moves:
             asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._fell_quiet, self._receipts)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Its messages come back when their locks end.
+            # Its messages come back when their locks end; those that were deferred are found by peeking.
             _log.error("a load of %s could not be moved", self.queue, exc_info=error)
 
     def _fell_quiet(self, receipts: int) -> None:

@@ -1,0 +1,120 @@
+"""One trouble at a time, on the simulation's clock: what goes wrong with a load, a rate, a syphon that is to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import pytest
+
+from twinbus.pairing.failures import FailureKind
+from twinbus.syphon.discovery import Named
+from twinbus.syphon.plan.shelf import RESCAN_AFTER
+from twinbus.syphon.room import Step, SyphonOptions
+from twinbus.syphon.syphon import Syphon
+from twinbus.syphon.transport import BacklogFailedError, Held
+
+from .loop import run
+from .places import Entity, Letter, Life, Outage, Queue, SimulatedBacklog, SimulatedTransport, Where, now, wall
+
+LOCK = 30.0
+
+
+class Place:
+    """One backlog queue of letters for `paths` in turn, and syphons on it. `breaks`: the first call of it fails."""
+
+    def __init__(self, count: int, *paths: str, where: Where = Where.ACTIVE) -> None:
+        chance = Random(1)
+        self.paths = paths or ("orders",)
+        self.letters = [
+            Letter(number, self.paths[number % len(self.paths)], where=where) for number in range(1, count + 1)
+        ]
+        self.queue = Queue("b", chance, self.letters, LOCK)
+        self.entities = {path: Entity(path, chance) for path in self.paths}
+        self.breaks: str | None = None
+
+    @asynccontextmanager
+    async def syphon(self, steps: Any = None, **options: Any) -> AsyncIterator[Syphon]:
+        made = Syphon(
+            _Transport(self),
+            Named(["b"]),
+            primary="p",
+            secondary="s",
+            options=SyphonOptions(**options),
+            steps=steps,
+            wall=wall,
+            chance=lambda: 0.5,
+        )
+        running = asyncio.create_task(made.run())
+        yield made
+        made.stop()
+        await running
+
+    def count(self, where: Where) -> int:
+        return sum(letter.where is where for letter in self.letters)
+
+
+class _Backlog(SimulatedBacklog):
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.queue, Life())
+        self._place = place
+
+    async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
+        if self._place.breaks == "complete":
+            self._place.breaks = None
+            raise BacklogFailedError("b", FailureKind.CONNECTION_LOST)
+        return await super().complete(held)
+
+    async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
+        if self._place.breaks == "renew":
+            self._place.breaks = None
+            for one in held:
+                one.letter.holder = None  # type: ignore[attr-defined] # a Grip: its lock is lost
+        return await super().renew(held)
+
+
+class _Transport(SimulatedTransport):
+    def __init__(self, place: Place) -> None:
+        super().__init__({"b": place.queue}, place.entities, Life())
+        self._place = place
+
+    def backlog(self, queue: str) -> SimulatedBacklog:
+        return _Backlog(self._place)
+
+
+@pytest.mark.parametrize("trouble", ["complete", "renew", "crash"])
+def test_y5_what_was_brought_back_and_went_wrong_is_looked_for_again(trouble: str) -> None:
+    async def live() -> None:
+        place = Place(2, where=Where.DEFERRED)
+        crashes = [Step.SENDING] if trouble == "crash" else []
+
+        def steps(step: Step, _: Sequence[Held]) -> None:
+            if step in crashes:
+                crashes.clear()
+                raise SystemError("a crash")
+
+        place.breaks = trouble
+        if trouble == "renew":
+            # Not sent before the lock is lost, and then not once more.
+            place.entities["orders"].outages.append(Outage(now(), now() + 2 * LOCK, FailureKind.TIMEOUT))
+            place.queue.lock = 8.0
+        async with place.syphon(steps):
+            await asyncio.sleep(RESCAN_AFTER + 120)
+            assert place.count(Where.GONE) == 2
+
+    run(live())
+
+
+def test_s11_only_confirmed_completions_are_told_as_moved() -> None:
+    async def live() -> None:
+        place, told = Place(4), list[int]()
+        place.breaks = "complete"
+        async with place.syphon() as syphon:
+            syphon._room.emptied = lambda _, moved: told.append(moved)
+            await asyncio.sleep(LOCK * 3)
+        assert sum(told) == 4
+
+    run(live())
