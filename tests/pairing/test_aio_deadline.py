@@ -1,6 +1,7 @@
 """Deadlines of an asyncio pair leave no trace in the task that they ended a call of (S12, S13)."""
 
 import asyncio
+import time
 
 import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
@@ -32,6 +33,22 @@ async def test_s12_a_call_past_its_deadline_is_a_time_out_and_no_cancellation_is
     with pytest.raises(OperationTimeoutError):
         await Deadlines().bound(asyncio.Event().wait(), 0.01)
     assert task.cancelling() == 0
+
+
+async def test_s12_deadlines_hold_in_a_loop_that_is_always_late() -> None:
+    late, deadlines = True, Deadlines()
+
+    def block() -> None:
+        if late:
+            time.sleep(0.25)
+            asyncio.get_running_loop().call_soon(block)
+
+    block()
+    try:
+        with pytest.raises(OperationTimeoutError):
+            await deadlines.bound(asyncio.Event().wait(), 0.01)
+    finally:
+        late = False
 
 
 async def test_s13_a_cancellation_by_anyone_else_goes_through() -> None:

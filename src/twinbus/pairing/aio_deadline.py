@@ -15,7 +15,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.pairing.sdk import GIVEN_UP
 
 T = TypeVar("T")
-# What the SDK cleans up after a cancellation is itself cut short by the next one.
+# What the SDK cleans up after a cancellation is itself cut short by the next one; what a late loop has to read first.
 _AGAIN_SECONDS: Final = 0.1
 
 
@@ -39,6 +39,7 @@ class Deadlines:
         self._calls: set[Deadline] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
+        self._late = False
 
     async def bound(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         """OperationTimeoutError past the deadline. A cancellation by anyone else goes through."""
@@ -86,7 +87,7 @@ class Deadlines:
         """All calls under way are past their deadlines."""
         for call in self._calls:
             call.at = 0.0
-        self._fired()
+        self._cancel()
 
     def _arm(self, at: float) -> None:
         if self._timer is not None:
@@ -95,6 +96,14 @@ class Deadlines:
         self._timer = asyncio.get_running_loop().call_later(max(at - time.monotonic(), 0), self._fired)
 
     def _fired(self) -> None:
+        """A loop that was blocked, or a frozen process, comes late: answers that lie in the sockets are read first.
+
+        Not twice in a row: a loop that is always late keeps its deadlines too.
+        """
+        self._late = not self._late and time.monotonic() - self._due > _AGAIN_SECONDS
+        self._cancel(spare=self._late)
+
+    def _cancel(self, *, spare: bool = False) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -102,8 +111,9 @@ class Deadlines:
         for call in list(self._calls):
             if call.at <= now:
                 call.at = now + _AGAIN_SECONDS
-                call.cancelled += 1
-                call.task.cancel(GIVEN_UP)
+                if not spare:
+                    call.cancelled += 1
+                    call.task.cancel(GIVEN_UP)
         if self._calls:
             self._arm(min(call.at for call in self._calls))
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -261,6 +262,18 @@ async def test_s13_closing_a_sender_ends_a_call_that_nobody_answers_and_fails_no
             with pytest.raises(ValueError, match="shutdown"):
                 await task
     assert state_of(pair, queue) == "healthy"
+    assert await world.backlog(pair) == []
+
+
+async def test_s12_a_loop_that_was_blocked_past_the_deadline_reads_its_answers_first(world: World, queue: str) -> None:
+    pair, sender = await opened(world, queue, try_timeout=timedelta(seconds=1))
+    many = [sent(sender, f"many-{number}") for number in range(5)]
+    await asyncio.sleep(0)
+    time.sleep(1.5)  # noqa: ASYNC251 - as a caller does who blocks its loop, or a process that is frozen
+    async with asyncio.timeout(AT_ONCE):
+        await asyncio.gather(*many)
+    assert state_of(pair, queue) == "healthy"
+    assert await ids(world, queue) == ["before", *(f"many-{number}" for number in range(5))]
     assert await world.backlog(pair) == []
 
 
