@@ -77,6 +77,7 @@ class AttendanceCell:
 
     def advance(self, event: attendance.Event) -> None:
         notices: list[BacklogUnattended] = []
+        refused: list[TellRefused] = []
         with self._lock:
             step = attendance.advance(self.attendance, event, self._now())
             self.attendance = step.attendance
@@ -86,15 +87,18 @@ class AttendanceCell:
                         self._timer.arm(at)
                     case Look(peeks):
                         self._look(self, peeks)
-                    case TellRefused(queue, kind):
-                        _log.warning(
-                            "%s may not be looked at (%s): whether anybody syphons it will not be known here. Give the "
-                            "secondary's key Listen, or set backlog_check_interval to 0",
-                            queue,
-                            kind,
-                        )
+                    case TellRefused():
+                        refused.append(effect)
                     case Emit(notice):
                         notices.append(notice)
+        # Outside the lock: whoever is told may hold it up, or ask for more.
+        for one in refused:
+            _log.warning(
+                "%s may not be looked at (%s): whether anybody syphons it will not be known here. Give the secondary's "
+                "key Listen, or set backlog_check_interval to 0",
+                one.queue,
+                one.kind,
+            )
         for notice in notices:
             self._emit(notice)
 
