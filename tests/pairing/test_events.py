@@ -115,6 +115,24 @@ def test_a_callback_that_waits_holds_up_nobody_and_the_order_stays(events: PairE
     assert order == ["failover_engaged", "restored"]
 
 
+def test_a_callback_for_which_no_thread_can_be_started_is_called_with_the_next(
+    events: PairEvents, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[Notice] = []
+    events.on("*", called.append)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refused)
+        events.emit(NOTICES[0])
+    assert "with those of the next event: can't start new thread" in caplog.text
+    events.emit(NOTICES[1])
+    events.close()
+    assert called == list(NOTICES[:2])
+
+
 def test_a_callback_may_close_the_events_it_is_called_by(events: PairEvents) -> None:
     closed = threading.Event()
 

@@ -209,11 +209,15 @@ class _Thread:
 
     def say(self, callback: Callback, notice: Notice) -> None:
         self._said.put((callback, notice))
-        with self._lock:
-            # A forked child inherits the queue but not the thread.
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+        try:
+            with self._lock:
+                # A forked child inherits the queue but not the thread.
+                if self._thread is None or not self._thread.is_alive():
+                    thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    thread.start()
+                    self._thread = thread
+        except RuntimeError as error:
+            _log.warning("callbacks for %s are called with those of the next event: %s", notice.name, error)
 
     def close(self) -> None:
         with self._lock:
