@@ -238,3 +238,28 @@ async def test_s13_closing_a_sender_ends_a_call_that_nobody_answers(world: World
             await sending
     assert state_of(pair, queue) == "healthy"
     assert await world.backlog(pair) == []
+
+
+# --- no more threads -------------------------------------------------------------------------------------------------
+
+
+async def test_g2_c3_a_ping_for_which_no_thread_can_be_started_is_sent_when_one_can(
+    world: World, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = await world.pair(ping_interval=timedelta(seconds=1))
+    refused, allowed = threading.Event(), threading.Event()
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        entity = next((one for one in pair._state._cells.values() if one.entity.path == queue), None)
+        if not allowed.is_set() and thread.name.startswith("twinbus-work") and entity and entity.entity.pinging:
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    await world.do(pair.force_failover, queue)
+    await world.until(refused.is_set)
+    allowed.set()
+    await world.state(pair, queue, "healthy")
+    await world.do(pair.close)
