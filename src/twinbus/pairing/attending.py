@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessageState
 
@@ -33,8 +33,8 @@ from twinbus.pairing.attendance import (
 )
 from twinbus.pairing.entity import Now, Timer
 from twinbus.pairing.recording import Recording
+from twinbus.pairing.retrying import ONCE
 from twinbus.pairing.sdk import (
-    Retries,
     kind_of,
     open_link_once,
     quick_to_open,
@@ -45,7 +45,6 @@ from twinbus.pairing.sdk import (
 
 _log = logging.getLogger("twinbus.pairing")
 
-_ONCE: Final = Retries(0, 0.0, 0.0, True)
 # Of an entity's path: whether it is failed over in this pair.
 FailedOver = Callable[[str], bool]
 
@@ -168,7 +167,7 @@ class Looks:
             receiver = without_retries(quick_to_open(self._client.get_queue_receiver(peek.queue)))
             self._receiver = receiver
             found = self._attempts.attempt(
-                receiver, lambda link, left: self._peek(link, peek, left), self._attempts.seconds, _ONCE
+                receiver, lambda link, left: self._peek(link, peek, left), self._attempts.seconds, ONCE
             )
             told = seen(peek.queue, found, self._failed_over)
         except Exception as error:

@@ -27,8 +27,8 @@ from twinbus.pairing.partnership import EntityState, Partnership, Syphon, Syphon
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
 from twinbus.pairing.receivers import QuietReceiver
+from twinbus.pairing.retrying import ONCE
 from twinbus.pairing.sdk import (
-    Retries,
     endpoint_of,
     hides_pings,
     kind_of,
@@ -42,7 +42,6 @@ from twinbus.pairing.sender import PairedSender
 from twinbus.pairing.sides import Side, SideState
 from twinbus.pairing.timekeeper import Timer
 
-_ONCE = Retries(0, 0.0, 0.0, True)
 # How long closing waits for the thread that is closing the same pair already.
 _END_SECONDS = 10.0
 
@@ -241,7 +240,7 @@ class Pair:
         try:
             sender = without_retries(quick_to_open(self._clients["primary"].get_queue_sender(cell.entity.path)))
             self._pinging[cell] = sender
-            self._attempts.attempt(sender, self._pinged, self._attempts.seconds, _ONCE)
+            self._attempts.attempt(sender, self._pinged, self._attempts.seconds, ONCE)
         except Exception as error:
             failure = kind_of(error)
         finally:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from twinbus.pairing.sdk import Retries, may_try_again
+
+ONCE: Final = Retries(0, 0.0, 0.0, True)
 
 
 def pause_before_next(error: Exception, retries: Retries, tried: int, left: float) -> float | None:
