@@ -180,6 +180,19 @@ def test_a_dead_letter_resubmitted_to_another_entity_is_a_message_for_that_one()
     assert balance([*history, home, gone]).delivered == Counter({elsewhere: 1})
 
 
+def test_a_dead_letter_redirected_where_nothing_else_is_known_of_it_is_one_message_of_the_other_entity() -> None:
+    elsewhere = Message("contoso/elsewhere", "a")
+    redirected = Movement(
+        at=0, id="m", move=Move.REDIRECTED, ids=("a",), source=DESTINATION, destination=elsewhere.destination
+    )
+    moved = [replace(operation(stage, "a"), destination=elsewhere.destination) for stage in (RESUBMIT, COMPLETE)]
+    found = balance([*moved, redirected])
+    assert found.accepted == found.in_backlog == Counter({elsewhere: 1})
+    assert counts(found) == {"accepted": 1, "in_backlog": 1}
+    unsure = balance([operation(DIVERT, "a", result="unknown"), *moved, redirected])
+    assert counts(unsure) == {"accepted": 1, "in_backlog": 1}
+
+
 def test_what_the_ledger_does_not_hold_is_told() -> None:
     def header(segment: int) -> Header:
         return Header(

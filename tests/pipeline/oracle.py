@@ -55,8 +55,9 @@ with each as (
     select source, id, -count(*), 0, 0, -count(*), 0, 0, 0, -count(*), 0
     from moved where move = 'redirected' group by all
 ), sums as (
-    select destination, id, sum(accepted) as n, sum(delivered) as d, sum(maybe_delivered) as md, sum(stored) as s,
-        sum(maybe_stored) as ms, sum(removed) as r, sum(maybe_removed) as mr, sum(dead) as dead, sum(doubted) as doubted
+    select destination, id, greatest(0, sum(accepted)) as n, sum(delivered) as d, sum(maybe_delivered) as md,
+        sum(stored) as s, sum(maybe_stored) as ms, sum(removed) as r, sum(maybe_removed) as mr,
+        sum(dead) as dead, sum(doubted) as doubted
     from (select * from effects union all select * from moves) group by all
 ), bounds as (
     select *, greatest(0, s - r - mr) as held, greatest(0, s + ms - r) as hoped,

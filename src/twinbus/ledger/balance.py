@@ -189,19 +189,21 @@ def _move(sums: dict[Message, _Sums], entry: Movement) -> None:
 
 
 def _judge(result: Balance, message: Message, sums: _Sums) -> None:
+    # What was redirected may have been accepted where this ledger does not reach.
+    accepted = max(0, sums.accepted)
     # The worst and the best of the ways in which the operations of unknown outcome may have gone.
     held = max(0, sums.stored - sums.removed - sums.maybe_removed)
     hoped = max(0, sums.stored + sums.maybe_stored - sums.removed)
-    lost = max(0, sums.accepted - sums.delivered - sums.maybe_delivered - hoped)
-    unknown = max(0, sums.accepted - sums.delivered - held) - lost
-    delivered = min(sums.accepted, sums.delivered)
-    there = sums.accepted - delivered - unknown - lost
+    lost = max(0, accepted - sums.delivered - sums.maybe_delivered - hoped)
+    unknown = max(0, accepted - sums.delivered - held) - lost
+    delivered = min(accepted, sums.delivered)
+    there = accepted - delivered - unknown - lost
     dead = min(there, max(0, sums.dead_lettered))
-    expected = max(sums.accepted, 1)
+    expected = max(accepted, 1)
     duplicated = max(0, sums.delivered - expected)
     possibly = max(0, sums.delivered + sums.maybe_delivered - expected) - duplicated
     counts = (
-        (result.accepted, sums.accepted),
+        (result.accepted, accepted),
         (result.delivered, delivered),
         (result.in_backlog, there - dead),
         (result.dead_lettered, dead),
@@ -209,7 +211,7 @@ def _judge(result: Balance, message: Message, sums: _Sums) -> None:
         (result.lost, lost),
         (result.duplicated, duplicated),
         (result.possibly_duplicated, max(possibly, min(1, sums.doubted) if not duplicated else 0)),
-        (result.unconfirmed, int(not sums.accepted and (sums.delivered + sums.maybe_delivered + hoped) > 0)),
+        (result.unconfirmed, int(not accepted and (sums.delivered + sums.maybe_delivered + hoped) > 0)),
     )
     for counter, count in counts:
         if count:

@@ -187,6 +187,7 @@ def _verdict() -> dict[str, Column]:
     doubted = F.when(col("duplicated") == 0, F.least(F.lit(1), col("doubted"))).otherwise(0)
     there_is = col("delivered") + col("maybe_delivered") + col("hoped") > 0
     return {
+        "accepted": at_least_0(col("accepted")),
         "held": at_least_0(col("stored") - col("removed") - col("maybe_removed")),
         "hoped": at_least_0(col("stored") + col("maybe_stored") - col("removed")),
         "lost": at_least_0(col("accepted") - col("delivered") - col("maybe_delivered") - col("hoped")),
