@@ -1,6 +1,7 @@
 """`twinbus ledger check` as its users have it."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -83,6 +84,32 @@ def test_a_directory_without_a_ledger_is_an_error(tmp_path: Path, name: str) -> 
     done = run("ledger", "check", str(tmp_path / name))
     assert done.returncode == 1
     assert "holds no ledger" in done.stderr
+
+
+def test_a_ledger_of_which_nothing_can_be_read_ends_with_1(tmp_path: Path) -> None:
+    segment = tmp_path / "client-h-1-0123456789abcdef-0.jsonl"
+    segment.write_text("garbage\n")
+    done = run("ledger", "check", str(tmp_path))
+    assert done.returncode == 1
+    assert f"{segment}, line 1: no JSON" in done.stdout
+
+
+def test_a_directory_in_the_place_of_a_segment_is_told_in_a_line(tmp_path: Path) -> None:
+    segment = tmp_path / "client-h-1-0123456789abcdef-0.jsonl"
+    segment.mkdir()
+    done = run("ledger", "check", str(tmp_path))
+    assert done.returncode == 1
+    assert f"error: {segment} cannot be read: Is a directory" in done.stderr
+    assert "not foreseen" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_directory_that_may_not_be_read_is_told_in_a_line(tmp_path: Path) -> None:
+    tmp_path.chmod(0o300)
+    done = run("ledger", "check", str(tmp_path))
+    tmp_path.chmod(0o700)
+    assert done.returncode == 1
+    assert f"error: {tmp_path} cannot be read: Permission denied" in done.stderr
 
 
 async def test_n5_a_server_with_a_ledger_meters_into_it_and_closes_it(tmp_path: Path) -> None:

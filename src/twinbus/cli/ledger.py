@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json as json_text
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -63,11 +66,13 @@ def check(
     from twinbus.ledger import balance, read_ledger  # noqa: PLC0415 - slow
     from twinbus.ledger.segments import segments  # noqa: PLC0415
 
-    with told(debug=debug):
+    with told(debug=debug), _readable(directory):
         if not directory.is_dir() or next(segments(directory), None) is None:
             raise OperatorError(f"{directory} holds no ledger", "Name the directory that was given as `ledger`.")
         problems: list[Problem] = []
-        found = balance(read_ledger(directory, problems.append))
+        entries = read_ledger(directory, problems.append)
+        first = next(entries, None)
+        found = balance(chain(() if first is None else (first,), entries))
         found.incomplete += map(str, problems)
         sums = {name: getattr(found, name).total() for name in SUMS}
         listed = {name: _of(found, name) for name in LISTED}
@@ -75,8 +80,32 @@ def check(
             typer.echo(json_text.dumps(report(sums, listed, found.incomplete)))
         else:
             show(sums, listed, found.incomplete)
-        if found.lost:
+        if found.lost or (first is None and problems):
             raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _readable(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OperatorError(
+            f"{error.filename or directory} cannot be read: {error.strerror}",
+            "A ledger is a directory of files that this user may read.",
+        ) from error
+
+
+def refuse_unwritable(directory: Path) -> None:
+    """For verbs that keep a ledger: told before anything is moved."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise OperatorError(
+            f"--ledger {directory} cannot be written: {error.strerror}",
+            "Name a directory, there or not yet, that this user may write.",
+        ) from error
 
 
 def report(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomplete: list[str]) -> dict[str, Any]:
