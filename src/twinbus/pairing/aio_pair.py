@@ -30,7 +30,15 @@ from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.partnership import EntityState, Partnership, Syphon, SyphonFactory
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
-from twinbus.pairing.sdk import hides_pings, kind_of, open_link, quick_to_open, retries_of, without_retries
+from twinbus.pairing.sdk import (
+    check_version,
+    hides_pings,
+    kind_of,
+    open_link,
+    quick_to_open,
+    retries_of,
+    without_retries,
+)
 from twinbus.pairing.sides import Side, SideState
 
 
@@ -70,6 +78,7 @@ class Pair:
         *,
         owns_clients: bool = False,
     ) -> None:
+        check_version()
         self._clients = {"primary": primary, "secondary": secondary}
         self._owns_clients = owns_clients
         self._retries = retries_of(primary)

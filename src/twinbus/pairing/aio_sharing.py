@@ -19,7 +19,8 @@ _LOGGER: Final = logging.getLogger(__name__)
 def share(sender: Any, close: Callable[[], None]) -> None:
     """Of a sender whose link is open, before the first call on it. Where an error would close it, `close` decides."""
     handler = sender._handler
-    _write_at_once(handler._connection._transport)
+    if can_overlap(sender):
+        _write_at_once(handler._connection._transport)
     Answers(handler)
     if handler._cbs_authenticator is not None:
         _renew_one_at_a_time(handler._cbs_authenticator)
@@ -47,9 +48,9 @@ def _write_at_once(transport: Any) -> None:
 
     What is left in memory by that is no more than what callers have in flight: each waits for its own answer.
     """
-    writer = getattr(transport, "writer", None)
+    writer = transport.writer
     if writer is None:
-        return
+        raise ConnectionResetError("the connection was closed")
 
     async def write(frame: bytes) -> None:
         if writer.transport.is_closing():

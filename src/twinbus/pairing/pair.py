@@ -29,6 +29,7 @@ from twinbus.pairing.provisioning import background_pause
 from twinbus.pairing.receivers import QuietReceiver
 from twinbus.pairing.retrying import ONCE
 from twinbus.pairing.sdk import (
+    check_version,
     endpoint_of,
     hides_pings,
     kind_of,
@@ -80,6 +81,7 @@ class Pair:
         *,
         owns_clients: bool = False,
     ) -> None:
+        check_version()
         self.options = options
         self._clients = {"primary": primary, "secondary": secondary}
         self._owns_clients = owns_clients

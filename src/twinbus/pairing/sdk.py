@@ -1,6 +1,7 @@
 """What azure-servicebus does not tell in public: limits of a link, its socket, whether a client was closed.
 
-With `aio_sharing` the only module that reads its private parts. It decides nothing.
+With `aio_sharing` it reads the private parts of clients and senders; those of messages and batches `outgoing` and
+`recording`, those of credentials `administration`. All were written for WRITTEN_FOR. It decides nothing else.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
+import azure.servicebus
 from azure.servicebus import ServiceBusMessageBatch
 
+from twinbus.errors import OperatorError
 from twinbus.pairing.failures import FailureKind, classify, evidence_of
 from twinbus.pairing.paths import Endpoint
 
+WRITTEN_FOR: Final = "7.15"
+_REQUIREMENT: Final = "azure-servicebus>=7.15,<7.16"
 TLS_PORT: Final = 5671
 PLAIN_PORT: Final = 5672
 STANDARD_BATCH: Final = 262_144
@@ -37,6 +42,24 @@ class Limits(NamedTuple):
     message: int
     batch: int
     transport: Any
+
+
+class SdkVersionError(OperatorError):
+    """Senders of another version may lose messages in silence: none is made."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"azure-servicebus {found} is installed; pairs are written for {_REQUIREMENT}",
+            f'Run: pip install "{_REQUIREMENT}"',
+        )
+        self.found = found
+
+
+def check_version() -> None:
+    """Before a pair touches anything."""
+    found = azure.servicebus.__version__
+    if not found.startswith(f"{WRITTEN_FOR}."):
+        raise SdkVersionError(found)
 
 
 def kind_of(error: BaseException) -> FailureKind:
@@ -95,7 +118,10 @@ def hides_pings(sender: Any) -> bool:
 
 
 async def open_link(sender: Any, seconds: float | None) -> None:
-    """Open an aio sender with the SDK's own retries; its own wait ends by then, and so does its cleaning up."""
+    """Open an aio sender or receiver, in as many tries as it has left to itself: one after `without_retries`.
+
+    Its own wait ends by then, and so does its cleaning up.
+    """
     await sender._do_retryable_operation(sender._open, timeout=seconds, operation_requires_timeout=True)
 
 
