@@ -2,7 +2,7 @@
 
     python bench/pipeline.py [--millions 1 5 20] [--rounds 3] [--folder DIR] [--json]
 
-Prints seconds, their growth, the JVM's memory and the ratio to DuckDB, whose answer must be the same.
+Prints seconds, processor time, growth, the JVM's memory and the ratio to DuckDB, whose answer must be the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,10 +71,19 @@ def made(tables: Tables, millions: int) -> None:
     tables.commit(Version(parts={OPERATIONS: (part,)}, newest=1_790_035_200_000 + 3 * 86_400_000))
 
 
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    answer = call()
-    return time.perf_counter() - start, answer
+@dataclass(slots=True)
+class Spent:
+    """Of one job by one engine, in every round: seconds, and the processor time of all its threads."""
+
+    seconds: Samples = field(default_factory=Samples)
+    cpu: Samples = field(default_factory=Samples)
+
+    def timed(self, call: Callable[[], Any], cpu: Callable[[], float]) -> Any:
+        start, used = time.perf_counter(), cpu()
+        answer = call()
+        self.seconds.values.append(time.perf_counter() - start)
+        self.cpu.values.append(cpu() - used)
+        return answer
 
 
 def spark_reconcile(tables: Tables) -> dict[str, int]:
@@ -85,7 +95,7 @@ def spark_cost(tables: Tables) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, over_history(tables, JOBS["cost"]).collect()))
 
 
-def measure(tables: Tables, millions: int, rounds: int, meter: ProcessMeter) -> dict[str, tuple[Samples, Samples]]:
+def measure(tables: Tables, millions: int, rounds: int, meter: ProcessMeter) -> dict[str, tuple[Spent, Spent]]:
     database = oracle.connect(tables.root, tables.version())
     database.execute(f"set threads = {os.cpu_count() or 2}")
     jobs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
@@ -94,16 +104,33 @@ def measure(tables: Tables, millions: int, rounds: int, meter: ProcessMeter) -> 
     }
     found = {}
     for name, (ours, theirs) in jobs.items():
-        mine, other = Samples(), Samples()
+        mine, other = Spent(), Spent()
         for _ in range(rounds):
-            seconds, answer = timed(ours)
-            peer_seconds, peer_answer = timed(theirs)
-            assert answer == peer_answer, f"{name} of {millions} million: {answer} is not {peer_answer}"
-            mine.values.append(seconds)
-            other.values.append(peer_seconds)
+            answer = mine.timed(ours, meter.cpu_seconds)
+            expected = other.timed(theirs, time.process_time)
+            assert answer == expected, f"{name} of {millions} million: {answer} is not {expected}"
         found[name] = (mine, other)
-        print(f"{millions} million, {name}: {mine.values} beside {other.values}", file=sys.stderr)
     return found
+
+
+def figures_of(
+    name: str, millions: int, mine: Spent, other: Spent, before: tuple[int, float] | None
+) -> Iterator[Figure]:
+    size, seconds = before or (millions, mine.cpu.median)
+    growth = (mine.cpu.median / seconds) / (millions / size)
+    aimed = name == "reconcile" and millions >= 20
+    for what, ours, theirs in ((name, mine.seconds, other.seconds), ("  processor time", mine.cpu, other.cpu)):
+        ratio = ratios(ours, theirs)
+        yield Figure(
+            what,
+            f"{ours.told('{:.2f}')} s",
+            f"DuckDB {theirs.told('{:.2f}')} s",
+            ratio.told("{:.2f}"),
+            f"≤ {AIM:g}" if aimed else "",
+            ratio.median <= AIM if aimed else None,
+            {"ours": ours.values, "duckdb": theirs.values},
+        )
+    yield Figure("  its growth beside the entries'", f"{growth:.2f}", values={"growth": growth})
 
 
 def main() -> None:
@@ -126,24 +153,9 @@ def main() -> None:
             continue  # a JVM that has just started is measured by nobody
         figures.append(Figure(f"{millions} million entries:"))
         for name, (mine, other) in found.items():
-            ratio = ratios(mine, other)
-            size, seconds = before.get(name, (millions, mine.median))
-            growth = (mine.median / seconds) / (millions / size)
-            before[name] = (millions, mine.median)
-            aimed = name == "reconcile" and millions >= 20
-            figures.append(
-                Figure(
-                    name,
-                    f"{mine.told('{:.2f}')} s",
-                    f"DuckDB {other.told('{:.2f}')} s",
-                    ratio.told("{:.2f}"),
-                    f"≤ {AIM:g}" if aimed else "",
-                    ratio.median <= AIM if aimed else None,
-                    {"seconds": mine.values, "duckdb": other.values, "growth": growth},
-                )
-            )
-            figures.append(Figure("  growth beside the size's", f"{growth:.2f}"))
-        figures.append(Figure("  JVM's memory, at most so far", f"{meter.peak_rss_megabytes():,.0f} MiB"))
+            figures += figures_of(name, millions, mine, other, before.get(name))
+            before[name] = (millions, mine.cpu.median)
+        figures.append(Figure("JVM's memory, at most so far", f"{meter.peak_rss_megabytes():,.0f} MiB"))
     notes = [f"{os.cpu_count()} cores; the same answers in every round", "growth 1: linear"]
     write_json(figures, notes) if asked.json else show("Ledger jobs", figures, notes)
 
