@@ -282,6 +282,28 @@ async def test_a_backlog_queue_that_is_not_there_says_so(world: World) -> None:
     assert raised.value.kind is FailureKind.ENTITY_NOT_FOUND
 
 
+class Expired:
+    """A credential whose login is over; it raises what it likes."""
+
+    async def get_token(self, *_scopes: str, **_: Any) -> Any:
+        raise LookupError("the login expired")
+
+    async def close(self) -> None: ...
+
+
+async def test_a_credential_that_raises_is_a_settlement_that_failed(world: World, namespaces: LocalNamespaces) -> None:
+    await world.divert("1")
+    held = await world.receive(1)
+    host = f"localhost:{namespaces['secondary'].port}"
+    async with ServiceBusClient(host, Expired(), use_tls=False, retry_total=0) as client:
+        make: Any = type(world.transport)
+        transport = make(client, client, try_timeout=TRY)
+        with pytest.raises(BacklogFailedError):
+            await transport.backlog(world.queue).complete(held)
+        await transport.close()
+    assert await world.left() == ["1"]
+
+
 async def test_a_link_that_broke_is_made_again_by_the_next_call(world: World, namespaces: LocalNamespaces) -> None:
     await world.divert("1")
     held = await world.receive(1)

@@ -95,7 +95,7 @@ class Mover:
         if shipments:
             jobs.append(self._ship(load, shipments))
         try:
-            await asyncio.gather(*jobs)
+            await _all(jobs)
         finally:
             if probes:
                 room.changed()  # over, whatever came of it: others may wait for their turn
@@ -128,7 +128,7 @@ class Mover:
             ready = await self._intended(load, shipments)
             for shipment in ready:
                 del unsent[shipment.path]
-            await asyncio.gather(*(self._send(load, shipment, retried) for shipment in ready))
+            await _all([self._send(load, shipment, retried) for shipment in ready])
         finally:
             for path, epoch in unsent.items():
                 self._room.destinations.void(path, epoch)
@@ -295,3 +295,10 @@ class Mover:
     def _step(self, step: Step, messages: Sequence[Outgoing] | Sequence[Held]) -> None:
         if self._room.steps is not None:
             self._room.steps(step, [one.held if isinstance(one, Outgoing) else one for one in messages])
+
+
+async def _all(jobs: Sequence[Coroutine[None, None, None]]) -> None:
+    """One that fails leaves none of the others behind: the first error is raised when all are over."""
+    for found in await asyncio.gather(*jobs, return_exceptions=True):
+        if found is not None:
+            raise found

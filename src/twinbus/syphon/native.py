@@ -15,7 +15,6 @@ from twinbus.connect.errors import (
     MessageLockLostError,
     OperationTimeoutError,
     ServiceBusCommunicationError,
-    ServiceBusError,
 )
 from twinbus.connect.settling import COMPLETE, Outcome, abandon, dead_letter, defer
 from twinbus.message import MessageId
@@ -181,7 +180,8 @@ class NativeBacklog:
         by_message = {id(message): one for one in held for message in (_message(one),)}
         left = [_message(one) for one in held]
         lost: list[Held] = []
-        error: ServiceBusError | None = None
+        failures: Sequence[tuple[ReceivedMessage, Exception]]
+        error: Exception | None = None
         for number in range(_SETTLE_TRIES):
             if number:
                 await asyncio.sleep(_SETTLE_PAUSE * number)
@@ -190,7 +190,7 @@ class NativeBacklog:
                 failures = await receiver.settle(left, outcome)
             except OperationTimeoutError as late:
                 failures = [(message, late) for message in left if not message.is_settled]
-            except ServiceBusError as broken:
+            except Exception as broken:  # a credential may raise anything
                 failures = [(message, broken) for message in left]
             lost += [by_message[id(message)] for message, why in failures if isinstance(why, MessageLockLostError)]
             rest = [(message, why) for message, why in failures if not isinstance(why, MessageLockLostError)]

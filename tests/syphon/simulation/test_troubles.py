@@ -118,3 +118,23 @@ def test_s11_only_confirmed_completions_are_told_as_moved() -> None:
         assert sum(told) == 4
 
     run(live())
+
+
+def test_y3_a_job_that_fails_leaves_the_rest_of_its_load_held_until_that_is_over() -> None:
+    async def live() -> None:
+        place, crashed = Place(2, "slow", "orders"), asyncio.Event()
+        place.entities["slow"].outages.append(Outage(now(), now() + 8.0, FailureKind.TIMEOUT))
+
+        def steps(step: Step, held: Sequence[Held]) -> None:
+            if step is Step.CONFIRMED and not crashed.is_set():
+                crashed.set()
+                raise SystemError("a crash")
+
+        async with place.syphon(steps) as syphon:
+            await crashed.wait()
+            await asyncio.sleep(1.0)
+            assert syphon.progress().held == 2
+            syphon.stop()
+        assert place.count(Where.DEFERRED) == 1  # put aside before `run` returned
+
+    run(live())
