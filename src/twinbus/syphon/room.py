@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -52,8 +53,8 @@ class SyphonOptions:
     policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
-        if self.rate is not None and not self.rate > 0:
-            raise OptionError("rate", self.rate, "messages a second, more than 0")
+        if self.rate is not None and not 0 < self.rate < math.inf:
+            raise OptionError("rate", self.rate, "messages a second, more than 0 and finite")
         if self.ttl not in {"restart", "absolute"}:
             raise OptionError("ttl", self.ttl, "one of restart, absolute")
         if not 0 < self.poll <= 900:
