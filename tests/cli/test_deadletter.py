@@ -69,6 +69,24 @@ def test_y6_a_long_list_is_shown_page_by_page(backlog: Backlog) -> None:
     wrong = invoke("deadletter", "list", "--after", "nothing", **backlog.environment)
     assert wrong.exit_code == 1
     assert "--after 'nothing'" in wrong.stderr
+    elsewhere = invoke("deadletter", "list", "--after", "nosuch:3", **backlog.environment)
+    assert elsewhere.exit_code == 1
+    assert "'nosuch' is none of the backlog queues" in elsewhere.stderr
+
+
+@pytest.mark.parametrize("verb", [("list",), ("resubmit", "--all", "--yes")])
+def test_y6_a_primary_without_a_backlog_is_told_and_not_taken_for_one_without_dead_letters(
+    backlog: Backlog, verb: tuple[str, ...]
+) -> None:
+    done = invoke("deadletter", *verb, **{**backlog.environment, "TWINBUS_PRIMARY_NAME": "nobody"})
+    assert done.exit_code == 1
+    assert "has no backlog queue of 'nobody'" in done.stderr
+
+
+def test_y6_to_bring_back_all_of_none_is_done(namespaces: LocalNamespaces) -> None:
+    done = invoke("deadletter", "resubmit", "--all", "--yes", **Backlog(namespaces).environment)
+    assert done.exit_code == 0
+    assert "there are no dead letters" in done.stderr
 
 
 def test_y6_resubmitted_by_id_a_message_is_as_it_was_and_the_others_stay(backlog: Backlog, tmp_path: Path) -> None:
@@ -122,7 +140,8 @@ def test_y6_nothing_is_moved_without_a_yes(backlog: Backlog) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "it must be said which"),
+        ((), "it must be said which: --all, or --id or --destination"),
+        (("--id", "nope"), "there is no such dead letter"),
         (("--all", "--id", "1"), "it must be said which"),
         (("--all", "--json"), "Add --yes"),
         (("--all", "--yes"), "1 of them name no destination"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twinbus.cli import reaching
+from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.progress import span
 from twinbus.cli.reaching import Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.telling import Debug, told
@@ -74,11 +75,11 @@ def resubmit(
     """
     with told(debug=debug):
         if everything == bool(ids or destinations):
-            raise OperatorError(
-                "it must be said which: --all, or --id and --destination", "`list` shows what is there."
-            )
+            raise OperatorError("it must be said which: --all, or --id or --destination", "`list` shows what is there.")
         if json and not yes:
             raise OperatorError("resubmit asks before it moves anything, and --json leaves no room to", "Add --yes.")
+        if ledger is not None:
+            refuse_unwritable(ledger)
         place = _Place(primary, secondary, primary_name, seconds)
         asyncio.run(_resubmit(place, _Wanted(ids, destinations), to, ledger, yes=yes, json=json))
 
@@ -89,6 +90,10 @@ class _Wanted:
     def __init__(self, ids: list[str] | None, destinations: list[str] | None) -> None:
         self._ids = set(ids or ())
         self._destinations = {one.strip("/").lower() for one in destinations or ()}
+
+    @property
+    def all(self) -> bool:
+        return not self._ids and not self._destinations
 
     def __contains__(self, letter: DeadLetter) -> bool:
         path = "-" if letter.destination is None else letter.destination.strip("/").lower()
@@ -122,6 +127,8 @@ class _Place:
                 queues = await discovery.queues()
             except Exception as error:
                 raise reaching.explained("secondary", error) from error
+            if not queues:
+                raise reaching.no_backlog(self._secondary, self.name)
             yield DeadLetters(
                 await stack.enter_async_context(connect(self._secondary, timeout=self._seconds)),
                 queues,
@@ -158,8 +165,10 @@ async def _resubmit(
         letters = [letter async for letter in dead.found() if letter in wanted]
         if to is None and (nowhere := sum(letter.destination is None for letter in letters)):
             raise OperatorError(f"{nowhere} of them name no destination", "Say with --to where they should go.")
+        if not letters and not wanted.all:
+            raise OperatorError("there is no such dead letter", "`list` shows what is there.")
         if not letters:
-            typer.echo("there is no such dead letter", err=True)
+            typer.echo("there are no dead letters", err=True)
             return
         if not yes:
             # Asked on the loop's own thread: nothing else runs on it yet.

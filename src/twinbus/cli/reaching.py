@@ -114,6 +114,14 @@ def discovery(name: str, secondary: str, transport: Transport, seconds: float) -
     return ListedOrSearched(Listed(name, aio_administration(secondary, seconds)), Searched(name, transport))
 
 
+def no_backlog(secondary: str, name: str) -> OperatorError:
+    """The secondary answered, and has none."""
+    return OperatorError(
+        f"{endpoint('secondary', secondary).host} has no backlog queue of {name!r}",
+        "Is this its secondary? Where applications set primary_name, give it as --primary-name.",
+    )
+
+
 def is_refused(error: Exception) -> bool:
     """Time alone does not mend it."""
     from twinbus.pairing.administration import failure_of  # noqa: PLC0415 - slow

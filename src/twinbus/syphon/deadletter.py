@@ -13,7 +13,7 @@ from typing import Final, Self
 from twinbus.connect import ReceivedMessage, Receiver, Sender, ServiceBusConnection
 from twinbus.connect.errors import ServiceBusError
 from twinbus.connect.settling import RELEASE
-from twinbus.errors import RetryError
+from twinbus.errors import OperatorError, RetryError
 from twinbus.ledger import OK, UNKNOWN, Ledger, Move, Stage
 from twinbus.ledger.encoding import id_text
 from twinbus.message import MessageId
@@ -91,6 +91,8 @@ class DeadLetters:
 
     async def found(self, after: tuple[str, int] | None = None) -> AsyncIterator[DeadLetter]:
         """All, queue by queue in their order; `after` goes on behind this number of this queue. Nothing is locked."""
+        if after is not None and after[0] not in self._queues:
+            raise OperatorError(f"{after[0]!r} is none of the backlog queues", f"They are {', '.join(self._queues)}.")
         start = 0
         for queue in self._queues:
             if after is not None:
