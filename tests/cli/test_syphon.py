@@ -48,6 +48,7 @@ def test_y3_a_drain_brings_everything_home_and_ends(backlog: Backlog, transport:
     last = json.loads(done.stdout.splitlines()[-1])
     assert last["ended"] is True
     assert last["total"]["returned"] == 3
+    assert (last["remaining"], last["seconds_left"]) == (None, None)
     assert last["by_destination"][backlog.destination]["returned"] == 3
     assert ids_of(backlog.arrived()) == ["1", "2", "3"]
     assert backlog.left() == []
@@ -134,10 +135,37 @@ def test_what_is_wrong_is_told_in_a_line_with_a_hint(
     assert "key-of-none" not in done.stderr
 
 
-def test_a_rate_of_nothing_is_refused_by_name(backlog: Backlog) -> None:
-    done = invoke("syphon", "--rate", "0", **backlog.environment)
+@pytest.mark.parametrize("rate", ["0.0", "inf", "nan"])
+def test_a_rate_that_is_none_is_refused_by_name(backlog: Backlog, rate: str) -> None:
+    done = invoke("syphon", "--rate", rate, **backlog.environment)
     assert done.exit_code == 1
-    assert "rate is 0" in done.stderr
+    assert f"rate is {rate}; it must be" in done.stderr
+
+
+@pytest.mark.parametrize("option", [("--master", "local"), ("--ledger", "somewhere"), ("--lanes", "2")])
+def test_a_dry_run_refuses_what_it_would_not_use(backlog: Backlog, option: tuple[str, str]) -> None:
+    done = invoke("syphon", "--dry-run", "--engine", "spark", *option, **backlog.environment)
+    assert done.exit_code == 1
+    assert "--dry-run moves nothing" in done.stderr
+
+
+@pytest.mark.parametrize("verb", [("syphon", "--drain"), ("deadletter", "resubmit", "--all", "--yes")])
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_ledger_that_cannot_be_written_is_refused_before_anything_moves(
+    backlog: Backlog, tmp_path: Path, verb: tuple[str, ...], name: str
+) -> None:
+    (tmp_path / "file").touch()
+    backlog.divert("1")
+    done = invoke(*verb, "--ledger", str(tmp_path / name), **backlog.environment)
+    assert done.exit_code == 1
+    assert f"error: --ledger {tmp_path / name} cannot be written: " in done.stderr
+    assert len(done.stderr.splitlines()) == 2  # the error and a hint
+    assert len(backlog.left()) == 1
+
+
+def test_the_paragraphs_of_the_help_are_not_broken_but_by_the_terminal() -> None:
+    shown = invoke("syphon", "--help").stdout
+    assert "all was moved, with 1 when it could not work, with 128 + signal when cut off." in shown
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from twinbus.cli import reaching
+from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.progress import LINE_SECONDS, Display, display, span
 from twinbus.cli.reaching import Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.telling import Debug, told
@@ -96,15 +97,20 @@ def syphon(
 ) -> None:
     """Move messages from the backlog queues to the entities they were meant for, until it is told to stop.
 
-    Several may run at once, also on many machines. SIGUSR1 pauses it, SIGUSR2 resumes. SIGTERM and Ctrl-C finish what
-    is in flight; a second one does not. Ends with 0 when it was stopped or all was moved, with 3 when --drain left
-    messages dead-lettered, kept or put aside, with 1 when it could not work, with 128 + signal when it was cut off.
+    Several may run at once, also on many machines. SIGUSR1 pauses it, SIGUSR2 resumes.
+
+    SIGTERM and Ctrl-C finish what is in flight; a second one does not.
+
+    Ends with 0 when it was stopped or all was moved, with 1 when it could not work, with 128 + signal when cut off.
+
+    With --drain it ends with 3 when messages were left dead-lettered, kept or put aside.
     """
     with told(debug=debug):
         from twinbus.connect.connection_string import ConnectionString  # noqa: PLC0415 - other verbs start without
         from twinbus.namespace import logs  # noqa: PLC0415
         from twinbus.syphon.room import SyphonOptions  # noqa: PLC0415
 
+        _refuse_idle(engine, ledger, master, lanes, dry_run=dry_run)
         reaching.refuse_same(primary, secondary)
         name = reaching.backlog_name(primary, primary_name)
         options = SyphonOptions(rate=rate, drain=drain, ttl=ttl.value)
@@ -113,15 +119,23 @@ def syphon(
         if dry_run:
             _print_survey(_on_loop(work.surveyed()), json=json)
             return
+        if ledger is not None:
+            refuse_unwritable(ledger)
         shown = display(json=json, seconds=every)
-        if engine is Engine.NATIVE and (master is not None or lanes is not None):
-            raise OperatorError("--master and --lanes are for --engine spark", "Give that too, or leave them out.")
         if engine is Engine.SPARK:
             ended = _on_spark(work, options, ledger, shown, master, lanes)
         else:
             ended = _on_loop(work.run(options, ledger, shown))
         if drain and (ended.total.dead_lettered or ended.total.kept or ended.aside):
             raise typer.Exit(LEFT_BEHIND)
+
+
+def _refuse_idle(engine: Engine, ledger: Path | None, master: str | None, lanes: int | None, *, dry_run: bool) -> None:
+    """Options that would do nothing."""
+    if dry_run and (ledger is not None or master is not None or lanes is not None):
+        raise OperatorError("--dry-run moves nothing, and takes no --ledger, --master or --lanes", "Leave them out.")
+    if engine is Engine.NATIVE and (master is not None or lanes is not None):
+        raise OperatorError("--master and --lanes are for --engine spark", "Give that too, or leave them out.")
 
 
 def _on_loop(work: Coroutine[Any, Any, T]) -> T:
@@ -230,11 +244,10 @@ class _Work:
                 raise reaching.explained("secondary", error) from error
             return
         if not found:
-            text = f"{reaching.endpoint('secondary', self.secondary).host} has no backlog queue of {self.name!r}"
-            hint = "Is this its secondary? Where applications set primary_name, give it as --primary-name."
+            missing = reaching.no_backlog(self.secondary, self.name)
             if must_answer:
-                raise OperatorError(text, hint)
-            typer.echo(f"{text}. {hint} Looked for again now and then.", err=True)
+                raise missing
+            typer.echo(f"{missing.text}. {missing.hint} Looked for again now and then.", err=True)
 
 
 async def _shown(syphon: Syphon | SparkSyphon, shown: Display) -> Progress:
@@ -244,7 +257,8 @@ async def _shown(syphon: Syphon | SparkSyphon, shown: Display) -> Progress:
             await syphon.count_remaining()
             shown.show(syphon.progress())
             await asyncio.wait({running}, timeout=shown.seconds)
-        ended = running.result()
+        # What was counted last was counted before the end.
+        ended = replace(running.result(), remaining=None, seconds_left=None)
         shown.end(ended)
     return ended
 
