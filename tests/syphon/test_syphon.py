@@ -12,6 +12,7 @@ import pytest
 
 from twinbus.amqp.types import Long, Timestamp
 from twinbus.connect import NEXT_AVAILABLE, connect
+from twinbus.ledger import Role, balance, read_ledger
 from twinbus.ledger.entries import Stage
 from twinbus.ledger.recorder import Ledger
 from twinbus.message import Message
@@ -236,6 +237,17 @@ async def test_y6_what_can_never_be_delivered_is_dead_lettered_with_its_reason(g
     }
     assert all(description for _, description in dead.values())
     assert (progress.total.returned, progress.total.dead_lettered) == (1, 3)
+
+
+async def test_y6_m1_a_dead_letter_is_booked_under_the_destination_it_names(ground: Ground, tmp_path: Path) -> None:
+    with Ledger(tmp_path, Role.CLIENT) as client:
+        client.begin(Stage.SEND_BACKLOG, "secondary", ground.queue, ["w", "e"], 20, f"primary/{ground.orders}").end()
+    await ground.put(ground.diverted("w", sessionid=5), ground.diverted("e", timetolive=Long(1)))
+    with Ledger(tmp_path, Role.SYPHON) as ledger:
+        await ground.drain(ttl="absolute", ledger=ledger)
+    assert {reason for reason, _ in (await ground.dead_lettered()).values()} == {"WrongAlias", "TTLExpiredException"}
+    found = balance(read_ledger(tmp_path))
+    assert (found.dead_lettered.total(), found.in_backlog.total()) == (2, 0)
 
 
 async def test_y6_a_message_too_large_for_the_primary_is_found_among_others_and_dead_lettered(ground: Ground) -> None:

@@ -295,7 +295,8 @@ async def test_a_credential_that_raises_is_a_settlement_that_failed(world: World
     await world.divert("1")
     held = await world.receive(1)
     host = f"localhost:{namespaces['secondary'].port}"
-    async with ServiceBusClient(host, Expired(), use_tls=False, retry_total=0) as client:
+    expired: Any = Expired()
+    async with ServiceBusClient(host, expired, use_tls=False, retry_total=0) as client:
         make: Any = type(world.transport)
         transport = make(client, client, try_timeout=TRY)
         with pytest.raises(BacklogFailedError):

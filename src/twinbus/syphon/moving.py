@@ -259,14 +259,14 @@ class Mover:
             self._room.books.moved(Move.DEAD_LETTERED, self._queue, path, done, reason)
 
     async def _never(self, load: Load, held: Held, error: NeverDeliverableError) -> None:
-        await self._dead_letter(load, None, [held], error.reason, error.description)
+        await self._dead_letter(load, error.path, [held], error.reason, error.description)
 
     async def _keep(self, load: Load, held: Held, error: CannotCarryError) -> None:
         numbers = await self._deferred(load, [held])
         self._shelf.keep(numbers)
         if numbers:
             _log.warning("message %s stays in %s: %s", held.message_id, self._queue, error)
-            self._room.books.moved(Move.KEPT, self._queue, None, [held], error.description)
+            self._room.books.moved(Move.KEPT, self._queue, error.path, [held], error.description)
 
     async def _give_back(self, load: Load, messages: Sequence[Outgoing]) -> None:
         held = [message.held for message in messages]

@@ -73,7 +73,8 @@ class SdkTransport:
             if single is None:
                 raise CannotCarryError(
                     f"the SDK would change message {held.message_id!r} for {path}: {len(raw)} bytes are too many for a "
-                    "batch, and alone it would lose a type"
+                    "batch, and alone it would lose a type",
+                    path,
                 )
         return Outgoing(path, held.message_id, len(raw), Content(raw, single), held)
 

@@ -85,10 +85,10 @@ def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> Translated:
     try:
         return _translate(split(raw), now, ttl)
     except AliasError as error:
-        missing = error.name == aliases.PATH
-        raise NeverDeliverableError(Reason.NO_DESTINATION if missing else Reason.WRONG_ALIAS, error.text) from error
+        reason = Reason.NO_DESTINATION if error.name == aliases.PATH else Reason.WRONG_ALIAS
+        raise NeverDeliverableError(reason, error.text, destination_of(raw)) from error
     except (AmqpError, IndexError) as error:
-        raise NeverDeliverableError(Reason.MALFORMED, str(error)) from error
+        raise NeverDeliverableError(Reason.MALFORMED, str(error), destination_of(raw)) from error
 
 
 def destination_of(raw: bytes) -> str | None:
@@ -120,7 +120,7 @@ def _translate(sections: Sections, now: int, ttl: TimeToLive) -> Translated:
         Sendable(application_properties={_RESERVED[name]: decode(raw, pos)[0] for name, pos in found.items()})
     )
     annotations, enqueued = _annotations(sections, meant.message.scheduled_enqueue_time)
-    lifetime = _lifetime(meant.message, enqueued, now, ttl)
+    lifetime = _lifetime(meant.path, meant.message, enqueued, now, ttl)
     body = None if meant.packed is None else _unpacked(sections, meant.packed)
     return Translated(
         meant.path,
@@ -147,14 +147,14 @@ def _annotations(sections: Sections, scheduled: int | None) -> tuple[Items, int 
     return kept, decode(sections.raw, found[_ENQUEUED])[0] if _ENQUEUED in found else None
 
 
-def _lifetime(message: Sendable, enqueued: int | None, now: int, ttl: TimeToLive) -> int | None:
+def _lifetime(path: str, message: Sendable, enqueued: int | None, now: int, ttl: TimeToLive) -> int | None:
     """What is left of its time to live, in ms (Y7). A life begins when the message is enqueued, so at its schedule."""
     given = message.time_to_live
     if given is None or ttl == "restart" or enqueued is None:
         return given
     left = given - max(0, now - max(enqueued, message.scheduled_enqueue_time or 0))
     if left <= 0:
-        raise NeverDeliverableError(Reason.EXPIRED, f"its time to live of {given} ms ended in the backlog")
+        raise NeverDeliverableError(Reason.EXPIRED, f"its time to live of {given} ms ended in the backlog", path)
     return left
 
 

@@ -123,20 +123,25 @@ class Transport(Protocol):
 
 
 class NeverDeliverableError(OperatorError):
-    """Y6: no destination can ever take this message. It is dead-lettered with reason and description."""
+    """Y6: no destination can ever take this message. It is dead-lettered with reason and description.
 
-    def __init__(self, reason: str, description: str) -> None:
+    `path` is where it was meant to go, as far as that can be read.
+    """
+
+    def __init__(self, reason: str, description: str, path: str | None = None) -> None:
         super().__init__(f"{reason}: {description}", "`twinbus deadletter resubmit` brings it back once mended.")
         self.reason = reason
         self.description = description
+        self.path = path
 
 
 class CannotCarryError(OperatorError):
-    """Y10: this transport would change the message. It stays in the backlog."""
+    """Y10: this transport would change the message for `path`. It stays in the backlog."""
 
-    def __init__(self, description: str) -> None:
+    def __init__(self, description: str, path: str | None = None) -> None:
         super().__init__(description, "Use --transport native for it.")
         self.description = description
+        self.path = path
 
 
 class SendFailedError(RetryError):
