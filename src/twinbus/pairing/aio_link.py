@@ -40,7 +40,7 @@ class Link:
             self._opening = self._attempts.start(self._open())
         await self._opened.wait()
         if self._failure is not None:
-            raise self._failure
+            raise _copy(self._failure) from self._failure
 
     def leave(self) -> None:
         self.calls -= 1
@@ -110,3 +110,10 @@ class Link:
                 self._opening.cancel()
             with contextlib.suppress(Exception):
                 abort(self.sender)
+
+
+def _copy(error: Exception) -> Exception:
+    """One for each who waited: raising adds to it. The SDK's own cannot be made from `args` alone."""
+    made = type(error).__new__(type(error), *error.args)
+    made.__dict__.update(error.__dict__)
+    return made
