@@ -245,6 +245,16 @@ async def test_c3_a_closed_pair_leaves_no_thread_and_no_task_of_its_syphon(world
     assert again.syphon.state == "running"
 
 
+async def test_a_syphon_whose_task_died_says_that_it_failed(namespaces: LocalNamespaces) -> None:
+    world = World("aio", namespaces)
+    async with world.stack:
+        pair = await world.pair()
+        await asyncio.sleep(0)
+        pair.syphon._task.cancel()
+        await pair.syphon.ended()
+        assert pair.syphon.state == "failed"
+
+
 async def test_y1_a_pair_whose_secondary_is_away_starts_and_its_syphon_goes_on_trying() -> None:
     nobody = "Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true;"
     other = nobody.replace(":1;", ":2;")

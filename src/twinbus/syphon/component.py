@@ -66,10 +66,15 @@ class _Running:
     async def run(self, discovery: Callable[[Transport], Discovery]) -> None:
         self._loop = asyncio.get_running_loop()
         try:
-            await self._run(discovery)
-        finally:
-            if self._ledger is not None:
-                await asyncio.to_thread(self._ledger.close)
+            try:
+                await self._run(discovery)
+            finally:
+                if self._ledger is not None:
+                    await asyncio.to_thread(self._ledger.close)
+        except BaseException:
+            if not self._stopped.is_set():
+                self.state = "failed"
+            raise
         self.state = "stopped"
 
     async def _run(self, discovery: Callable[[Transport], Discovery]) -> None:
@@ -175,7 +180,6 @@ class ThreadPairSyphon:
         try:
             asyncio.run(self._running.run(self._discovery))
         except Exception:
-            self._running.state = "failed"
             _log.exception("the syphon of %s ended", self._pair.name)
 
     def _discovery(self, transport: Transport) -> Discovery:
