@@ -43,8 +43,9 @@ class Load:
         self.renew_at = self._half_way(now, wall)
 
     def _half_way(self, now: float, wall: datetime) -> float:
-        """Locks are given in order of delivery: the first is the first to end."""
-        left = (self.held[0].locked_until - wall).total_seconds() if self.held else _LONGEST_LOCK
+        """Locks are given in order of delivery: the first is the first to end. What is settled is renewed no more."""
+        held = next(iter(self.unsettled()), None)
+        left = _LONGEST_LOCK if held is None else (held.locked_until - wall).total_seconds()
         return now + min(max(left, _SHORTEST_LOCK), _LONGEST_LOCK) / 2
 
 
