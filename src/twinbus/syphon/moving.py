@@ -64,8 +64,6 @@ class Mover:
         """Returns when every message of it is settled, or its lock lost."""
         room = self._room
         self._step(Step.RECEIVED, load.held)
-        if delay := room.pacing.spend(len(load.held), room.now()):
-            await asyncio.sleep(delay)
         groups: dict[str, list[Outgoing]] = {}
         jobs = self._translate(load, groups)
         shipments: list[_Shipment] = []

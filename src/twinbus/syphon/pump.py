@@ -33,6 +33,10 @@ _SHORT_POLL: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 # A long poll that has brought nothing for so long tells that the queue is empty.
 _QUIET_SECONDS: Final = 1.0
+# A new rate is heard of so soon.
+_RATE_SECONDS: Final = 1.0
+_CANCELLATIONS: Final = 10
+_CANCEL_SECONDS: Final = 1.0
 # Before the first message tells.
 _FIRST_SIZE: Final = 16 * 1024
 _RECALL_BYTES: Final = MIB
@@ -63,6 +67,7 @@ class Pump:
         self._recalls = 0
         self._was_dry = False
         self._took = True
+        self._resting = False
         self._when_drained: Callable[[], None] | None = None
         room.listen(self._nudge)
 
@@ -75,6 +80,7 @@ class Pump:
 
     def start(self) -> None:
         if not self._loops:
+            self._resting = False
             loops = (self._receive(), self._bring_back(), self._keeper.run())
             self._loops = [asyncio.create_task(loop) for loop in loops]
             for task in self._loops:
@@ -85,14 +91,21 @@ class Pump:
         receiving, self._loops = self._loops, []
         if not receiving:
             return
-        for task in receiving[:2]:
-            task.cancel()
-        await asyncio.wait(receiving[:2])
+        self._resting = True
+        await self._end(receiving[:2])
         if self._moves:
             await asyncio.wait(self._moves)
-        receiving[2].cancel()
-        await asyncio.wait(receiving[2:])
+        await self._end(receiving[2:])
         await self._backlog.rest()
+
+    async def _end(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Told more than once: what is awaited may swallow a cancellation, as the SDK does when a connection dies."""
+        for _ in range(_CANCELLATIONS):
+            for task in tasks:
+                task.cancel()
+            if not (await asyncio.wait(tasks, timeout=_CANCEL_SECONDS))[1]:
+                return
+        _log.error("the pump of %s does not end: its tasks take no cancellation", self.queue)
 
     async def close(self) -> None:
         await self.rest()
@@ -102,7 +115,8 @@ class Pump:
 
     async def _receive(self) -> None:
         room, failures = self._room, 0
-        while not self.drained:
+        while not (self.drained or self._resting):
+            await self._paced()
             count = await self._room_for_more()
             soon = room.options.drain or not self._was_dry
             began = room.now()
@@ -116,6 +130,7 @@ class Pump:
                 continue
             failures, self.failure = 0, None
             if held:
+                room.pacing.spend(len(held), room.now())
                 sizes = [one.size for one in held]
                 room.books.done(Stage.RECEIVE_BACKLOG, self.queue, sizes, room.now() - began)
                 self._took, self.is_dry = True, False
@@ -147,11 +162,18 @@ class Pump:
         self.failure = error.kind
         await asyncio.sleep(min(2.0 ** min(failures - 1, 10), _LONGEST_PAUSE) * (1 - self._room.chance() / 2))
 
+    async def _paced(self) -> None:
+        """Until the pace has a place for more. What others take meanwhile is not waited for: each has its turn."""
+        pacing, now = self._room.pacing, self._room.now
+        until = now() + pacing.delay(now())
+        while now() < until and pacing.delay(now()):  # noqa: ASYNC110 - time passes, nothing tells it
+            await asyncio.sleep(min(until - now(), _RATE_SECONDS))
+
     async def _room_for_more(self) -> int:
         while True:
             free = self._free()
             if free >= min(BATCH // 2, self.held):
-                return self._room.pacing.most(min(free, BATCH))
+                return self._room.pacing.most(min(free, BATCH), self._room.pumps)
             self._freed.clear()
             await self._freed.wait()
 
@@ -166,19 +188,21 @@ class Pump:
 
     async def _bring_back(self) -> None:
         room = self._room
-        while True:
+        while not self._resting:
             self._nudged.clear()
             now = room.now()
             busy = self._recalls >= RECALLS or self._free() < min(_RECALLED // 2, self.held)
             if (start := self.shelf.scan(now)) is not None:
                 await self._peek(start)
                 continue
-            recall = None if busy else self.shelf.recall(now, self._recall_count())
+            delay = room.pacing.delay(now)
+            recall = None if busy or delay else self.shelf.recall(now, self._recall_count())
             if recall is not None:
+                room.pacing.spend(len(recall.numbers), now)
                 self._recalls += 1
                 self._start(self._recall(recall))
                 continue
-            due = inf if busy else self.shelf.due(now)
+            due = inf if busy else max(self.shelf.due(now), now + min(delay, _RATE_SECONDS))
             if due <= now:
                 due = now + 0.05
             try:
@@ -188,7 +212,8 @@ class Pump:
                 pass
 
     def _recall_count(self) -> int:
-        return self._room.pacing.most(max(1, min(_RECALLED, int(_RECALL_BYTES / self._size), self._free())))
+        count = max(1, min(_RECALLED, int(_RECALL_BYTES / self._size), self._free()))
+        return self._room.pacing.most(count, self._room.pumps)
 
     async def _recall(self, recall: Recall) -> None:
         room, left_out = self._room, 0

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
+from twinbus.ledger.entries import Stage
 from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.discovery import Named
+from twinbus.syphon.loads import Load
 from twinbus.syphon.plan.shelf import RESCAN_AFTER
 from twinbus.syphon.room import Step, SyphonOptions
 from twinbus.syphon.syphon import Syphon
 from twinbus.syphon.transport import BacklogFailedError, Held
 
 from .loop import run
-from .places import Entity, Letter, Life, Outage, Queue, SimulatedBacklog, SimulatedTransport, Where, now, wall
+from .places import Entity, Grip, Letter, Life, Outage, Queue, SimulatedBacklog, SimulatedTransport, Where, now, wall
 
 LOCK = 30.0
 
@@ -74,6 +76,15 @@ class _Backlog(SimulatedBacklog):
             for one in held:
                 one.letter.holder = None  # type: ignore[attr-defined] # a Grip: its lock is lost
         return await super().renew(held)
+
+    async def receive(self, count: int, wait: float) -> Sequence[Grip]:
+        try:
+            return await super().receive(count, wait)
+        except asyncio.CancelledError:
+            if self._place.breaks != "cancel":
+                raise
+            self._place.breaks = None
+            raise BacklogFailedError("b", FailureKind.CONNECTION_LOST) from None
 
 
 class _Transport(SimulatedTransport):
@@ -136,5 +147,69 @@ def test_y3_a_job_that_fails_leaves_the_rest_of_its_load_held_until_that_is_over
             assert syphon.progress().held == 2
             syphon.stop()
         assert place.count(Where.DEFERRED) == 1  # put aside before `run` returned
+
+    run(live())
+
+
+def test_y4_a_load_whose_first_message_is_settled_is_renewed_no_more_often() -> None:
+    async def live() -> None:
+        letters = [Letter(number, "orders") for number in (1, 2)]
+        first, second = (Grip(letter, LOCK) for letter in letters)
+        load = Load([first, second], now(), wall())
+        load.settled([first])
+        await asyncio.sleep(LOCK / 2)
+        letters[1].locked_until = now() + LOCK
+        load.renewed(now(), wall())
+        assert load.renew_at == now() + LOCK / 2
+
+    run(live())
+
+
+@pytest.mark.parametrize("where", [Where.ACTIVE, Where.DEFERRED])
+def test_y9_a_rate_is_kept_without_hoarding_and_a_stop_is_soon(where: Where) -> None:
+    async def live() -> None:
+        place, rate, seconds = Place(3000, where=where), 20.0, 60
+        async with place.syphon(rate=rate) as syphon:
+            while not syphon.progress().total.returned:  # noqa: ASYNC110 - what was deferred is looked for first
+                await asyncio.sleep(0.1)
+            begin, most = now(), 0
+            for second in range(1, seconds + 1):
+                await asyncio.sleep(begin + second - now())
+                most = max(most, syphon.progress().held)
+                assert syphon.progress().total.returned <= rate * (second + 1)
+            assert syphon.progress().total.returned >= 0.9 * rate * (seconds - 2)
+            assert most <= rate
+            assert Stage.RENEW_BACKLOG not in syphon.progress().operations
+            stopped = now()
+        assert now() - stopped < 1.0
+
+    run(live())
+
+
+def test_y9_a_low_rate_is_left_at_once_for_a_higher_one_and_for_a_stop() -> None:
+    async def live() -> None:
+        place = Place(100)
+        async with place.syphon(rate=0.01) as syphon:
+            await asyncio.sleep(10.0)
+            assert syphon.progress().total.returned <= 1
+            syphon.set_rate(None)
+            await asyncio.sleep(3.0)
+            assert place.count(Where.GONE) == 100
+            syphon.set_rate(0.01)
+            stopped = now()
+        assert now() - stopped < 1.0
+
+    run(live())
+
+
+def test_y9_a_cancellation_that_a_transport_swallows_does_not_keep_a_syphon_from_stopping() -> None:
+    async def live() -> None:
+        place = Place(0)
+        place.breaks = "cancel"
+        async with place.syphon():
+            await asyncio.sleep(5.0)
+            stopped = now()
+        assert now() - stopped < 5.0
+        assert place.breaks is None
 
     run(live())
