@@ -110,7 +110,7 @@ def syphon(
         from twinbus.namespace import logs  # noqa: PLC0415
         from twinbus.syphon.room import SyphonOptions  # noqa: PLC0415
 
-        _refuse_idle(engine, ledger, master, lanes, dry_run=dry_run)
+        _refuse(engine, ledger, master, lanes, dry_run=dry_run)
         reaching.refuse_same(primary, secondary)
         name = reaching.backlog_name(primary, primary_name)
         options = SyphonOptions(rate=rate, drain=drain, ttl=ttl.value)
@@ -119,8 +119,6 @@ def syphon(
         if dry_run:
             _print_survey(_on_loop(work.surveyed()), json=json)
             return
-        if ledger is not None:
-            refuse_unwritable(ledger)
         shown = display(json=json, seconds=every)
         if engine is Engine.SPARK:
             ended = _on_spark(work, options, ledger, shown, master, lanes)
@@ -130,12 +128,14 @@ def syphon(
             raise typer.Exit(LEFT_BEHIND)
 
 
-def _refuse_idle(engine: Engine, ledger: Path | None, master: str | None, lanes: int | None, *, dry_run: bool) -> None:
-    """Options that would do nothing."""
+def _refuse(engine: Engine, ledger: Path | None, master: str | None, lanes: int | None, *, dry_run: bool) -> None:
+    """Options that would do nothing, and a ledger that could not be written."""
     if dry_run and (ledger is not None or master is not None or lanes is not None):
         raise OperatorError("--dry-run moves nothing, and takes no --ledger, --master or --lanes", "Leave them out.")
     if engine is Engine.NATIVE and (master is not None or lanes is not None):
         raise OperatorError("--master and --lanes are for --engine spark", "Give that too, or leave them out.")
+    if ledger is not None:
+        refuse_unwritable(ledger)
 
 
 def _on_loop(work: Coroutine[Any, Any, T]) -> T:
