@@ -115,13 +115,13 @@ def test_entities_of_the_emulators_file_are_there(tmp_path: Path) -> None:
 
 def test_a_file_with_a_rule_that_cannot_be_taken_starts_nothing(tmp_path: Path) -> None:
     config = tmp_path / "Config.json"
-    rule = {"Name": "red", "Properties": {"FilterType": "Correlation", "CorrelationFilter": {"Label": "red"}}}
+    rule = {"Name": "red", "Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "color ="}}}
     topic = {"Name": "t", "Subscriptions": [{"Name": "s", "Rules": [rule]}]}
     namespaces = [{"Name": "sbemulatorns", "Queues": [], "Topics": [topic]}]
     config.write_text(json.dumps({"UserConfig": {"Namespaces": namespaces}}))
     refused = run("serve", "--data", str(tmp_path / "x"), "--config", str(config))
     assert refused.returncode == 1
-    assert "sbemulatorns/t/s/red" in refused.stderr
+    assert "Subscriptions[0].Rules[0]: The filter of rule 'red' cannot be understood. At column 8" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert not (tmp_path / "x").exists()
 

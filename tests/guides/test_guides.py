@@ -17,7 +17,7 @@ from twinbus.testing import LocalNamespaces
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
-QUEUES = {"namespaces": [{"name": "primary", "queues": [{"name": "orders"}]}, {"name": "secondary"}]}
+QUEUES = {"namespaces": [{"name": "primary", "queues": [{"name": "orders"}, {"name": "cafe"}]}, {"name": "secondary"}]}
 SHOWN = {
     "five-minutes": [
         "received two coffees",
