@@ -24,11 +24,11 @@ from tests.pipeline.driven import MOVING, QUICK, READ, committed, reading, sink,
 from tests.syphon.ground import ids, numbered
 from twinbus.connect import connect
 from twinbus.message import Message
+from twinbus.namespace.ports import free_port
 from twinbus.pipeline.java import java_home
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.syphon_job.source import SyphonSource
 from twinbus.testing import LocalNamespace
-from twinbus.testing.local import free_port
 
 pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).resolve().parents[2]

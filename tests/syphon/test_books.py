@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from twinbus.ledger import Balance, Ledger, LedgerOptions, Message, Role, Stage, balance, read_ledger
+from twinbus.namespace.ports import free_port
 from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.books import Books
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.progress import Counts
 from twinbus.syphon.transport import Held, Outgoing, SendFailedError
-from twinbus.testing.local import free_port
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 A, B = (Message("contoso/orders", name) for name in "ab")

@@ -13,8 +13,8 @@ import pytest
 
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
 from twinbus.namespace.fault_client import FaultRequestError
+from twinbus.namespace.ports import free_port
 from twinbus.testing import LocalNamespace, LocalNamespaceError, LocalNamespaces
-from twinbus.testing.local import free_port
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 QUEUE = {"namespaces": [{"name": "primary", "queues": [{"name": "orders"}]}]}

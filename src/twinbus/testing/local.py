@@ -6,14 +6,13 @@ What a namespace does is decided by the server; here is only how one is come by 
 from __future__ import annotations
 
 import json
-import random
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from twinbus.namespace.ports import free_port
 from twinbus.testing.process import LocalNamespaceError, Served, ServerProcess
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 _START_SECONDS: Final = 30.0
 _TRIES: Final = 5
-_EPHEMERAL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LOWEST_PORT: Final = 10_000
 
 # A path to a configuration file, or what would be in one of our own (see `twinbus serve --config`).
 Config = Path | Mapping[str, Any]
@@ -258,28 +255,6 @@ class LocalNamespace:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def free_port() -> int:
-    """A free port below those the system gives to outgoing connections.
-
-    One of those could be taken by any connection while the server is down, even by a client that tries to reach it.
-    """
-    try:
-        first = int(_EPHEMERAL_RANGE.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        first = 32_768
-    # Tests that run side by side may share a seed: the system's chance does not.
-    chance = random.SystemRandom()
-    candidates = [chance.randrange(_LOWEST_PORT, first) for _ in range(100)] if first > _LOWEST_PORT else []
-    for port in (*candidates, 0):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise LocalNamespaceError("no port is free")
 
 
 def _config_of(names: Sequence[str], rules: Sequence[AuthorizationRule]) -> dict[str, Any]:
