@@ -13,7 +13,8 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.pairing.aio_deadline import Deadlines
 from twinbus.pairing.calls import NoTurnError
 from twinbus.pairing.retrying import pause_before_next
-from twinbus.pairing.sdk import Retries, abort, keep_alive_of
+from twinbus.pairing.sdk import Retries, abort, keep_alive_of, quick_to_open, without_retries
+from twinbus.pairing.tokens import AioTokens, asks_an_issuer
 
 T = TypeVar("T")
 # A link that answers is closed with a word within this; one that does not, without.
@@ -29,6 +30,12 @@ class Attempts(Deadlines):
         super().__init__()
         self.seconds = seconds
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def ready(self, sender: Any) -> Any:
+        """The same sender or receiver of the SDK, as attempts need it: one try, quick to open, its token waited for."""
+        if asks_an_issuer(sender._credential):
+            sender._credential = AioTokens(sender._credential)
+        return without_retries(quick_to_open(sender))
 
     async def turn(self, lock: asyncio.Lock, link: str, seconds: float) -> None:
         """Wait for it, the lock being the caller's afterwards. NoTurnError where the call's time ends before."""

@@ -11,7 +11,7 @@ from twinbus.pairing.aio_attempts import Attempts
 from twinbus.pairing.attendance import LookEnded, Peek, QueueNotSeen, QueueSeen
 from twinbus.pairing.attending import AttendanceCell, FailedOver, not_seen, seen
 from twinbus.pairing.recording import Recording
-from twinbus.pairing.sdk import open_link, quick_to_open, without_retries
+from twinbus.pairing.sdk import open_link
 
 
 class Looks:
@@ -45,8 +45,8 @@ class Looks:
         receiver: Any = None
         answered = False
         try:
-            receiver = without_retries(quick_to_open(self._client.get_queue_receiver(peek.queue)))
-            found = await self._attempts.bound(self._peek(receiver, peek), self._attempts.seconds)
+            receiver = self._attempts.ready(self._client.get_queue_receiver(peek.queue))
+            found = await self._attempts.bound(self._peek(receiver, peek), self._attempts.seconds, receiver)
             answered = True
             return seen(peek.queue, found, self._failed_over)
         except Exception as error:

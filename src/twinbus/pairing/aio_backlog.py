@@ -17,7 +17,7 @@ from twinbus.pairing.calls import QueueLeftMeanwhileError
 from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
 from twinbus.pairing.recording import Recording
-from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link, quick_to_open, retries_of, without_retries
+from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link, retries_of
 
 
 class BacklogLink:
@@ -85,9 +85,9 @@ class BacklogLink:
     async def _once(self, call: Callable[[Any, float], Coroutine[Any, Any, None]], left: float) -> None:
         sender = self._sender
         if sender is None:
-            sender = self._sender = without_retries(quick_to_open(self._client.get_queue_sender(self._queue)))
+            sender = self._sender = self._attempts.ready(self._client.get_queue_sender(self._queue))
         try:
-            await self._attempts.bound(call(sender, left), left)
+            await self._attempts.bound(call(sender, left), left, sender)
         except OperationTimeoutError:
             self._drop()
             raise

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing.sdk import GIVEN_UP
+from twinbus.pairing.tokens import TokenTimeoutError, awaits_token
 
 T = TypeVar("T")
 # What the SDK cleans up after a cancellation is itself cut short by the next one; what a late loop has to read first.
@@ -41,13 +42,16 @@ class Deadlines:
         self._due = 0.0
         self._late = False
 
-    async def bound(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
-        """OperationTimeoutError past the deadline. A cancellation by anyone else goes through."""
+    async def bound(self, coroutine: Coroutine[Any, Any, T], seconds: float, sender: Any = None) -> T:
+        """OperationTimeoutError past the deadline. A cancellation by anyone else goes through.
+
+        `sender`: that of the SDK which is called, if one is.
+        """
         deadline = self.begin(seconds)
         try:
             return await coroutine
         except BaseException as error:
-            told = self.verdict(deadline, error)
+            told = self.verdict(deadline, error, sender)
             if told is error:
                 raise
             raise told from None
@@ -65,15 +69,18 @@ class Deadlines:
             self._arm(at)
         return deadline
 
-    def verdict(self, deadline: Deadline, error: BaseException) -> BaseException:
-        """What the call ended with: OperationTimeoutError where it was the deadline that ended it."""
+    def verdict(self, deadline: Deadline, error: BaseException, sender: Any) -> BaseException:
+        """What the call ended with: OperationTimeoutError where a deadline ended it, ours or the SDK's."""
+        late = sender is not None and awaits_token(sender)
         if not deadline.cancelled:
-            return error
+            return TokenTimeoutError() if late and isinstance(error, OperationTimeoutError) else error
         if isinstance(error, asyncio.CancelledError):
             if deadline.task.cancelling() - deadline.cancelled > deadline.before:
                 return error
         elif not isinstance(error, Exception):
             return error
+        if late:
+            return TokenTimeoutError()
         return OperationTimeoutError(message=f"not answered within {deadline.seconds:g} s")
 
     def lift(self, deadline: Deadline) -> None:

@@ -79,7 +79,7 @@ class Link:
     async def _open(self) -> None:
         seconds = self._attempts.seconds
         try:
-            await self._attempts.bound(open_link(self.sender, seconds), seconds)
+            await self._attempts.bound(open_link(self.sender, seconds), seconds, self.sender)
             share(self.sender, self.retire)
             self.is_open = True
         except Exception as error:

@@ -35,9 +35,7 @@ from twinbus.pairing.sdk import (
     hides_pings,
     kind_of,
     open_link,
-    quick_to_open,
     retries_of,
-    without_retries,
 )
 from twinbus.pairing.sides import Side, SideState
 
@@ -122,7 +120,7 @@ class Pair:
             raise self._state.primary.refusal()
         made = PairedSender(
             self._state.place(path),
-            lambda: without_retries(quick_to_open(make())),
+            lambda: self._attempts.ready(make()),
             self._links,
             self._attempts,
             self._retries,
@@ -228,8 +226,8 @@ class Pair:
         failure: FailureKind | None = None
         sender: Any = None
         try:
-            sender = without_retries(quick_to_open(self._clients["primary"].get_queue_sender(cell.entity.path)))
-            await self._attempts.bound(self._pinged(sender), self._attempts.seconds)
+            sender = self._attempts.ready(self._clients["primary"].get_queue_sender(cell.entity.path))
+            await self._attempts.bound(self._pinged(sender), self._attempts.seconds, sender)
         except Exception as error:
             failure = kind_of(error)
         finally:

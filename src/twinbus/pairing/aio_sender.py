@@ -213,7 +213,7 @@ class PairedSender:
                 await link.opened()
             return await call(link.sender)
         except BaseException as error:
-            told = attempts.verdict(deadline, error)
+            told = attempts.verdict(deadline, error, link.sender)
             if isinstance(told, OperationTimeoutError) or not isinstance(told, Exception):
                 link.give_up()
             if told is error:

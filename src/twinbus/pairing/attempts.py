@@ -19,8 +19,19 @@ from twinbus.pairing.calls import FailedOverMeanwhileError
 from twinbus.pairing.entity import EntityCell
 from twinbus.pairing.failover import Route
 from twinbus.pairing.retrying import pause_before_next
-from twinbus.pairing.sdk import Retries, give_up, is_open, is_shut, keep_alive_of, refuse_calls, shut_socket
+from twinbus.pairing.sdk import (
+    Retries,
+    give_up,
+    interrupt,
+    is_open,
+    is_shut,
+    keep_alive_of,
+    quick_to_open,
+    refuse_calls,
+    without_retries,
+)
 from twinbus.pairing.timekeeper import Timekeeper
+from twinbus.pairing.tokens import Issuer, Tokens, asks_an_issuer, overdue
 from twinbus.pairing.workers import Workers
 
 T = TypeVar("T")
@@ -39,11 +50,20 @@ class Attempts:
         self.workers = Workers(f"twinbus-work-{name}")
         self.keeper = Timekeeper(f"twinbus-time-{name}", self.workers.run)
         self._process = os.getpid()
+        self._issuers: dict[int, Issuer] = {}
 
     @property
     def ours(self) -> bool:
         """False in the child of a fork: connections and threads are the parent's, and none of it may be touched."""
         return os.getpid() == self._process
+
+    def ready(self, sender: Any) -> Any:
+        """The same sender or receiver of the SDK, as attempts need it: one try, quick to open, no endless wait."""
+        credential = sender._credential
+        if asks_an_issuer(credential):
+            issuer = self._issuers.setdefault(id(credential), Issuer(credential, self.workers.run))
+            sender._credential = Tokens(issuer)
+        return without_retries(quick_to_open(sender))
 
     def attempt(
         self, sender: Any, call: Call[T], seconds: float, retries: Retries, cell: EntityCell | None = None
@@ -62,7 +82,7 @@ class Attempts:
                     return call(sender, None)
                 except Exception as error:
                     if watch.expired:
-                        raise OperationTimeoutError(message="not answered in time") from error
+                        raise overdue(sender, "not answered in time") from error
                     raise
                 finally:
                     self.keeper.end(watch)
@@ -79,7 +99,7 @@ class Attempts:
         """Give up a sender of the SDK at once; what is left of it is closed in the background."""
         if self.ours:
             refuse_calls(sender)
-            shut_socket(sender)
+            interrupt(sender)
             self.keeper.soon(lambda: self.closed(sender))
 
     def retire(self, current: Callable[[], Any], turn: threading.Lock, cell: EntityCell) -> None:
@@ -92,7 +112,7 @@ class Attempts:
         try:
             if not ended:
                 refuse_calls(current())
-                shut_socket(current())
+                interrupt(current())
                 cell.wake()
             self.closed(current())
         finally:
@@ -110,7 +130,7 @@ class Attempts:
             return action()
         except Exception as error:
             if watch.expired:
-                raise OperationTimeoutError(message="not answered in time") from error
+                raise overdue(sender, "not answered in time") from error
             raise
         finally:
             self.keeper.end(watch)
@@ -123,7 +143,7 @@ class Attempts:
         with contextlib.suppress(Exception):
             self.watched(sender, time.monotonic() + 1.0, sender.close)
         with contextlib.suppress(Exception):
-            shut_socket(sender)
+            interrupt(sender)
 
 
 class Job:
@@ -160,8 +180,9 @@ class Job:
             self.leave()
             raise
         if not ended:
+            told = overdue(self._sender, f"not answered within {seconds:g} s")
             self.leave()
-            raise OperationTimeoutError(message=f"not answered within {seconds:g} s")
+            raise told
         if self._error is not None:
             raise self._error
         return self._result

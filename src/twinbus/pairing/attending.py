@@ -35,12 +35,10 @@ from twinbus.pairing.entity import Now, Timer
 from twinbus.pairing.recording import Recording
 from twinbus.pairing.retrying import ONCE
 from twinbus.pairing.sdk import (
+    interrupt,
     kind_of,
     open_link_once,
-    quick_to_open,
     refuse_calls,
-    shut_socket,
-    without_retries,
 )
 
 _log = logging.getLogger("twinbus.pairing")
@@ -151,7 +149,7 @@ class Looks:
         receiver = self._receiver
         if receiver is not None:
             refuse_calls(receiver)
-            shut_socket(receiver)
+            interrupt(receiver)
 
     def _look(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:
         for peek in peeks:
@@ -164,7 +162,7 @@ class Looks:
         receiver: Any = None
         told: QueueSeen | QueueNotSeen
         try:
-            receiver = without_retries(quick_to_open(self._client.get_queue_receiver(peek.queue)))
+            receiver = self._attempts.ready(self._client.get_queue_receiver(peek.queue))
             self._receiver = receiver
             found = self._attempts.attempt(
                 receiver, lambda link, left: self._peek(link, peek, left), self._attempts.seconds, ONCE

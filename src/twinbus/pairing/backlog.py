@@ -16,7 +16,7 @@ from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
 from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
 from twinbus.pairing.recording import Recording
-from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link_once, quick_to_open, retries_of, without_retries
+from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link_once, retries_of
 
 
 class BacklogLink:
@@ -78,7 +78,7 @@ class BacklogLink:
     def _try(self, call: Callable[[Any, float | None], None], until: float) -> None:
         sender = self._sender
         if sender is None:
-            sender = self._sender = without_retries(quick_to_open(self._client.get_queue_sender(self._queue)))
+            sender = self._sender = self._attempts.ready(self._client.get_queue_sender(self._queue))
         try:
             self._attempts.attempt(sender, call, min(until - time.monotonic(), self._attempts.seconds), self._retries)
         except BaseException as error:

@@ -207,6 +207,8 @@ NAMES_BEFORE_CONDITIONS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("HttpResponseError", FailureKind.TOKEN_UNAVAILABLE),
     ("ServiceRequestError", FailureKind.TOKEN_UNAVAILABLE),
     ("ServiceResponseError", FailureKind.TOKEN_UNAVAILABLE),
+    ("TokenUnavailableError", FailureKind.TOKEN_UNAVAILABLE),
+    ("TokenTimeoutError", FailureKind.TOKEN_UNAVAILABLE),
     ("gaierror", FailureKind.DNS),
     ("SSLCertVerificationError", FailureKind.CERTIFICATE),
     ("ServiceBusCertificateError", FailureKind.CERTIFICATE),

@@ -32,12 +32,10 @@ from twinbus.pairing.sdk import (
     check_version,
     endpoint_of,
     hides_pings,
+    interrupt,
     kind_of,
     open_link_once,
-    quick_to_open,
     retries_of,
-    shut_socket,
-    without_retries,
 )
 from twinbus.pairing.sender import PairedSender
 from twinbus.pairing.sides import Side, SideState
@@ -127,7 +125,7 @@ class Pair:
         place = self._state.place(path)
         made = PairedSender(
             place,
-            lambda: without_retries(quick_to_open(make())),
+            lambda: self._attempts.ready(make()),
             self._links,
             self._attempts,
             self._retries,
@@ -233,14 +231,14 @@ class Pair:
     def stop_ping(self, cell: EntityCell) -> None:
         sender = self._pinging.pop(cell, None)
         if sender is not None:
-            shut_socket(sender)
+            interrupt(sender)
 
     def _ping(self, cell: EntityCell, episode: int) -> None:
         begun = time.monotonic()
         failure: FailureKind | None = None
         sender: Any = None
         try:
-            sender = without_retries(quick_to_open(self._clients["primary"].get_queue_sender(cell.entity.path)))
+            sender = self._attempts.ready(self._clients["primary"].get_queue_sender(cell.entity.path))
             self._pinging[cell] = sender
             self._attempts.attempt(sender, self._pinged, self._attempts.seconds, ONCE)
         except Exception as error:

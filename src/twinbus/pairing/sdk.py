@@ -21,6 +21,7 @@ from azure.servicebus import ServiceBusMessageBatch
 from twinbus.errors import OperatorError
 from twinbus.pairing.failures import FailureKind, classify, evidence_of
 from twinbus.pairing.paths import Endpoint
+from twinbus.pairing.tokens import Tokens
 
 WRITTEN_FOR: Final = "7.15"
 _REQUIREMENT: Final = "azure-servicebus>=7.15,<7.16"
@@ -261,8 +262,10 @@ def refuse_calls(sender: Any) -> None:
     sender._shutdown.set()
 
 
-def shut_socket(sender: Any) -> None:
-    """A sync sender's socket is shut down under the thread that waits on it: its call ends with an error at once."""
+def interrupt(sender: Any) -> None:
+    """Whatever the thread of a sync sender waits for, its socket or a token, ends with an error at once."""
+    if isinstance(sender._credential, Tokens):
+        sender._credential.give_up()
     transport = getattr(getattr(sender._handler, "_connection", None), "_transport", None)
     found = getattr(transport, "sock", None)
     found = getattr(found, "sock", found)  # a WebSocket holds the socket
@@ -273,9 +276,9 @@ def shut_socket(sender: Any) -> None:
 
 
 def give_up(sender: Any) -> None:
-    """`shut_socket`, at the deadline of the call under way."""
+    """`interrupt`, at the deadline of the call under way."""
     sender.given_up = True
-    shut_socket(sender)
+    interrupt(sender)
 
 
 def was_given_up(sender: Any) -> bool:

@@ -22,7 +22,7 @@ from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
 from twinbus.pairing.recording import Recording
-from twinbus.pairing.sdk import Retries, empty_batch, is_open, keep_alive_of, open_link_once, shut_socket
+from twinbus.pairing.sdk import Retries, empty_batch, interrupt, is_open, keep_alive_of, open_link_once
 
 T = TypeVar("T")
 # Looked up once: a member of an Enum costs as much as half a microsecond at every use.
@@ -151,7 +151,7 @@ class PairedSender:
             if open_ and not sys.is_finalizing() and (keep_alive := keep_alive_of(self._sender)) is not None:
                 # No lock is taken here: whoever holds it may be gone, or be this very thread.
                 keep_alive.cancel()
-                shut_socket(self._sender)
+                interrupt(self._sender)
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 

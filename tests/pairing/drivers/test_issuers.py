@@ -1,0 +1,143 @@
+"""Credentials whose issuer hangs or cannot be reached: S2, S6, S12. That is no outage of either namespace."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from azure.core.credentials import AccessToken
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
+
+from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.sdk import kind_of
+from twinbus.testing import LocalNamespace
+
+from .conftest import World, state_of
+from .test_credentials import Tokens, client, paired, tokens
+
+# Much less than the issuer takes; half of it is the primary's where the call may divert.
+BRIEF = 3.0
+
+
+class Issuer(Tokens):
+    """Answers nobody while it hangs, and refuses connections while it is away."""
+
+    def __init__(self, namespace: LocalNamespace) -> None:
+        super().__init__(namespace)
+        self.answers = threading.Event()
+        self.answers.set()
+        self.away = False
+        self.asked = 0
+
+    def get_token(self, *scopes: str, **keywords: Any) -> AccessToken:
+        self._ask()
+        self.answers.wait(60)
+        return super().get_token(*scopes, **keywords)
+
+    def _ask(self) -> None:
+        self.asked += 1
+        if self.away:
+            raise ConnectionRefusedError("nobody listens there")
+
+
+class AioIssuer(Issuer):
+    async def get_token(self, *scopes: str, **keywords: Any) -> AccessToken:  # type: ignore[override]  # as the SDK's
+        self._ask()
+        while not self.answers.is_set():  # noqa: ASYNC110 - set from outside the loop too
+            await asyncio.sleep(0.02)
+        return super(Issuer, self).get_token(*scopes, **keywords)
+
+    async def close(self) -> None: ...
+
+
+Made = Callable[[World, LocalNamespace], Issuer]
+
+
+@pytest.fixture
+def issuer() -> Iterator[Made]:
+    made: list[Issuer] = []
+
+    def make(world: World, namespace: LocalNamespace) -> Issuer:
+        made.append((AioIssuer if world.driver == "aio" else Issuer)(namespace))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.answers.set()
+
+
+def link_of(sender: Any) -> Any:
+    return sender._link.sender if hasattr(sender, "_link") else sender._sender
+
+
+async def test_s2_an_issuer_that_hangs_while_a_link_opens_reaches_the_caller_and_never_fails_over(
+    world: World, queue: str, issuer: Made
+) -> None:
+    given = issuer(world, world.primary)
+    clients = [client(world, world.primary, given), client(world, world.secondary, tokens(world, world.secondary))]
+    pair = await paired(world, clients)
+    sender = await world.sender(pair, queue)
+    given.answers.clear()
+    for _ in range(2):
+        with pytest.raises(OperationTimeoutError, match="issuer") as raised:
+            await world.send(sender, ServiceBusMessage("x"), timeout=BRIEF)
+        assert kind_of(raised.value) is FailureKind.TOKEN_UNAVAILABLE
+    if world.driver == "sync":
+        # A thread that cannot be ended waits for it: one, not one a call.
+        assert given.asked == 1
+    assert state_of(pair, queue) == "healthy"
+    given.answers.set()
+    await world.send(sender, ServiceBusMessage("x", message_id="after"))
+    assert [one.message_id for one in await world.held(queue)] == ["after"]
+
+
+async def test_s2_s12_an_issuer_that_hangs_when_a_token_is_renewed_ends_the_call_in_time_and_never_fails_over(
+    world: World, queue: str, issuer: Made
+) -> None:
+    given = issuer(world, world.primary)
+    clients = [client(world, world.primary, given), client(world, world.secondary, tokens(world, world.secondary))]
+    pair = await paired(world, clients)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("x", message_id="before"))
+    # As if its last tenth had begun: the SDK renews it in the next call, on the open link.
+    link_of(sender)._handler._cbs_authenticator._refresh_window = 3600
+    given.answers.clear()
+    async with asyncio.timeout(30):
+        with pytest.raises(OperationTimeoutError, match="issuer") as raised:
+            await world.send(sender, ServiceBusMessage("x"), timeout=BRIEF)
+    assert kind_of(raised.value) is FailureKind.TOKEN_UNAVAILABLE
+    assert state_of(pair, queue) == "healthy"
+    given.answers.set()
+    await world.send(sender, ServiceBusMessage("x", message_id="after"))
+    assert [one.message_id for one in await world.held(queue)] == ["before", "after"]
+
+
+async def test_s6_an_issuer_that_hangs_evicts_no_backlog_queue(world: World, queue: str, issuer: Made) -> None:
+    given = issuer(world, world.secondary)
+    clients = [client(world, world.primary, tokens(world, world.primary)), client(world, world.secondary, given)]
+    pair = await paired(world, clients)
+    sender = await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    given.answers.clear()
+    with pytest.raises(OperationTimeoutError, match="issuer"):
+        await world.send(sender, ServiceBusMessage("x"), timeout=BRIEF / 2)
+    assert len(pair.backlog_queues) == 2
+    given.answers.set()
+    await world.send(sender, ServiceBusMessage("x", message_id=f"after {world.driver}"))
+    assert f"after {world.driver}" in [one.message_id for one in await world.backlog(pair)]
+
+
+async def test_s2_an_issuer_that_cannot_be_reached_is_no_connection_that_the_primary_lost(
+    world: World, queue: str, issuer: Made
+) -> None:
+    given = issuer(world, world.primary)
+    clients = [client(world, world.primary, given), client(world, world.secondary, tokens(world, world.secondary))]
+    pair = await paired(world, clients)
+    sender = await world.sender(pair, queue)
+    given.away = True
+    with pytest.raises(ServiceBusError, match="issuer") as raised:
+        await world.send(sender, ServiceBusMessage("x"))
+    assert kind_of(raised.value) is FailureKind.TOKEN_UNAVAILABLE
+    assert state_of(pair, queue) == "healthy"
