@@ -18,7 +18,10 @@ PURE = (
     "pairing/attendance",
     "syphon/plan",
     "ledger/balance",
-    "ledger/prices",
+    "money/billing",
+    "money/course",
+    "money/forecast",
+    "money/scenario",
 )
 IMPURE = re.compile(
     r"uuid\.(uuid\d|getnode)|datetime\.(datetime|date)\.(now|utcnow|today)|(time|random|secrets|os)\..+"

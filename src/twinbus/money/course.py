@@ -1,0 +1,88 @@
+"""How an outage goes, in numbers: when pings go out, how much is diverted, what a syphon does meanwhile (G2, S3, Y5).
+
+The habits of Twinbus that cost something are named here; a test holds them to those of the parts themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import Final
+
+from twinbus.money.scenario import Scenario, SyphonRuns
+
+SCAN_SECONDS: Final = 6 * 3600.0
+"""A standing pump peeks at its queue so often, for messages that nobody remembers."""
+PAGE: Final = 250
+"""Messages in one of these peeks."""
+LOOK_SECONDS: Final = 3600.0
+"""A standing syphon lists the backlog queues so often."""
+FIRST_PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 300.0
+"""Y5: pauses between a syphon's probes of a destination double from the one to the other …"""
+PAUSE_SHARE: Final = 0.75
+"""… and are shortened by up to a half, by chance: this is their mean."""
+DRAIN_EMPTY_RECEIVES: Final = 2
+DRAIN_PEEKS: Final = 1
+DRAIN_LISTS: Final = 2
+"""A drain ends a queue with these receives and this peek, and begins by listing the queues twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Of one outage. `window`: seconds from its beginning until sends go to the primary again.
+
+    `vain`: sends that failed before the failover. `diverted`: messages; `aside`: those of them that a standing syphon
+    received while the primary was away, and had to put aside. `probes`: its sends that failed, for each entity.
+    `pings`: of each entity and client, the last of them good.
+    """
+
+    window: float
+    drain: float
+    vain: float
+    diverted: float
+    aside: float
+    pings: int
+    probes: int
+
+
+def course(scenario: Scenario) -> Course:
+    length, interval = scenario.outage.total_seconds(), scenario.failover_interval.total_seconds()
+    if length <= interval:
+        # Over before the timer fired (S3): nothing is diverted.
+        return Course(length, 0.0, scenario.rate * length, 0.0, 0.0, 0, 0)
+    every = scenario.ping_interval.total_seconds()
+    # The first ping is put off by up to the jitter; half of it is the mean.
+    late = every * scenario.ping_jitter / 2
+    pings = max(1, ceil((length - interval - late) / every))
+    window = interval + late + pings * every
+    diverted = scenario.rate * (window - interval)
+    aside, probes = 0.0, 0
+    if scenario.syphon is SyphonRuns.STANDING and scenario.syphons:
+        probes, noticed = _probes(length - interval)
+        aside = min(scenario.rate * noticed, diverted)
+    carried = aside if scenario.syphon is SyphonRuns.STANDING else diverted
+    drain = carried / scenario.drain_rate if scenario.syphons else 0.0
+    return Course(window, drain, scenario.rate * interval, diverted, aside, pings, probes)
+
+
+def _probes(away: float) -> tuple[int, float]:
+    """Of a primary that is away for so many seconds more: sends of a syphon that fail, and when one succeeds."""
+    at, pause, failed = 0.0, FIRST_PAUSE, 1
+    while True:
+        at += pause * PAUSE_SHARE
+        if at >= away:
+            return failed, at
+        failed += 1
+        pause = min(pause * 2, LONGEST_PAUSE)
+
+
+def queues_used(queues: int, senders: int) -> float:
+    """S6: every sender picks one at random. So many of them have a sender, on average."""
+    return queues * (1 - (1 - 1 / queues) ** senders)
+
+
+def looks(scenario: Scenario, seconds: float) -> int:
+    """Y1: how often a client peeks at a backlog queue it used, that is empty again after so long."""
+    every = scenario.backlog_check_interval.total_seconds()
+    return floor(seconds / every) + 1 if every and seconds else 0

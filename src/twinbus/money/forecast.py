@@ -1,0 +1,290 @@
+"""What a scenario costs (M4): operations, units, bytes and money by stage, idle, during outages and while draining.
+
+Pure: the scenario and the prices come in, the same forecast comes out. How an outage goes is in `course`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from math import ceil
+from typing import Final
+
+from twinbus.ledger.entries import Stage
+from twinbus.ledger.units import units
+from twinbus.money.billing import Bill, Usage, bill
+from twinbus.money.course import (
+    DRAIN_EMPTY_RECEIVES,
+    DRAIN_LISTS,
+    DRAIN_PEEKS,
+    LOOK_SECONDS,
+    PAGE,
+    SCAN_SECONDS,
+    Course,
+    course,
+    looks,
+    queues_used,
+)
+from twinbus.money.prices import Prices, Tier
+from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError, SyphonRuns
+
+COMPLETE_PRIMARY: Final = "complete_primary"
+"""A receiver's completions: they are the application's, and no stage of a pair's or a syphon's ledger."""
+ALIAS_BYTES: Final = 64
+"""What the aliases of S7 add to a message, about."""
+PING_BYTES: Final = 150
+_DAY, _HOUR = 86_400, 3600
+
+
+class Phase(StrEnum):
+    IDLE = "idle"
+    OUTAGE = "outage"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Receives of the syphons while nothing happens (Y2)."""
+
+    hour: float
+    day: float
+    thirty_days: float
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A stage that a diverted message passes: units as M1 counts them, and as a client of today is charged."""
+
+    stage: str
+    clause: int
+    billed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`bill` has a line for each phase and stage. `without_pair`: the same traffic in a period without outages, on the
+    primary alone, its base included.
+    """
+
+    scenario: Scenario
+    prices: Prices
+    course: Course
+    idle: Idle
+    passages: tuple[Passage, ...]
+    bill: Bill
+    base_cost: Decimal
+    connections: Decimal
+    connections_cost: Decimal
+    without_pair: Decimal
+
+    @property
+    def cost(self) -> Decimal:
+        return self.bill.cost + self.base_cost + self.connections_cost
+
+
+def forecast(scenario: Scenario, prices: Prices) -> Forecast:
+    """ScenarioError where the tier cannot carry it, or the outages do not fit into the period."""
+    tier = prices.tier(scenario.tier)
+    _refuse(scenario, tier)
+    went = course(scenario)
+    hours = Decimal(scenario.period.total_seconds()) / _HOUR
+    months = max(Decimal(1), hours / prices.hours_in_month)
+    connections, connections_cost = _connections(scenario, tier, went, hours, months)
+    receives = _polls(scenario, _HOUR)
+
+    def billed(used: list[Usage]) -> Bill:
+        other = scenario.other_operations
+        return bill(used, prices, tier.name, bandwidth=scenario.bandwidth, other_operations=other, months=months)
+
+    return Forecast(
+        scenario=scenario,
+        prices=prices,
+        course=went,
+        idle=Idle(receives, receives * 24, receives * 24 * 30),
+        passages=tuple(_passages(scenario)),
+        bill=billed([one for one in _used(scenario, went) if one.operations]),
+        base_cost=_base(scenario, tier, prices, hours, namespaces=2),
+        connections=connections,
+        connections_cost=connections_cost,
+        without_pair=billed(list(_traffic(scenario, Phase.IDLE, scenario.period.total_seconds()))).cost
+        + _base(scenario, tier, prices, hours, namespaces=1),
+    )
+
+
+def _refuse(scenario: Scenario, tier: Tier) -> None:
+    if scenario.subscriptions and not tier.topics:
+        raise ScenarioError("subscriptions", scenario.subscriptions, f"0: the tier {tier.name} has no topics")
+    if scenario.message_size > tier.largest_message:
+        allowed = f"at most {tier.largest_message}, the largest message of the tier {tier.name}"
+        raise ScenarioError("message_size", scenario.message_size, allowed)
+    went = course(scenario)
+    taken = scenario.outages * (went.window + went.drain)
+    if taken > scenario.period.total_seconds():
+        raise ScenarioError(
+            "outages", scenario.outages, f"fewer: with their drains they take {taken:,.0f} s of the period"
+        )
+
+
+# --- what is used ----------------------------------------------------------------------------------------------------
+
+
+def _used(scenario: Scenario, went: Course) -> Iterator[Usage]:
+    busy = scenario.outages * (went.window + went.drain)
+    seconds = scenario.period.total_seconds() - busy
+    yield from _traffic(scenario, Phase.IDLE, seconds)
+    yield from _standing(scenario, Phase.IDLE, seconds, 0)
+    if scenario.outages:
+        yield from _outage(scenario, went)
+        yield from _drain(scenario, went)
+
+
+def _traffic(scenario: Scenario, phase: Phase, seconds: float) -> Iterator[Usage]:
+    """The application's own."""
+    messages = scenario.rate * seconds
+    yield _usage(phase, Stage.SEND_PRIMARY, messages, scenario.message_size, anyway=True, why="the application's sends")
+    yield from _received(scenario, phase, messages)
+
+
+def _received(scenario: Scenario, phase: Phase, messages: float) -> Iterator[Usage]:
+    copies = messages * max(scenario.subscriptions, 1)
+    size = scenario.message_size
+    yield _usage(phase, Stage.RECEIVE_PRIMARY, copies, size, anyway=True, why="once for a queue or subscription")
+    yield _usage(phase, COMPLETE_PRIMARY, copies, anyway=True, why="a peek-lock receive is completed (M2)")
+
+
+def _standing(scenario: Scenario, phase: Phase, seconds: float, used: float) -> Iterator[Usage]:
+    """What standing syphons do while nothing moves in a queue; `used`: queues that something moves in."""
+    if scenario.syphon is not SyphonRuns.STANDING or not scenario.syphons:
+        return
+    quiet = (scenario.backlog_queues - used) / scenario.backlog_queues
+    yield _usage(
+        phase, Stage.EMPTY_RECEIVE, _polls(scenario, seconds) * quiet, why="long polls that bring nothing (Y2)"
+    )
+    scans = scenario.syphons * scenario.backlog_queues * seconds / SCAN_SECONDS
+    yield _usage(phase, Stage.PEEK_BACKLOG, scans, why="every 6 h a look for messages that nobody remembers")
+    yield _usage(
+        phase, Stage.MANAGE, _asked(scenario, seconds), why="backlog queues listed hourly; what remains, shown"
+    )
+
+
+def _asked(scenario: Scenario, seconds: float) -> float:
+    every = scenario.count_interval.total_seconds()
+    return scenario.syphons * (seconds / LOOK_SECONDS + (seconds / every if every else 0))
+
+
+def _polls(scenario: Scenario, seconds: float) -> float:
+    standing = scenario.syphons if scenario.syphon is SyphonRuns.STANDING else 0
+    return standing * scenario.backlog_queues * seconds / scenario.long_poll.total_seconds()
+
+
+def _outage(scenario: Scenario, went: Course) -> Iterator[Usage]:
+    times, phase = scenario.outages, Phase.OUTAGE
+    answering = scenario.outage_kind is OutageKind.ANSWERING
+    size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
+    vain = went.vain * scenario.tries if answering else 0
+    yield _usage(phase, Stage.SEND_PRIMARY, times * vain, size, why="sends that fail before the failover, each try")
+    everywhere = scenario.entities * scenario.clients
+    pings = (went.pings if answering else min(went.pings, 1)) if scenario.ping is PingKind.MESSAGE else 0
+    yield _usage(phase, Stage.PING, times * everywhere * pings, PING_BYTES, why="of each entity by each client (G2)")
+    yield _usage(phase, Stage.SEND_BACKLOG, times * went.diverted, stored, why="every diverted message")
+    watched = scenario.clients * queues_used(scenario.backlog_queues, scenario.entities)
+    looked = watched * looks(scenario, went.window + went.drain if went.diverted else 0)
+    yield _usage(phase, Stage.PEEK_BACKLOG, times * looked, stored, why="clients look whether anybody syphons (Y1)")
+    if scenario.syphon is SyphonRuns.STANDING and scenario.syphons:
+        yield from _standing_through(scenario, went)
+
+
+def _standing_through(scenario: Scenario, went: Course) -> Iterator[Usage]:
+    """A syphon that finds the primary away puts aside what it receives, and tries again with growing pauses (Y5)."""
+    times, phase = scenario.outages, Phase.OUTAGE
+    size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
+    used = queues_used(scenario.backlog_queues, scenario.entities * scenario.clients) if went.diverted else 0
+    yield from _standing(scenario, phase, times * went.window, used)
+    probes = times * went.probes * scenario.entities * scenario.syphons if went.diverted else 0
+    answering = scenario.outage_kind is OutageKind.ANSWERING
+    yield _usage(phase, Stage.RECEIVE_BACKLOG, times * went.diverted, stored, why="as they come")
+    yield _usage(phase, Stage.SETTLE_BACKLOG, times * went.aside + probes, why="put aside, and again after each probe")
+    yield _usage(phase, Stage.RECEIVE_DEFERRED, probes, stored, why="one message for each probe of an entity")
+    yield _usage(phase, Stage.RETURN_PRIMARY, probes if answering else 0, size, why="probes that fail")
+    pages = sum(
+        went.aside * SCAN_SECONDS * n / went.window / PAGE for n in range(1, int(went.window // SCAN_SECONDS) + 1)
+    )
+    yield _usage(phase, Stage.PEEK_BACKLOG, times * pages, PAGE * stored, why="the same looks, at what is put aside")
+    straight = times * (went.diverted - went.aside)
+    yield _usage(phase, Stage.RETURN_PRIMARY, straight, size, anyway=True, why="diverted, though the primary is back")
+    yield _usage(phase, Stage.COMPLETE_BACKLOG, straight, why="diverted, though the primary is back")
+    yield from _received(scenario, phase, straight)
+
+
+def _drain(scenario: Scenario, went: Course) -> Iterator[Usage]:
+    times, phase = scenario.outages, Phase.DRAIN
+    if not went.diverted or not scenario.syphons:
+        return
+    size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
+    standing = scenario.syphon is SyphonRuns.STANDING
+    moved = times * (went.aside if standing else went.diverted)
+    if standing:
+        yield _usage(phase, Stage.RECEIVE_DEFERRED, moved, stored, why="what was put aside")
+    else:
+        queues = times * scenario.syphons * scenario.backlog_queues
+        yield _usage(phase, Stage.RECEIVE_BACKLOG, moved, stored, why="every diverted message")
+        yield _usage(phase, Stage.EMPTY_RECEIVE, queues * DRAIN_EMPTY_RECEIVES, why="until a queue is seen empty")
+        yield _usage(phase, Stage.PEEK_BACKLOG, queues * DRAIN_PEEKS, why="whether anything was left behind")
+        lists = times * (scenario.syphons * DRAIN_LISTS + _asked(scenario, went.drain))
+        yield _usage(phase, Stage.MANAGE, lists, why="backlog queues listed; what remains, shown")
+    yield _usage(phase, Stage.RETURN_PRIMARY, moved, size, anyway=True, why="every diverted message, sent at last")
+    yield _usage(phase, Stage.COMPLETE_BACKLOG, moved, why="only then (Y3)")
+    yield from _received(scenario, phase, moved)
+    yield from _traffic(scenario, phase, times * went.drain)
+
+
+def _usage(phase: Phase, stage: str, count: float, size: int = 0, *, anyway: bool = False, why: str) -> Usage:
+    operations = round(count)
+    return Usage(
+        phase=phase,
+        stage=str(stage),
+        operations=operations,
+        units=operations * units(1, [size]),
+        bytes=operations * size,
+        anyway=anyway,
+        why=why,
+    )
+
+
+def _passages(scenario: Scenario) -> Iterator[Passage]:
+    """Of one diverted message."""
+    home, stored = units(1, [scenario.message_size]), units(1, [scenario.message_size + ALIAS_BYTES])
+    copies = max(scenario.subscriptions, 1)
+    yield Passage(Stage.SEND_BACKLOG, stored, stored)
+    yield Passage(Stage.RECEIVE_BACKLOG, stored, stored)
+    if scenario.syphon is SyphonRuns.STANDING:
+        yield Passage(Stage.SETTLE_BACKLOG, 0, 1)
+        yield Passage(Stage.RECEIVE_DEFERRED, 0, stored)
+    yield Passage(Stage.RETURN_PRIMARY, home, home)
+    yield Passage(Stage.COMPLETE_BACKLOG, 0, 1)
+    yield Passage(Stage.RECEIVE_PRIMARY, copies * home, copies * home)
+    yield Passage(COMPLETE_PRIMARY, 0, copies)
+
+
+# --- what is not charged by operations -------------------------------------------------------------------------------
+
+
+def _base(scenario: Scenario, tier: Tier, prices: Prices, hours: Decimal, *, namespaces: int) -> Decimal:
+    units_cost = tier.messaging_unit_per_hour * scenario.messaging_units * namespaces * hours
+    return tier.base_per_month * hours / prices.hours_in_month + units_cost
+
+
+def _connections(
+    scenario: Scenario, tier: Tier, went: Course, hours: Decimal, months: Decimal
+) -> tuple[Decimal, Decimal]:
+    """The peaks of all hours over those of a month, and their cost. An outage touches one hour more than it fills."""
+    links = scenario.entities * (1 + max(scenario.subscriptions, 1))
+    standing = 2 * scenario.syphons if scenario.syphon is SyphonRuns.STANDING else 0
+    idle = scenario.clients * links + standing
+    diverting = scenario.clients * queues_used(scenario.backlog_queues, scenario.entities) if went.diverted else 0
+    more = Decimal(diverting) + (2 * scenario.syphons - standing if went.diverted else 0)
+    touched = min(Decimal(scenario.outages * (ceil((went.window + went.drain) / _HOUR) + 1)), hours)
+    counted = (idle * hours + more * touched) / tier.connection_hours if tier.connections else Decimal(idle)
+    return counted, tier.connections.cost(counted, months) if tier.connections else Decimal(0)
