@@ -22,9 +22,7 @@ from twinbus.errors import OperatorError
 if TYPE_CHECKING:
     from twinbus.syphon.deadletter import DeadLetter, DeadLetters
 
-app = typer.Typer(
-    help="Messages of the backlog that could never be delivered: show them, bring them back.", no_args_is_help=True
-)
+app = typer.Typer(help="What could never be delivered: show it, bring it back.", no_args_is_help=True)
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Of this message id; may be repeated.")]
 Destinations = Annotated[
     list[str] | None, typer.Option("--destination", help="Meant for this entity, - for none; may be repeated.")
@@ -46,7 +44,14 @@ def list_(
     json: Annotated[bool, typer.Option("--json", help="Print JSON: one object a line.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Show the dead letters of the backlog queues, with reason, destination, id and age. Nothing is locked or moved."""
+    """Show the dead letters of the backlog queues: reason, destination, id and age.
+
+    Nothing is locked or moved.
+
+    Examples:
+      twinbus deadletter list
+      twinbus deadletter list --destination orders --limit 20
+    """
     with told(debug=debug):
         wanted = _Wanted(ids, destinations)
         asyncio.run(_list(_Place(primary, secondary, primary_name, seconds), wanted, limit, after, json=json))
@@ -69,9 +74,16 @@ def resubmit(
     json: Annotated[bool, typer.Option("--json", help="Print JSON: one object a line.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Put dead letters back into the backlog, from where the syphon delivers them. Mend first what kept them from it.
+    """Put dead letters back into the backlog, from where the syphon delivers them.
+
+    Mend first what kept them from it.
 
     Ends with 0 when all that were asked for are back, with 1 when they are not.
+
+    Examples:
+      twinbus deadletter resubmit --id 4711
+      twinbus deadletter resubmit --destination orders --to orders-v2 --ledger ./ledger
+      twinbus deadletter resubmit --all --yes
     """
     with told(debug=debug):
         if everything == bool(ids or destinations):

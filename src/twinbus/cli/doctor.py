@@ -11,6 +11,7 @@ import typer
 from twinbus.cli import reaching
 from twinbus.cli.reaching import Count, Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.telling import Debug, told
+from twinbus.cli.waiting import waiting
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -36,9 +37,16 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Show what is right and wrong about a pair's backlog. Nothing is altered without --clean.
+    """Show what is right and wrong about a pair's backlog.
+
+    Nothing is altered without --clean.
 
     Ends with 0 when all is well, with 3 when something should be mended, with 1 when it could not be found out.
+
+    Examples:
+      twinbus doctor
+      twinbus doctor --count 5 --clean     # remove the empty ones beyond five, once confirmed
+      twinbus doctor --no-ping --json
     """
     with told(debug=debug):
         if json and clean and not yes:
@@ -46,8 +54,10 @@ def doctor(
         reaching.refuse_same(primary, secondary)
         name = reaching.backlog_name(primary, primary_name)
         with reaching.administration(secondary, seconds) as administration:
-            inspection = _inspected(administration, name, count)
-            pings = asyncio.run(_pings(primary, ping_entity, seconds)) if ping else None
+            with waiting(f"looking at {administration.namespace}"):
+                inspection = _inspected(administration, name, count)
+            with waiting("trying a ping"):
+                pings = asyncio.run(_pings(primary, ping_entity, seconds)) if ping else None
             report = _report(inspection, pings)
             if not json:
                 _print(inspection, pings)

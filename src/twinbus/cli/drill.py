@@ -7,6 +7,7 @@ import json as json_text
 import logging
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,7 @@ NOT_AS_MEANT = 3
 
 
 def drill(
+    context: typer.Context,
     primary: Primary,
     secondary: Secondary,
     entity: Annotated[str, typer.Option(help="The queue or topic to drill.", show_default=False)],
@@ -39,10 +41,17 @@ def drill(
     json: Annotated[bool, typer.Option("--json", help="Print JSON: one object with every moment.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Fail one entity over and restore it, in this process alone: other applications send as they did.
+    """Rehearse a failover: fail one entity over and restore it.
+
+    In this process alone: other applications send as they did.
 
     Messages marked twinbus-drill reach the entity's receivers; those diverted are taken back out of the backlog.
+
     Ends with 0 when all went as it should, with 3 when it did not, with 1 when it could not be tried.
+
+    Examples:
+      twinbus drill --entity orders
+      twinbus drill --entity orders --by-ping --messages 10 --yes
     """
     with told(debug=debug):
         reaching.refuse_same(primary, secondary)
@@ -52,7 +61,7 @@ def drill(
             )
         # What the pair logs is told as moments.
         logging.getLogger("twinbus").addHandler(logging.NullHandler())
-        options = _options(count, primary_name, seconds, by_ping=by_ping, assume=assume)
+        options = _options(context.obj, count, primary_name, seconds, by_ping=by_ping, assume=assume)
         done = asyncio.run(_run(primary, secondary, entity, messages, options, leave=leave, quiet=json))
         if json:
             moments = [{"after": round(moment.after, 3), "what": moment.what} for moment in done.moments]
@@ -64,15 +73,16 @@ def drill(
 
 
 def _options(
-    count: int, primary_name: str | None, seconds: float, *, by_ping: bool, assume: bool
+    settings: Path | None, count: int, primary_name: str | None, seconds: float, *, by_ping: bool, assume: bool
 ) -> SendAvailabilityOptions:
-    """The application's own options as far as the environment knows them."""
+    """The application's own options as far as the file and the environment know them."""
     from dataclasses import replace  # noqa: PLC0415 - other verbs start without it
 
     from twinbus.pairing.options import SendAvailabilityOptions  # noqa: PLC0415
 
+    text = "" if settings is None else settings.read_text(encoding="utf-8")
     options = replace(
-        SendAvailabilityOptions.from_environment(os.environ),
+        SendAvailabilityOptions.from_environment(os.environ, defaults=SendAvailabilityOptions.from_file(text)),
         backlog_queue_count=count,
         primary_name=primary_name,
         try_timeout=timedelta(seconds=seconds),

@@ -17,9 +17,14 @@ def export(
     ca: Authority = None,
     debug: Debug = False,
 ) -> None:
-    """Write the entities of a running namespace as a Config.json, for `twinbus serve --config` and for the emulator.
+    """Write the entities of a running namespace as a Config.json.
 
-    What that format has no words for, keys above all, is named on stderr.
+    `twinbus serve --config` and Microsoft's emulator read it. What that format has no words for, keys above all, is
+    named on stderr.
+
+    Examples:
+      twinbus export -o Config.json
+      twinbus export | less
     """
     with told(debug=debug):
         import json  # noqa: PLC0415 - other verbs start without these

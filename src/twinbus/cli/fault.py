@@ -61,7 +61,15 @@ def set_fault(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Put a fault in force. Without --entity and --link it is for the whole namespace; a crash without --on is now."""
+    """Put a fault in force.
+
+    Without --entity and --link it is for the whole namespace; a crash without --on is now.
+
+    Examples:
+      twinbus fault set black-hole --duration 30                           # half a minute of silence
+      twinbus fault set server-busy --entity orders --probability 0.2 --seed 7
+      twinbus fault set drop-ack --entity orders --on send --count 1       # stored, not acknowledged
+    """
     with told(debug=debug):
         made = _client(connection_string, ca).set(
             kind,
@@ -91,7 +99,12 @@ def clear_faults(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Lift one fault, or all."""
+    """Lift one fault, or all.
+
+    Examples:
+      twinbus fault clear
+      twinbus fault clear 3
+    """
     with told(debug=debug):
         cleared = _client(connection_string, ca).clear(id)
         if json:
@@ -104,7 +117,12 @@ def clear_faults(
 
 @app.command(name="list")
 def list_faults(connection_string: Connection, ca: Authority = None, json: Json = False, debug: Debug = False) -> None:
-    """Show what is in force."""
+    """Show what is in force.
+
+    Examples:
+      twinbus fault list
+      twinbus fault list --json
+    """
     with told(debug=debug):
         faults = _client(connection_string, ca).list()
         if json:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from twinbus.cli.telling import FAILED, Debug, told
+from twinbus.cli.waiting import waiting
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -59,9 +60,15 @@ def check(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every id.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Does everything add up? accepted = delivered + in backlog + dead-lettered; what is lost or doubled, by id.
+    """Does everything add up? In this process, for ledgers that fit in memory.
+
+    accepted = delivered + in backlog + dead-lettered; what is lost or doubled, by id.
 
     Ends with 1 when something is lost, or the ledger could not be read.
+
+    Examples:
+      twinbus ledger check ./ledger
+      twinbus ledger check ./ledger --json
     """
     from twinbus.ledger import balance, read_ledger  # noqa: PLC0415 - slow
     from twinbus.ledger.segments import segments  # noqa: PLC0415
@@ -72,7 +79,8 @@ def check(
         problems: list[Problem] = []
         entries = read_ledger(directory, problems.append)
         first = next(entries, None)
-        found = balance(chain(() if first is None else (first,), entries))
+        with waiting(f"reading {directory}"):
+            found = balance(chain(() if first is None else (first,), entries))
         found.incomplete += map(str, problems)
         sums = {name: getattr(found, name).total() for name in SUMS}
         listed = {name: _of(found, name) for name in LISTED}

@@ -15,6 +15,7 @@ import typer
 
 from twinbus.cli.ledger import LISTED, SUMS, report, show
 from twinbus.cli.telling import FAILED, Debug, told
+from twinbus.cli.waiting import waiting
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ First = Annotated[
 Since = Annotated[datetime | None, typer.Option(help="From then on, in UTC.", show_default="the beginning")]
 Until = Annotated[datetime | None, typer.Option(help="Before then, in UTC.", show_default="the end")]
 Form = Annotated[Format, typer.Option("--format", help="For a person, or JSON: one object.")]
+Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 Master = Annotated[
     str | None, typer.Option(help="Where Spark runs, in its own words.", show_default="as submitted, or this machine")
 ]
@@ -74,14 +76,22 @@ def ingest(
     follow: Annotated[bool, typer.Option("--follow", help="Go on: whenever there is something new.")] = False,
     every: Every = 10.0,
     form: Form = Format.TABLE,
+    json: Json = False,
     master: Master = None,
     debug: Debug = False,
 ) -> None:
-    """Bring what is new in a ledger into the tables: each entry once, by day. It may be broken off and repeated.
+    """Bring what is new in a ledger into the tables: each entry once, by day.
+
+    It may be broken off and repeated.
 
     Lines that cannot be read are told with file and line, and are no reason to end with anything but 0.
+
+    Examples:
+      twinbus ledger ingest ./ledger ./tables
+      twinbus ledger ingest ./ledger ./tables --follow --every 60
     """
     with told(debug=debug):
+        form = Format.JSON if json else form
         asked = Asked(tables, ledger, None, None, form, master, follow, every, None, None)
         place, query = _opened(asked, ())
         for version in _versions(place, query, asked):
@@ -94,6 +104,7 @@ def reconcile(
     since: Since = None,
     until: Until = None,
     form: Form = Format.TABLE,
+    json: Json = False,
     master: Master = None,
     follow: Follow = False,
     every: Every = 10.0,
@@ -101,11 +112,18 @@ def reconcile(
     jars: Jars = None,
     debug: Debug = False,
 ) -> None:
-    """Does everything add up? As `check`, over any number of messages; for a window, those that were accepted in it.
+    """Does everything add up? On Spark, over any number of messages.
+
+    The sums are those of `check`; for a window, of the messages that were accepted in it.
 
     Ends with 1 when something is lost.
+
+    Examples:
+      twinbus ledger reconcile ./tables --ledger ./ledger
+      twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
     """
     with told(debug=debug):
+        form = Format.JSON if json else form
         asked = Asked(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
         lost = False
         for place, rows in _results("reconcile", asked):
@@ -120,6 +138,7 @@ def cost(
     since: Since = None,
     until: Until = None,
     form: Form = Format.TABLE,
+    json: Json = False,
     master: Master = None,
     follow: Follow = False,
     every: Every = 10.0,
@@ -127,8 +146,14 @@ def cost(
     jars: Jars = None,
     debug: Debug = False,
 ) -> None:
-    """Operations, billable units and bytes by day, stage and entity."""
+    """Operations, billable units and bytes by day, stage and entity.
+
+    Examples:
+      twinbus ledger cost ./tables --ledger ./ledger
+      twinbus ledger cost ./tables --since 2026-11-01 --json
+    """
     with told(debug=debug):
+        form = Format.JSON if json else form
         asked = Asked(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
         for _, rows in _results("cost", asked):
             _tell_rows(rows.orderBy("day", "stage", "namespace", "entity"), form)
@@ -140,6 +165,7 @@ def incidents(
     since: Since = None,
     until: Until = None,
     form: Form = Format.TABLE,
+    json: Json = False,
     master: Master = None,
     follow: Follow = False,
     every: Every = 10.0,
@@ -147,8 +173,14 @@ def incidents(
     jars: Jars = None,
     debug: Debug = False,
 ) -> None:
-    """Failovers of each entity: from when to when, how many messages were diverted, and when all of them were home."""
+    """Failovers of each entity: when, why, how many diverted, and when all were home.
+
+    Examples:
+      twinbus ledger incidents ./tables --ledger ./ledger
+      twinbus ledger incidents ./tables --ledger ./ledger --follow
+    """
     with told(debug=debug):
+        form = Format.JSON if json else form
         asked = Asked(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
         for _, rows in _results("incidents", asked):
             _tell_rows(rows.orderBy("began", "destination"), form, instants=("began", "restored", "drained"))
@@ -160,6 +192,7 @@ def latency(
     since: Since = None,
     until: Until = None,
     form: Form = Format.TABLE,
+    json: Json = False,
     master: Master = None,
     follow: Follow = False,
     every: Every = 10.0,
@@ -167,8 +200,14 @@ def latency(
     jars: Jars = None,
     debug: Debug = False,
 ) -> None:
-    """How long diverted messages were on their way home, in seconds, by entity and day."""
+    """How long diverted messages were on their way home, in seconds, by entity and day.
+
+    Examples:
+      twinbus ledger latency ./tables --ledger ./ledger
+      twinbus ledger latency ./tables --json
+    """
     with told(debug=debug):
+        form = Format.JSON if json else form
         asked = Asked(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
         for _, rows in _results("latency", asked):
             _tell_rows(rows.orderBy("day", "destination"), form)
@@ -185,7 +224,9 @@ def _opened(asked: Asked, jobs: Sequence[str]) -> tuple[Tables, StreamingQuery |
         raise OperatorError(f"{asked.ledger} is no directory", "Name the directory that was given as `ledger`.")
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow, and says what to install
 
-    spark = session("twinbus ledger", master=asked.master, settings={"spark.jars": asked.jars} if asked.jars else None)
+    with waiting("starting Spark"):
+        jars = {"spark.jars": asked.jars} if asked.jars else None
+        spark = session("twinbus ledger", master=asked.master, settings=jars)
     from twinbus.pipeline.ingest import ingest  # noqa: PLC0415 - there only with the extra
     from twinbus.pipeline.jobs import following  # noqa: PLC0415
     from twinbus.pipeline.tables import Tables  # noqa: PLC0415
@@ -203,7 +244,8 @@ def _versions(tables: Tables, query: StreamingQuery | None, asked: Asked) -> Ite
     """The tables as they are now; with --follow, again after every commit until a signal ends it."""
     if query is None or not asked.follow:
         if query is not None:
-            query.awaitTermination()
+            with waiting(f"reading {asked.ledger}"):
+                query.awaitTermination()
         yield tables.version()
         return
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -224,7 +266,8 @@ def _results(name: str, asked: Asked) -> Iterator[tuple[Tables, DataFrame]]:
 
     job, window = JOBS[name], Window(_in_utc(asked.since), _in_utc(asked.until))
     for _ in _versions(tables, query, asked):
-        rows = land(tables, job, so_far(tables, job, window))
+        with waiting(f"computing {name}"):
+            rows = land(tables, job, so_far(tables, job, window))
         if asked.jdbc is not None:
             to_database(job, rows, asked.jdbc)
         yield tables, rows

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from twinbus.cli import deadletter, doctor, drill, export, fault, ledger, ledger_jobs, provision, serve, syphon
+from twinbus.cli import (
+    deadletter,
+    doctor,
+    drill,
+    export,
+    fault,
+    ledger,
+    ledger_jobs,
+    provision,
+    serve,
+    settings,
+    syphon,
+)
+from twinbus.cli.telling import told
 
 app = typer.Typer(
     name="twinbus",
     help="Paired Service Bus namespaces, and a local namespace that the official SDKs use unchanged.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command(name="serve", help=serve.serve.__doc__)(serve.serve)
-app.add_typer(fault.app, name="fault")
-app.command(name="export", help=export.export.__doc__)(export.export)
-app.command(name="provision", help=provision.provision.__doc__)(provision.provision)
-app.command(name="doctor", help=doctor.doctor.__doc__)(doctor.doctor)
-app.command(name="drill", help=drill.drill.__doc__)(drill.drill)
-app.command(name="syphon", help=syphon.syphon.__doc__)(syphon.syphon)
-app.add_typer(deadletter.app, name="deadletter")
+
+_NAMESPACE = "A namespace of your own"
+app.command(rich_help_panel=_NAMESPACE)(serve.serve)
+app.add_typer(fault.app, name="fault", rich_help_panel=_NAMESPACE)
+app.command(rich_help_panel=_NAMESPACE)(export.export)
+
+_PAIR = "A pair"
+app.command(rich_help_panel=_PAIR)(provision.provision)
+app.command(rich_help_panel=_PAIR)(doctor.doctor)
+app.command(rich_help_panel=_PAIR)(drill.drill)
+
+_BACKLOG = "The backlog"
+app.command(rich_help_panel=_BACKLOG)(syphon.syphon)
+app.add_typer(deadletter.app, name="deadletter", rich_help_panel=_BACKLOG)
+
+_BOOKS = "What happened, and what it cost"
 for verb in (
     ledger_jobs.ingest,
     ledger_jobs.reconcile,
@@ -31,7 +53,7 @@ for verb in (
     ledger_jobs.latency,
 ):
     ledger.app.command()(verb)
-app.add_typer(ledger.app, name="ledger")
+app.add_typer(ledger.app, name="ledger", rich_help_panel=_BOOKS)
 
 
 def _version(asked: bool) -> None:
@@ -47,8 +69,22 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
+    given: Annotated[
+        Path | None,
+        typer.Option(
+            "--settings",
+            envvar="TWINBUS_SETTINGS",
+            show_envvar=True,
+            help="File with connection strings and defaults of options.",
+            show_default="twinbus.toml here, then in ~/.config/twinbus",
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     """Paired Service Bus namespaces, and a local namespace that the official SDKs use unchanged."""
+    with told(debug=False):
+        if (path := settings.find(given, os.environ)) is not None:
+            settings.apply(context, path)

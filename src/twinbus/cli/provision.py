@@ -9,6 +9,7 @@ import typer
 
 from twinbus.cli.reaching import Count, Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.telling import Debug, told
+from twinbus.cli.waiting import waiting
 
 if TYPE_CHECKING:
     from twinbus.pairing.provisioning import Provisioned
@@ -25,9 +26,15 @@ def provision(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Create the backlog queues that are missing on the secondary. The primary is not contacted, only its name used.
+    """Create the backlog queues that are missing on the secondary.
+
+    The primary is not contacted, only its name used.
 
     Ends with 0 when every queue is there, with 3 when some are, with 1 when none is.
+
+    Examples:
+      twinbus provision
+      twinbus provision --count 20 --json
     """
     with told(debug=debug):
         from twinbus.cli import reaching  # noqa: PLC0415 - other verbs start without it
@@ -38,7 +45,8 @@ def provision(
         paths = backlog_queue_paths(reaching.backlog_name(primary, primary_name), count)
         reaching.endpoint("secondary", secondary)
         with reaching.administration(secondary, seconds) as administration:
-            done = administration.run(provisioning(paths))
+            with waiting(f"creating backlog queues on {administration.namespace}"):
+                done = administration.run(provisioning(paths))
             if json:
                 _print_json(administration.namespace, done)
             else:

@@ -56,7 +56,16 @@ def serve(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Start namespaces and serve them until SIGTERM or Ctrl-C; a second signal ends at once."""
+    """Start local namespaces that the official SDKs use unchanged.
+
+    They are served until SIGTERM or Ctrl-C; a second signal ends at once. What was acknowledged is on disk.
+
+    Examples:
+      twinbus serve                                      # primary on 5672, secondary on 5673
+      twinbus serve --data ./bus --namespace orders=0    # one, on a free port
+      twinbus serve --config Config.json                 # the entities of Microsoft's emulator
+      twinbus serve --memory --json                      # for a program
+    """
     with told(debug=debug):
         if log_level not in _LEVELS:
             raise OperatorError(f"--log-level {log_level!r} is unknown", f"Choose from {', '.join(_LEVELS)}.")

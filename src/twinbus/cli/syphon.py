@@ -95,15 +95,23 @@ def syphon(
     json: Annotated[bool, typer.Option("--json", help="Print JSON: one object a line.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Move messages from the backlog queues to the entities they were meant for, until it is told to stop.
+    """Bring the backlog home, to the entities it was meant for.
 
-    Several may run at once, also on many machines. SIGUSR1 pauses it, SIGUSR2 resumes.
+    It goes on until it is told to stop. Several may run at once, also on many machines.
+
+    SIGUSR1 pauses it, SIGUSR2 resumes.
 
     SIGTERM and Ctrl-C finish what is in flight; a second one does not.
 
     Ends with 0 when it was stopped or all was moved, with 1 when it could not work, with 128 + signal when cut off.
 
     With --drain it ends with 3 when messages were left dead-lettered, kept or put aside.
+
+    Examples:
+      twinbus syphon                                     # for as long as the pair is used
+      twinbus syphon --drain --ledger ./ledger           # until the backlog is empty
+      twinbus syphon --dry-run                           # what is there to move
+      twinbus syphon --drain --engine spark --lanes 4    # at scale, on Spark
     """
     with told(debug=debug):
         from twinbus.connect.connection_string import ConnectionString  # noqa: PLC0415 - other verbs start without

@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -130,11 +130,16 @@ class SendAvailabilityOptions:
         )
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str], prefix: str = "TWINBUS_") -> Self:
-        """From `TWINBUS_FAILOVER_INTERVAL=30s` and the like; variables that are no options are not looked at."""
+    def from_environment(
+        cls, environment: Mapping[str, str], prefix: str = "TWINBUS_", *, defaults: Self | None = None
+    ) -> Self:
+        """From `TWINBUS_FAILOVER_INTERVAL=30s` and the like; variables that are no options are not looked at.
+
+        `defaults`: what holds for the others, for instance from `from_file`.
+        """
         names = {field.name: prefix + field.name.upper() for field in fields(cls)}
         found = {option: environment[name] for option, name in names.items() if name in environment}
-        return cls(**{option: _read(option, text) for option, text in found.items()})
+        return replace(defaults or cls(), **{option: _read(option, text) for option, text in found.items()})
 
     @classmethod
     def from_file(cls, text: str) -> Self:

@@ -1,0 +1,126 @@
+"""`twinbus.toml`: what else would be typed each time, connection strings above all.
+
+Decides where the file is and which option of which verb each of its values is for. A value given on the command line
+or in the environment goes before it. What the options mean is their verbs'.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup, TyperOption
+
+from twinbus.errors import OperatorError
+
+NAME: Final = "twinbus.toml"
+_PRIVATE: Final = 0o077
+# What the environment may say for every verb, the file may say once.
+_SHARED: Final = {
+    ("connections", "primary"): "TWINBUS_PRIMARY_CONNECTION_STRING",
+    ("connections", "secondary"): "TWINBUS_SECONDARY_CONNECTION_STRING",
+    ("connections", "namespace"): "TWINBUS_CONNECTION_STRING",
+    ("connections", "ca"): "TWINBUS_CA",
+    ("pairing", "backlog_queue_count"): "TWINBUS_BACKLOG_QUEUE_COUNT",
+    ("pairing", "primary_name"): "TWINBUS_PRIMARY_NAME",
+}
+
+_TABLES: Final = ("connections", "pairing")
+
+
+def find(given: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """The file given, or the one in this directory, or the user's own."""
+    if given is not None:
+        return given
+    home = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "/")) / ".config"
+    return next((path for path in (Path(NAME), Path(home) / "twinbus" / NAME) if path.is_file()), None)
+
+
+def apply(context: typer.Context, path: Path) -> None:
+    """Make the file's values the defaults of the verbs below, which also find the file as `context.obj`."""
+    context.obj = path
+    table = _read(path)
+    _warn_if_open(path, table)
+    verbs = context.command
+    assert isinstance(verbs, TyperGroup)
+    shared: dict[str, Any] = {}
+    for name in _TABLES:
+        values = _table(path, name, table.pop(name, {}))
+        shared |= {_SHARED[name, key]: value for key, value in values.items() if (name, key) in _SHARED}
+        # The rest of [pairing] is for applications and read by SendAvailabilityOptions.from_file.
+        if name == "connections":
+            _refuse_unknown(path, "[connections]", values, [key for one, key in _SHARED if one == name])
+    context.default_map = _defaults(_Reader(context, path, shared), verbs, table, ())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be read: {error.strerror}", "--settings names another file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OperatorError(f"{path} is not TOML: {error}", "docs/guides/settings.md shows one.") from None
+
+
+def _warn_if_open(path: Path, table: Mapping[str, Any]) -> None:
+    held = table.get("connections")
+    if isinstance(held, dict) and "sharedaccesskey=" in str(held).lower() and path.stat().st_mode & _PRIVATE:
+        sys.stderr.write(f"warning: {path} holds keys and others may read it: chmod 600 {path}\n")
+
+
+def _table(path: Path, name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise OperatorError(f"{path}: {name} is not a table", f"Write [{name}] on a line of its own, values below.")
+    return value
+
+
+def _refuse_unknown(path: Path, where: str, values: Mapping[str, Any], known: list[str]) -> None:
+    for key in values:
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            hint = f"Is it {near[0]}?" if near else f"Known there: {', '.join(sorted(known))}."
+            raise OperatorError(f"{path}: {where} has no {key!r}", hint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    context: typer.Context
+    path: Path
+    shared: Mapping[str, Any]
+
+    def checked(self, where: str, option: TyperOption, value: Any) -> Any:
+        """The value, if the option takes it; told with its place if not."""
+        try:
+            option.type_cast_value(self.context, value)
+        except typer.BadParameter as error:
+            raise OperatorError(f"{self.path}: {where}: {error.message}") from None
+        return value
+
+
+def _defaults(reader: _Reader, verbs: TyperGroup, table: Mapping[str, Any], above: tuple[str, ...]) -> dict[str, Any]:
+    """By verb, then by parameter, as click has it."""
+    path, shared = reader.path, reader.shared
+    _refuse_unknown(path, f"[{'.'.join(above)}]" if above else "the file", table, [*verbs.commands, *_TABLES])
+    made: dict[str, Any] = {}
+    for name, verb in verbs.commands.items():
+        here = ".".join((*above, name))
+        own = _table(path, here, table.get(name, {}))
+        if isinstance(verb, TyperGroup):
+            made[name] = _defaults(reader, verb, own, (*above, name))
+            continue
+        # An option is written as it is typed, without its dashes.
+        options = {one.opts[0].lstrip("-"): one for one in verb.params if isinstance(one, TyperOption)}
+        options.pop("help", None)
+        _refuse_unknown(path, f"[{here}]", own, list(options))
+        made[name] = {
+            one.name: reader.checked(str(one.envvar), one, shared[one.envvar])
+            for one in options.values()
+            if isinstance(one.envvar, str) and one.envvar in shared
+        } | {options[key].name: reader.checked(f"[{here}] {key}", options[key], value) for key, value in own.items()}
+    return made

@@ -1,0 +1,39 @@
+"""What a person sees while something takes longer than a moment: on stderr, so that output stays what it is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+MOMENT: Final = 2.0
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """After a moment: a turning sign with the seconds on a terminal, one line elsewhere."""
+    over = threading.Event()
+    shown = threading.Thread(target=_show, args=(what, over), name="twinbus-waiting", daemon=True)
+    shown.start()
+    try:
+        yield
+    finally:
+        over.set()
+        shown.join()
+
+
+def _show(what: str, over: threading.Event) -> None:
+    began = time.monotonic()
+    if over.wait(MOMENT):
+        return
+    if not sys.stderr.isatty():
+        sys.stderr.write(f"{what} …\n")
+        return
+    from rich.console import Console  # noqa: PLC0415 - slow, and wanted only when something is
+
+    with Console(stderr=True, highlight=False).status("") as status:
+        while not over.wait(0.2):
+            status.update(f"{what} … {time.monotonic() - began:.0f} s")
