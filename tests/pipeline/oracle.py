@@ -114,6 +114,33 @@ select destination, day, count(*), count(home), avg(seconds), min(seconds), quan
 from timed group by all order by all
 """  # noqa: S608  # of parts that are written here
 
+SECONDS: Final = f"with {_INSTANTS} select (home - diverted) / 1000 from waits"  # noqa: S608  # as above
+
+SERIES: Final = f"""
+with {_INSTANTS}, told as (
+    select destination, coalesce(ended, "at") as "at", result, stage, ids, failed,
+        unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place
+    from operations where stage in ('send_primary', 'schedule_primary', 'send_backlog', 'return_primary')
+), judged as (
+    select destination, "at", case
+        when result <> 'ok' and (coalesce(len(failed), 0) = 0
+            or len(list_filter(ids[1:place], lambda x: x = id)) <= len(list_filter(failed, lambda x: x = id)))
+        then 'failed'
+        when stage = 'send_backlog' then 'diverted' when stage = 'return_primary' then 'returned' else 'direct'
+        end as name
+    from told
+    union all select destination, diverted, 'came' from waits
+    union all select destination, greatest(home, diverted), 'left' from waits where home is not null
+), placed as (
+    select destination, name, greatest(("at" // $width) * $width, ($first // $width - 1) * $width) as bucket
+    from judged where "at" // $width <= $last // $width
+)
+select destination, bucket, count(*) filter (name = 'direct'), count(*) filter (name = 'diverted'),
+    count(*) filter (name = 'returned'), count(*) filter (name = 'failed'), count(*) filter (name = 'came'),
+    count(*) filter (name = 'left')
+from placed where bucket >= ($first // $width) * $width or name in ('came', 'left') group by all order by all
+"""  # noqa: S608  # of parts that are written here
+
 INCIDENTS: Final = f"""
 with {_INSTANTS}, told as (
     select lower(pair || '/' || (facts['entity'])) as destination, id[1:16] as writer, "at", event,
@@ -181,8 +208,8 @@ def connect(root: Path, version: Version) -> duckdb.DuckDBPyConnection:
     return database
 
 
-def rows(database: duckdb.DuckDBPyConnection, query: str) -> list[tuple[Any, ...]]:
-    return database.execute(query).fetchall()
+def rows(database: duckdb.DuckDBPyConnection, query: str, **values: int) -> list[tuple[Any, ...]]:
+    return database.execute(query, values).fetchall()
 
 
 def named(database: duckdb.DuckDBPyConnection, query: str) -> Mapping[str, Any]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from tests.pipeline import oracle
 from tests.pipeline.books import HOUR, MIDNIGHT, history, operation, segment_name, state, write_segments
 from twinbus.ledger import Balance, Message, balance, read_ledger
 from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Closed, Entry, Header, Intent, Role, Stage
-from twinbus.pipeline import cost
+from twinbus.pipeline import cost, latency, series
 from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.jobs import JOBS, following, incomplete, over_history, so_far
+from twinbus.pipeline.jobs import history as history_of
 from twinbus.pipeline.reconcile import JUDGED, LISTED
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, Tables
 from twinbus.pipeline.window import Window
@@ -139,6 +144,42 @@ def test_d3_incidents_agree_with_duckdb(books: Ingested) -> None:
     assert found == sorted(expected, key=key)
     assert {row[2] is None for row in found} == {True, False}, "some restored, some not"
     assert any(row[6] == row[7] > 0 for row in found), "one of which all came home"
+
+
+@pytest.mark.parametrize("width", [1000, HOUR, 24 * HOUR])
+def test_d4_the_series_agrees_with_duckdb_and_what_was_before_it_is_in_the_depth(books: Ingested, width: int) -> None:
+    version = books.tables.version()
+    first, last = MIDNIGHT + HOUR // 2, MIDNIGHT + 5 * HOUR
+    found = series.series(*history_of(books.tables, version, F.lit(True)), width, first, last).collect()
+    database = oracle.connect(books.tables.root, version)
+    expected = oracle.rows(database, oracle.SERIES, width=width, first=first, last=last)
+    assert sorted(map(tuple, found)) == expected
+    assert any(row.bucket < first - first % width and row.came > row.left for row in found)
+    assert all(any(row[name] for row in found) for name in series.COUNTS)
+
+
+def test_d4_the_spread_agrees_with_duckdb(books: Ingested) -> None:
+    tallies = latency.tally(*history_of(books.tables, books.tables.version(), F.lit(True)))
+    found = latency.spread(tallies, Window()).first()
+    assert found is not None
+    database = oracle.connect(books.tables.root, books.tables.version())
+    seconds = [row[0] for row in oracle.rows(database, oracle.SECONDS)]
+    assert (found.diverted, found.returned) == (len(seconds), sum(one is not None for one in seconds))
+    home = sorted(one for one in seconds if one is not None)
+    assert found.counts == [
+        sum(low < one <= high for one in home) for low, high in pairwise([-math.inf, *latency.EDGES, math.inf])
+    ]
+    assert sum(found.counts) == found.returned
+    assert (found.least, found.p50, found.most) == (home[0], pytest.approx(statistics.median(home)), home[-1])
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "width"),
+    [(0, 0, 1000), (0, 239_999, 1000), (0, 240_000, 2000), (999, 240_000, 2000), (0, 30 * 24 * HOUR, 6 * HOUR)],
+)
+def test_d4_buckets_are_few_and_such_as_people_count_time_in(first: int, last: int, width: int) -> None:
+    assert series.width_for(first, last, 240) == width
+    assert series.width_for(-(2**62), 2**62, 240) > 0, "any instant may stand in a ledger"
 
 
 # --- followed --------------------------------------------------------------------------------------------------------

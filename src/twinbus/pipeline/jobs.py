@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger.balance import balance
@@ -60,10 +60,14 @@ JOBS: Final[Mapping[str, Job]] = {
 def over_history(tables: Tables, job: Job, window: Window | None = None) -> DataFrame:
     """What a job finds in all that was ingested, or in a window of it."""
     version, window = tables.version(), window or Window()
-    days = window.days_onward() if job.onward else window.days()
-    operations = tables.read(OPERATIONS, version=version).unionByName(_begun(tables, version)).where(days)
-    entries = tables.read(ENTRIES, version=version).where(days)
+    operations, entries = history(tables, version, window.days_onward() if job.onward else window.days())
     return job.settle(job.merge(job.tally(operations, entries)), window, version.newest)
+
+
+def history(tables: Tables, version: Version, days: Column) -> tuple[DataFrame, DataFrame]:
+    """Operations, those that were only begun included, and other entries, of these days."""
+    operations = tables.read(OPERATIONS, version=version).unionByName(_begun(tables, version))
+    return operations.where(days), tables.read(ENTRIES, version=version).where(days)
 
 
 def _begun(tables: Tables, version: Version) -> DataFrame:

@@ -17,6 +17,29 @@ from twinbus.pipeline.window import Window
 
 TALLIES: Final = "destination string, id string, writer string, diverted long, home long"
 SHARES: Final = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
+# For a picture: about three to every tenfold, and such as people count time in. Seconds.
+EDGES: Final = (
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    20,
+    60,
+    120,
+    300,
+    600,
+    1200,
+    3600,
+    7200,
+    18000,
+    43200,
+    86400,
+    172800,
+    604800,
+)
 RESULT: Final = (
     "destination string, day date, diverted long, returned long, mean double, least double, "
     + ", ".join(f"{name} double" for name in SHARES)
@@ -66,14 +89,37 @@ def waits(tallies: DataFrame) -> DataFrame:
 
 def settle(tallies: DataFrame, window: Window, newest: int) -> DataFrame:
     """The distribution, in seconds, by destination and day of the diversion."""
+    rows = _timed(tallies, window).withColumn("day", F.to_date(F.timestamp_millis("diverted")))
+    return rows.groupBy("destination", "day").agg(*_distribution())
+
+
+def spread(tallies: DataFrame, window: Window) -> DataFrame:
+    """One row, of all destinations and days together: the distribution, and `counts` of those up to each edge.
+
+    `counts` has one number more than there are EDGES: of those beyond the last.
+    """
+    rows = _timed(tallies, window)
+    seconds, lower = F.col("seconds"), None
+    counts = []
+    for edge in (*EDGES, None):
+        inside = F.lit(True) if edge is None else seconds <= edge
+        inside = inside if lower is None else inside & (seconds > lower)
+        counts.append(F.count(F.when(seconds.isNotNull() & inside, 1)))
+        lower = edge
+    return rows.agg(*_distribution(), F.array(*counts).alias("counts"))
+
+
+def _timed(tallies: DataFrame, window: Window) -> DataFrame:
     rows = waits(tallies).where(window.holds(F.col("diverted")))
-    seconds = (F.col("home") - F.col("diverted")) / 1000
-    rows = rows.withColumns({"day": F.to_date(F.timestamp_millis("diverted")), "seconds": seconds})
-    return rows.groupBy("destination", "day").agg(
+    return rows.withColumn("seconds", (F.col("home") - F.col("diverted")) / 1000)
+
+
+def _distribution() -> list[Column]:
+    return [
         F.count("*").alias("diverted"),
         F.count("home").alias("returned"),
         F.avg("seconds").alias("mean"),
         F.min("seconds").alias("least"),
         *(F.percentile("seconds", F.lit(share)).alias(name) for name, share in SHARES.items()),
         F.max("seconds").alias("most"),
-    )
+    ]

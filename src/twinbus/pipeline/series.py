@@ -1,0 +1,98 @@
+"""The ledger over time: how many messages went where in each bucket of time, and how many were not home yet.
+
+As many buckets as a picture needs, whatever the span. What is drawn of them is not decided here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from twinbus.ledger.entries import OK, Stage, State
+from twinbus.pipeline import latency
+from twinbus.pipeline.incidents import ENGAGED, RESTORED
+from twinbus.pipeline.reconcile import concerned
+from twinbus.pipeline.window import Window
+
+_DIRECT: Final = (str(Stage.SEND_PRIMARY), str(Stage.SCHEDULE_PRIMARY))
+_SENT: Final = (*_DIRECT, str(Stage.SEND_BACKLOG), str(Stage.RETURN_PRIMARY))
+COUNTS: Final = ("direct", "diverted", "returned", "failed", "came", "left")
+RESULT: Final = "destination string, bucket long, " + ", ".join(f"{name} long" for name in COUNTS)
+_MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
+WIDTHS: Final = (
+    *(1000 * seconds for seconds in (1, 2, 5, 10, 15, 30)),
+    *(_MINUTE * minutes for minutes in (1, 2, 5, 10, 15, 30)),
+    *(_HOUR * hours for hours in (1, 2, 3, 6, 12)),
+    *(_DAY * days for days in (1, 2, 7, 30, 365)),
+)
+
+
+def extent(operations: DataFrame, entries: DataFrame, window: Window) -> DataFrame:
+    """One row: `first` and `last` instant in the window at which a message was sent or an entity failed over."""
+    events = entries.where((F.col("kind") == State.kind) & F.col("event").isin(ENGAGED, RESTORED)).select("at")
+    sends = operations.where(F.col("stage").isin(*_SENT)).select(_ended().alias("at"))
+    instants = events.unionAll(sends).where(window.holds(F.col("at")))
+    return instants.agg(F.min("at").alias("first"), F.max("at").alias("last"))
+
+
+def width_for(first: int, last: int, most: int) -> int:
+    """The least width, of those that people count time in, with which at most so many buckets hold both instants."""
+    return next(width for width in _widths() if last // width - first // width < most)
+
+
+def _widths() -> tuple[int, ...]:
+    longest = WIDTHS[-1]
+    return (*WIDTHS, *(longest * 10**power for power in range(1, 12)))
+
+
+def series(operations: DataFrame, entries: DataFrame, width: int, first: int, last: int) -> DataFrame:
+    """By destination and bucket, those with something in them; `bucket` is its beginning, a multiple of `width`.
+
+    Messages that the primary accepted directly, that were diverted, that returned; and tries to send them that failed,
+    or whose outcome nobody knows. `came` and `left` say what the backlog's depth did: each diversion, and the return
+    that ended it. The bucket before that of `first` has those of all the time before; the last is that of `last`.
+    """
+    rows = _sends(operations).unionAll(_depth(operations, entries))
+    start = F.lit(first - first % width)
+    bucket = F.greatest(F.expr(f"at - pmod(at, {width}L)"), start - width)
+    rows = rows.withColumn("bucket", bucket).where(F.col("bucket") <= last - last % width)
+    rows = rows.where((F.col("bucket") >= start) | F.col("name").isin("came", "left"))
+    counts = [F.count(F.when(F.col("name") == name, 1)).alias(name) for name in COUNTS]
+    return rows.groupBy("destination", "bucket").agg(*counts)
+
+
+def _sends(operations: DataFrame) -> DataFrame:
+    rows = operations.where(F.col("stage").isin(*_SENT))
+    ids = rows.select(
+        "destination",
+        "stage",
+        "result",
+        _ended().alias("at"),
+        "ids",
+        "failed",
+        F.posexplode("ids").alias("place", "id"),
+    )
+    well = (F.col("result") == OK) | ~concerned()
+    direct, diverted = F.col("stage").isin(*_DIRECT), F.col("stage") == str(Stage.SEND_BACKLOG)
+    name = (
+        F.when(~well, F.lit("failed"))
+        .when(direct, F.lit("direct"))
+        .when(diverted, F.lit("diverted"))
+        .otherwise(F.lit("returned"))
+    )
+    return ids.select("destination", "at", name.alias("name"))
+
+
+def _depth(operations: DataFrame, entries: DataFrame) -> DataFrame:
+    waits = latency.waits(latency.tally(operations, entries))
+    came = waits.select("destination", F.col("diverted").alias("at"), F.lit("came").alias("name"))
+    # Clocks differ: nothing leaves before it came.
+    home = F.greatest("diverted", "home").alias("at")
+    return came.unionAll(waits.where("home is not null").select("destination", home, F.lit("left").alias("name")))
+
+
+def _ended() -> Column:
+    """Of an operation that has not ended, the beginning is all that is known."""
+    return F.coalesce("ended", "at")
