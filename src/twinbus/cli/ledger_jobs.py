@@ -216,6 +216,15 @@ def latency(
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
+def up_to_date(tables: Path, ledger: Path | None, master: str | None) -> Tables:
+    """The tables, with what is new in the ledger, if one was named: for other verbs that ask jobs."""
+    asked = Asked(tables, ledger, None, None, Format.TABLE, master, False, 0.0, None, None)
+    place, query = _opened(asked, ())
+    for _ in _versions(place, query, asked):
+        pass
+    return place
+
+
 def _opened(asked: Asked, jobs: Sequence[str]) -> tuple[Tables, StreamingQuery | None]:
     """The tables, and what brings them up to date, if a ledger was named."""
     if asked.follow and asked.ledger is None:
@@ -264,7 +273,7 @@ def _results(name: str, asked: Asked) -> Iterator[tuple[Tables, DataFrame]]:
     from twinbus.pipeline.landing import land, to_database  # noqa: PLC0415
     from twinbus.pipeline.window import Window  # noqa: PLC0415
 
-    job, window = JOBS[name], Window(_in_utc(asked.since), _in_utc(asked.until))
+    job, window = JOBS[name], Window(in_utc(asked.since), in_utc(asked.until))
     for _ in _versions(tables, query, asked):
         with waiting(f"computing {name}"):
             rows = land(tables, job, so_far(tables, job, window))
@@ -273,7 +282,7 @@ def _results(name: str, asked: Asked) -> Iterator[tuple[Tables, DataFrame]]:
         yield tables, rows
 
 
-def _in_utc(instant: datetime | None) -> datetime | None:
+def in_utc(instant: datetime | None) -> datetime | None:
     return None if instant is None else instant.replace(tzinfo=instant.tzinfo or UTC)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from twinbus.cli import (
+    cost,
     deadletter,
     doctor,
     drill,
@@ -54,6 +55,7 @@ for verb in (
 ):
     ledger.app.command()(verb)
 app.add_typer(ledger.app, name="ledger", rich_help_panel=_BOOKS)
+app.add_typer(cost.app, name="cost", rich_help_panel=_BOOKS)
 
 
 def _version(asked: bool) -> None:

@@ -57,10 +57,12 @@ def course(scenario: Scenario) -> Course:
     pings = max(1, ceil((length - interval - late) / every))
     window = interval + late + pings * every
     diverted = scenario.rate * (window - interval)
+    if scenario.diverted is not None:
+        diverted = scenario.diverted / max(scenario.outages, 1)
     aside, probes = 0.0, 0
     if scenario.syphon is SyphonRuns.STANDING and scenario.syphons:
         probes, noticed = _probes(length - interval)
-        aside = min(scenario.rate * noticed, diverted)
+        aside = diverted * min(noticed / (window - interval), 1)
     carried = aside if scenario.syphon is SyphonRuns.STANDING else diverted
     drain = carried / scenario.drain_rate if scenario.syphons else 0.0
     return Course(window, drain, scenario.rate * interval, diverted, aside, pings, probes)

@@ -55,11 +55,14 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A stage that a diverted message passes: units as M1 counts them, and as a client of today is charged."""
+    """A stage that a diverted message passes: units as M1 counts them; as a client of today is charged; and so where a
+    syphon received it while the primary was away, and had to put it aside.
+    """
 
     stage: str
     clause: int
     billed: int
+    put_aside: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def forecast(scenario: Scenario, prices: Prices) -> Forecast:
         base_cost=_base(scenario, tier, prices, hours, namespaces=2),
         connections=connections,
         connections_cost=connections_cost,
-        without_pair=billed(list(_traffic(scenario, Phase.IDLE, scenario.period.total_seconds()))).cost
+        without_pair=billed(list(_traffic(scenario, Phase.IDLE, _messages(scenario, went)))).cost
         + _base(scenario, tier, prices, hours, namespaces=1),
     )
 
@@ -133,16 +136,22 @@ def _refuse(scenario: Scenario, tier: Tier) -> None:
 def _used(scenario: Scenario, went: Course) -> Iterator[Usage]:
     busy = scenario.outages * (went.window + went.drain)
     seconds = scenario.period.total_seconds() - busy
-    yield from _traffic(scenario, Phase.IDLE, seconds)
+    yield from _traffic(scenario, Phase.IDLE, scenario.rate * seconds if scenario.sent is None else scenario.sent)
     yield from _standing(scenario, Phase.IDLE, seconds, 0)
     if scenario.outages:
         yield from _outage(scenario, went)
         yield from _drain(scenario, went)
 
 
-def _traffic(scenario: Scenario, phase: Phase, seconds: float) -> Iterator[Usage]:
+def _messages(scenario: Scenario, went: Course) -> float:
+    """Of the period: all that would have been sent to the primary."""
+    if scenario.sent is None:
+        return scenario.rate * scenario.period.total_seconds()
+    return scenario.sent + scenario.outages * went.diverted
+
+
+def _traffic(scenario: Scenario, phase: Phase, messages: float) -> Iterator[Usage]:
     """The application's own."""
-    messages = scenario.rate * seconds
     yield _usage(phase, Stage.SEND_PRIMARY, messages, scenario.message_size, anyway=True, why="the application's sends")
     yield from _received(scenario, phase, messages)
 
@@ -237,7 +246,8 @@ def _drain(scenario: Scenario, went: Course) -> Iterator[Usage]:
     yield _usage(phase, Stage.RETURN_PRIMARY, moved, size, anyway=True, why="every diverted message, sent at last")
     yield _usage(phase, Stage.COMPLETE_BACKLOG, moved, why="only then (Y3)")
     yield from _received(scenario, phase, moved)
-    yield from _traffic(scenario, phase, times * went.drain)
+    if scenario.sent is None:
+        yield from _traffic(scenario, phase, times * went.drain * scenario.rate)
 
 
 def _usage(phase: Phase, stage: str, count: float, size: int = 0, *, anyway: bool = False, why: str) -> Usage:
@@ -257,15 +267,14 @@ def _passages(scenario: Scenario) -> Iterator[Passage]:
     """Of one diverted message."""
     home, stored = units(1, [scenario.message_size]), units(1, [scenario.message_size + ALIAS_BYTES])
     copies = max(scenario.subscriptions, 1)
-    yield Passage(Stage.SEND_BACKLOG, stored, stored)
-    yield Passage(Stage.RECEIVE_BACKLOG, stored, stored)
-    if scenario.syphon is SyphonRuns.STANDING:
-        yield Passage(Stage.SETTLE_BACKLOG, 0, 1)
-        yield Passage(Stage.RECEIVE_DEFERRED, 0, stored)
-    yield Passage(Stage.RETURN_PRIMARY, home, home)
-    yield Passage(Stage.COMPLETE_BACKLOG, 0, 1)
-    yield Passage(Stage.RECEIVE_PRIMARY, copies * home, copies * home)
-    yield Passage(COMPLETE_PRIMARY, 0, copies)
+    yield Passage(Stage.SEND_BACKLOG, stored, stored, stored)
+    yield Passage(Stage.RECEIVE_BACKLOG, stored, stored, stored)
+    yield Passage(Stage.SETTLE_BACKLOG, 0, 0, 1)
+    yield Passage(Stage.RECEIVE_DEFERRED, 0, 0, stored)
+    yield Passage(Stage.RETURN_PRIMARY, home, home, home)
+    yield Passage(Stage.COMPLETE_BACKLOG, 0, 1, 1)
+    yield Passage(Stage.RECEIVE_PRIMARY, copies * home, copies * home, copies * home)
+    yield Passage(COMPLETE_PRIMARY, 0, copies, copies)
 
 
 # --- what is not charged by operations -------------------------------------------------------------------------------

@@ -87,11 +87,15 @@ class Scenario:
     """What else the subscription is charged for in a month: it comes first in the bands."""
     bandwidth: str = "inter_region"
     """A scale of the price table, or `none`."""
+    sent: int | None = None
+    """Messages sent to the primary while it was there, where that is known; otherwise `rate` says."""
+    diverted: int | None = None
+    """Messages diverted in all outages together, where that is known; otherwise `rate` and the pings say."""
 
     def __post_init__(self) -> None:
         for field, least in _LEAST.items():
             value = getattr(self, field)
-            if not value >= least:
+            if value is not None and not value >= least:
                 raise ScenarioError(field, _shown(value), f"{_shown(least)} or more")
         for field in ("rate", "drain_rate"):
             if getattr(self, field) in (float("inf"), float("nan")):
@@ -120,6 +124,8 @@ _LEAST: Final[dict[str, int | float | timedelta]] = {
     "drain_rate": 0.001,
     "period": _SECOND,
     "other_operations": 0,
+    "sent": 0,
+    "diverted": 0,
 }
 
 

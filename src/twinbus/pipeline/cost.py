@@ -46,6 +46,9 @@ def settle(sums: DataFrame, window: Window, newest: int) -> DataFrame:
 
 
 def priced(costs: DataFrame, prices: DataFrame) -> DataFrame:
-    """With the column `cost`: `prices` has a `stage` and the `price` of one unit in it; null where there is none."""
-    joined = costs.join(F.broadcast(prices.select("stage", "price")), "stage", "left")
+    """With the column `cost`: `prices` has the `price` of one unit, and the columns of `costs` that it depends on.
+
+    Null where there is none.
+    """
+    joined = costs.join(F.broadcast(prices), [name for name in prices.columns if name != "price"], "left")
     return joined.withColumn("cost", F.col("units") * F.col("price")).select(*costs.columns, "price", "cost")

@@ -1,0 +1,182 @@
+"""`twinbus cost forecast|actual|prices`: what a pair will cost, what it did cost, and by which prices (M3, M4).
+
+What is forecast and compared is decided in `twinbus.money`; how it looks is in `cost_tables`.
+"""
+
+from __future__ import annotations
+
+import json as json_text
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from twinbus.cli import cost_tables
+from twinbus.cli.cost_options import field_of, given, read, with_scenario
+from twinbus.cli.ledger_jobs import First, Folder, Master, Since, Until, in_utc, up_to_date
+from twinbus.cli.telling import Debug, told
+from twinbus.errors import OperatorError
+from twinbus.money import Forecast, Prices, Scenario, ScenarioError
+from twinbus.money import forecast as foreseen
+from twinbus.money.prices import default_text
+
+app = typer.Typer(help="What a pair will cost, what it did cost, and by which prices.", no_args_is_help=True)
+
+PricesFile = Annotated[
+    Path | None,
+    typer.Option("--prices", help="A price table of your own: TOML.", show_default="the one that comes with Twinbus"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def cost() -> None:
+    """What a pair will cost, what it did cost, and by which prices."""
+
+
+@app.command()
+def prices(
+    file: PricesFile = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write a copy of the default table there, to start your own from.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show the price table: its date, its origin, its notes.
+
+    Examples:
+      twinbus cost prices
+      twinbus cost prices --write mine.toml
+      twinbus cost prices --prices mine.toml
+    """
+    with told(debug=debug):
+        if write is not None:
+            _write(write)
+        table = Prices.load(file)
+        if json:
+            typer.echo(json_text.dumps(cost_tables.prices_as_json(table)))
+        else:
+            cost_tables.show_prices(table)
+
+
+@app.command()
+@with_scenario()
+def forecast(
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="OPTION=VALUES", help="Side by side: backlog-queues=2,5,10,20 or any option below."),
+    ] = None,
+    file: PricesFile = None,
+    json: Json = False,
+    debug: Debug = False,
+    **asked: Any,
+) -> None:
+    """What a pair will cost: idle, during outages and while draining, by stage.
+
+    Examples:
+      twinbus cost forecast --backlog-queues 10 --rate 50 --outage 1h
+      twinbus cost forecast --rate 50 --compare backlog-queues=2,5,10,20
+      twinbus cost forecast --rate 50 --outage 15m --outages 4 --compare syphon=standing,after
+      twinbus cost forecast --tier premium --messaging-units 2 --json
+    """
+    with told(debug=debug):
+        table = Prices.load(file)
+        values = given(asked)
+        if compare is None:
+            found = _foreseen(values, table)
+            if json:
+                typer.echo(json_text.dumps(cost_tables.forecast_as_json(found)))
+            else:
+                cost_tables.show_forecast(found)
+            return
+        option, variants = _variants(compare, values, table)
+        if json:
+            typer.echo(json_text.dumps({name: cost_tables.forecast_as_json(one) for name, one in variants.items()}))
+        else:
+            cost_tables.show_variants(option, variants)
+
+
+@app.command()
+@with_scenario(default="as the ledger tells")
+def actual(
+    tables: Folder,
+    ledger: First = None,
+    since: Since = None,
+    until: Until = None,
+    file: PricesFile = None,
+    master: Master = None,
+    json: Json = False,
+    debug: Debug = False,
+    **asked: Any,
+) -> None:
+    """What a ledger says it did cost, beside the forecast for the same period, line by line.
+
+    The forecast is for the traffic and the outages that the ledger tells of. What you give instead is taken as given:
+    with the options of an earlier forecast, the differences are from that.
+
+    Days are whole: those that the window touches.
+
+    Tell it the intervals of the pair, which no ledger holds: --failover-interval, --ping-interval, --long-poll.
+
+    Examples:
+      twinbus cost actual ./tables --ledger ./ledger
+      twinbus cost actual ./tables --since 2026-11-01 --until 2026-12-01 --failover-interval 30s
+      twinbus cost actual ./tables --rate 50 --outage 1h --json
+    """
+    with told(debug=debug):
+        table = Prices.load(file)
+        place = up_to_date(tables, ledger, master)
+        from twinbus.money.comparing import compare  # noqa: PLC0415 - other verbs start without
+        from twinbus.pipeline.spending import observed, spent  # noqa: PLC0415 - there only with the extra
+        from twinbus.pipeline.window import Window  # noqa: PLC0415
+
+        window = Window(in_utc(since), in_utc(until))
+        values = given(asked)
+        seen = observed(place, _scenario(values), window)
+        if not seen:
+            raise OperatorError(f"{tables} holds no operations of that time", "Ingest a ledger, or widen the window.")
+        if {"rate", "outage", "outages"} & set(values):
+            # The traffic that was foreseen, not the one there was.
+            seen = {field: value for field, value in seen.items() if field not in ("sent", "diverted")}
+        found = _foreseen(seen | values, table)
+        result = compare(found, spent(place, table, found.scenario, window))
+        if json:
+            typer.echo(json_text.dumps(cost_tables.comparison_as_json(found, result, seen.keys() - values.keys())))
+        else:
+            cost_tables.show_comparison(found, result, seen.keys() - values.keys())
+
+
+def _scenario(values: dict[str, Any]) -> Scenario:
+    try:
+        return Scenario(**values)
+    except ScenarioError as error:
+        raise OperatorError(str(error), "See --help for what an option means.") from error
+
+
+def _foreseen(values: dict[str, Any], table: Prices) -> Forecast:
+    scenario = _scenario(values)
+    try:
+        return foreseen(scenario, table)
+    except ScenarioError as error:
+        raise OperatorError(str(error), "See --help for what an option means.") from error
+
+
+def _variants(compare: str, values: dict[str, Any], table: Prices) -> tuple[str, dict[str, Forecast]]:
+    option, equals, texts = compare.partition("=")
+    listed = [text for text in texts.split(",") if text.strip()]
+    if not equals or not listed:
+        raise OperatorError(f"--compare {compare} names no values", "Write it so: --compare backlog-queues=2,5,10,20")
+    field = field_of(option)
+    made = {text.strip(): _foreseen(values | {field: read(field, text)}, table) for text in listed}
+    return field.replace("_", "-"), made
+
+
+def _write(path: Path) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as out:
+            out.write(default_text())
+    except OSError as error:
+        hint = "Name a file that is not there yet, in a directory that this user may write."
+        raise OperatorError(f"{path} cannot be written: {error.strerror}", hint) from error
+    typer.echo(f"written to {path}; change it, and name it with --prices", err=True)

@@ -1,0 +1,306 @@
+"""How forecasts, comparisons and prices look: tables for a person, plain values for a program. Nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, fields
+from datetime import timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from twinbus.cli.cost_options import spoken
+from twinbus.money import Bill, Forecast, Phase, Prices, Scenario
+from twinbus.money.comparing import Comparison, Difference
+from twinbus.money.prices import Scale, Tier
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_SIGNIFICANT = Decimal("0.0001")
+
+
+def money(amount: Decimal) -> str:
+    """Cents, and more of them where there are few."""
+    return f"{amount:,.2f}" if amount >= 1 or not amount else f"{amount.quantize(_SIGNIFICANT):f}"
+
+
+# --- forecast --------------------------------------------------------------------------------------------------------
+
+
+def show_forecast(found: Forecast) -> None:
+    console = _console()
+    scenario, idle = found.scenario, found.idle
+    console.print(f"[bold]Forecast[/] of {spoken(scenario.period)}, {scenario.tier}, in {found.prices.currency}")
+    console.print(
+        f"idle receives of the syphons: [bold]{idle.hour:,g}[/] an hour, [bold]{idle.day:,g}[/] a day, "
+        f"[bold]{idle.thirty_days:,g}[/] in 30 days"
+    )
+    table = _table("phase", "stage", "operations", "units", "MB", "cost", "why")
+    before = ""
+    for line in found.bill.lines:
+        used = line.usage
+        if before and before != used.phase:
+            table.add_section()
+        why = f"{used.why} [dim](without a pair, too)[/]" if used.anyway else used.why
+        cells = [f"{used.operations:,}", f"{used.units:,}", f"{used.bytes / 1e6:,.1f}", money(line.cost)]
+        table.add_row(used.phase if before != used.phase else "", used.stage, *cells, why)
+        before = used.phase
+    console.print(table)
+    console.print(_totals(found))
+    console.print(_passages(found))
+    _footnotes(console, found.prices, found.scenario.tier)
+
+
+def _totals(found: Forecast) -> Table:
+    table = _table("", "units", f"{found.prices.currency}")
+    for phase in Phase:
+        mine = found.bill.of(phase=phase)
+        table.add_row(f"operations and bandwidth, {phase}", f"{mine.units:,}", money(mine.cost))
+    table.add_row("base", "", money(found.base_cost))
+    table.add_row(f"connections: {found.connections:,.1f} on average", "", money(found.connections_cost))
+    table.add_section()
+    table.add_row("[bold]all[/]", f"{found.bill.units:,}", f"[bold]{money(found.cost)}[/]")
+    table.add_row("the same messages without a pair and without an outage", "", money(found.without_pair))
+    table.add_row("the pair, its syphons and the outages", "", money(max(found.cost - found.without_pair, Decimal(0))))
+    return table
+
+
+def _passages(found: Forecast) -> Table:
+    table = _table("one diverted message, in units", "M1's four stages", "as charged today", "put aside meanwhile")
+    columns = ("clause", "billed", "put_aside")
+    for one in found.passages:
+        table.add_row(one.stage, *(str(getattr(one, column) or "") for column in columns))
+    table.add_section()
+    table.add_row("", *(f"[bold]{sum(getattr(one, column) for one in found.passages)}[/]" for column in columns))
+    return table
+
+
+def show_variants(option: str, variants: Mapping[str, Forecast]) -> None:
+    first = next(iter(variants.values()))
+    console = _console()
+    console.print(f"[bold]Forecast[/] of {spoken(first.scenario.period)}, side by side, in {first.prices.currency}")
+    table = _table(option, *variants)
+    for name, cells in _rows(variants):
+        table.add_row(name, *cells)
+    console.print(table)
+    _footnotes(console, first.prices, first.scenario.tier)
+
+
+def _rows(variants: Mapping[str, Forecast]) -> Iterator[tuple[str, list[str]]]:
+    found = variants.values()
+    yield "idle receives an hour", [f"{one.idle.hour:,g}" for one in found]
+    yield "idle receives a day", [f"{one.idle.day:,g}" for one in found]
+    yield "idle receives in 30 days", [f"{one.idle.thirty_days:,g}" for one in found]
+    for phase in Phase:
+        yield f"units, {phase}", [f"{one.bill.of(phase=phase).units:,}" for one in found]
+    for phase in Phase:
+        yield f"cost, {phase}", [money(one.bill.of(phase=phase).cost) for one in found]
+    yield "base", [money(one.base_cost) for one in found]
+    yield "connections", [money(one.connections_cost) for one in found]
+    yield "all", [money(one.cost) for one in found]
+
+
+# --- comparison ------------------------------------------------------------------------------------------------------
+
+
+def show_comparison(found: Forecast, result: Comparison, seen: Collection[str]) -> None:
+    console = _console()
+    console.print(f"[bold]Actual, and the forecast for it[/], in {found.prices.currency}")
+    taken = [f"{name.replace('_', '-')} {spoken(getattr(found.scenario, name))}" for name in sorted(seen)]
+    console.print(f"from the ledger: {', '.join(taken)}" if taken else "nothing was taken from the ledger")
+    table = _table("stage", "forecast", "actual", "difference", "forecast cost", "actual cost", "made of")
+    for one in sorted(result.differences, key=lambda one: -(one.actual or 0)):
+        table.add_row(one.stage, *_units(one), *_costs(one), "\n".join(_parts(one)))
+    table.add_section()
+    share = f"{result.actual - result.forecast:+,} ({result.share:.2%})"
+    table.add_row("[bold]units compared[/]", f"{result.forecast:,}", f"{result.actual:,}", share, "", "", "")
+    console.print(table)
+    console.print(
+        f"beside it, by the forecast: base {money(found.base_cost)}, connections {money(found.connections_cost)}"
+    )
+    _footnotes(console, found.prices, found.scenario.tier)
+
+
+def _units(one: Difference) -> tuple[str, str, str]:
+    if one.actual is None:
+        return f"{one.forecast:,}", "–", "–"
+    return f"{one.forecast:,}", f"{one.actual:,}", f"{one.units:+,}" if one.units else ""
+
+
+def _costs(one: Difference) -> tuple[str, str]:
+    return money(one.forecast_cost), "–" if one.actual is None else money(one.actual_cost)
+
+
+def _parts(one: Difference) -> Iterator[str]:
+    for part in one.parts:
+        yield f"{part.units:+,}: {part.why}" if part.units else part.why
+
+
+# --- prices ----------------------------------------------------------------------------------------------------------
+
+
+def show_prices(prices: Prices) -> None:
+    console = _console()
+    console.print(f"[bold]Prices of {prices.date}[/], {prices.currency}, {prices.region}")
+    console.print(f"from {prices.origin} ({prices.file})", markup=False)
+    table = _table("what", "up to, in a month", "price", "for every")
+    for name, scale in _scales(prices):
+        for band in scale.bands:
+            end = "beyond" if band.up_to is None else f"{band.up_to:,}"
+            table.add_row(name, end, "included" if not band.price else str(band.price), f"{scale.per:,}")
+            name = ""  # noqa: PLW2901 - told once
+    for tier in prices.tiers.values():
+        if tier.base_per_month:
+            table.add_row(f"{tier.name}: base", "", str(tier.base_per_month), "month")
+        if tier.messaging_unit_per_hour:
+            table.add_row(f"{tier.name}: messaging unit", "", str(tier.messaging_unit_per_hour), "hour")
+    for zone, price in prices.geo_replication.items():
+        table.add_row(f"geo-replication, {zone}", "", str(price), "GB")
+    console.print(table)
+    for note in (*prices.notes, *_notes(prices)):
+        console.print(f"• {note}", markup=False)
+
+
+def _scales(prices: Prices) -> Iterator[tuple[str, Scale]]:
+    for tier in prices.tiers.values():
+        if tier.operations is not None:
+            yield f"{tier.name}: operations", tier.operations
+        if tier.connections is not None:
+            yield f"{tier.name}: connections", tier.connections
+    for name, scale in prices.bandwidth.items():
+        yield f"bandwidth: {name}, bytes", scale
+
+
+def _notes(prices: Prices) -> Iterator[str]:
+    for tier in prices.tiers.values():
+        yield from (f"{tier.name}: {note}" for note in tier.notes)
+    for name, notes in prices.bandwidth_notes.items():
+        yield from (f"{name}: {note}" for note in notes)
+
+
+def _footnotes(console: Console, prices: Prices, tier: str) -> None:
+    console.print(f"[dim]prices of {prices.date} for {prices.region}: {prices.origin}[/]")
+    for note in prices.tiers[tier].notes:
+        console.print(f"[dim]{note}[/]")
+
+
+# --- for programs ----------------------------------------------------------------------------------------------------
+
+
+def forecast_as_json(found: Forecast) -> dict[str, Any]:
+    lines = [
+        {
+            **{name: getattr(line.usage, name) for name in ("phase", "stage", "operations", "units", "bytes")},
+            "operations_cost": _number(line.operations_cost),
+            "bandwidth_cost": _number(line.bandwidth_cost),
+            "cost": _number(line.cost),
+            "without_a_pair_too": line.usage.anyway,
+            "why": line.usage.why,
+        }
+        for line in found.bill.lines
+    ]
+    return {
+        "scenario": {field.name: _plain(getattr(found.scenario, field.name)) for field in fields(Scenario)},
+        "prices": _origin(found.prices),
+        "idle_receives": asdict(found.idle),
+        "lines": lines,
+        "phases": {phase: _sums(found.bill.of(phase=phase)) for phase in Phase},
+        "passages": [asdict(one) for one in found.passages],
+        "base_cost": _number(found.base_cost),
+        "connections": _number(found.connections),
+        "connections_cost": _number(found.connections_cost),
+        "cost": _number(found.cost),
+        "without_pair": _number(found.without_pair),
+    }
+
+
+def comparison_as_json(found: Forecast, result: Comparison, seen: Collection[str]) -> dict[str, Any]:
+    stages = [
+        {
+            "stage": one.stage,
+            "forecast": one.forecast,
+            "actual": one.actual,
+            "difference": one.units,
+            "forecast_cost": _number(one.forecast_cost),
+            "actual_cost": _number(one.actual_cost),
+            "parts": [asdict(part) for part in one.parts],
+        }
+        for one in result.differences
+    ]
+    return {
+        "forecast": forecast_as_json(found),
+        "from_the_ledger": sorted(seen),
+        "stages": stages,
+        "units": {"forecast": result.forecast, "actual": result.actual, "share": result.share},
+    }
+
+
+def prices_as_json(prices: Prices) -> dict[str, Any]:
+    return {
+        **_origin(prices),
+        "hours_in_month": prices.hours_in_month,
+        "notes": [*prices.notes, *_notes(prices)],
+        "tiers": {name: _tier(tier) for name, tier in prices.tiers.items()},
+        "bandwidth": {name: _bands(scale) for name, scale in prices.bandwidth.items()},
+        "geo_replication": {zone: _number(price) for zone, price in prices.geo_replication.items()},
+    }
+
+
+def _tier(tier: Tier) -> dict[str, Any]:
+    return {
+        "topics": tier.topics,
+        "largest_message": tier.largest_message,
+        "base_per_month": _number(tier.base_per_month),
+        "messaging_unit_per_hour": _number(tier.messaging_unit_per_hour),
+        "operations": None if tier.operations is None else _bands(tier.operations),
+        "connections": None if tier.connections is None else _bands(tier.connections),
+    }
+
+
+def _bands(scale: Scale) -> dict[str, Any]:
+    bands = [
+        {"up_to": None if one.up_to is None else int(one.up_to), "price": _number(one.price)} for one in scale.bands
+    ]
+    return {"per": scale.per, "bands": bands}
+
+
+def _origin(prices: Prices) -> dict[str, Any]:
+    return {
+        "date": prices.date.isoformat(),
+        "currency": prices.currency,
+        "region": prices.region,
+        "origin": prices.origin,
+        "file": prices.file,
+    }
+
+
+def _sums(bill: Bill) -> dict[str, Any]:
+    return {"operations": bill.operations, "units": bill.units, "bytes": bill.bytes, "cost": _number(bill.cost)}
+
+
+def _plain(value: object) -> object:
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def _number(amount: Decimal) -> float:
+    return round(float(amount), 8)
+
+
+# --- looks -----------------------------------------------------------------------------------------------------------
+
+
+def _console() -> Console:
+    from rich.console import Console  # noqa: PLC0415 - slow
+
+    return Console(highlight=False)
+
+
+def _table(first: str, *columns: str) -> Table:
+    from rich.table import Table  # noqa: PLC0415 - slow
+
+    table = Table(first)
+    texts = ("stage", "why", "made of")
+    for column in columns:
+        table.add_column(column, justify="left" if column in texts else "right", overflow="fold")
+    return table

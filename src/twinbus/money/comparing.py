@@ -1,0 +1,163 @@
+"""A forecast beside what a ledger tells (M4): stage by stage, and what each difference is made of.
+
+The parts of a difference add up to it. Where the ledger's figures come from is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from twinbus.ledger.entries import Stage
+from twinbus.money.forecast import COMPLETE_PRIMARY, Forecast, Phase
+
+_OWN: Final = frozenset({str(Stage.RECEIVE_PRIMARY), COMPLETE_PRIMARY})
+"""What an application's receivers do is in no ledger but that of a namespace's meter."""
+_DIVERTED: Final = frozenset(
+    {
+        Stage.SEND_BACKLOG,
+        Stage.RECEIVE_BACKLOG,
+        Stage.SETTLE_BACKLOG,
+        Stage.RECEIVE_DEFERRED,
+        Stage.RETURN_PRIMARY,
+        Stage.COMPLETE_BACKLOG,
+    }
+)
+_REST: Final[Mapping[str, str]] = {
+    Stage.SEND_PRIMARY: "sends at the edges of the outages",
+    Stage.SEND_BACKLOG: "parts of split batches, and messages that went to a second backlog queue",
+    Stage.RECEIVE_BACKLOG: "messages that came again after a lost lock or a syphon's end",
+    Stage.RETURN_PRIMARY: "messages sent again, and the probes of Y5",
+    Stage.COMPLETE_BACKLOG: "completions repeated",
+    Stage.SETTLE_BACKLOG: "how many messages met a destination that was not ready, is chance",
+    Stage.RECEIVE_DEFERRED: "how many messages met a destination that was not ready, is chance",
+    Stage.EMPTY_RECEIVE: "a pump's first poll is short; polls cut off by the end; a drain asks until it is sure",
+    Stage.PEEK_BACKLOG: "looks at a start, after lost locks, and of clients whose intervals fell otherwise",
+    Stage.RENEW_BACKLOG: "locks renewed while a load waited: not foreseen",
+    Stage.PING: "pings fell otherwise, or were not answered and not charged",
+    Stage.MANAGE: "queues provisioned or listed at a start, and counts of what remains",
+    Stage.RESUBMIT_BACKLOG: "dead letters resubmitted: not foreseen",
+    Stage.SCHEDULE_PRIMARY: "scheduled messages: forecast as sends",
+    Stage.CANCEL_PRIMARY: "cancelled schedules: not foreseen",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """One stage in a ledger. `calls`: a batch is one; `vain`: those refused or of unknown outcome."""
+
+    stage: str
+    calls: int
+    messages: int
+    units: int
+    bytes: int
+    vain: int
+    cost: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    why: str
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`actual` is None where nobody recorded this stage: then nothing is compared."""
+
+    stage: str
+    forecast: int
+    actual: int | None
+    forecast_cost: Decimal
+    actual_cost: Decimal
+    parts: tuple[Part, ...]
+
+    @property
+    def units(self) -> int:
+        return 0 if self.actual is None else self.actual - self.forecast
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    differences: tuple[Difference, ...]
+
+    @property
+    def forecast(self) -> int:
+        """Of the stages that are compared."""
+        return sum(one.forecast for one in self.differences if one.actual is not None)
+
+    @property
+    def actual(self) -> int:
+        return sum(one.actual or 0 for one in self.differences)
+
+    @property
+    def share(self) -> float:
+        """By how much the actual units differ from the forecast, of the actual."""
+        return abs(self.actual - self.forecast) / max(self.actual, 1)
+
+
+def compare(forecast: Forecast, spent: Sequence[Spent]) -> Comparison:
+    """Stages that only one of them has are there too."""
+    actual = {one.stage: one for one in spent}
+    foreseen = dict.fromkeys(line.usage.stage for line in forecast.bill.lines)
+    traffic = _Traffic.of(forecast, actual)
+    return Comparison(
+        tuple(_difference(forecast, stage, actual.get(stage), traffic) for stage in {**foreseen, **actual})
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """Messages diverted, and sent to the primary: as foreseen, and how many more there were."""
+
+    diverted: float
+    more_diverted: float
+    more_sent: int
+
+    @classmethod
+    def of(cls, forecast: Forecast, actual: Mapping[str, Spent]) -> _Traffic:
+        diverted = forecast.scenario.outages * forecast.course.diverted
+        backlog, primary = actual.get(Stage.SEND_BACKLOG), actual.get(Stage.SEND_PRIMARY)
+        sends = forecast.bill.of(stage=Stage.SEND_PRIMARY).lines
+        foreseen = sum(line.usage.operations for line in sends if line.usage.anyway)
+        sent = 0 if primary is None else primary.messages - primary.vain
+        return cls(diverted, (0 if backlog is None else backlog.messages - backlog.vain) - diverted, sent - foreseen)
+
+    def part(self, stage: str, units: int, sends: int) -> Part | None:
+        """What more messages, or fewer, make of a stage's difference."""
+        if stage in _DIVERTED and self.diverted and round(self.more_diverted):
+            made = round(units * self.more_diverted / self.diverted)
+            return Part(f"{round(self.more_diverted):+,} messages diverted than foreseen", made)
+        if stage == Stage.SEND_PRIMARY and self.more_sent:
+            return Part(f"{self.more_sent:+,} messages sent than foreseen", self.more_sent * sends)
+        return None
+
+
+def _difference(forecast: Forecast, stage: str, spent: Spent | None, traffic: _Traffic) -> Difference:
+    mine = forecast.bill.of(stage=stage)
+    if spent is None and stage in _OWN:
+        why = "in no ledger: the application's receivers write none; the meter of a Twinbus namespace counts them"
+        return Difference(stage, mine.units, None, mine.cost, Decimal(0), (Part(why, 0),))
+    units, cost = (0, Decimal(0)) if spent is None else (spent.units, spent.cost)
+    parts: list[Part] = []
+    left = units - mine.units
+    if (more := traffic.part(stage, mine.units, round(mine.units / max(mine.operations, 1)))) is not None:
+        parts.append(more)
+        left -= more.units
+    vain = 0 if spent is None or _foreseen_in_vain(forecast, stage) else min(spent.vain, max(left, 0))
+    if vain:
+        parts.append(Part("calls that were refused, or whose outcome is unknown", vain))
+    if left - vain:
+        parts.append(Part(_REST.get(stage, "not foreseen"), left - vain))
+    return Difference(stage, mine.units, units, mine.cost, cost, tuple(parts))
+
+
+def _foreseen_in_vain(forecast: Forecast, stage: str) -> bool:
+    lines = forecast.bill.of(phase=Phase.OUTAGE, stage=stage).lines
+    return any(not line.usage.anyway for line in lines) and stage in (
+        Stage.PING,
+        Stage.SEND_PRIMARY,
+        Stage.RETURN_PRIMARY,
+    )
