@@ -18,6 +18,7 @@ from twinbus.cli import (
     ledger,
     ledger_jobs,
     provision,
+    report,
     serve,
     settings,
     syphon,
@@ -56,6 +57,7 @@ for verb in (
     ledger.app.command()(verb)
 app.add_typer(ledger.app, name="ledger", rich_help_panel=_BOOKS)
 app.add_typer(cost.app, name="cost", rich_help_panel=_BOOKS)
+app.command(rich_help_panel=_BOOKS)(report.report)
 
 
 def _version(asked: bool) -> None:

@@ -15,9 +15,12 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.pipeline import cost, latency, series
+from twinbus.money import Prices, Scenario
+from twinbus.money.comparing import Spent
+from twinbus.pipeline import latency, series
 from twinbus.pipeline.jobs import JOBS, history, incomplete, so_far
 from twinbus.pipeline.reconcile import JUDGED, LISTED
+from twinbus.pipeline.spending import spent
 from twinbus.pipeline.tables import Tables
 from twinbus.pipeline.window import Window
 
@@ -67,11 +70,11 @@ class Overview:
     timeline: Timeline | None
     spread: Values
     latency: Some
-    cost: Sequence[Values]
+    spent: Sequence[Spent]
 
 
-def overview(tables: Tables, window: Window | None = None) -> Overview:
-    """All of it, of the whole ledger or of a window."""
+def overview(tables: Tables, prices: Prices, scenario: Scenario, window: Window | None = None) -> Overview:
+    """All of it, of the whole ledger or of a window. Of the scenario, tier and bandwidth are used."""
     window = window or Window()
     with ExitStack() as done:
 
@@ -79,8 +82,8 @@ def overview(tables: Tables, window: Window | None = None) -> Overview:
             done.callback(rows.unpersist)
             return rows.persist()
 
-        balance, incidents, days, costs = (
-            keep(so_far(tables, JOBS[name], window)) for name in ("reconcile", "incidents", "latency", "cost")
+        balance, incidents, days = (
+            keep(so_far(tables, JOBS[name], window)) for name in ("reconcile", "incidents", "latency")
         )
         # How deep the backlog was at the window's beginning is told before it.
         operations, entries = history(tables, tables.version(), Window(until=window.until).days())
@@ -101,7 +104,7 @@ def overview(tables: Tables, window: Window | None = None) -> Overview:
             timeline,
             spread.asDict(),
             _some(days, DAYS, F.desc("diverted"), F.col("day")),
-            _by_stage(costs),
+            spent(tables, prices, scenario, window),
         )
 
 
@@ -157,8 +160,3 @@ def _entities(balance: DataFrame, incidents: DataFrame, counts: DataFrame) -> Da
     doubts = balance.groupBy("destination").agg(*(F.sum(name).alias(name) for name in LISTED))
     failovers = incidents.groupBy("destination").agg(F.count("began").alias("incidents"))
     return counts.join(doubts, "destination", "left").join(failovers, "destination", "left").fillna(0)
-
-
-def _by_stage(costs: DataFrame) -> list[dict[str, Any]]:
-    sums = [F.sum(name).alias(name) for name in cost.SUMS]
-    return [row.asDict() for row in costs.groupBy("stage").agg(*sums).orderBy("stage").collect()]

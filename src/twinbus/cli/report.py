@@ -1,0 +1,101 @@
+"""`twinbus report`: one page for a person, from a ledger or the tables that it was brought into (D4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from twinbus.cli.cost import PricesFile
+from twinbus.cli.ledger_jobs import Master, Since, Until, in_utc, up_to_date
+from twinbus.cli.telling import Debug, told
+from twinbus.cli.waiting import waiting
+from twinbus.errors import OperatorError
+from twinbus.ledger.segments import segments
+from twinbus.money import Prices, Scenario
+
+if TYPE_CHECKING:
+    from twinbus.pipeline.tables import Tables
+
+# What `twinbus ledger ingest` leaves: docs/tables.md.
+_CURRENT: Final = "current.json"
+
+
+def report(
+    ledger: Annotated[
+        Path, typer.Argument(help="Directory of a ledger, or the tables that it was ingested into.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the ledger's tables are kept, so that the next report reads only what is new. On a cluster: "
+            "a folder that all machines share.",
+            show_default="a temporary folder",
+        ),
+    ] = None,
+    since: Since = None,
+    until: Until = None,
+    title: Annotated[str, typer.Option(help="Over the page.")] = "Twinbus report",
+    prices: PricesFile = None,
+    tier: Annotated[str, typer.Option(help="Of the price table: basic, standard, premium.")] = "standard",
+    bandwidth: Annotated[
+        str, typer.Option(help="Of the price table: inter_region, internet; or none.")
+    ] = "inter_region",
+    master: Master = None,
+    debug: Debug = False,
+) -> None:
+    """One page to look at: does everything add up, what happened when, and what it cost.
+
+    Failovers of each entity, rates and backlog over time, how long diverted messages were on their way, cost by stage.
+    The page is one file that needs no network. Ends with 0 whatever the ledger tells: it is `twinbus ledger reconcile`
+    that ends with 1 when something is lost.
+
+    Examples:
+      twinbus report ./ledger -o report.html
+      twinbus report ./ledger --tables ./tables --since 2026-11-01 --title "November"
+    """
+    with told(debug=debug):
+        from twinbus.report.writing import refuse_unwritable, write_page  # noqa: PLC0415 - other verbs start without
+
+        billed, scenario = Prices.load(prices), Scenario(tier=tier, bandwidth=bandwidth)
+        billed.tier(tier)
+        billed.zone(bandwidth)
+        refuse_unwritable(output)
+        with _brought_up(ledger, tables, master) as place, waiting("working out the report"):
+            from twinbus.pipeline.overview import overview  # noqa: PLC0415 - there only with the extra
+            from twinbus.pipeline.window import Window  # noqa: PLC0415
+            from twinbus.report.page import About, page  # noqa: PLC0415
+
+            found = overview(place, billed, scenario, Window(in_utc(since), in_utc(until)))
+            about = About(title, ledger.absolute().name, datetime.now(UTC), billed, scenario, _asked(since, until))
+            write_page(output, page(found, about))
+        sums = ", ".join(f"{found.sums[name]:,} {name}" for name in ("accepted", "lost", "unknown", "duplicated"))
+        typer.echo(f"{output}: {sums}")
+
+
+@contextmanager
+def _brought_up(ledger: Path, tables: Path | None, master: str | None) -> Iterator[Tables]:
+    """The tables that were named; or those of a ledger, in the given folder or in one that goes with the block."""
+    if (ledger / _CURRENT).is_file():
+        if tables is not None:
+            raise OperatorError(f"{ledger} holds tables already", "Leave --tables out, or name the ledger itself.")
+        yield up_to_date(ledger, None, master)
+        return
+    if not ledger.is_dir() or next(segments(ledger), None) is None:
+        raise OperatorError(
+            f"{ledger} holds neither a ledger nor its tables",
+            "Name the directory that was given as `ledger`, or the one of `twinbus ledger ingest`.",
+        )
+    with TemporaryDirectory(prefix="twinbus-report-") if tables is None else nullcontext(tables) as folder:
+        yield up_to_date(Path(folder), ledger, master)
+
+
+def _asked(since: datetime | None, until: datetime | None) -> str:
+    told_of = (("from", since), ("before", until))
+    return " ".join(f"{word} {instant:%Y-%m-%d %H:%M:%S}" for word, instant in told_of if instant is not None)

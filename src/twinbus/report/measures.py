@@ -1,0 +1,97 @@
+"""Numbers, sizes, spans and instants (UTC) as a person reads them, and where an axis has its marks."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Final
+
+from twinbus.pipeline.series import WIDTHS
+
+_FIRST: Final = -62_135_596_800_000
+_LAST: Final = 253_402_300_799_000
+_MINUTE, _DAY, _YEAR = 60_000, 86_400_000, 365 * 86_400_000
+_SPANS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def number(value: int | float) -> str:
+    """Whole where it is large, with three digits where it is small."""
+    if isinstance(value, int) or value == int(value) or abs(value) >= 1000:
+        return f"{round(value):,}"
+    return f"{value:.3g}"
+
+
+def short(value: float) -> str:
+    """For an axis."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def size(count: int) -> str:
+    """Of bytes, in tenfold thousands."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}" if unit != "B" else f"{count} B"
+        value /= 1000
+    return f"{value:,.3g} TB" if value < 1000 else f"{value:,.0f} TB"
+
+
+def span(seconds: float | None) -> str:
+    """At most two units: 250 ms, 4.2 s, 3 min 20 s, 2 d 5 h."""
+    if seconds is None:
+        return "–"
+    if seconds < 0:
+        return f"−{span(-seconds)}"
+    if seconds < 0.9995:
+        return f"{round(seconds * 1000)} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    left = round(seconds)
+    found: list[tuple[int, str]] = []
+    for length, unit in _SPANS:
+        if left >= length or found:
+            found.append((left // length, unit))
+            left %= length
+    return " ".join(f"{count:,} {unit}" for count, unit in found[:2] if count)
+
+
+def money(amount: Decimal, currency: str) -> str:
+    """Cents, and what is below a cent with the digits that it has."""
+    if amount and abs(amount) < Decimal("0.995"):
+        return f"{currency} {amount:.{max(2, 1 - amount.adjusted())}f}"
+    return f"{currency} {amount:,.2f}"
+
+
+def at(milliseconds: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Any number may stand in a ledger; beyond the calendar, its end is told."""
+    return datetime.fromtimestamp(min(max(milliseconds, _FIRST), _LAST) / 1000, UTC).strftime(form)
+
+
+def ceiling(most: float) -> float:
+    """The least of 1, 2, 4, 5, 10, 20 … that is not below it: it halves well."""
+    if most <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(most))
+    return next(factor * power for factor in (1, 2, 4, 5, 10) if factor * power >= most * 0.999999)
+
+
+def marks(first: int, last: int, most: int) -> list[tuple[int, str]]:
+    """Instants of an axis, at most so many, each with its text: the date where a day begins, else the time."""
+    years = math.ceil((last - first) / most / _YEAR) * _YEAR
+    step = next((step for step in WIDTHS if (last - first) / step <= most), years)
+    form = "%H:%M:%S" if step < _MINUTE else "%H:%M"
+    day = "%d %b" if step < _YEAR else "%b %Y"
+    found = range(first + -first % step, last + 1, step)
+    return [(mark, at(mark, day if mark % _DAY == 0 else form)) for mark in found]
+
+
+def rate_unit(most_a_second: float) -> tuple[str, float]:
+    """In which unit rates are told, and how many seconds it has."""
+    for unit, seconds in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
+        if most_a_second * seconds >= 1:
+            return unit, seconds
+    return "day", 86_400.0

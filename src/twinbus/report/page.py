@@ -1,0 +1,77 @@
+"""The page as one file: what it is made of, in which order, and that it needs and runs nothing but itself.
+
+No clock is read here: the moment it was made is told to it, so that one ledger makes one page.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.resources import files
+
+from twinbus.money import Prices, Scenario
+from twinbus.pipeline.overview import Overview
+from twinbus.report.figures import cost, entities, latency
+from twinbus.report.happened import happened, incidents
+from twinbus.report.markup import Markup, element, joined, text
+from twinbus.report.measures import at
+from twinbus.report.verdict import verdict
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the ledger cannot tell. `asked`: the window, in words, where one was asked for."""
+
+    title: str
+    source: str
+    made: datetime
+    prices: Prices
+    scenario: Scenario
+    asked: str = ""
+
+
+def page(found: Overview, about: About) -> str:
+    """A whole document."""
+    style, script = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    # Nothing is loaded, and no other script runs: not even one that got past the escaping.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    head = joined(
+        Markup('<meta charset="utf-8">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{text(rules)}">'),
+        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Markup('<meta name="color-scheme" content="light dark">'),
+        element("title", about.title),
+        element("style", Markup(style)),
+    )
+    body = joined(_header(found, about), _main(found, about), _footer(about), element("script", Markup(script)))
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+
+
+def _header(found: Overview, about: About) -> Markup:
+    line = found.timeline
+    last = line.start + line.width * len(line.waiting) if line else 0
+    told = f"{at(line.start)} to {at(last)} UTC" if line else ""
+    said = " · ".join(filter(None, (f"ledger {about.source}", told, about.asked)))
+    toggle = element("button", "Dark", id="theme", type="button", hidden=True)
+    return element("header", element("div", element("h1", about.title), element("p", said)), toggle)
+
+
+def _main(found: Overview, about: About) -> Markup:
+    return element(
+        "main",
+        verdict(found),
+        happened(found),
+        incidents(found),
+        latency(found),
+        cost(found, about.prices, about.scenario),
+        entities(found),
+    )
+
+
+def _footer(about: About) -> Markup:
+    made = element("time", f"{about.made:%Y-%m-%d %H:%M:%S} UTC", datetime=f"{about.made:%Y-%m-%dT%H:%M:%SZ}")
+    tip = element("div", id="tip", role="status", hidden=True)
+    return joined(element("footer", element("p", "Made ", made, " by twinbus report. All times are UTC.")), tip)
