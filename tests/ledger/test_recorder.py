@@ -186,6 +186,22 @@ def test_an_idle_ledger_seals_its_segment_at_its_age_and_begins_another_for_what
         assert [segment.open for segment in segments(tmp_path)] == [False, True]
 
 
+def test_entries_wait_where_no_thread_can_be_started_and_are_written_when_one_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Ledger(tmp_path) as ledger:
+        with monkeypatch.context() as limited:
+            limited.setattr(threading.Thread, "start", refuse)
+            send(ledger, "first")
+            assert ledger.flush() is False
+        send(ledger, "second")
+    found = [entry.ids for entry in said(tmp_path) if isinstance(entry, Operation | Intent)]
+    assert found == [("first",), ("second",)]
+
+
 def test_a_ledger_nobody_holds_any_more_writes_what_is_left_and_ends_its_thread(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     name = ledger.writer.rpartition("-")[2]

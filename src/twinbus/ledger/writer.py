@@ -120,10 +120,18 @@ class Writer:
     def _rouse(self) -> None:
         with self._lock:
             if not self._closing:
-                self._asleep = False
                 if self._thread is None or not self._thread.is_alive():
-                    self._thread = threading.Thread(target=self._run, name=f"twinbus-ledger-{self.prefix}", daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._run, name=f"twinbus-ledger-{self.prefix}", daemon=True)
+                    try:
+                        thread.start()
+                    except RuntimeError as error:
+                        # No more threads in this process: the entries wait, and the next one tries again.
+                        self._failed(OSError(str(error)))
+                        while self._waiting:
+                            _tell(self._waiting.popleft(), False)
+                        return
+                    self._thread = thread
+                self._asleep = False
                 self._something.set()
                 return
         if self._thread is None or not self._thread.is_alive():

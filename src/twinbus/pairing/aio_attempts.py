@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -30,6 +31,12 @@ class Attempts(Deadlines):
         super().__init__()
         self.seconds = seconds
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._process = os.getpid()
+
+    @property
+    def ours(self) -> bool:
+        """False in the child of a fork: connections and the loop are the parent's, and none of it may be touched."""
+        return os.getpid() == self._process
 
     def ready(self, sender: Any) -> Any:
         """The same sender or receiver of the SDK, as attempts need it: one try, quick to open, its token waited for."""

@@ -13,20 +13,28 @@ from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.ledger import Stage
 from twinbus.pairing.aio_attempts import Attempts, wait
-from twinbus.pairing.calls import QueueLeftMeanwhileError
+from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
 from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
 from twinbus.pairing.recording import Recording
 from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link, retries_of
+from twinbus.pairing.sides import Side
 
 
 class BacklogLink:
     """One backlog queue. The SDK's sender takes one call at a time, so they queue here, within their own time (S6)."""
 
     def __init__(
-        self, client: ServiceBusClient, queue: str, rotation: RotationCell, attempts: Attempts, recording: Recording
+        self,
+        client: ServiceBusClient,
+        side: Side,
+        queue: str,
+        rotation: RotationCell,
+        attempts: Attempts,
+        recording: Recording,
     ) -> None:
         self._client = client
+        self._side = side
         self._queue = queue
         self._rotation = rotation
         self._attempts = attempts
@@ -69,7 +77,13 @@ class BacklogLink:
         done: Callable[[], bool] = lambda: False,
     ) -> None:
         end = time.monotonic() + seconds
-        await self._attempts.turn(self._turn, self._queue, seconds)
+        try:
+            await self._attempts.turn(self._turn, self._queue, seconds)
+        except NoTurnError:
+            # Once the pair is closed that is what the call is told (C3).
+            if self._closed.is_set():
+                raise QueueLeftMeanwhileError from None
+            raise
         try:
             self._still_in_rotation()
             if not done():
@@ -85,7 +99,8 @@ class BacklogLink:
     async def _once(self, call: Callable[[Any, float], Coroutine[Any, Any, None]], left: float) -> None:
         sender = self._sender
         if sender is None:
-            sender = self._sender = self._attempts.ready(self._client.get_queue_sender(self._queue))
+            made = self._side.made(lambda: self._client.get_queue_sender(self._queue))
+            sender = self._sender = self._attempts.ready(made)
         try:
             await self._attempts.bound(call(sender, left), left, sender)
         except OperationTimeoutError:
@@ -113,9 +128,10 @@ class BacklogLinks:
     """All of them, made when first needed."""
 
     def __init__(
-        self, client: ServiceBusClient, rotation: RotationCell, attempts: Attempts, recording: Recording
+        self, client: ServiceBusClient, side: Side, rotation: RotationCell, attempts: Attempts, recording: Recording
     ) -> None:
         self._client = client
+        self._side = side
         self._rotation = rotation
         self._attempts = attempts
         self._recording = recording
@@ -124,7 +140,7 @@ class BacklogLinks:
     def __getitem__(self, queue: str) -> BacklogLink:
         found = self._links.get(queue)
         if found is None:
-            found = BacklogLink(self._client, queue, self._rotation, self._attempts, self._recording)
+            found = BacklogLink(self._client, self._side, queue, self._rotation, self._attempts, self._recording)
             self._links[queue] = found
         return found
 

@@ -90,7 +90,9 @@ class Pair:
             (primary, secondary), options, self, threaded=False, let_go=self._let_go, look=self._look
         )
         self._looks = Looks(secondary, self._attempts, self._state.on_secondary, self._state.failed_over)
-        self._links = BacklogLinks(secondary, self._state.rotation, self._attempts, self._state.on_secondary)
+        self._links = BacklogLinks(
+            secondary, self._state.secondary, self._state.rotation, self._attempts, self._state.on_secondary
+        )
         self.primary = PairSide(self, self._state.primary)
         self.secondary = PairSide(self, self._state.secondary)
         self.options = options
@@ -224,17 +226,19 @@ class Pair:
     async def _ping(self, cell: EntityCell, episode: int) -> None:
         begun = time.monotonic()
         failure: FailureKind | None = None
+        answered = False
         sender: Any = None
         try:
             sender = self._attempts.ready(self._clients["primary"].get_queue_sender(cell.entity.path))
             await self._attempts.bound(self._pinged(sender), self._attempts.seconds, sender)
+            answered = True
         except Exception as error:
             failure = kind_of(error)
         finally:
-            if failure is not None and sender is not None:
-                self._attempts.discard(sender)
-            elif sender is not None:
+            if answered:
                 self._attempts.retire(sender)
+            elif sender is not None:
+                self._attempts.discard(sender)
         self._state.events.pinged(cell.entity.path, failure, time.monotonic() - begun)
         cell.advance(PingSucceeded(episode) if failure is None else PingFailed(episode, failure))
 
@@ -334,7 +338,13 @@ async def _paired(
     syphon: SyphonFactory | None,
     owns_clients: bool,
 ) -> Pair:
-    pair = Pair(primary, secondary, options, owns_clients=owns_clients)
+    try:
+        pair = Pair(primary, secondary, options, owns_clients=owns_clients)
+    except BaseException:
+        if owns_clients:
+            await primary.close()
+            await secondary.close()
+        raise
     try:
         administration = AioAdministration.of(secondary, admin, seconds=options.try_timeout.total_seconds())
         try:

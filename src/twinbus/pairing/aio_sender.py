@@ -132,8 +132,9 @@ class PairedSender:
 
     def let_go(self) -> None:
         """Closed, or its pair's primary is: its links go in the background, after the calls under way on them."""
-        for link in (self._link, *self._before):
-            link.end()
+        if self._attempts.ours:
+            for link in (self._link, *self._before):
+                link.end()
 
     async def __aenter__(self) -> Self:
         await self._call(_opened, calls.nothing, self._begin(None))
@@ -242,7 +243,7 @@ class PairedSender:
             raise FailedOverMeanwhileError
         if link.retired or entity.episode != link.episode:
             # After a failover the old link may be one that nobody answers on: begin anew.
-            self._link = Link(self._make(), self._attempts, entity.episode)
+            self._link = Link(self._place.primary.made(self._make), self._attempts, entity.episode)
             self._before.add(link)
             link.retire()
         return self._link

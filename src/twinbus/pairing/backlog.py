@@ -17,15 +17,23 @@ from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
 from twinbus.pairing.recording import Recording
 from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link_once, retries_of
+from twinbus.pairing.sides import Side
 
 
 class BacklogLink:
     """One backlog queue. The SDK's sender takes one call at a time, so they queue here."""
 
     def __init__(
-        self, client: ServiceBusClient, queue: str, rotation: RotationCell, attempts: Attempts, recording: Recording
+        self,
+        client: ServiceBusClient,
+        side: Side,
+        queue: str,
+        rotation: RotationCell,
+        attempts: Attempts,
+        recording: Recording,
     ) -> None:
         self._client = client
+        self._side = side
         self._queue = queue
         self._rotation = rotation
         self._attempts = attempts
@@ -64,7 +72,8 @@ class BacklogLink:
     def _turn_within(self, seconds: float) -> Iterator[float]:
         until = time.monotonic() + seconds
         if not self._turn.acquire(timeout=seconds):
-            raise NoTurnError(self._queue, seconds)
+            # Once the pair is closed that is what the call is told (C3).
+            raise QueueLeftMeanwhileError if self._closed else NoTurnError(self._queue, seconds)
         try:
             if self._closed or self._queue not in self._rotation.rotation.usable:
                 # Those that waited behind a call that found the queue dead need not find it out each for themselves.
@@ -78,7 +87,8 @@ class BacklogLink:
     def _try(self, call: Callable[[Any, float | None], None], until: float) -> None:
         sender = self._sender
         if sender is None:
-            sender = self._sender = self._attempts.ready(self._client.get_queue_sender(self._queue))
+            made = self._side.made(lambda: self._client.get_queue_sender(self._queue))
+            sender = self._sender = self._attempts.ready(made)
         try:
             self._attempts.attempt(sender, call, min(until - time.monotonic(), self._attempts.seconds), self._retries)
         except BaseException as error:
@@ -102,9 +112,10 @@ class BacklogLinks:
     """All of them, made when first needed."""
 
     def __init__(
-        self, client: ServiceBusClient, rotation: RotationCell, attempts: Attempts, recording: Recording
+        self, client: ServiceBusClient, side: Side, rotation: RotationCell, attempts: Attempts, recording: Recording
     ) -> None:
         self._client = client
+        self._side = side
         self._rotation = rotation
         self._attempts = attempts
         self._recording = recording
@@ -118,7 +129,7 @@ class BacklogLinks:
             with self._making:
                 if self._closed:
                     raise QueueLeftMeanwhileError
-                made = BacklogLink(self._client, queue, self._rotation, self._attempts, self._recording)
+                made = BacklogLink(self._client, self._side, queue, self._rotation, self._attempts, self._recording)
                 found = self._links.setdefault(queue, made)
         return found
 

@@ -95,7 +95,9 @@ class Pair:
             (primary, secondary), options, self, threaded=True, let_go=self._let_go, look=self._look
         )
         self._looks = Looks(secondary, self._attempts, self._state.on_secondary, self._state.failed_over)
-        self._links = BacklogLinks(secondary, self._state.rotation, self._attempts, self._state.on_secondary)
+        self._links = BacklogLinks(
+            secondary, self._state.secondary, self._state.rotation, self._attempts, self._state.on_secondary
+        )
         self.primary = PairSide(self, self._state.primary)
         self.secondary = PairSide(self, self._state.secondary)
 

@@ -29,11 +29,12 @@ from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.paths import backlog_queue_paths, primary_name
 from twinbus.pairing.provisioning import Provisioned
 from twinbus.pairing.recording import Recording, ledger_of
-from twinbus.pairing.sdk import canary_of, endpoint_of, is_shut, kind_of
+from twinbus.pairing.sdk import canary_of, endpoint_of, entity_of, is_shut, kind_of
 from twinbus.pairing.sides import (
     OTHER_SIDE_SECONDS,
     CredentialRefusedError,
     OtherSideLostError,
+    PairingRefusedError,
     Refusals,
     Side,
     SideState,
@@ -111,6 +112,10 @@ class Partnership:
             options.backlog_check_interval, options.backlog_unattended_after, driver.timer, look, self.events.emit
         )
         self._other_side = driver.timer(self._other_side_due)
+        if bound := entity_of(secondary):
+            raise PairingRefusedError(
+                f"the secondary's connection string is for {bound!r} alone: leave its EntityPath out"
+            )
         # Last: what could not be made whole is not in anyone's way (P3).
         register(self.primary.endpoint, self.secondary.endpoint)
         self.events.watch(

@@ -82,8 +82,12 @@ def endpoint_of(client: Any) -> Endpoint:
 
 def canary_of(client: Any) -> Any:
     """A handler that is never opened: `client.close()` closes it, and tells by that that it was called (C1)."""
-    name = client._entity_name or _UNUSED_ENTITY
-    return client.get_queue_sender(name)
+    return client.get_queue_sender(entity_of(client) or _UNUSED_ENTITY)
+
+
+def entity_of(client: Any) -> str | None:
+    """The one entity that a client may be used for, where its connection string names one."""
+    return client._entity_name or None
 
 
 def is_shut(handler: Any) -> bool:
@@ -164,6 +168,9 @@ def _ready(sender: Any, handler: Any, interval: float | None) -> Callable[[], bo
                     if (before := keep_alive_of(sender)) is not None:
                         before.cancel()
                     sender.keep_alive = KeepAlive(handler, interval)
+                    # Where there can be no more threads, an idle link ends, and the next call opens another.
+                    with contextlib.suppress(RuntimeError):
+                        sender.keep_alive.start()
                 return True
             if time.monotonic() - begun > _SILENCE_SECONDS:
                 break
@@ -201,7 +208,6 @@ class KeepAlive(threading.Thread):
         self._handler = handler
         self._interval = interval
         self._cancelled = threading.Event()
-        self.start()
 
     def cancel(self) -> None:
         self._cancelled.set()

@@ -265,7 +265,7 @@ class PairedSender:
         if not self._closed:
             old = self._sender
             if self._place.cell.entity.route is not Route.CLOSED:
-                self._sender = self._make()
+                self._sender = self._place.primary.made(self._make)
             self._attempts.discard(old)
 
     def _end(self, timeout: float | None) -> float | None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
 from twinbus.errors import CallerError, OperatorError
 from twinbus.pairing.paths import Endpoint, same_endpoint
+
+T = TypeVar("T")
 
 OTHER_SIDE_SECONDS: Final = 5.0
 """How long one side may stay open after the other closed or faulted, where the syphon runs (C2)."""
@@ -66,6 +68,17 @@ class CredentialRefusedError(OperatorError):
         self.__cause__ = refusal
 
 
+class ClientLostError(OperatorError):
+    """What a side faults with whose client cannot be recovered (C1)."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(
+            f"its client makes no sender any more: {type(error).__name__}: {error}",
+            "Make a new ServiceBusClient.",
+        )
+        self.__cause__ = error
+
+
 class PairForkedError(CallerError):
     """The pair was made by the parent of this process: its connections are the parent's (S13)."""
 
@@ -102,6 +115,15 @@ class Side:
             self.state = state
         self._on_change(self)
         return True
+
+    def made(self, make: Callable[[], T]) -> T:
+        """A sender that its client has made before, made again. Nobody is asked for that: where it fails, the client is
+        at its end, and so is the side (C1)."""
+        try:
+            return make()
+        except Exception as error:
+            self.leave(SideState.FAULTED, ClientLostError(error))
+            raise self.refusal() from error
 
     def forked(self) -> None:
         """In the child of a fork: no lock is taken, nothing is told, nothing is let go of."""

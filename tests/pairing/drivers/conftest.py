@@ -13,6 +13,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.servicebus import ServiceBusClient
+from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.connect import ReceivedMessage, connect
@@ -134,6 +137,32 @@ class World:
 
     async def state(self, pair: Any, entity: str, state: str) -> None:
         await self.until(lambda: state_of(pair, entity) == state)
+
+
+def clients(world: World) -> list[Any]:
+    made = AioServiceBusClient if world.driver == "aio" else ServiceBusClient
+    credential = AzureNamedKeyCredential(ALL, KEY)
+    return [
+        made(f"localhost:{namespace.port}", credential, use_tls=False) for namespace in (world.primary, world.secondary)
+    ]
+
+
+def open_sockets(port: int) -> int:
+    """Connections of this process to a port, as the kernel counts them."""
+    wanted = f":{port:04X}"
+    own = set()
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - links that vanish while they are listed
+        try:
+            own.add(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 - no file is behind it
+        except OSError:
+            continue
+    found = 0
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        with open(table, encoding="ascii") as lines:  # noqa: PTH123 - a table of the kernel's
+            for line in list(lines)[1:]:
+                fields = line.split()
+                found += fields[2].endswith(wanted) and f"socket:[{fields[9]}]" in own
+    return found
 
 
 def state_of(pair: Any, entity: str) -> str:

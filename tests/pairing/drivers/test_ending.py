@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusMessage
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus import PairFaultedError, PairingRefusedError, ProvisioningError
 from twinbus.errors import TwinbusError
 from twinbus.pairing import partnership
 
-from .conftest import KEY, World
-from .test_lifecycle import RunningSyphon, open_sockets
+from .conftest import KEY, World, open_sockets
+from .test_sides import RunningSyphon
 
 LONG = timedelta(minutes=1)
 
@@ -187,6 +188,40 @@ async def test_p3_a_pair_that_could_not_be_made_whole_is_not_paired(
             await world.pair()
     await traces.gone()
     await world.pair()
+
+
+async def test_c3_a_pair_that_could_not_be_made_closes_the_clients_that_are_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = AioServiceBusClient if world.driver == "aio" else ServiceBusClient
+    closed: list[Any] = []
+    close = made.close
+
+    def closing(client: Any) -> Any:
+        closed.append(client)
+        return close(client)
+
+    monkeypatch.setattr(made, "close", closing)
+    with pytest.raises(PairingRefusedError):
+        await world.pair(keywords={"strings": (world.primary.connection_string,) * 2})
+    assert len(closed) == 2
+
+
+async def test_c3_a_ping_that_is_called_off_leaves_its_link_without_a_word(world: World, queue: str) -> None:
+    pair = await world.pair(ping_interval=timedelta(seconds=1), ping="message", try_timeout=LONG)
+    ended: list[str] = []
+    discard = pair._attempts.discard
+
+    def discarded(sender: Any) -> None:
+        ended.append(sender.entity_name)
+        discard(sender)
+
+    pair._attempts.discard = discarded
+    world.primary.faults.set("black-hole", entity=queue, points=["send"])
+    await world.do(pair.force_failover, queue)
+    await world.until(lambda: any(fault["hits"] for fault in world.primary.faults.list()))
+    await world.do(pair.force_restore, queue)
+    await world.until(lambda: ended == [queue])
 
 
 class BrokenSyphon(RunningSyphon):

@@ -2,63 +2,28 @@
 
 import asyncio
 import gc
-import os
-import sys
 import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from azure.core.credentials import AzureNamedKeyCredential
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus import (
     BacklogUnavailableError,
     PairClosedError,
-    PairFaultedError,
     PairingRefusedError,
     ProvisioningError,
     SendAvailabilityOptions,
     aio,
-    pair_connection_strings,
     pair_namespaces,
 )
 from twinbus.connect import connect
-from twinbus.pairing.sides import OTHER_SIDE_SECONDS, OtherSideLostError
-from twinbus.testing import LocalNamespace
 
-from .conftest import ALL, KEY, World, state_of
+from .conftest import KEY, World, clients, open_sockets, state_of
 
 NOBODY = "Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true;"
-ASSUMED = SendAvailabilityOptions(provision="assume", backlog_queue_count=1)
-
-
-def clients(world: World) -> list[Any]:
-    made = AioServiceBusClient if world.driver == "aio" else ServiceBusClient
-    credential = AzureNamedKeyCredential(ALL, KEY)
-    return [
-        made(f"localhost:{namespace.port}", credential, use_tls=False) for namespace in (world.primary, world.secondary)
-    ]
-
-
-def open_sockets(port: int) -> int:
-    """Connections of this process to a port, as the kernel counts them."""
-    wanted = f":{port:04X}"
-    own = set()
-    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - links that vanish while they are listed
-        try:
-            own.add(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 - no file is behind it
-        except OSError:
-            continue
-    found = 0
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        with open(table, encoding="ascii") as lines:  # noqa: PTH123 - a table of the kernel's
-            for line in list(lines)[1:]:
-                fields = line.split()
-                found += fields[2].endswith(wanted) and f"socket:[{fields[9]}]" in own
-    return found
 
 
 # --- beginning -------------------------------------------------------------------------------------------------------
@@ -258,160 +223,3 @@ async def test_c1_c3_a_closed_pair_refuses_sends_and_leaks_nothing_and_can_be_ma
     await world.until(lambda: not [one for one in threading.enumerate() if one.name.startswith("twinbus")])
     if world.driver == "aio":
         assert [task for task in asyncio.all_tasks() if "twinbus/pairing" in str(task.get_coro())] == []
-
-
-async def test_c1_a_side_that_faults_refuses_with_its_cause(world: World, queue: str) -> None:
-    pair = await world.pair()
-    sender = await world.sender(pair, queue)
-    pair.primary.fault(RuntimeError("told to"))
-    assert (pair.primary.state, pair.secondary.state) == ("faulted", "open")
-    with pytest.raises(PairFaultedError, match="told to"):
-        pair.get_queue_sender(queue)
-    with pytest.raises(PairFaultedError, match="told to"):
-        await world.send(sender, ServiceBusMessage("refused"))
-
-
-async def test_c1_a_client_closed_behind_the_pairs_back_counts_as_closed(world: World, queue: str) -> None:
-    primary, secondary = clients(world)
-    make = aio.pair_namespaces if world.driver == "aio" else pair_namespaces
-    pair = await world.do(make, primary, secondary, options=ASSUMED)
-    sender = await world.sender(pair, queue)
-    await world.send(sender, ServiceBusMessage("x"))
-    await world.do(primary.close)
-    with pytest.raises(PairClosedError):
-        await world.send(sender, ServiceBusMessage("refused"))
-    assert pair.primary.state == "closed"
-    await world.do(pair.close)
-    await world.do(secondary.close)
-
-
-class RunningSyphon:
-    state = "running"
-
-    def start(self) -> None:
-        self.state = "running"
-
-    def stop(self) -> None:
-        self.state = "stopped"
-
-    def ended(self) -> None:
-        assert self.state == "stopped"
-
-
-async def test_c2_where_the_syphon_runs_the_side_left_open_faults_after_a_while(world: World) -> None:
-    pair = await world.pair()
-    pair.syphon = RunningSyphon()
-    await world.do(pair.primary.close)
-    assert pair.secondary.state == "open"
-    await world.until(lambda: pair.secondary.state == "faulted", OTHER_SIDE_SECONDS + 5)
-    assert isinstance(pair.secondary.cause, OtherSideLostError)
-    assert pair.syphon.state == "stopped"
-
-
-# --- S13 -------------------------------------------------------------------------------------------------------------
-
-
-async def test_s13_a_sender_is_shared_by_threads_and_every_message_reported_safe_is_there(
-    primary: LocalNamespace, secondary: LocalNamespace, queue: str
-) -> None:
-    options = SendAvailabilityOptions(
-        backlog_queue_count=1,
-        failover_interval=timedelta(0),
-        try_timeout=timedelta(seconds=1),
-        primary_name="threads",
-    )
-    safe: list[str] = []
-
-    def work(sender: Any, number: int) -> None:
-        for position in range(20):
-            name = f"{number}-{position}"
-            sender.send_messages(ServiceBusMessage("x", message_id=name))
-            safe.append(name)
-            if name == "0-10":
-                primary.faults.set("black-hole")
-
-    world = World("sync", primary, secondary)
-    with pair_connection_strings(primary.connection_string, secondary.connection_string, options=options) as pair:
-        sender = pair.get_queue_sender(queue)
-        await asyncio.gather(*(asyncio.to_thread(work, sender, number) for number in range(8)))
-        primary.faults.clear()
-        found = {one.message_id for one in (*await world.held(queue), *await world.backlog(pair))}
-        assert set(safe) <= found
-        assert len(safe) == 160
-
-
-async def test_s13_a_cancelled_send_is_over_and_the_next_one_works(
-    primary: LocalNamespace, secondary: LocalNamespace, queue: str
-) -> None:
-    world = World("aio", primary, secondary)
-    async with world.stack:
-        pair = await world.pair(try_timeout=timedelta(seconds=30))
-        sender = pair.get_queue_sender(queue)
-        await sender.send_messages(ServiceBusMessage("x", message_id="before"))
-        primary.faults.set("black-hole", entity=queue, points=["send"], count=1)
-        sending = asyncio.create_task(sender.send_messages(ServiceBusMessage("x", message_id="cancelled")))
-        await asyncio.wait([sending], timeout=0.2)
-        sending.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await sending
-        primary.faults.clear()
-        await sender.send_messages(ServiceBusMessage("x", message_id="after"))
-        assert state_of(pair, queue) == "healthy"
-        assert {"before", "after"} <= {one.message_id for one in await world.held(queue)}
-
-
-# Without retries, so that a link which the child had cut would fail the parent's next send.
-FORKING = """
-import gc, os, sys
-from azure.servicebus import ServiceBusMessage
-from twinbus import PairForkedError, SendAvailabilityOptions, pair_connection_strings
-
-def sockets():
-    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
-    return {name for name in map(os.readlink, filter(os.path.islink, links)) if name.startswith("socket:")}
-
-options = SendAvailabilityOptions(backlog_queue_count=1, primary_name="forks")
-pair = pair_connection_strings(*sys.argv[1:3], options=options, retry_total=0)
-direct, diverting = pair.get_queue_sender(sys.argv[3]), pair.get_queue_sender("elsewhere")
-pair.force_failover("elsewhere")
-for sender in (direct, diverting):
-    sender.send_messages(ServiceBusMessage("x"))
-before = sockets()
-child = os.fork()
-if child == 0:
-    for call in (lambda: direct.send_messages(ServiceBusMessage("y")), lambda: pair.get_queue_sender("z")):
-        try:
-            call()
-        except PairForkedError:
-            continue
-        os._exit(1)
-    for sender in (direct, diverting):
-        sender.close()
-        sender.__exit__()
-    pair.primary.close()
-    pair.close()
-    with pair_connection_strings(*sys.argv[1:3], options=options) as again:
-        again.get_queue_sender(sys.argv[3]).send_messages(ServiceBusMessage("from the child"))
-    del pair, direct, diverting, sender, call
-    gc.collect()
-    sys.exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-for sender in (direct, diverting):
-    sender.send_messages(ServiceBusMessage("from the parent"))
-assert sockets() <= before, "another connection was opened"
-pair.close()
-print("ok")
-"""
-
-
-async def test_s13_the_child_of_a_fork_is_refused_and_may_pair_again_and_the_parent_goes_on(
-    primary: LocalNamespace, secondary: LocalNamespace, queue: str
-) -> None:
-    strings = primary.connection_string, secondary.connection_string
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", FORKING, *strings, queue, stdout=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(60):
-        told, _ = await process.communicate()
-    assert told == b"ok\n"
-    assert len(await World("sync", primary, secondary).held(queue)) == 3

@@ -263,3 +263,23 @@ async def test_g2_c3_a_ping_for_which_no_thread_can_be_started_is_sent_when_one_
     allowed.set()
     await world.state(pair, queue, "healthy")
     await world.do(pair.close)
+
+
+async def test_s2_a_link_that_no_thread_can_keep_alive_serves_and_is_no_failure_of_the_primary(
+    world: World, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, threading.Event()
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "twinbus-keep-alive":
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    pair = await world.pair()
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("x", message_id="direct"))
+    assert refused.is_set()
+    assert [one.message_id for one in await world.held(queue)] == ["direct"]
+    await world.do(pair.close)
