@@ -11,6 +11,7 @@ import typer
 from twinbus.cli import (
     cost,
     deadletter,
+    demo,
     doctor,
     drill,
     export,
@@ -31,6 +32,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+_FIRST = "Begin here"
+app.command(rich_help_panel=_FIRST)(demo.demo)
 
 _NAMESPACE = "A namespace of your own"
 app.command(rich_help_panel=_NAMESPACE)(serve.serve)

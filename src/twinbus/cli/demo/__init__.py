@@ -1,0 +1,151 @@
+"""`twinbus demo`: its options, its signals and how it ends. What happens is in `story`, what it proves in `verdict`."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_text
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from twinbus.cli.syphon import Engine
+from twinbus.cli.telling import Debug, told
+from twinbus.errors import OperatorError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from twinbus.cli.demo.story import Asked, Told
+
+NOT_PROVEN: Final = 3
+_SIGNALLED: Final = 128
+
+
+def demo(
+    rate: Annotated[float, typer.Option(min=1, max=500, help="Messages a second, for all entities together.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=1, help="How long the primary is away.")] = 12.0,
+    seed: Annotated[int, typer.Option(help="Of the messages: the same seed sends the same ones.")] = 1,
+    engine: Annotated[
+        Engine, typer.Option(help="What brings the backlog home, and adds up the ledger.")
+    ] = Engine.SPARK,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Folder for ledger, tables, report and logs, which stays.", show_default="one that goes"),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end; what happens goes to stderr.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """An outage, live: a primary killed, its messages diverted, brought home and accounted for.
+
+    Two local namespaces, a pair, senders and receivers. Everything is real: the commands that are shown are run.
+
+    Ends with 0 when every message arrived once and the books say so, with 3 when not, with 1 when it could not work.
+
+    Examples:
+      twinbus demo
+      twinbus demo --rate 200 --seconds 30 --keep ./demo
+      twinbus demo --engine native --json
+    """
+    with told(debug=debug):
+        from rich.console import Console  # noqa: PLC0415 - slow
+
+        from twinbus.cli.demo.ending import end, summary  # noqa: PLC0415
+        from twinbus.cli.demo.story import Asked  # noqa: PLC0415
+        from twinbus.cli.demo.verdict import judge  # noqa: PLC0415
+
+        if engine is Engine.SPARK and util.find_spec("pyspark") is None:
+            raise OperatorError(
+                "pyspark is not installed",
+                "Install it: pip install 'twinbus[spark]'. Or do without: twinbus demo --engine native.",
+            )
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr] # what a terminal cannot show, it shows as ?
+        console = Console(stderr=json, highlight=False)
+        asked = Asked(rate, seconds, seed, engine)
+        with _folder(keep) as folder:
+            found = _run(asked, folder, console)
+            proof = judge(found.kept, found.sums)
+            page = _page(found.page, stays=keep is not None)
+        end(console, asked, found, proof, keep, page)
+        if json:
+            typer.echo(json_text.dumps(summary(asked, found, proof, keep, page)))
+        if proof.problems:
+            raise typer.Exit(NOT_PROVEN)
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """The one that was named, which has to be new or empty, or one that goes in the end."""
+    if keep is None:
+        made = Path(tempfile.mkdtemp(prefix="twinbus-demo-"))
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+        return
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        if any(keep.iterdir()):
+            raise OperatorError(f"--keep {keep} is not empty", "Name a folder that is, or that is not there yet.")
+    except OSError as error:
+        raise OperatorError(f"--keep {keep} cannot be used: {error.strerror}", "Name a folder of yours.") from error
+    yield keep.absolute()
+
+
+def _run(asked: Asked, folder: Path, console: Console) -> Told:
+    # What the SDK and the pair log would tear the picture.
+    logging.basicConfig(filename=folder / "application.log", format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    with asyncio.Runner() as runner:
+        return runner.run(_obeying(asked, folder, console))
+
+
+async def _obeying(asked: Asked, folder: Path, console: Console) -> Told:
+    """The story, unless a signal breaks it off. A second one does not wait for what the first has begun."""
+    from twinbus.cli.demo.showing import showing  # noqa: PLC0415 - slow
+    from twinbus.cli.demo.story import tell  # noqa: PLC0415
+    from twinbus.cli.demo.world import World  # noqa: PLC0415
+
+    show = showing(console)
+    world = World(folder, show.command)
+    broken: list[int] = []
+
+    def signalled(number: int) -> None:
+        if broken:
+            world.kill()
+            os._exit(_SIGNALLED + number)
+        broken.append(number)
+        telling.cancel()
+
+    async def told_of() -> Told:
+        async with world:
+            return await tell(asked, world, show)
+
+    telling = asyncio.ensure_future(told_of())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, signalled, number)
+    try:
+        return await telling
+    except asyncio.CancelledError:
+        console.print("broken off: all its processes have ended")
+        raise typer.Exit(_SIGNALLED + broken[0]) from None
+
+
+def _page(made: Path | None, *, stays: bool) -> Path | None:
+    """Where the report is to be found after the folder has gone: one place, for the last demo's."""
+    if made is None or stays:
+        return made
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twinbus"
+    cache.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(made, cache / "demo.html"))

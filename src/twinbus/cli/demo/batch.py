@@ -1,0 +1,38 @@
+"""Several `twinbus` commands in one process, one after the other, so that Spark starts once for all of them.
+
+A line of stdin is the arguments of one, as JSON; when it has ended, a line tells its exit code. It ends with stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Final
+
+READY: Final = "\x1eready"
+ENDED: Final = "\x1eended "
+
+
+def main() -> None:
+    from twinbus.cli.main import app  # noqa: PLC0415 - it imports the demo, and this with it
+    from twinbus.pipeline.session import session  # noqa: PLC0415 - slow
+
+    # The commands find this one.
+    session("twinbus demo").range(1).count()
+    _tell(READY)
+    for line in sys.stdin:
+        code: object = 0
+        try:
+            app(json.loads(line), prog_name="twinbus")
+        except SystemExit as end:
+            code = end.code or 0
+        _tell(f"{ENDED}{code}")
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The end of the demo: the verdict, reconciliation, the incident second by second, forecast and actual cost.
+
+For a person and for a program. What it means was decided before; nothing is worked out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from twinbus.cli.demo.screen import BACKLOG, DOWN, HOME, PRIMARY
+from twinbus.cli.demo.story import Asked, Told
+from twinbus.cli.demo.verdict import Verdict
+from twinbus.cli.demo.world import LEDGER
+
+_BAR: Final = 40
+# accepted = delivered + in backlog + dead-lettered + unknown + lost, always: docs/ledger.md.
+_PARTS: Final = ("delivered", "in_backlog", "dead_lettered", "unknown", "lost")
+
+
+def end(console: Console, asked: Asked, found: Told, proof: Verdict, keep: Path | None, page: Path | None) -> None:
+    _reconciliation(console, found, proof)
+    if found.incidents is not None:
+        _incidents(console, found.incidents)
+    if found.cost is not None:
+        _cost(console, found.cost)
+    _verdict(console, found, proof)
+    _where(console, asked, found, keep, page)
+
+
+def _reconciliation(console: Console, found: Told, proof: Verdict) -> None:
+    sums = found.sums
+    console.print("\n[bold]Reconciliation[/] [dim]what became of every message that a sender was told is safe[/]")
+    for name in _PARTS:
+        hue = PRIMARY if name == "delivered" else "dim" if not sums[name] else DOWN
+        console.print(f"  [{hue}]{name.replace('_', ' '):16}{sums[name]:>8,}[/]")
+    console.print(f"  [bold]{'accepted':16}{sums['accepted']:>8,}[/]")
+    hue = DOWN if sums["duplicated"] else "dim"
+    console.print(f"  [{hue}]{'duplicated':16}{sums['duplicated']:>8,}[/]")
+    if sums["possibly_duplicated"]:
+        console.print(
+            f"  [dim]{sums['possibly_duplicated']} sends had no answer when the primary died, and were diverted under "
+            "the same id: where both arrived, duplicate detection dropped one.[/]"
+        )
+    if found.kept.redelivered:
+        console.print(
+            f"  [dim]{found.kept.redelivered} messages came to a receiver again: the primary died before it heard that "
+            "they were done with.[/]"
+        )
+
+
+def _incidents(console: Console, incidents: Sequence[dict[str, Any]]) -> None:
+    spans = [_span(one) for one in incidents if one["began"] and one["restored"]]
+    if not spans:
+        return
+    first = min(began for began, _, _ in spans)
+    last = max(drained or restored for _, restored, drained in spans)
+    took = (last - first).total_seconds()
+    console.print(f"\n[bold]Incident[/] [dim]from {first:%H:%M:%S} UTC, {took:.1f} s until all was home[/]")
+    for one, (began, restored, drained) in zip((one for one in incidents if one["restored"]), spans, strict=True):
+        scale = _BAR / max(took, 0.1)
+        away = [round((instant - first).total_seconds() * scale) for instant in (began, restored, drained or restored)]
+        bar = Text.assemble(
+            " " * away[0],
+            ("█" * max(1, away[1] - away[0]), BACKLOG),
+            ("▒" * max(0, away[2] - away[1]), HOME),
+        )
+        bar.pad_right(_BAR - bar.cell_len)
+        name = str(one["destination"]).partition("/")[2]
+        console.print(
+            Text.assemble(f"  {name:10}", bar, f" {one['seconds_to_restore']:.1f} s away, {one['returned']:,} home")
+        )
+    console.print(
+        Text.assemble("  " + " " * 10, ("█", BACKLOG), " diverted to the backlog  ", ("▒", HOME), " brought home")
+    )
+
+
+def _span(incident: dict[str, Any]) -> tuple[datetime, datetime, datetime | None]:
+    began, restored, drained = (
+        None if incident[name] is None else datetime.fromisoformat(incident[name])
+        for name in ("began", "restored", "drained")
+    )
+    assert began is not None
+    assert restored is not None
+    return began, restored, drained
+
+
+def _cost(console: Console, cost: dict[str, Any]) -> None:
+    prices = cost["forecast"]["prices"]
+    console.print(
+        f"\n[bold]Cost[/] [dim]billable operations of the whole run; {escape(prices['currency'])}, prices of "
+        f"{prices['date']}[/]"
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("  stage")
+    for title in ("forecast", "actual", "difference", "cost"):
+        table.add_column(title, justify="right")
+    for one in sorted(cost["stages"], key=lambda one: -(one["actual"] or one["forecast"])):
+        actual = "–" if one["actual"] is None else f"{one['actual']:,}"
+        difference = f"{one['difference']:+,}" if one["difference"] and one["actual"] is not None else ""
+        amount = one["forecast_cost"] if one["actual"] is None else one["actual_cost"]
+        table.add_row(
+            f"  {one['stage'].replace('_', ' ')}", f"{one['forecast']:,}", actual, difference, f"{amount:.5f}"
+        )
+    units = cost["units"]
+    share = f"{units['share']:.1%}" if units["share"] else ""
+    table.add_row("  [bold]compared[/]", f"[bold]{units['forecast']:,}[/]", f"[bold]{units['actual']:,}[/]", share, "")
+    console.print(table)
+
+
+def _verdict(console: Console, found: Told, proof: Verdict) -> None:
+    console.print()
+    if proof.problems:
+        console.print(f"[{DOWN}]✕ This went wrong:[/]")
+        for problem in proof.problems:
+            console.print(f"  {escape(problem)}", soft_wrap=True)
+        return
+    console.print(f"[bold {PRIMARY}]✓ Nothing lost, nothing duplicated.[/]")
+    console.print(
+        f"  {proof.accepted:,} messages sent, {len(found.kept.errors)} errors seen by the application; "
+        f"receivers have all {proof.expected:,} copies, each once.",
+        soft_wrap=True,
+    )
+
+
+def _where(console: Console, asked: Asked, found: Told, keep: Path | None, page: Path | None) -> None:
+    console.print()
+    for label, text in _places(found, keep, page):
+        console.print(f"[dim]{label:8}[/] {escape(text)}", soft_wrap=True)
+
+
+def _places(found: Told, keep: Path | None, page: Path | None) -> Iterator[tuple[str, str]]:
+    if page is not None:
+        yield "report", str(page)
+    if keep is None:
+        yield "ledger", "gone with the demo's folder; `twinbus demo --keep DIR` keeps it"
+    else:
+        yield "ledger", str(keep.absolute() / LEDGER)
+        if page is None:
+            yield "", f"pip install 'twinbus[spark]', then: twinbus report {keep / LEDGER} -o report.html"
+        else:
+            yield "", f"a report of it: twinbus report {keep / LEDGER} -o report.html"
+    yield "took", ", ".join(f"{name} {seconds:g} s" for name, seconds in found.took.items())
+
+
+def summary(asked: Asked, found: Told, proof: Verdict, keep: Path | None, page: Path | None) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "proven": not proof.problems,
+        "problems": proof.problems,
+        **asdict(asked),
+        "accepted": proof.accepted,
+        "received": proof.received,
+        "expected": proof.expected,
+        "missing": proof.missing,
+        "duplicated": proof.duplicated,
+        "redelivered": found.kept.redelivered,
+        "errors": found.kept.errors,
+        "reconciliation": found.sums,
+        "incidents": found.incidents,
+        "cost": found.cost,
+        "ledger": None if keep is None else str(keep.absolute() / LEDGER),
+        "report": None if page is None else str(page),
+        "took": found.took,
+    }

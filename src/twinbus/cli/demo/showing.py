@@ -1,0 +1,97 @@
+"""What a person is shown while the demo runs: commands, what happens, and what is seen; a picture where it can live.
+
+Without a terminal it is plain lines. What happens is decided in `story`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+from twinbus.cli.demo.screen import picture
+from twinbus.cli.demo.sight import Second, Sight
+
+_LINE_SECONDS: Final = 2.0
+
+
+class Lines:
+    """One line for everything that happens, and one now and then for what is seen."""
+
+    look_seconds: float = 0.5
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._next = 0.0
+
+    def chapter(self, title: str) -> None:
+        self.console.print(f"\n[bold]{escape(title)}[/]")
+
+    def command(self, line: str) -> None:
+        self._print(f"[bold cyan]$[/] {escape(line)}")
+
+    def say(self, text: str) -> None:
+        self._print(f"  {escape(text)}")
+
+    def see(self, sight: Sight, seconds: Sequence[Second]) -> None:
+        if sight.seconds < self._next:
+            return
+        self._next = sight.seconds + _LINE_SECONDS
+        direct, diverted, received = sight.rates
+        states = ", ".join(f"{one.path} {one.state.replace('_', ' ')}" for one in sight.entities)
+        self.say(
+            f"{sight.seconds:4.0f} s  to primary {direct:.0f}/s, to backlog {diverted:.0f}/s, "
+            f"received {received:.0f}/s, waiting {sight.waiting}, home {sight.returned}; {states}"
+        )
+
+    @contextmanager
+    def live(self, ports: Mapping[str, int]) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        yield
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, highlight=False)
+
+
+class Picture(Lines):
+    """On a terminal. What happens is printed above the picture, and stays."""
+
+    look_seconds = 0.25
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._live: Live | None = None
+        self._chapter = ""
+        self._ports: Mapping[str, int] = {}
+
+    def chapter(self, title: str) -> None:
+        super().chapter(title)
+        self._chapter = title
+
+    def see(self, sight: Sight, seconds: Sequence[Second]) -> None:
+        if self._live is not None:
+            drawn = picture(self._chapter, sight, seconds, self._ports, self.console.width)
+            self._live.update(drawn, refresh=True)
+
+    @contextmanager
+    def live(self, ports: Mapping[str, int]) -> Iterator[None]:
+        self._ports = ports
+        with Live(console=self.console, auto_refresh=False) as self._live:
+            yield
+        self._live = None
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        with self.console.status(what):
+            yield
+
+
+def showing(console: Console) -> Lines:
+    return Picture(console) if console.is_terminal and not console.is_dumb_terminal else Lines(console)

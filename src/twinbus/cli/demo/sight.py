@@ -1,0 +1,148 @@
+"""What is seen of the demo at an instant, and second by second: the pair's own figures, and what the application has.
+
+Nothing is worked out that the pair, the secondary or the syphon could be asked for. How it looks is not decided here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client import REGISTRY
+
+from twinbus.aio import Pair
+from twinbus.cli.demo.application import ENTITIES, RECEIVERS, Kept
+from twinbus.pairing.metrics import SUCCEEDED
+
+_DIVERTED: Final = "twinbus_pair_diverted_messages_total"
+_PINGS: Final = "twinbus_pair_pings_total"
+# Rates are of the last moments: long enough to be calm, short enough to be news.
+_RATE_SECONDS: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Messages so far: sent to the primary, diverted to the backlog, received."""
+
+    direct: int = 0
+    diverted: int = 0
+    received: int = 0
+
+    def less(self, before: Flow) -> Flow:
+        return Flow(self.direct - before.direct, self.diverted - before.diverted, self.received - before.received)
+
+
+@dataclass(frozen=True, slots=True)
+class EntitySight:
+    path: str
+    state: str
+    flow: Flow
+    rates: tuple[float, float, float]
+    """Of the three of its flow, a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """`waiting`: messages in the backlog, as the secondary tells; `returned`: home, as the syphon tells."""
+
+    seconds: float
+    entities: tuple[EntitySight, ...]
+    pings: Mapping[bool, int]
+    """Those that found the primary well, and those that did not."""
+    waiting: int
+    returned: int
+    primary_up: bool
+
+    @property
+    def flow(self) -> Flow:
+        flows = [one.flow for one in self.entities]
+        return Flow(*(sum(getattr(flow, name) for flow in flows) for name in Flow.__slots__))
+
+    @property
+    def rates(self) -> tuple[float, float, float]:
+        sums = [sum(one.rates[index] for one in self.entities) for index in range(3)]
+        return sums[0], sums[1], sums[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """One column of a chart."""
+
+    flow: Flow
+    waiting: int
+    returned: int
+    pings: Mapping[bool, int]
+
+
+@dataclass(slots=True)
+class Watch:
+    """Looks at the demo when it is told to; the story tells it what only the story knows."""
+
+    pair: Pair
+    kept: Kept
+    began: float = field(default_factory=time.monotonic)
+    waiting: int = 0
+    returned: int = 0
+    primary_up: bool = True
+    seconds: list[Second] = field(default_factory=list)
+    _recent: deque[tuple[float, dict[str, Flow]]] = field(default_factory=deque)
+    _last: tuple[Flow, int, Mapping[bool, int]] = (Flow(), 0, {})
+
+    def age(self) -> float:
+        return time.monotonic() - self.began
+
+    def look(self) -> Sight:
+        now = time.monotonic()
+        diverted, pings = _counted()
+        flows = {}
+        for entity in ENTITIES:
+            sent = len(self.kept.accepted[entity])
+            received = sum(len(self.kept.received[place]) for place in RECEIVERS[entity])
+            # The metric is a moment ahead of a send that has not returned yet.
+            flows[entity] = Flow(max(0, sent - diverted[entity]), diverted[entity], received)
+        self._recent.append((now, flows))
+        while len(self._recent) > 2 and now - self._recent[1][0] >= _RATE_SECONDS:
+            self._recent.popleft()
+        states = {one.path: str(one.state) for one in self.pair.entities()}
+        entities = tuple(
+            EntitySight(entity, states.get(entity, "-"), flows[entity], self._rates(entity)) for entity in ENTITIES
+        )
+        sight = Sight(now - self.began, entities, pings, self.waiting, self.returned, self.primary_up)
+        self._note_seconds(sight)
+        return sight
+
+    def _rates(self, entity: str) -> tuple[float, float, float]:
+        (then, before), (now, after) = self._recent[0], self._recent[-1]
+        moved, span = after[entity].less(before[entity]), max(now - then, 0.25)
+        return max(0.0, moved.direct / span), moved.diverted / span, moved.received / span
+
+    def _note_seconds(self, sight: Sight) -> None:
+        missing = int(sight.seconds) - len(self.seconds)
+        if missing <= 0:
+            return
+        flow, returned, pings = self._last
+        news = Counter(sight.pings)
+        news.subtract(pings)
+        # A look that came late stands for the seconds it missed, too.
+        moved = sight.flow.less(flow)
+        shared = Flow(*(max(0, round(getattr(moved, name) / missing)) for name in Flow.__slots__))
+        for _ in range(missing):
+            self.seconds.append(Second(shared, self.waiting, (self.returned - returned) // missing, news))
+            news = Counter()
+        self._last = (sight.flow, self.returned, sight.pings)
+
+
+def _counted() -> tuple[Counter[str], Counter[bool]]:
+    """Diverted messages by entity, and pings by whether they succeeded."""
+    diverted: Counter[str] = Counter()
+    pings: Counter[bool] = Counter()
+    for metric in REGISTRY.collect():
+        for sample in metric.samples:
+            if sample.name == _DIVERTED:
+                diverted[sample.labels["entity"]] += int(sample.value)
+            elif sample.name == _PINGS:
+                pings[sample.labels["outcome"] == SUCCEEDED] += int(sample.value)
+    return diverted, pings

@@ -1,0 +1,244 @@
+"""What happens in the demo, and when: an application at work, its primary killed, back, the backlog brought home.
+
+Then the books. Every step is a command that anybody could type, or a call that any application could make.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from twinbus.cli import reaching
+from twinbus.cli.demo.application import (
+    BACKLOG_QUEUES,
+    PING_SECONDS,
+    QUEUES,
+    SUBSCRIPTIONS,
+    TOPIC,
+    Application,
+    Kept,
+    running,
+)
+from twinbus.cli.demo.processes import Process
+from twinbus.cli.demo.showing import Lines
+from twinbus.cli.demo.sight import Watch
+from twinbus.cli.demo.world import LEDGER, TABLES, World
+from twinbus.cli.syphon import LEFT_BEHIND, Engine
+from twinbus.errors import OperatorError
+from twinbus.pairing.administration import AioAdministration
+from twinbus.pairing.failover import FailoverEngaged, Mode, Restored
+from twinbus.syphon.discovery import Listed
+
+_HEALTHY_SECONDS: Final = 6.0
+_AFTER_SECONDS: Final = 3.0
+_LOOK_AGAIN_SECONDS: Final = 0.2
+_BACK_SECONDS: Final = 60.0
+_PAGE: Final = "report.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    rate: float
+    seconds: float
+    seed: int
+    engine: Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """`incidents`, `cost` and `page` are Spark's: None without it."""
+
+    kept: Kept
+    sums: dict[str, Any]
+    incidents: list[dict[str, Any]] | None
+    cost: dict[str, Any] | None
+    page: Path | None
+    took: dict[str, float]
+
+
+async def tell(asked: Asked, world: World, show: Lines) -> Told:
+    """All of it. Raises OperatorError where a step could not be done."""
+    clock = _Clock()
+    show.chapter("1  Two namespaces, and an application that sends and receives")
+    primary, secondary = await asyncio.gather(world.serve("primary"), world.serve("secondary"))
+    world.connect()
+    if asked.engine is Engine.SPARK:
+        world.begin_spark()
+    clock.lap("start")
+    kept, primary = await _outage(asked, world, show, clock, primary)
+    show.chapter("5  The books")
+    with show.busy("the namespaces end"):
+        await asyncio.gather(primary.stop(), secondary.stop())
+    return await _books(asked, world, show, clock, kept)
+
+
+async def _outage(asked: Asked, world: World, show: Lines, clock: _Clock, primary: Process) -> tuple[Kept, Process]:
+    strings = world.connection_strings
+    watches: list[Watch] = []
+
+    def heard(notice: Any) -> None:
+        if (said := _said(notice)) is not None:
+            show.say(f"{watches[0].age():5.1f} s  {said}")
+
+    show.say(f"queues {', '.join(QUEUES)}, topic {TOPIC} with subscriptions {', '.join(SUBSCRIPTIONS)}; ")
+    show.say(f"{BACKLOG_QUEUES} backlog queues; {asked.rate:g} messages a second through a pair; seed {asked.seed}")
+    books = world.folder / LEDGER
+    async with running(strings["primary"], strings["secondary"], books, asked.rate, asked.seed, heard) as application:
+        watch = Watch(application.pair, application.kept)
+        watches.append(watch)
+        with show.live(world.ports):
+            async with _watching(watch, strings, show):
+                await asyncio.sleep(_HEALTHY_SECONDS)
+                clock.lap("healthy")
+                primary = await _killed(asked, world, show, clock, watch, primary)
+                await _drained(asked, world, show, watch)
+                clock.lap("drain")
+                await asyncio.sleep(_AFTER_SECONDS)
+                await application.stop_sending()
+                await _received(application, strings["primary"])
+                clock.lap("receive")
+    return application.kept, primary
+
+
+async def _killed(asked: Asked, world: World, show: Lines, clock: _Clock, watch: Watch, primary: Process) -> Process:
+    """Away for as long as was asked; the new process once senders use it again."""
+    show.chapter("2  The primary is gone; the application goes on sending")
+    show.command(f"kill -9 {primary.pid}")
+    await primary.kill()
+    watch.primary_up = False
+    await asyncio.sleep(asked.seconds)
+    clock.lap("outage")
+    show.chapter("3  The primary comes back; a ping notices, and senders use it again")
+    again = await world.serve("primary")
+    watch.primary_up = True
+    await _until(
+        lambda: all(one.state is Mode.HEALTHY for one in watch.pair.entities()), "the primary was not used again"
+    )
+    clock.lap("restore")
+    return again
+
+
+async def _drained(asked: Asked, world: World, show: Lines, watch: Watch) -> None:
+    def heard(line: str) -> None:
+        watch.returned = json.loads(line)["total"]["returned"]
+
+    show.chapter(f"4  The syphon brings the backlog home, on {asked.engine.value}")
+    code, process = await world.run(
+        "syphon", "--engine", asked.engine.value, "--drain", "--ledger", LEDGER, "--json", "--every", "0.5",
+        hidden=3, heard=heard,
+    )  # fmt: skip
+    if code == LEFT_BEHIND:
+        raise OperatorError("the syphon left messages in the backlog", process.said())
+    if code:
+        raise OperatorError(f"the syphon ended with {code}", process.said())
+    show.say(f"{watch.age():5.1f} s  {watch.returned:,} messages are home")
+
+
+async def _received(application: Application, primary: str) -> None:
+    """Until receivers have it all, or the primary has nothing more for them."""
+    async with AioAdministration.from_connection_string(primary) as administration:
+        while not application.kept.has_all:
+            empty = not await _held(administration)
+            before = application.kept.count_received()
+            await asyncio.sleep(1.0)
+            if empty and application.kept.count_received() == before:
+                return
+
+
+async def _held(administration: AioAdministration) -> int:
+    """Messages in the queues and subscriptions of the primary; those that receivers hold are in them."""
+
+    async def walk(**keywords: Any) -> int:
+        queues = administration.client.list_queues_runtime_properties(**keywords)
+        subscriptions = administration.client.list_subscriptions_runtime_properties(TOPIC, **keywords)
+        held = [one.active_message_count async for one in queues]
+        held += [one.active_message_count async for one in subscriptions]
+        return sum(count or 0 for count in held)
+
+    return await administration.ask(walk)
+
+
+async def _books(asked: Asked, world: World, show: Lines, clock: _Clock, kept: Kept) -> Told:
+    if asked.engine is not Engine.SPARK:
+        with show.busy("adding up"):
+            sums = await world.ask("ledger", "check", LEDGER, "--json", good=(0, 1), hidden=1)
+        clock.lap("books")
+        return Told(kept, sums, None, None, None, clock.laps)
+    with show.busy("adding up, on Spark"):
+        sums = await world.ask("ledger", "reconcile", TABLES, "--ledger", LEDGER, "--json", good=(0, 1), hidden=1)
+        incidents = await world.ask("ledger", "incidents", TABLES, "--json", hidden=1)
+        intervals = ["--failover-interval", "0s", "--ping-interval", f"{PING_SECONDS:g}s"]
+        cost = await world.ask("cost", "actual", TABLES, *intervals, "--json", hidden=1)
+        clock.lap("books")
+        code, process = await world.run("report", TABLES, "-o", _PAGE, "--title", "Twinbus demo", heard=lambda _: None)
+    if code:
+        raise OperatorError(f"`twinbus report` ended with {code}", process.said())
+    clock.lap("report")
+    return Told(kept, sums, incidents, cost, world.folder / _PAGE, clock.laps)
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _watching(watch: Watch, strings: dict[str, str], show: Lines) -> AsyncIterator[None]:
+    async with AioAdministration.from_connection_string(strings["secondary"]) as administration:
+        backlog = Listed(reaching.backlog_name(strings["primary"], None), administration)
+        looking = [asyncio.create_task(_see(watch, show)), asyncio.create_task(_count(watch, backlog))]
+        try:
+            yield
+        finally:
+            show.see(watch.look(), watch.seconds)
+            for task in looking:
+                task.cancel()
+            await asyncio.wait(looking)
+
+
+async def _see(watch: Watch, show: Lines) -> None:
+    while True:
+        show.see(watch.look(), watch.seconds)
+        await asyncio.sleep(show.look_seconds)
+
+
+async def _count(watch: Watch, backlog: Listed) -> None:
+    while True:
+        found = await backlog.remaining()
+        watch.waiting = watch.waiting if found is None else found
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
+
+async def _until(holds: Callable[[], bool], otherwise: str) -> None:
+    try:
+        async with asyncio.timeout(_BACK_SECONDS):
+            while not holds():  # noqa: ASYNC110 - a state, not an event: it may be so already
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+    except TimeoutError:
+        raise OperatorError(f"{otherwise} within {_BACK_SECONDS:.0f} s") from None
+
+
+def _said(notice: Any) -> str | None:
+    match notice:
+        case FailoverEngaged():
+            return f"{notice.entity}: failover engaged ({str(notice.cause).replace('_', ' ')})"
+        case Restored():
+            return f"{notice.entity}: restored by a ping after {notice.outage:.1f} s, {notice.diverted:,} diverted"
+        case _:
+            return None
+
+
+class _Clock:
+    """How long each part took."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = asyncio.get_running_loop().time()
+
+    def lap(self, name: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self.laps[name] = round(now - self._last, 1)
+        self._last = now
