@@ -139,7 +139,11 @@ def check_file(data: Path, scratch: Path) -> tuple[int, int, int]:
         doubles = "SELECT count(*) FROM message WHERE (body IS NULL) = (raw IS NULL)"
         # NOT IN is true for a NULL where nothing is to choose from: without a body in the file, for every message.
         dangling = "SELECT count(*) FROM message WHERE body IS NOT NULL AND body NOT IN (SELECT id FROM body)"
-        for question in (orphans, doubles, dangling):
+        mischarged = """SELECT count(*) FROM shared WHERE bytes <> (
+          SELECT coalesce(sum(length(raw)), 0) FROM body WHERE body.topic = shared.topic)"""
+        uncharged = "SELECT count(*) FROM body WHERE topic NOT IN (SELECT topic FROM shared)"
+        untold = "SELECT count(*) FROM freed"
+        for question in (orphans, doubles, dangling, mischarged, uncharged, untold):
             found = connection.execute(question).get
             assert found == 0, f"{found}: {question}"
         rows: tuple[int, int, int] = connection.execute(

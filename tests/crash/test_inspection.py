@@ -30,13 +30,13 @@ def test_messages_of_queues_alone_are_whole(tmp_path: Path) -> None:
 
 
 def test_messages_of_a_topic_are_whole_beside_those_of_queues(tmp_path: Path) -> None:
-    data = _written(tmp_path / "data", PutBody(1, b"x"), _row(1, 1), _row(2, 1), _row(3, None))
+    data = _written(tmp_path / "data", PutBody(1, b"x", 1), _row(1, 1), _row(2, 1), _row(3, None))
     assert check_file(data, tmp_path / "copy") == (3, 2, 1)
 
 
-@pytest.mark.parametrize("others", [(), (PutBody(9, b"x"), _row(9, 9))])
+@pytest.mark.parametrize("others", [(), (PutBody(9, b"x", 1), _row(9, 9))])
 def test_a_message_whose_body_is_gone_is_found(tmp_path: Path, others: tuple[Write, ...]) -> None:
-    data = _written(tmp_path / "data", *others, _row(1, None), PutBody(1, b"x"), _row(2, 1))
+    data = _written(tmp_path / "data", *others, _row(1, None), PutBody(1, b"x", 1), _row(2, 1))
     connection = apsw.Connection(str(data / "primary.sqlite"))
     connection.execute("DELETE FROM body WHERE id = 1")
     connection.close()
@@ -44,7 +44,16 @@ def test_a_message_whose_body_is_gone_is_found(tmp_path: Path, others: tuple[Wri
         check_file(data, tmp_path / "copy")
 
 
+def test_a_topic_charged_for_what_it_does_not_hold_is_found(tmp_path: Path) -> None:
+    data = _written(tmp_path / "data", PutBody(1, b"x", 1), _row(2, 1))
+    connection = apsw.Connection(str(data / "primary.sqlite"))
+    connection.execute("UPDATE shared SET bytes = 2")
+    connection.close()
+    with pytest.raises(AssertionError, match=r"1: SELECT count.* FROM shared"):
+        check_file(data, tmp_path / "copy")
+
+
 def test_a_body_nobody_names_is_found(tmp_path: Path) -> None:
-    data = _written(tmp_path / "data", PutBody(1, b"x"))
+    data = _written(tmp_path / "data", PutBody(1, b"x", 1))
     with pytest.raises(AssertionError, match="FROM body WHERE id NOT IN"):
         check_file(data, tmp_path / "copy")

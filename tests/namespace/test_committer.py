@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ class SlowDisk:
         self.commits: list[Sequence[Write]] = []
         self.go = threading.Semaphore(0)
         self.error: Exception | None = None
+        self.freed: dict[int, int] = {}
 
     def open(self) -> Opened:
         return Opened([], 1, 1)
@@ -37,6 +38,10 @@ class SlowDisk:
 
     def tidy(self) -> bool:
         return False
+
+    def take_freed(self) -> Mapping[int, int]:
+        freed, self.freed = self.freed, {}
+        return freed
 
     def close(self) -> None:
         pass
@@ -60,7 +65,9 @@ class UntidyDisk(SlowDisk):
 
 
 def committer_on(disk: SlowDisk, failures: list[Exception] | None = None) -> Committer:
-    return Committer(disk, failed=(failures if failures is not None else []).append, committed=lambda _: None)
+    return Committer(
+        disk, failed=(failures if failures is not None else []).append, committed=lambda _: None, freed=lambda _: None
+    )
 
 
 def drop(seq: int) -> Write:
@@ -215,10 +222,22 @@ async def test_the_store_is_kept_tidy_while_there_is_nothing_to_commit() -> None
     await committer.close()
 
 
+async def test_what_a_commit_freed_is_told_before_what_waits_for_it() -> None:
+    disk, told = SlowDisk(), list[object]()
+    committer = Committer(disk, failed=told.append, committed=lambda _: None, freed=told.append)
+    group = committer.add([drop(1)])
+    committer.when(group, lambda: told.append("on disk"))
+    disk.freed = {7: 11}
+    disk.go.release()
+    await on_disk(committer, group)
+    await committer.close()
+    assert told == [{7: 11}, "on disk"]
+
+
 async def test_a_store_that_cannot_be_kept_tidy_has_failed() -> None:
     disk = UntidyDisk(pieces=3)
     disk.error = OSError("unwritable")
     failed = asyncio.get_running_loop().create_future()
-    committer = Committer(disk, failed=failed.set_result, committed=lambda _: None)
+    committer = Committer(disk, failed=failed.set_result, committed=lambda _: None, freed=lambda _: None)
     assert await asyncio.wait_for(failed, 10) is disk.error
     await committer.close()

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinbus.namespace.engine.rows import Need, PutBody, PutRow, Write
@@ -28,11 +28,17 @@ class Committer:
     """The writer thread and the reader thread of one store, as seen from the event loop."""
 
     def __init__(
-        self, store: Store, *, failed: Callable[[Exception], None], committed: Callable[[float], None]
+        self,
+        store: Store,
+        *,
+        failed: Callable[[Exception], None],
+        committed: Callable[[float], None],
+        freed: Callable[[Mapping[int, int]], None],
     ) -> None:
         self._store = store
         self._failed = failed
         self._observe = committed
+        self._freed = freed
         self._loop = asyncio.get_running_loop()
         self._open: list[Write] = []
         self._open_bytes = 0
@@ -115,6 +121,7 @@ class Committer:
             except Exception as error:
                 self._fail(error)
             else:
+                self._freed(self._store.take_freed())
                 self._finish()
         else:
             self._writes.put(writes)
@@ -166,6 +173,7 @@ class Committer:
             self._tidy()
             while (writes := self._writes.get()) is not None:
                 self._store.commit(writes)
+                self._tell_freed()  # before what waits for the commit: who completed the last copy finds room
                 self._call(self._finish)
                 self._tidy()
         except Exception as error:
@@ -173,9 +181,14 @@ class Committer:
 
     def _tidy(self) -> None:
         """Housekeeping between commits: a piece after each, the rest while nothing waits to be written."""
-        more = self._store.tidy()
-        while more and self._writes.empty():
-            more = self._store.tidy()
+        more = True
+        while more:
+            more = self._store.tidy() and self._writes.empty()
+            self._tell_freed()
+
+    def _tell_freed(self) -> None:
+        if freed := self._store.take_freed():
+            self._call(self._freed, freed)
 
     def _read_forever(self) -> None:
         while (request := self._needs.get()) is not None:

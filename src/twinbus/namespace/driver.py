@@ -102,7 +102,9 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._store = store
         self.namespace = Namespace(store.open(), new_token=new_token)
-        self.committer = Committer(store, failed=failed, committed=meter.commit_seconds.observe)
+        self.committer = Committer(
+            store, failed=failed, committed=meter.commit_seconds.observe, freed=self.namespace.free
+        )
         self._boxes: dict[Family, Mailbox] = {}
         for family in self.namespace.families():
             self._arm(self._box(family))

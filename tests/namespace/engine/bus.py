@@ -176,6 +176,7 @@ class Bus:
         touched = [write.queue for write in step.writes if isinstance(write, PutQueue)]
         assert len(touched) == len(set(touched)), "counters are written once per queue and step"
         self.store.commit(step.writes)
+        self.namespace.free(self.store.take_freed())
         for effect in step.effects:
             match effect:
                 case Answer(reply, result):

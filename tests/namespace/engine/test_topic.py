@@ -10,7 +10,8 @@ from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Operation, Refusal
-from twinbus.namespace.engine.rows import PutBody, PutRow
+from twinbus.namespace.engine.rows import COPY_BYTES, PutBody, PutRow
+from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlAction, SqlFilter
 
 from .bus import Bus, Receiver, envelope, overlay_of, text_of
 
@@ -147,16 +148,75 @@ def test_a_scheduled_message_keeps_its_session_on_its_way() -> None:
     assert receiver.session == "s"
 
 
-def test_the_quota_of_a_topic_counts_every_copy() -> None:
-    bus = topic("a", "b")
-    bus.entity(A).counters.size = 1024 * 1024 * 1024 - 50
-    refusal = bus.send("t", "x" * 100)
-    assert refusal is not None
-    assert refusal.condition is Condition.RESOURCE_LIMIT_EXCEEDED
-    info = bus.namespace.info("t")
+def size_of(bus: Bus, path: str = "t") -> int:
+    info = bus.namespace.info(path)
     assert info is not None
-    assert info.counts.size_bytes == 1024 * 1024 * 1024 - 50
-    assert info.subscriptions == 2
+    return info.counts.size_bytes
+
+
+def test_a_topic_is_charged_for_each_body_once_and_a_little_for_each_copy() -> None:
+    bus = topic("a", "b")
+    message = envelope("m", message_id="id")
+    bus.send("t", message)
+    assert size_of(bus) == len(message.raw) + 2 * COPY_BYTES
+    bus.receive(A, peek_lock=False)
+    assert size_of(bus) == len(message.raw) + COPY_BYTES
+    bus.restart()
+    assert size_of(bus) == len(message.raw) + COPY_BYTES
+    bus.receive(B, peek_lock=False)
+    assert size_of(bus) == 0
+
+
+def test_a_body_that_only_one_subscription_takes_is_charged_as_in_a_queue() -> None:
+    bus = topic("a")
+    message = envelope("m", message_id="id")
+    bus.send("t", message)
+    assert size_of(bus) == len(message.raw)
+    bus.receive(A, peek_lock=False)
+    assert size_of(bus) == 0
+
+
+def test_a_copy_that_an_action_changed_is_charged_whole() -> None:
+    bus = topic("a", "b")
+    rule = RuleDescription("changes", SqlFilter("1=1"), SqlAction("SET x = 'changed'"))
+    bus.tell(A, events.RuleRemoved("reply", "$Default"))
+    bus.tell(A, events.RuleAdded("reply", rule))
+    message = envelope("m", message_id="id")
+    bus.send("t", message)
+    [changed] = bus.peek(A)
+    assert size_of(bus) == len(message.raw) + len(changed.raw)
+
+
+def test_a_dead_letter_is_charged_until_it_is_gone() -> None:
+    bus = topic("a", "b")
+    bus.send("t", "m")
+    whole = size_of(bus)
+    bus.settle_tokens(A, bus.receive(A).tokens, events.DeadLetter("why", "so"))
+    assert size_of(bus) == whole
+    bus.receive(A, dead=True, peek_lock=False)
+    assert size_of(bus) == whole - COPY_BYTES
+
+
+def test_a_subscription_that_is_deleted_gives_back_what_only_it_held() -> None:
+    bus = topic("a", "b")
+    bus.send("t", "m")
+    whole = size_of(bus)
+    bus.delete(A)
+    assert size_of(bus) == whole - COPY_BYTES
+    bus.delete(B)
+    assert size_of(bus) == 0
+
+
+def test_a_full_topic_refuses_until_the_last_copy_of_a_body_goes() -> None:
+    bus = topic("a", "b")
+    bus.send("t", "m" * 200)
+    bus.entity("t").counters.size = 1024 * 1024 * 1024 - size_of(bus)  # as if so much were scheduled
+    for subscription in (A, B):
+        refusal = bus.send("t", "n" * 200)
+        assert refusal is not None
+        assert refusal.condition is Condition.RESOURCE_LIMIT_EXCEEDED
+        bus.receive(subscription, peek_lock=False)
+    assert bus.send("t", "n" * 200) is None
 
 
 def test_a_disabled_topic_refuses_sends_while_subscriptions_still_give() -> None:

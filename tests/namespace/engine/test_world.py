@@ -416,10 +416,18 @@ class World(RuleBasedStateMachine):
             rows = self._stored(path)
             counters = self.bus.entity(path).counters
             assert counters.lanes == [sum(row.lane == lane for row in rows) for lane in Lane]
-            assert counters.size == sum(row.size for row in rows)
+            assert counters.size == sum(row.charge for row in rows)
             [stored] = [each.queue for each in self.bus.store.open().entities if each.queue.queue == counters.queue]
             assert stored._replace(accessed=0) == counters.put()._replace(accessed=0)
             assert all(row.seq < stored.next_seq for row in rows)
+
+    @invariant()
+    def a_topic_is_charged_for_each_body_once(self) -> None:
+        if self.topic:
+            shared = {row.body: row.size for path in self.models for row in self._stored(path) if row.body is not None}
+            topic = self.bus.entity("t")
+            assert isinstance(topic, Topic)
+            assert topic.shared_bytes == sum(shared.values())
 
     @invariant()
     def whoever_has_credit_gets_what_there_is(self) -> None:

@@ -1,5 +1,6 @@
 """Rows and writes as the store's tests make them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from twinbus.namespace.engine.rows import (
     MoveRow,
     NextRows,
     Opened,
+    PutBody,
     PutEntity,
     PutQueue,
     PutRow,
@@ -68,6 +70,14 @@ def everything(store: Store, queue: int = 1) -> list[Row]:
     return rows
 
 
+def _shared(writes: Sequence[Any]) -> dict[int, int]:
+    charged: Counter[int] = Counter()
+    for write in writes:
+        if isinstance(write, PutBody):
+            charged[write.topic] += len(write.raw)
+    return charged
+
+
 class Home:
     """Where a store lives, so that it can be closed and opened again."""
 
@@ -76,6 +86,8 @@ class Home:
         self._kind = kind
         self.store: Store = self._made()
         self.opened: Opened = self.store.open()
+        self.charged: Counter[int] = Counter()
+        """What topics are charged for shared bodies, as far as the store has told."""
 
     def _made(self) -> Store:
         return MemoryStore() if self._kind == "memory" else SqliteStore(self.path)
@@ -87,8 +99,16 @@ class Home:
         self.opened = self.store.open()
         return self.opened
 
+    def tidy(self) -> None:
+        """All there is to be done."""
+        while self.store.tidy():
+            pass
+        self.charged.subtract(self.store.take_freed())
+
     def commit(self, *writes: Any) -> None:
         flat: list[Any] = []
         for write in writes:
             flat += write if isinstance(write, Sequence) and not hasattr(write, "_fields") else [write]
         self.store.commit(flat)
+        self.charged.update(_shared(flat))
+        self.charged.subtract(self.store.take_freed())

@@ -50,6 +50,8 @@ class Model:
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int, int], Row] = {}
         self.bodies: dict[int, bytes] = {}
+        self.topics: dict[int, int] = {}
+        """Which queue is charged for a body."""
         self.entities: dict[int, PutEntity] = {}
         self.counters: dict[int, PutQueue] = {}
         self.states: dict[tuple[int, str], bytes] = {}
@@ -83,8 +85,9 @@ class Model:
                         delivery_count=delivery_count,
                         overlay=overlay,
                     )
-            case PutBody(body, raw):
+            case PutBody(body, raw, topic):
                 self.bodies[body] = raw
+                self.topics[body] = topic
                 self.highest_body = max(self.highest_body, body)
             case PutQueue():
                 self.counters[write.queue] = write
@@ -120,6 +123,10 @@ class Model:
             {name for (number, name), at in self.seen.items() if number == queue and at >= self.floor.get(queue, 0)},
         )
 
+    def shared_bytes(self, topic: int) -> int:
+        named = {kept.body for kept in self.rows.values() if kept.body is not None}
+        return sum(len(self.bodies[body]) for body in named if self.topics[body] == topic)
+
     def counted(self, queue: int, next_seq: int, now: int) -> PutQueue:
         """The counters that belong to the rows there are."""
         rows = self.rows_of(queue)
@@ -150,6 +157,8 @@ def assert_shows(store: Store, opened: Opened | None, model: Model) -> None:
         named = [kept.body for kept in model.rows.values() if kept.body is not None]
         assert opened.next_body > max(named, default=0)
         for stored in opened.entities:
+            # What queues that are gone held goes bit by bit.
+            assert stored.shared_bytes >= model.shared_bytes(stored.entity.queue)
             expiring = [kept for kept in model.rows_of(stored.entity.queue) if kept.lane == Lane.ACTIVE]
             assert stored.next_expiry == min(
                 (kept.expires for kept in expiring if kept.expires is not None), default=None
@@ -229,7 +238,10 @@ class Engine:
         body = model.highest_body + 1
         others = [number for number in sorted(model.entities) if number == queue or rng.randrange(2)]
         rows = [self._row(number, model.counters[number].next_seq, raw=raw, body=body) for number in others]
-        return [PutBody(body, raw), *(PutRow(made._replace(raw=b"", size=len(raw))) for made in rows)]
+        return [
+            PutBody(body, raw, rng.choice(sorted(model.entities))),
+            *(PutRow(made._replace(raw=b"", size=len(raw))) for made in rows),
+        ]
 
     def _row(self, queue: int, seq: int, **columns: Any) -> Row:
         rng = self._rng

@@ -191,7 +191,7 @@ class TestRowsBySeq:
         assert found == [row(4, lane=Lane.DEFERRED), row(1)]
 
     def test_without_raw_all_but_the_raw_is_there(self, home: Home) -> None:
-        home.commit(PutBody(3, b"shared"), put(1), put(2, body=3, raw=b"", size=6))
+        home.commit(PutBody(3, b"shared", 1), put(1), put(2, body=3, raw=b"", size=6))
         found = home.store.load(RowsBySeq(1, ALL_LANES, (1, 2), with_raw=False))
         assert found == [row(1)._replace(raw=b""), row(2, body=3, raw=b"", size=6)]
 
@@ -306,13 +306,13 @@ class TestSeenIds:
 
 class TestBodies:
     def test_a_shared_body_is_given_with_each_row_that_names_it(self, home: Home) -> None:
-        home.commit(PutBody(5, b"shared body"), put(1, body=5, size=11), put(2, body=5, size=11, queue=2))
+        home.commit(PutBody(5, b"shared body", 1), put(1, body=5, size=11), put(2, body=5, size=11, queue=2))
         assert next(iter(everything(home.store))).raw == b"shared body"
         assert home.store.load(NextRows(2, 0, 0, 1, 1))[0].raw == b"shared body"
         assert home.reopen().next_body == 6
 
     def test_it_goes_with_the_last_row_that_names_it(self, home: Home) -> None:
-        home.commit(PutBody(5, b"shared body"), put(1, body=5), put(2, body=5, queue=2))
+        home.commit(PutBody(5, b"shared body", 1), put(1, body=5), put(2, body=5, queue=2))
         home.commit(DropRow(1, 0, 1))
         assert home.store.load(NextRows(2, 0, 0, 1, 1))[0].raw == b"shared body"
         home.commit(move(row(2, queue=2), Lane.DEAD))
@@ -321,27 +321,51 @@ class TestBodies:
         assert home.reopen().next_body == 1
 
     def test_a_row_put_and_dropped_in_one_commit_takes_its_body_along(self, home: Home) -> None:
-        home.commit(PutBody(5, b"b"), PutBody(6, b"c"), put(1, body=5), DropRow(1, 0, 1), put(2, body=6))
+        home.commit(PutBody(5, b"b", 1), PutBody(6, b"c", 1), put(1, body=5), DropRow(1, 0, 1), put(2, body=6))
         assert everything(home.store) == [row(2, body=6, raw=b"c", size=9)]
         assert home.reopen().next_body == 7
         home.commit(DropRow(1, 0, 2))
         assert home.reopen().next_body == 1
 
     def test_a_body_named_anew_in_the_commit_that_drops_its_last_row_stays(self, home: Home) -> None:
-        home.commit(PutBody(5, b"shared body"), put(1, body=5))
+        home.commit(PutBody(5, b"shared body", 1), put(1, body=5))
         home.commit(DropRow(1, 0, 1), put(2, body=5, queue=2))
         assert home.store.load(NextRows(2, 0, 0, 1, 1))[0].raw == b"shared body"
 
     def test_it_goes_with_the_entities_whose_rows_named_it(self, home: Home) -> None:
-        home.commit(PutBody(5, b"shared body"), put(1, body=5), put(2, body=5, queue=2))
+        home.commit(PutBody(5, b"shared body", 3), entity(3, "news"), put(1, body=5), put(2, body=5, queue=2))
         home.commit(DropEntity(1))
-        while home.store.tidy():
-            pass
+        home.tidy()
         assert home.reopen().next_body == 6
+        assert home.charged == {3: 11}
         home.commit(DropEntity(2))
-        while home.store.tidy():
-            pass
+        home.tidy()
         assert home.reopen().next_body == 1
+        assert home.charged == {3: 0}
+
+    def test_its_topic_is_charged_for_it_once_until_the_last_row_that_names_it_goes(self, home: Home) -> None:
+        home.commit(PutBody(5, b"shared body", 1), put(1, 3, body=5), put(2, body=5, queue=2))
+        home.commit(PutBody(6, b"another", 2), put(4, body=6), DropRow(1, 0, 1))
+        assert home.store.take_freed() == {}
+        assert [stored.shared_bytes for stored in home.reopen().entities] == [11, 7]
+        home.store.commit([DropRow(1, 0, 3), DropRow(1, 0, 4)])
+        assert home.store.take_freed() == {2: 7}
+        home.store.commit([DropRow(2, 0, 2)])
+        assert home.store.take_freed() == {1: 11}
+        assert home.store.take_freed() == {}
+        assert [stored.shared_bytes for stored in home.reopen().entities] == [0, 0]
+
+    def test_of_a_row_put_and_dropped_in_one_commit_nothing_is_charged_in_the_end(self, home: Home) -> None:
+        home.store.commit([PutBody(5, b"shared body", 1), *put(1, body=5), DropRow(1, 0, 1)])
+        assert home.store.take_freed() == {1: 11}
+        assert home.reopen().entities[0].shared_bytes == 0
+
+    def test_a_commit_that_is_refused_frees_nothing(self, home: Home) -> None:
+        home.commit(PutBody(5, b"shared body", 1), put(1, body=5), put(2))
+        with pytest.raises(StoreConflictError):
+            home.commit(DropRow(1, 0, 1), put(2))
+        assert home.store.take_freed() == {}
+        assert home.reopen().entities[0].shared_bytes == 11
 
 
 class TestEntities:

@@ -47,18 +47,27 @@ class Stores(RuleBasedStateMachine):
     def commit(self, count: int) -> None:
         writes, self.model = self.engine.commit(self.model, count)
         for home in self.homes:
-            home.store.commit(writes)
+            home.commit(writes)
 
     @rule()
     def reopen(self) -> None:
         for home in self.homes:
             opened = home.reopen()
             assert_shows(home.store, opened, self.model)
+            for stored in opened.entities:
+                assert stored.shared_bytes == home.charged[stored.entity.queue]
 
     @rule()
     def tidy(self) -> None:
         for home in self.homes:
             home.store.tidy()
+
+    @rule()
+    def tidy_up(self) -> None:
+        for home in self.homes:
+            home.tidy()
+            for topic in self.model.entities:
+                assert home.charged[topic] == self.model.shared_bytes(topic)
 
     @rule(queue=QUEUES, lanes=LANES, start=st.integers(0, 40), limit=st.integers(1, 9), size=BYTES, session=SESSION)
     def walk(self, queue: int, lanes: tuple[int, ...], start: int, limit: int, size: int, session: str | None) -> None:

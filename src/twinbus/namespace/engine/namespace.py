@@ -5,7 +5,7 @@ Paths are case-insensitive. What happens inside an entity is decided by the enti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -48,6 +48,8 @@ class Namespace:
         self._supplies = Supplies(new_token, opened.next_body, Budget(hot_bytes), IdBudget())
         self._next_queue = opened.next_queue
         self._entities: dict[str, Entity] = {}
+        self._topics: dict[int, Topic] = {}
+        """By storage id."""
         described = [(read_description(each.entity.kind, each.entity.text), each) for each in opened.entities]
         # Topics first: a subscription needs its topic.
         for description, stored in sorted(described, key=lambda pair: isinstance(pair[0], SubscriptionDescription)):
@@ -60,19 +62,27 @@ class Namespace:
             instants = {"next_expiry": stored.next_expiry, "next_due": stored.next_due}
             entity = Queue(description, life, self._supplies, **instants, new=False)
         elif isinstance(description, TopicDescription):
-            entity = Topic(description, life, self._supplies, next_due=stored.next_due, new=False)
+            shared = stored.shared_bytes
+            entity = Topic(description, life, self._supplies, next_due=stored.next_due, shared_bytes=shared, new=False)
         else:
             topic = self._topic(description.topic)
             assert topic is not None, "a topic is removed with its subscriptions, in one commit"
             entity = Subscription(description, topic, life, self._supplies, next_expiry=stored.next_expiry)
             topic.adopt(entity)
-        self._entities[_key(description.path)] = entity
+        self._keep(entity)
+
+    def _keep(self, entity: Entity) -> None:
+        self._entities[_key(entity.path)] = entity
+        if isinstance(entity, Topic):
+            self._topics[entity.counters.queue] = entity
 
     def _life(self, counters: Counters, created: int, updated: int, *, reopened: bool) -> Life:
         return Life(counters, created, updated, self._forget, reopened=reopened)
 
     def _forget(self, path: str) -> None:
-        self._entities.pop(_key(path), None)
+        entity = self._entities.pop(_key(path), None)
+        if isinstance(entity, Topic):
+            del self._topics[entity.counters.queue]
 
     # --- finding -------------------------------------------------------------------------------------------------
 
@@ -101,6 +111,12 @@ class Namespace:
     def _topic(self, path: str) -> Topic | None:
         entity = self.find(path)
         return entity if isinstance(entity, Topic) else None
+
+    def free(self, freed: Mapping[int, int]) -> None:
+        """Shared bodies are gone from the store: so many bytes of each topic, by its storage id."""
+        for queue, size in freed.items():
+            if (topic := self._topics.get(queue)) is not None:
+                topic.shared_bytes -= size
 
     # --- forwarding ----------------------------------------------------------------------------------------------
 
@@ -167,7 +183,7 @@ class Namespace:
             entity = Subscription(description, topic, life, self._supplies)
             topic.adopt(entity)
         self._next_queue += 1
-        self._entities[_key(description.path)] = entity
+        self._keep(entity)
         return Step(writes=[life.record(description), life.counters.put()])
 
     def update(self, description: Description, now: int) -> Decision | Refusal:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+COPY_BYTES: Final = 64
+"""What a copy takes besides the body it shares: a row of the store without a body, as measured (decision 5)."""
 
 
 class Lane(IntEnum):
@@ -39,13 +42,18 @@ class Row(NamedTuple):
     session: str | None
     delivery_count: int
     size: int
-    """Bytes charged against the quota: the length of the encoded message."""
+    """The length of the encoded message."""
     overlay: bytes | None
     """AMQP-encoded map of application properties set by settlement (dead-letter reason and the like)."""
     body: int | None
     """Id of a body shared by several rows (topics); then `raw` is stored once, under that id."""
     raw: bytes
     """The encoded message as accepted. b'' where a need did not ask for it."""
+
+    @property
+    def charge(self) -> int:
+        """Bytes charged against the quota of its queue. For a shared body its topic is charged, once."""
+        return self.size if self.body is None else COPY_BYTES
 
 
 # --- needs -----------------------------------------------------------------------------------------------------
@@ -178,10 +186,12 @@ class PutRow(NamedTuple):
 
 
 class PutBody(NamedTuple):
-    """A body that several rows share; it is dropped by the store with the last row that names it."""
+    """A body that several rows share, written once. The store drops it with the last row that names it, and tells."""
 
     body: int
     raw: bytes
+    topic: int
+    """The storage id of the topic that is charged for it."""
 
 
 class DropRow(NamedTuple):
@@ -284,6 +294,8 @@ class StoredEntity(NamedTuple):
     queue: PutQueue
     next_expiry: int | None
     next_due: int | None
+    shared_bytes: int = 0
+    """What a topic is charged for the bodies that its subscriptions share."""
 
 
 class Opened(NamedTuple):

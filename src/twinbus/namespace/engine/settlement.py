@@ -130,7 +130,7 @@ def renew(shelf: Shelf, event: LocksRenewed, now: int, step: Step) -> None:
 
 def drop(shelf: Shelf, row: Row, step: Step) -> None:
     step.writes.append(tuple.__new__(DropRow, row[:3]))  # the key is how a row begins
-    shelf.counters.drop(row.lane, row.size)
+    shelf.counters.drop(row.lane, row.charge)
 
 
 def expire(shelf: Shelf, row: Row, step: Step) -> None:

@@ -29,7 +29,7 @@ from twinbus.namespace.engine.events import (
 from twinbus.namespace.engine.life import Life, confirm, refuse_as_gone
 from twinbus.namespace.engine.overlays import dead_letter_properties, merged
 from twinbus.namespace.engine.refusals import not_allowed
-from twinbus.namespace.engine.rows import Lane, PutRow, Row
+from twinbus.namespace.engine.rows import COPY_BYTES, Lane, PutRow, Row
 from twinbus.namespace.engine.rules import administration
 from twinbus.namespace.engine.rules.ruleset import RuleSet
 from twinbus.namespace.engine.shelf import Shelf, Supplies
@@ -169,7 +169,7 @@ class Subscription:
             key = (queue, lane, seq, origin_seq)
             row = tuple.__new__(Row, (*key, now, expires, None, kept, 0, size, overlay, body, raw))
             writes.append(tuple.__new__(PutRow, (row,)))
-            counters.add(lane, size)
+            counters.add(lane, size if body is None else COPY_BYTES)
             if fault is None:
                 fresh.append(row)
             else:

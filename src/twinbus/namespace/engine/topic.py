@@ -51,6 +51,7 @@ class Topic:
         "life",
         "schedule",
         "seen",
+        "shared_bytes",
         "subscriptions",
         "supplies",
     )
@@ -62,11 +63,14 @@ class Topic:
         supplies: Supplies,
         *,
         next_due: int | None = None,
+        shared_bytes: int = 0,
         new: bool,
     ) -> None:
         self.description = description
         self.life = life
         self.counters: Counters = life.counters
+        self.shared_bytes = shared_bytes
+        """Bodies that several subscriptions hold, each once. The store tells when one has gone."""
         self.supplies = supplies
         self.schedule = Schedule(self.counters, next_due)
         self.subscriptions: dict[str, Subscription] = {}
@@ -95,8 +99,8 @@ class Topic:
 
     @property
     def size(self) -> int:
-        """What is charged against the quota: every copy, and what is scheduled."""
-        return self.counters.size + sum(each.counters.size for each in self.subscriptions.values())
+        """What is charged against the quota: what is scheduled, each body once, and what copies take besides."""
+        return self.counters.size + self.shared_bytes + sum(each.counters.size for each in self.subscriptions.values())
 
     def arm(self, at: int) -> None:
         if self._next_timer is None or at < self._next_timer:
@@ -223,7 +227,8 @@ class Topic:
             body = None
             if len(to.as_it_is) + len(to.dead) > 1:
                 body = self.supplies.take_body()
-                step.writes.append(PutBody(body, message.raw))
+                step.writes.append(PutBody(body, message.raw, self.counters.queue))
+                self.shared_bytes += len(message.raw)
             as_it_is = Arrival(message, body)
             for subscription in to.as_it_is:
                 arrivals[subscription].append(as_it_is)

@@ -5,7 +5,7 @@ One writer thread calls `commit`, one reader thread calls `load`; both may run a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from twinbus.namespace.engine.rows import Need, Opened, Write
@@ -34,6 +34,13 @@ class Store(Protocol):
 
         Called after a commit's acknowledgements have left and when there is nothing to commit, it keeps such work out
         of their way. It may be left out: a commit that can no longer wait does it first.
+        """
+        ...
+
+    def take_freed(self) -> Mapping[int, int]:
+        """Bytes of shared bodies that went since this was last asked, by their topic. For the writer thread.
+
+        A body goes with the commit that drops the last row naming it, or bit by bit after that of a dropped entity.
         """
         ...
 

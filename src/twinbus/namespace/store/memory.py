@@ -6,7 +6,8 @@ Applies writes one by one, in order, and takes them back if one cannot be applie
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, assert_never
 
@@ -108,9 +109,12 @@ class MemoryStore:
         self._queues: dict[int, _Queue] = {}
         self._entities: dict[int, PutEntity] = {}
         self._counters: dict[int, PutQueue] = {}
-        self._bodies: dict[int, bytes] = {}
+        self._bodies: dict[int, PutBody] = {}
         self._named: dict[int, int] = {}
         """How many rows name a body."""
+        self._shared: Counter[int] = Counter()
+        self._freed: Counter[int] = Counter()
+        """Bytes of shared bodies by topic: those that are there, and those that went."""
         self._gone: set[int] = set()
         self._highest = 0
 
@@ -120,11 +124,16 @@ class MemoryStore:
             counters = self._counters.get(queue) or PutQueue(queue, 1, 0, 0, 0, 0, 0, 0, entity.created)
             stored = self._queues.get(queue) or _Queue()
             expiry, due = stored.expiring.first(), stored.due.first()
-            entities.append(StoredEntity(entity, counters, expiry and expiry[0], due and due[0]))
+            instants = (expiry and expiry[0], due and due[0])
+            entities.append(StoredEntity(entity, counters, *instants, self._shared[queue]))
         return Opened(entities, self._highest + 1, max(self._bodies, default=0) + 1)
 
     def tidy(self) -> bool:
         return False
+
+    def take_freed(self) -> Mapping[int, int]:
+        freed, self._freed = self._freed, Counter()
+        return freed
 
     def close(self) -> None:
         """Nothing to give back; what was stored stays for a later `open` of this object."""
@@ -159,7 +168,9 @@ class MemoryStore:
         for body in unnamed:
             if not self._named.get(body):
                 self._named.pop(body, None)
-                self._bodies.pop(body, None)
+                if (gone := self._bodies.pop(body, None)) is not None:
+                    self._shared[gone.topic] -= len(gone.raw)
+                    self._freed[gone.topic] += len(gone.raw)
 
     def _change_row(
         self, queue: _Queue, write: PutRow | DropRow | MoveRow, undo: list[_Change], unnamed: set[int]
@@ -198,7 +209,8 @@ class MemoryStore:
         """Writes that cannot fail."""
         match write:
             case PutBody():
-                self._bodies[write.body] = write.raw
+                self._bodies[write.body] = write
+                self._shared[write.topic] += len(write.raw)
             case PutQueue():
                 self._counters[write.queue] = write
             case PutEntity():
@@ -270,7 +282,7 @@ class MemoryStore:
                 assert_never(need)
 
     def _whole(self, row: Row) -> Row:
-        return row if row.body is None else row._replace(raw=self._bodies.get(row.body, b""))
+        return row if row.body is None else row._replace(raw=self._bodies[row.body].raw)
 
     def _bounded(self, rows: Iterable[Row], limit: int, max_bytes: int) -> list[Row]:
         taken: list[Row] = []

@@ -118,8 +118,9 @@ SELECT e.queue, e.kind, e.path, e.text, e.created, e.updated,
   c.transfer_dead, c.transfer_dead_deferred,
   (SELECT expires FROM message INDEXED BY message_expiry
    WHERE queue = e.queue AND expires IS NOT NULL AND lane = 0 ORDER BY expires LIMIT 1),
-  (SELECT due FROM message INDEXED BY message_due WHERE queue = e.queue AND due IS NOT NULL ORDER BY due LIMIT 1)
-FROM entity AS e LEFT JOIN counter AS c ON c.queue = e.queue ORDER BY e.queue
+  (SELECT due FROM message INDEXED BY message_due WHERE queue = e.queue AND due IS NOT NULL ORDER BY due LIMIT 1),
+  coalesce(s.bytes, 0)
+FROM entity AS e LEFT JOIN counter AS c ON c.queue = e.queue LEFT JOIN shared AS s ON s.topic = e.queue ORDER BY e.queue
 """
 
 
@@ -128,7 +129,7 @@ def read_opened(connection: apsw.Connection) -> Opened:
     entities = []
     for row in connection.execute(_ENTITIES):
         counters = PutQueue(*row[6:17]) if row[6] is not None else PutQueue(row[0], 1, 0, 0, 0, 0, 0, 0, row[4])
-        entities.append(StoredEntity(PutEntity(*row[:6]), counters, row[17], row[18]))
+        entities.append(StoredEntity(PutEntity(*row[:6]), counters, *row[17:]))
     highest = _one(connection, "SELECT queue FROM highest")
     body = _one(connection, "SELECT max(id) FROM body")
     return Opened(entities, next_queue=highest + 1, next_body=(body or 0) + 1)

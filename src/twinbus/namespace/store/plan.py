@@ -7,6 +7,7 @@ a new batch begins. No SQL in here.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -88,7 +89,7 @@ class Batch:
 class Plan:
     """A whole commit: batches in order, and what does not depend on rows (last word for each key)."""
 
-    bodies: dict[int, bytes] = field(default_factory=dict)
+    bodies: dict[int, PutBody] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=lambda: [Batch()])
     counters: dict[int, PutQueue] = field(default_factory=dict)
     entities: dict[int, PutEntity] = field(default_factory=dict)
@@ -98,6 +99,13 @@ class Plan:
     """By queue, the instant before which ids need no longer be known."""
     gone: set[int] = field(default_factory=set)
     """Queues dropped by this commit."""
+
+    def shared_bytes(self) -> dict[int, int]:
+        """What each topic is charged for the bodies put."""
+        added: defaultdict[int, int] = defaultdict(int)
+        for _, raw, topic in self.bodies.values():
+            added[topic] += len(raw)
+        return added
 
 
 def moved(row: Row, write: MoveRow) -> Row:
@@ -119,7 +127,7 @@ def planned(writes: Iterable[Write], gone: Collection[int]) -> Plan:
     batch = plan.batches[0]
     for write in writes:
         if isinstance(write, PutBody):
-            plan.bodies[write.body] = write.raw
+            plan.bodies[write.body] = write
             continue
         queue = write[0].queue if isinstance(write, PutRow) else write[0]
         if queue in gone or queue in plan.gone:

@@ -12,7 +12,7 @@ import apsw
 APPLICATION_ID = 0x54774275
 """«TwBu» in the file's header: tells a store from any other SQLite file."""
 
-VERSION = 2
+VERSION = 3
 
 PAGE_SIZE = 8192
 
@@ -94,10 +94,32 @@ ALTER TABLE counter ADD COLUMN transfer_dead INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE counter ADD COLUMN transfer_dead_deferred INTEGER NOT NULL DEFAULT 0;
 """
 
-MIGRATIONS: Mapping[int, str] = {0: _MESSAGE + _BODY + _REST, 1: _TRANSFER_DEAD}
+# Bodies know the topic that is charged for them. `shared` is what each topic is charged; `freed` is what went of it
+# within a transaction, and empty at its end. A copy is charged 64 bytes where it was charged its whole message before.
+_CHARGED_ONCE = """
+ALTER TABLE body ADD COLUMN topic INTEGER NOT NULL DEFAULT 0;
+UPDATE body SET topic = owner.topic FROM (
+  SELECT m.body AS id, max(t.queue) AS topic FROM message AS m
+  JOIN entity AS s ON s.queue = m.queue AND s.kind = 'subscription'
+  JOIN entity AS t ON t.path = s.text ->> 'topic' AND t.kind = 'topic'
+  WHERE m.body IS NOT NULL GROUP BY m.body
+) AS owner WHERE owner.id = body.id;
+CREATE TABLE shared (topic INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) STRICT;
+INSERT INTO shared SELECT topic, sum(length(raw)) FROM body WHERE topic > 0 GROUP BY topic;
+CREATE TABLE freed (topic INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) STRICT;
+CREATE TRIGGER body_freed AFTER DELETE ON body
+BEGIN
+  INSERT INTO freed SELECT topic, length(old.raw) FROM shared WHERE topic = old.topic
+  ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+UPDATE counter SET size = size - (
+  SELECT coalesce(sum(m.size - 64), 0) FROM message AS m WHERE m.queue = counter.queue AND m.body IS NOT NULL);
+"""
+
+MIGRATIONS: Mapping[int, str] = {0: _MESSAGE + _BODY + _REST, 1: _TRANSFER_DEAD, 2: _CHARGED_ONCE}
 """From version n to n + 1. An empty file is version 0. Each runs in one transaction with the change of version."""
 
-TABLES = ("message", "body", "entity", "counter", "session_state", "seen", "dropped", "highest")
+TABLES = ("message", "body", "entity", "counter", "session_state", "seen", "dropped", "highest", "shared", "freed")
 
 
 def migrate(connection: apsw.Connection, version: int, steps: Mapping[int, str] = MIGRATIONS) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ class SqliteStore:
         """Queues dropped in this life of the store or not purged yet: late writes are ignored, needs answered empty."""
         self._to_purge: list[int] = []
         self._to_forget: dict[int, int] = {}
+        self._shares = False
+        """Whether there may be shared bodies: where there are none, nobody need ask what went of them."""
+        self._freed: Counter[int] = Counter()
 
     def open(self) -> Opened:
         assert self._writing is None, "opened once"
@@ -79,6 +83,7 @@ class SqliteStore:
             self._let_go()
             raise
         self._gone = set(self._to_purge)
+        self._shares = any(stored.shared_bytes for stored in opened.entities)
         self._writer = Writer(self._writing)
         self._reader = Reader(self._reading)
         return opened
@@ -101,13 +106,15 @@ class SqliteStore:
             connection.execute("BEGIN IMMEDIATE")
             self._writer.carry_out(plan)
             purged = self._purge(_PURGE_WITH_COMMIT)
+            self._shares = self._shares or bool(plan.bodies)
+            freed = self._writer.settle_freed() if self._shares else {}
             connection.execute("COMMIT")
         except BaseException as error:
             _roll_back(connection)
             if isinstance(error, apsw.Error):
                 raise translated(error, self.path, "committing") from error
             raise
-        self._done(purged)
+        self._done(purged, freed)
         if plan.gone:
             self._gone |= plan.gone
             self._to_purge += sorted(plan.gone)
@@ -124,15 +131,20 @@ class SqliteStore:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 purged = self._purge(_PURGE_ALONE)
+                freed = self._writer.settle_freed() if self._shares else {}
                 connection.execute("COMMIT")
             except BaseException as error:
                 _roll_back(connection)
                 if isinstance(error, apsw.Error):
                     raise translated(error, self.path, "purging") from error
                 raise
-            self._done(purged)
+            self._done(purged, freed)
             self._pages_in_log += connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE, True)[0]
         return bool(self._to_purge or self._to_forget)
+
+    def take_freed(self) -> Mapping[int, int]:
+        freed, self._freed = self._freed, Counter()
+        return freed
 
     def close(self) -> None:
         if self._writing is not None:
@@ -159,7 +171,8 @@ class SqliteStore:
             return None, (queue if self._writer.forget_seen(queue, before, limit) < limit else None)
         return None, None
 
-    def _done(self, purged: tuple[int | None, int | None]) -> None:
+    def _done(self, purged: tuple[int | None, int | None], freed: Mapping[int, int]) -> None:
+        self._freed.update(freed)
         queue, forgetful = purged
         if queue is not None:
             self._to_purge.remove(queue)

@@ -16,12 +16,12 @@ from twinbus.namespace.store.plan import Batch, Key, Plan
 
 # OR ROLLBACK: a conflict ends the whole commit anyway, and SQLite then needs no journal for the statement.
 _PUT_ROWS = "INSERT OR ROLLBACK INTO message VALUES "
-_PUT_BODIES = "INSERT OR REPLACE INTO body VALUES "
+_PUT_BODIES = "INSERT OR ROLLBACK INTO body VALUES "
 _PUT_COUNTERS = "INSERT OR REPLACE INTO counter VALUES "
 _PUT_ENTITIES = "INSERT OR REPLACE INTO entity VALUES "
 _PUT_STATES = "INSERT OR REPLACE INTO session_state VALUES "
 _PUT_SEEN = "INSERT OR REPLACE INTO seen VALUES "
-_WIDTH = {_PUT_ROWS: 13, _PUT_BODIES: 2, _PUT_COUNTERS: 11, _PUT_ENTITIES: 6, _PUT_STATES: 4, _PUT_SEEN: 3}
+_WIDTH = {_PUT_ROWS: 13, _PUT_BODIES: 3, _PUT_COUNTERS: 11, _PUT_ENTITIES: 6, _PUT_STATES: 4, _PUT_SEEN: 3}
 _LARGEST = 256
 
 _DROP_RANGE = "DELETE FROM message WHERE queue = ? AND lane = ? AND seq BETWEEN ? AND ?"
@@ -40,6 +40,15 @@ WHERE m.queue = r.value ->> 0 AND m.lane = r.value ->> 1 AND m.seq = r.value ->>
 _DROP_UNNAMED = """
 DELETE FROM body WHERE id IN (SELECT value FROM json_each(?)) AND NOT EXISTS (SELECT 1 FROM message WHERE body = id)
 """
+_CHARGE = """
+INSERT INTO shared SELECT value ->> 0, value ->> 1 FROM json_each(?) WHERE true
+ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes
+"""
+_FREED = "SELECT json_group_array(json_array(topic, bytes)) FROM freed"
+_CHARGE_LESS = """
+UPDATE shared SET bytes = shared.bytes - freed.bytes FROM freed WHERE freed.topic = shared.topic;
+DELETE FROM freed;
+"""
 _DROP_STATES = """
 DELETE FROM session_state WHERE (queue, session) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?))
 """
@@ -48,6 +57,7 @@ _DROP_ENTITIES = """
 INSERT OR IGNORE INTO dropped SELECT value FROM json_each(?1);
 DELETE FROM entity WHERE queue IN (SELECT value FROM json_each(?1));
 DELETE FROM counter WHERE queue IN (SELECT value FROM json_each(?1));
+DELETE FROM shared WHERE topic IN (SELECT value FROM json_each(?1));
 """
 
 _PURGE = (
@@ -73,7 +83,8 @@ class Writer:
     def carry_out(self, plan: Plan) -> None:
         """Everything the plan says, in its order."""
         if plan.bodies:
-            self._put(_PUT_BODIES, list(plan.bodies.items()))
+            self._put(_PUT_BODIES, list(plan.bodies.values()))
+            self._execute(_CHARGE, (json.dumps(list(plan.shared_bytes().items())),))
         for batch in plan.batches:
             self._carry_out_batch(batch)
         unnamed = [body for batch in plan.batches for body in batch.unnamed]
@@ -121,6 +132,13 @@ class Writer:
             self._execute(_DROP_RANGE, ranges[0])
         else:
             self._execute(_DROP_RANGES, (json.dumps(ranges),))
+
+    def settle_freed(self) -> dict[int, int]:
+        """Bytes of bodies that went in this transaction, by their topic, which is charged for them no more."""
+        freed: dict[int, int] = dict(json.loads(self._execute(_FREED).get))
+        if freed:
+            self._execute(_CHARGE_LESS)
+        return freed
 
     def purge(self, queue: int, limit: int) -> int:
         """Remove up to `limit` rows of a dropped queue; when none is left, its entry too. Returns how many went."""

@@ -1,0 +1,144 @@
+"""Store files as older versions of Twinbus left them: their layout word for word, filled with a bit of everything.
+
+Made without the code under test, so that it cannot change with it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+_LAYOUT_1 = """
+CREATE TABLE message (
+  queue INTEGER NOT NULL,
+  lane INTEGER NOT NULL,
+  seq INTEGER NOT NULL,
+  origin_seq INTEGER NOT NULL,
+  enqueued INTEGER NOT NULL,
+  expires INTEGER,
+  due INTEGER,
+  session TEXT,
+  delivery_count INTEGER NOT NULL,
+  size INTEGER NOT NULL,
+  overlay BLOB,
+  body INTEGER,
+  raw BLOB
+) STRICT;
+CREATE UNIQUE INDEX message_key ON message (queue, lane, seq);
+CREATE INDEX message_session ON message (queue, lane, session, seq) WHERE session IS NOT NULL;
+CREATE INDEX message_expiry ON message (queue, expires, seq) WHERE expires IS NOT NULL AND lane = 0;
+CREATE INDEX message_due ON message (queue, due, seq) WHERE due IS NOT NULL;
+CREATE INDEX message_body ON message (body) WHERE body IS NOT NULL;
+CREATE TABLE body (id INTEGER PRIMARY KEY, raw BLOB NOT NULL) STRICT;
+CREATE TRIGGER body_unused AFTER DELETE ON message WHEN old.body IS NOT NULL
+BEGIN
+  DELETE FROM body WHERE id = old.body AND NOT EXISTS (SELECT 1 FROM message WHERE body = old.body);
+END;
+CREATE TABLE entity (
+  queue INTEGER PRIMARY KEY,
+  kind TEXT NOT NULL,
+  path TEXT NOT NULL,
+  text TEXT NOT NULL,
+  created INTEGER NOT NULL,
+  updated INTEGER NOT NULL
+) STRICT;
+CREATE TABLE counter (
+  queue INTEGER PRIMARY KEY,
+  next_seq INTEGER NOT NULL,
+  active INTEGER NOT NULL,
+  deferred INTEGER NOT NULL,
+  scheduled INTEGER NOT NULL,
+  dead INTEGER NOT NULL,
+  dead_deferred INTEGER NOT NULL,
+  size INTEGER NOT NULL,
+  accessed INTEGER NOT NULL
+) STRICT;
+CREATE TABLE session_state (
+  queue INTEGER NOT NULL,
+  session TEXT NOT NULL,
+  state BLOB NOT NULL,
+  at INTEGER NOT NULL,
+  PRIMARY KEY (queue, session)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE seen (
+  queue INTEGER NOT NULL,
+  message_id TEXT NOT NULL,
+  at INTEGER NOT NULL,
+  PRIMARY KEY (queue, message_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX seen_at ON seen (queue, at);
+CREATE TABLE dropped (queue INTEGER PRIMARY KEY) STRICT;
+CREATE TABLE highest (only INTEGER PRIMARY KEY CHECK (only = 1), queue INTEGER NOT NULL) STRICT;
+INSERT INTO highest VALUES (1, 0);
+"""
+_LAYOUT_2 = """
+ALTER TABLE counter ADD COLUMN transfer_dead INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE counter ADD COLUMN transfer_dead_deferred INTEGER NOT NULL DEFAULT 0;
+"""
+LAYOUTS = {1: _LAYOUT_1, 2: _LAYOUT_1 + _LAYOUT_2}
+
+_PUT_COUNTER = """
+INSERT INTO counter (queue, next_seq, active, deferred, scheduled, dead, dead_deferred, size, accessed)
+VALUES (?, 3, ?, ?, ?, ?, ?, ?, 1000)
+"""
+
+QUEUE, TOPIC, FIRST, SECOND, OTHER_TOPIC, GONE = range(1, 7)
+SHARED = {1: b"a" * 300, 2: b"b" * 200, 3: b"c" * 100}
+"""Bodies: 1 is named by both subscriptions, 2 by the second and one that is gone, 3 only by the one that is gone."""
+OWN = b"of the queue"
+
+
+def older_store(path: Path, version: int) -> None:
+    """A queue, a topic with two subscriptions, one more topic, and a subscription that is dropped but not purged."""
+    connection = apsw.Connection(str(path))
+    connection.pragma("page_size", 8192)
+    connection.pragma("journal_mode", "wal")
+    with connection:
+        connection.execute(LAYOUTS[version])
+        connection.pragma("user_version", version)
+        connection.pragma("application_id", 0x54774275)
+        _fill(connection)
+    connection.close()
+
+
+def _fill(connection: apsw.Connection) -> None:
+    _entity(connection, QUEUE, "queue", "orders", path="orders")
+    _entity(connection, TOPIC, "topic", "News", path="News")
+    _entity(connection, FIRST, "subscription", "News/Subscriptions/a", topic="News", name="a")
+    _entity(connection, SECOND, "subscription", "News/Subscriptions/b", topic="News", name="b")
+    _entity(connection, OTHER_TOPIC, "topic", "other", path="other")
+    connection.execute("UPDATE highest SET queue = ?", (GONE,))
+    connection.execute("INSERT INTO dropped VALUES (?)", (GONE,))
+    connection.executemany("INSERT INTO body VALUES (?, ?)", SHARED.items())
+    connection.execute("INSERT INTO session_state VALUES (?, 'session', x'01', 5)", (QUEUE,))
+    connection.execute("INSERT INTO seen VALUES (?, 'an id', 5)", (QUEUE,))
+    # queue, lane, seq, its raw or the id of its body
+    rows: list[tuple[int, int, int, bytes | int]] = [
+        (QUEUE, 0, 1, OWN),
+        (QUEUE, 3, 2, OWN),
+        (TOPIC, 2, 1, b"due"),
+        (FIRST, 0, 1, 1),
+        (FIRST, 0, 2, b"of one alone"),
+        (SECOND, 0, 1, 1),
+        (SECOND, 3, 2, 2),
+        (GONE, 0, 1, 2),
+        (GONE, 0, 2, 3),
+    ]
+    for queue, lane, seq, content in rows:
+        body, raw = (content, None) if isinstance(content, int) else (None, content)
+        due = 9_000 if lane == 2 else None
+        size = len(raw if raw is not None else SHARED[body])  # type: ignore[index]  # one of the two is there
+        row = (queue, lane, seq, seq, 1_000, None, due, None, 0, size, None, body, raw)
+        connection.execute("INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    for queue in (QUEUE, TOPIC, FIRST, SECOND, OTHER_TOPIC):
+        held = [len(SHARED[each[3]]) if isinstance(each[3], int) else len(each[3]) for each in rows if each[0] == queue]
+        lanes = [sum(each[:2] == (queue, lane) for each in rows) for lane in range(5)]
+        connection.execute(_PUT_COUNTER, (queue, *lanes, sum(held)))
+
+
+def _entity(connection: apsw.Connection, queue: int, kind: str, path: str, /, **fields: Any) -> None:
+    text = json.dumps(fields | {"status": "Active"})
+    connection.execute("INSERT INTO entity VALUES (?, ?, ?, ?, 10, 20)", (queue, kind, path, text))
