@@ -1,0 +1,43 @@
+"""The private names of azure-servicebus that pairs and syphons import: all from here.
+
+A version that lacks one of them is told by its number (SdkVersionError); one that has them all, when it is used
+(`sdk.check_version`).
+"""
+
+from __future__ import annotations
+
+import azure.servicebus
+
+from twinbus.pairing.sdk import SdkVersionError
+
+try:
+    from azure.servicebus._base_handler import ServiceBusSASTokenCredential, ServiceBusSharedKeyCredential
+    from azure.servicebus._common import mgmt_handlers
+    from azure.servicebus._common.constants import (
+        REQUEST_RESPONSE_PEEK_OPERATION,
+        REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER,
+    )
+    from azure.servicebus._pyamqp._encode import encode_payload
+    from azure.servicebus._pyamqp.message import Header, Message, Properties
+    from azure.servicebus._pyamqp.types import TYPE, VALUE, AMQPTypes
+    from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
+    from azure.servicebus.aio._base_handler_async import ServiceBusSharedKeyCredential as AioSharedKeyCredential
+except ImportError as error:
+    raise SdkVersionError(azure.servicebus.__version__) from error
+
+__all__ = [
+    "REQUEST_RESPONSE_PEEK_OPERATION",
+    "REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER",
+    "TYPE",
+    "VALUE",
+    "AMQPTypes",
+    "AioSharedKeyCredential",
+    "Header",
+    "Message",
+    "Properties",
+    "PyamqpTransport",
+    "ServiceBusSASTokenCredential",
+    "ServiceBusSharedKeyCredential",
+    "encode_payload",
+    "mgmt_handlers",
+]
