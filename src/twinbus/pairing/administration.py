@@ -15,9 +15,7 @@ from typing import Any, Final, Self, TypeVar, assert_never
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusClient
-from azure.servicebus._base_handler import ServiceBusSASTokenCredential, ServiceBusSharedKeyCredential
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
-from azure.servicebus.aio._base_handler_async import ServiceBusSharedKeyCredential as AioSharedKeyCredential
 from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioServiceBusAdministrationClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
@@ -37,6 +35,11 @@ from twinbus.pairing.provisioning import (
     Steps,
     provisioning,
     provisioning_again,
+)
+from twinbus.pairing.sdk_internals import (
+    AioSharedKeyCredential,
+    ServiceBusSASTokenCredential,
+    ServiceBusSharedKeyCredential,
 )
 
 T = TypeVar("T")

@@ -12,9 +12,6 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
-from azure.servicebus._pyamqp._encode import encode_payload
-from azure.servicebus._pyamqp.message import Message
-from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import (
     AmqpAnnotatedMessage,
     AmqpMessageBodyType,
@@ -28,6 +25,7 @@ from twinbus.pairing.batching import Parts, split
 from twinbus.pairing.errors import MessageTooLargeForBacklogError, TimeToLiveError
 from twinbus.pairing.packing import DEFLATE, pack
 from twinbus.pairing.sdk import Limits
+from twinbus.pairing.sdk_internals import Message, PyamqpTransport, encode_payload
 
 SCHEDULED_ENQUEUE_TIME: Final = b"x-opt-scheduled-enqueue-time"
 # What a batch takes beside its messages: the ids of the first one, each of at most 128 characters.

@@ -20,7 +20,7 @@ from twinbus.connect.deadlines import deadline
 from twinbus.connect.encoding import to_millis
 from twinbus.pairing.batching import LONG_SECTION, split
 from twinbus.pairing.outgoing import ENVELOPE
-from twinbus.pairing.sdk import Limits, keep_alive_of, kind_of, limits_of, open_link, quick_to_open
+from twinbus.pairing.sdk import Limits, check_version, keep_alive_of, kind_of, limits_of, open_link, quick_to_open
 from twinbus.syphon import sdk_bytes
 from twinbus.syphon.native import TRY_SECONDS, peeked
 from twinbus.syphon.sdk_bytes import SdkHeld
@@ -49,6 +49,7 @@ class SdkTransport:
     def __init__(
         self, primary: ServiceBusClient, secondary: ServiceBusClient, *, try_timeout: float = TRY_SECONDS
     ) -> None:
+        check_version()
         self._primary = primary
         self._secondary = secondary
         self._timeout = try_timeout

@@ -10,17 +10,17 @@ from functools import partial
 from typing import Any
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusReceivedMessage
-from azure.servicebus._common import mgmt_handlers
-from azure.servicebus._common.constants import (
-    REQUEST_RESPONSE_PEEK_OPERATION,
-    REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER,
-)
-from azure.servicebus._pyamqp.message import Message
 
 from twinbus.amqp.sections import read_envelope
 from twinbus.connect import ReceivedMessage
 from twinbus.connect.encoding import to_millis
 from twinbus.pairing.sdk import Limits
+from twinbus.pairing.sdk_internals import (
+    REQUEST_RESPONSE_PEEK_OPERATION,
+    REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER,
+    Message,
+    mgmt_handlers,
+)
 from twinbus.syphon.native import NativeHeld
 
 

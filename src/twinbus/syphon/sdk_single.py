@@ -8,10 +8,6 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
-from azure.servicebus._pyamqp._encode import encode_payload
-from azure.servicebus._pyamqp.message import Header, Message, Properties
-from azure.servicebus._pyamqp.types import TYPE, VALUE, AMQPTypes
-
 from twinbus.amqp.conditions import AmqpError
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import encode
@@ -31,6 +27,7 @@ from twinbus.amqp.values import (
     ULong,
     UShort,
 )
+from twinbus.pairing.sdk_internals import TYPE, VALUE, AMQPTypes, Header, Message, Properties, encode_payload
 
 _TYPES: Final[dict[type, str]] = {
     type(None): AMQPTypes.null,
