@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from twinbus.namespace.engine.namespace import Namespace
+
+_STATES: Final = ("active", "deferred", "scheduled", "dead_letter", "transfer", "transfer_dead_letter")
 
 
 class LoadCollector(Collector):
@@ -23,7 +26,7 @@ class LoadCollector(Collector):
         subscriptions = [found for topic in topics for found in self._namespace.subscriptions(topic.description.path)]
         for info in (*self._namespace.queues(), *topics, *subscriptions):
             path, counts = info.description.path, info.counts
-            for state in ("active", "deferred", "scheduled", "dead_letter"):
+            for state in _STATES:
                 depth.add_metric((path, state), getattr(counts, state))
             size.add_metric((path,), counts.size_bytes)
         yield depth

@@ -81,6 +81,38 @@ async def test_what_cannot_be_moved_is_a_transfer_dead_letter(bus: Bus) -> None:
 
 
 @both_flavours
+async def test_what_waits_to_be_forwarded_is_counted_as_transfer_until_it_is_moved(bus: Bus) -> None:
+    target = await bus.make_queue()
+    source = await bus.make_queue(forward_to=target)
+    topic = await bus.make_topic()
+    await bus.admin.create_subscription(topic, "on", forward_to=target)
+    queue, subscription = await bus.admin.get_queue(source), await bus.admin.get_subscription(topic, "on")
+    queue.status = subscription.status = EntityStatus.RECEIVE_DISABLED
+    await bus.admin.update_queue(queue)
+    await bus.admin.update_subscription(topic, subscription)
+    senders = [bus.client.get_queue_sender(source), bus.client.get_topic_sender(topic)]
+    await bus.open(*senders)
+    for sender in senders:
+        await sender.send_messages(numbered(3))
+    for found in (
+        await bus.admin.get_queue_runtime_properties(source),
+        await bus.admin.get_subscription_runtime_properties(topic, "on"),
+    ):
+        assert (found.active_message_count, found.transfer_message_count, found.total_message_count) == (0, 3, 3)
+    queue.status = subscription.status = EntityStatus.ACTIVE
+    await bus.admin.update_queue(queue)
+    await bus.admin.update_subscription(topic, subscription)
+    receiver = bus.client.get_queue_receiver(target)
+    await bus.open(receiver)
+    assert sorted(texts(await receive_all(receiver, 6))) == ["0", "0", "1", "1", "2", "2"]
+    for found in (
+        await bus.admin.get_queue_runtime_properties(source),
+        await bus.admin.get_subscription_runtime_properties(topic, "on"),
+    ):
+        assert (found.transfer_message_count, found.total_message_count) == (0, 0)
+
+
+@both_flavours
 async def test_the_fifth_hop_is_not_made(bus: Bus) -> None:
     chain = [await bus.make_queue()]
     for _ in range(5):

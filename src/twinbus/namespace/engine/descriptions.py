@@ -128,6 +128,7 @@ class Counts:
     scheduled: int = 0
     dead_letter: int = 0
     transfer: int = 0
+    """What waits to be forwarded; where something forwards, nothing is active."""
     transfer_dead_letter: int = 0
     size_bytes: int = 0
 

@@ -241,6 +241,9 @@ def _renamed(description: Description, before: Description) -> Description:
 
 def _info(entity: Entity) -> EntityInfo:
     life, counts = entity.life, entity.counters.counts()
+    if not isinstance(entity, Topic) and entity.shelf.main.onward is not None:
+        # Nobody receives from here: what has not been moved yet waits for its transfer.
+        counts = replace(counts, active=0, transfer=counts.active)
     info = EntityInfo(entity.description, life.created, life.updated, entity.counters.accessed, counts)
     if not isinstance(entity, Topic):
         return info
