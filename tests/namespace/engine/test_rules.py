@@ -13,6 +13,7 @@ from twinbus.amqp.types import Int, Timestamp
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.limits import MAX_MESSAGE_BYTES
 from twinbus.namespace.engine.records import read_description, write_description
 from twinbus.namespace.engine.rows import PutBody
 from twinbus.namespace.engine.rules.descriptions import (
@@ -177,6 +178,41 @@ def test_an_action_that_fails_dead_letters_the_message_as_it_was() -> None:
     bus.send("t", colored("red"))
     assert bus.counts(A) == (0, 0, 0, 1)
     assert split(bus.peek(A, dead=True)[0].raw).application_properties == {"color": "red"}
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        ("SET a = text + text", "A property of "),
+        ("SET a = text; SET b = text; SET c = text; SET d = text", "The properties take "),
+        ("SET sys.MessageId = text", "The message id is longer than 128 characters"),
+        ("SET sys.SessionId = text", "The session id is longer than 128 characters"),
+    ],
+)
+def test_a_copy_beyond_the_limits_is_not_made(action: str, told: str) -> None:
+    bus = topic(a=rule("r", TrueFilter(), action), b=rule("all"))
+    bus.send("t", envelope("m", properties={"text": "x" * 20_000}))
+    assert (bus.counts(A), bus.counts(B)) == ((0, 0, 0, 1), (1, 0, 0, 0))
+    [dead] = bus.peek(A, dead=True)
+    assert overlay_of(dead)["DeadLetterReason"] == "FilterException"
+    assert f"its action makes a message beyond the limits: {told}" in overlay_of(dead)["DeadLetterErrorDescription"]
+    assert split(dead.raw).application_properties == {"text": "x" * 20_000}
+
+
+def test_a_copy_larger_than_a_message_may_be_is_not_made() -> None:
+    bus = topic(a=rule("r", TrueFilter(), "SET a = text"), b=rule("all"))
+    bus.send("t", envelope("m" * (MAX_MESSAGE_BYTES - 20_000), properties={"text": "x" * 15_000}))
+    assert (bus.counts(A), bus.counts(B)) == ((0, 0, 0, 1), (1, 0, 0, 0))
+    assert "is larger than" in overlay_of(bus.peek(A, dead=True)[0])["DeadLetterErrorDescription"]
+
+
+def test_a_copy_beyond_the_limits_is_passed_over_where_that_is_chosen() -> None:
+    rules = (rule("r", TrueFilter(), "SET a = text + text"), rule("s", TrueFilter(), "SET a = 1"))
+    described = SubscriptionDescription(topic="t", name="a", dead_lettering_on_filter_errors=False, rules=rules)
+    bus = Bus(TopicDescription(path="t"), described)
+    bus.send("t", envelope("m", properties={"text": "x" * 20_000}))
+    assert bus.counts(A) == (1, 0, 0, 0)
+    assert properties_of(bus, A)[0]["RuleName"] == "s"
 
 
 def test_a_disabled_subscription_takes_nothing_and_its_rules_are_not_asked() -> None:

@@ -43,7 +43,7 @@ def refusal_of(
             or (message.partition_key is not None and session is not None)
             or (wants_session and not session)
         ):
-            refusal = _fault(message, wants_session)
+            refusal = excess_of(message) or _fault(message, wants_session)
             if refusal is not None:
                 return refusal
     quota = description.max_size_megabytes * limits.MIB
@@ -53,8 +53,8 @@ def refusal_of(
     return None
 
 
-def _fault(message: Envelope, wants_session: bool) -> Refusal | None:
-    """What exactly is wrong with a message that looked suspicious."""
+def excess_of(message: Envelope) -> Refusal | None:
+    """Which limit a message exceeds, if any."""
     message_id, session = message.message_id, message.group_id
     if len(message.raw) > limits.MAX_MESSAGE_BYTES:
         text = f"The message of {len(message.raw)} bytes is larger than {limits.MAX_MESSAGE_BYTES} bytes."
@@ -75,6 +75,12 @@ def _fault(message: Envelope, wants_session: bool) -> Refusal | None:
         return Refusal(
             Condition.ARGUMENT_ERROR, f"The session id is longer than {limits.MAX_SESSION_ID_CHARACTERS} characters."
         )
+    return None
+
+
+def _fault(message: Envelope, wants_session: bool) -> Refusal | None:
+    """What is wrong with the session of a message."""
+    session = message.group_id
     if message.partition_key is not None and session is not None and message.partition_key != session:
         return Refusal(Condition.ARGUMENT_ERROR, "A partition key must be equal to the session id where both are set.")
     if wants_session and not session:

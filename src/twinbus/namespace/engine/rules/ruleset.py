@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from twinbus.amqp.sections import read_envelope
+from twinbus.namespace.engine.arrival import excess_of
 from twinbus.namespace.engine.rules.correlation import compile_correlation
 from twinbus.namespace.engine.rules.descriptions import (
     CorrelationFilter,
@@ -157,4 +159,7 @@ def _changed(rule: Rule, view: MessageView) -> Copy:
     assert rule.act is not None, "a rule without action changes nothing"
     draft = rule.act(view)
     draft.set_user(RULE_NAME, rule.name)
-    return Copy(draft.written(), draft.ttl, draft.session)
+    raw = draft.written()
+    if (refusal := excess_of(read_envelope(raw))) is not None:
+        raise RuleEvaluationError(f"its action makes a message beyond the limits: {refusal.description.rstrip('.')}")
+    return Copy(raw, draft.ttl, draft.session)
