@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from azure.servicebus import ServiceBusClient
 
 from twinbus.pairing.events import EVENTS
 from twinbus.pairing.options import CHOICES, RANGES, SendAvailabilityOptions
@@ -43,6 +44,28 @@ def program(guide: str) -> str:
     """All Python of a guide, as one program."""
     text = (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
     return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+
+
+def test_the_ten_lines_of_the_read_me_send_and_receive(namespaces: LocalNamespaces) -> None:
+    lines = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    assert len(lines.splitlines()) <= 10
+    strings = {side.upper(): namespaces[side].connection_string for side in ("primary", "secondary")}
+    with ServiceBusClient.from_connection_string(strings["PRIMARY"]) as client:
+        with client.get_queue_receiver("cafe", max_wait_time=0.1) as receiver:
+            assert receiver.peek_messages() == []
+        # No five seconds for a second message, which never comes.
+        lines = lines.replace('"orders"', '"cafe"').replace("max_wait_time=5", "max_wait_time=0.5")
+        exec(compile(lines, "README.md", "exec"), dict(strings))  # noqa: S102 - our own
+        with client.get_queue_receiver("cafe", max_wait_time=0.1) as receiver:
+            assert receiver.peek_messages() == []
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.stem
+)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.timeout(300)  # Spark alone takes a while to start where others are at work
