@@ -158,3 +158,22 @@ def test_an_action_that_fails_says_why(action: str, told: str) -> None:
     act = compile_action(action, {})
     with pytest.raises(RuleEvaluationError, match=told):
         act(view())
+
+
+def test_an_action_that_doubles_a_text_over_and_over_is_stopped() -> None:
+    act = compile_action("SET color = color + color;" * 32, {})
+    with pytest.raises(RuleEvaluationError, match="fits no message"):
+        act(view())
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "SET a = sys.TimeToLive + sys.TimeToLive",
+        "SET a = sys.TimeToLive;" + "SET a = a + a;" * 20 + "SET b = when + a; REMOVE a",
+        "SET single = 1e300",
+    ],
+)
+def test_a_value_that_no_message_can_carry_is_an_error_of_evaluation(action: str) -> None:
+    with pytest.raises(RuleEvaluationError, match="no message can carry"):
+        compile_action(action, {})(view(ttl=None)).written()

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from twinbus.amqp.conditions import EncodeError
 from twinbus.amqp.sections import with_sections
 from twinbus.amqp.types import Symbol, Timestamp
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.expressions import ExpressionCompiler, PropertyName, Run
 from twinbus.namespace.engine.rules.grammar import Node, parse
 from twinbus.namespace.engine.rules.values import Duration, as_text, converted, kind_of, wire
-from twinbus.namespace.engine.rules.view import MessageView, by_key
+from twinbus.namespace.engine.rules.view import MessageView, by_key, readable
 
 MAX_STATEMENTS: Final = 32
 
@@ -48,7 +49,8 @@ class Draft(MessageView):
         super().__init__(message.raw, now=message.now, seq=message.seq, ttl=message.ttl, new_token=message.new_token)
         self._sections = message.sections
         self._properties = replace(message.properties)
-        self._application: dict[str, Any] = self.sections.application_properties
+        with readable():
+            self._application: dict[str, Any] = self.sections.application_properties
         self._names = {name.lower(): name for name in self._application}
         self._annotations: dict[Any, Any] | None = None
         self._changed_properties = False
@@ -93,7 +95,8 @@ class Draft(MessageView):
         if value is not None and not isinstance(value, kind):
             raise RuleEvaluationError(f"{name} cannot be {kind_of(value).value}")
         if self._annotations is None:
-            self._annotations = self.sections.message_annotations
+            with readable():
+                self._annotations = self.sections.message_annotations
         self._annotations.pop(name, None)
         if value is not None:
             self._annotations[Symbol(name)] = value
@@ -102,16 +105,20 @@ class Draft(MessageView):
         """The changed message."""
         header = None
         if self._changed_ttl and self.ttl is not None:
-            header = replace(self.sections.header, ttl=min(self.ttl, 0xFFFF_FFFF))
+            with readable():
+                header = replace(self.sections.header, ttl=min(self.ttl, 0xFFFF_FFFF))
             self.properties.absolute_expiry_time = None
             self._changed_properties = True
-        return with_sections(
-            self.sections,
-            header=header,
-            message_annotations=self._annotations,
-            properties=self.properties if self._changed_properties else None,
-            application_properties={name: wire(value) for name, value in self._application.items()},
-        )
+        try:
+            return with_sections(
+                self.sections,
+                header=header,
+                message_annotations=self._annotations,
+                properties=self.properties if self._changed_properties else None,
+                application_properties={name: wire(value) for name, value in self._application.items()},
+            )
+        except EncodeError as error:  # a point in time or a duration that was calculated beyond all measure
+            raise RuleEvaluationError(f"its action makes a value that no message can carry: {error}") from error
 
 
 Statement = Callable[[Draft], None]

@@ -11,6 +11,9 @@ from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 
 Matches = Callable[[str], bool]
 
+MAX_CHARACTERS: Final = 1024
+"""As long as the text of a rule: what a message brings as a pattern has the time of every message after it."""
+
 _ANY: Final = "%"
 _ONE: Final = "_"
 
@@ -18,6 +21,8 @@ _ONE: Final = "_"
 @lru_cache(maxsize=256)
 def pattern(text: str, escape: str | None = None) -> Matches:
     """What tells whether a whole text is like the pattern. Letters count by case."""
+    if len(text) > MAX_CHARACTERS:
+        raise RuleEvaluationError(f"the pattern of LIKE is longer than {MAX_CHARACTERS} characters")
     if escape is not None and len(escape) != 1:
         raise RuleEvaluationError("the escape character of LIKE is one character")
     parts = _parts(text, escape)

@@ -93,12 +93,7 @@ class RuleSet:
         for key, by_text in self._by_text.items():
             if taken:
                 break
-            value = (view.user if view.user is not None else view.read_user()).get(key)
-            if value.__class__ is str:
-                rules: Iterable[Rule] = by_text.get(value, ())
-            else:
-                rules = [rule for group in by_text.values() for rule in group]
-            taken, another = self._matches(rules, view)
+            taken, another = self._matches(_asked(by_text, key, view), view)
             fault = fault or another
         if not self._changing and (taken or fault is None):
             return _EVERYTHING if taken else _NOTHING
@@ -123,6 +118,17 @@ class RuleSet:
             except RuleEvaluationError as error:
                 fault = fault or _told(rule, error)
         return False, fault
+
+
+def _asked(by_text: dict[str, list[Rule]], key: str, view: MessageView) -> Iterable[Rule]:
+    """Those of the rules that hinge on a property whose text does not answer them already."""
+    try:
+        value = (view.user if view.user is not None else view.read_user()).get(key)
+    except RuleEvaluationError:
+        value = None  # each of them fails by itself
+    if value.__class__ is str:
+        return by_text.get(value, ())
+    return [rule for group in by_text.values() for rule in group]
 
 
 def compile_rule(rule: RuleDescription) -> Rule:

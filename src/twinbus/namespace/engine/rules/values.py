@@ -25,6 +25,7 @@ from twinbus.amqp.types import (
     ULong,
     UShort,
 )
+from twinbus.namespace.engine.limits import MAX_PROPERTIES_BYTES
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 
 _TICKS_PER_MS: Final = 10_000
@@ -113,7 +114,10 @@ def add(left: Any, right: Any) -> Any:
     if kind in _NUMBERS and other in _NUMBERS:
         return _number(left + right)
     if Kind.TEXT in (kind, other):
-        return as_text(left) + as_text(right)
+        joined = as_text(left) + as_text(right)
+        if len(joined) > MAX_PROPERTIES_BYTES:  # an action that doubles its property 32 times would not come back
+            raise RuleEvaluationError(f"a string of more than {MAX_PROPERTIES_BYTES} characters fits no message")
+        return joined
     if (kind, other) in {(Kind.INSTANT, Kind.DURATION), (Kind.DURATION, Kind.DURATION)}:
         return left.__class__(left + right)
     raise _no_such("+", kind, other)

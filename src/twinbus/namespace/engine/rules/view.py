@@ -5,10 +5,12 @@ Names are looked up in lower case: the language does not tell their case apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from uuid import UUID
 
+from twinbus.amqp.conditions import DecodeError
 from twinbus.amqp.sections import Properties, Sections, split
 from twinbus.amqp.types import Timestamp
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
@@ -43,15 +45,18 @@ class MessageView:
     @property
     def properties(self) -> Properties:
         if self._properties is None:
-            self._properties = self.sections.properties
+            with readable():
+                self._properties = self.sections.properties
         return self._properties
 
     def read_user(self) -> dict[str, Any]:
-        self.user = by_key(self.sections.application_properties)
+        with readable():
+            self.user = by_key(self.sections.application_properties)
         return self.user
 
     def annotation(self, name: str) -> Any:
-        return self.sections.message_annotations.get(name)
+        with readable():
+            return self.sections.message_annotations.get(name)
 
     def named(self, name: str) -> Any:
         """A property by a name that is known only now."""
@@ -63,6 +68,15 @@ class MessageView:
             return reader(self)
         user = self.user if self.user is not None else self.read_user()
         return user.get(rest if dot and scope == "user" else name.lower())
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """A message is accepted without a look at every field: what is malformed in it, rules fail on."""
+    try:
+        yield
+    except DecodeError as error:
+        raise RuleEvaluationError(f"the message cannot be read: {error.description}") from error
 
 
 def by_key(properties: dict[str, Any]) -> dict[str, Any]:
