@@ -30,6 +30,7 @@ from twinbus.syphon.syphon import Syphon
 from twinbus.syphon.transport import (
     Backlog,
     BacklogFailedError,
+    Credit,
     Destination,
     Held,
     Outgoing,
@@ -159,6 +160,13 @@ class WatchedBacklog:
         self._inner = inner
         self._watch = watch
 
+    @property
+    def credit(self) -> Credit:
+        return self._inner.credit
+
+    async def open(self) -> None:
+        await self._inner.open()
+
     async def receive(self, count: int, wait: float) -> Sequence[Held]:
         held = await self._inner.receive(count, wait)
         self._watch.tell("received", held)
@@ -201,8 +209,8 @@ class WatchedBacklog:
     async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
         return await self._inner.renew(held)
 
-    async def rest(self) -> None:
-        await self._inner.rest()
+    async def rest(self) -> Sequence[Held]:
+        return await self._inner.rest()
 
     async def close(self) -> None:
         await self._inner.close()

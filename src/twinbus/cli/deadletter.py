@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,8 +20,10 @@ from twinbus.cli.telling import Debug, told
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
-    from twinbus.syphon.deadletter import DeadLetter, DeadLetters
+    from twinbus.syphon.deadletter import Census, DeadLetter, DeadLetters
 
+# A table has to be whole before it is drawn: more are drawn one after the other.
+_ROWS: Final = 500
 app = typer.Typer(help="What could never be delivered: show it, bring it back.", no_args_is_help=True)
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Of this message id; may be repeated.")]
 Destinations = Annotated[
@@ -133,7 +135,8 @@ class _Place:
         async with AsyncExitStack() as stack:
             transport = NativeTransport(self._primary, self._secondary, try_timeout=self._seconds)
             stack.push_async_callback(transport.close)
-            discovery = reaching.discovery(self.name, self._secondary, transport, self._seconds)
+            book = None if ledger is None else stack.enter_context(Ledger(ledger, role=Role.DEADLETTER))
+            discovery = reaching.discovery(self.name, self._secondary, transport, self._seconds, book)
             stack.push_async_callback(discovery.close)
             try:
                 queues = await discovery.queues()
@@ -146,24 +149,32 @@ class _Place:
                 queues,
                 primary=self.name,
                 secondary=primary_name(reaching.endpoint("secondary", self._secondary)),
-                ledger=None if ledger is None else stack.enter_context(Ledger(ledger, role=Role.DEADLETTER)),
+                ledger=book,
             )
 
 
 async def _list(place: _Place, wanted: _Wanted, limit: int, after: str | None, *, json: bool) -> None:
-    shown: list[DeadLetter] = []
+    shown, last = 0, ""
+    page: list[DeadLetter] = []
     async with place.opened() as dead:
         async for letter in dead.found(_cursor(after)):
             if letter not in wanted:
                 continue
-            if limit and len(shown) == limit:
-                typer.echo(f"more: --after {shown[-1].queue}:{shown[-1].sequence_number}", err=True)
+            if limit and shown == limit:
+                typer.echo(f"more: --after {last}", err=True)
                 break
-            shown.append(letter)
+            shown, last = shown + 1, f"{letter.queue}:{letter.sequence_number}"
             if json:
                 typer.echo(json_text.dumps(_told(letter)))
+                continue
+            page.append(letter)
+            if len(page) == _ROWS:
+                _print(page)
+                page = []
     if not json:
-        _print(shown)
+        if page or not shown:
+            _print(page)
+        typer.echo(f"{shown} dead letters")
 
 
 async def _resubmit(
@@ -174,20 +185,20 @@ async def _resubmit(
         typer.echo(json_text.dumps(told) if json else f"resubmitted  {letter.id} to {to or letter.destination}")
 
     async with place.opened(ledger) as dead:
-        letters = [letter async for letter in dead.found() if letter in wanted]
-        if to is None and (nowhere := sum(letter.destination is None for letter in letters)):
+        census = await dead.census(wanted.__contains__)
+        if to is None and (nowhere := census.destinations[None]):
             raise OperatorError(f"{nowhere} of them name no destination", "Say with --to where they should go.")
-        if not letters and not wanted.all:
+        if not census.total and not wanted.all:
             raise OperatorError("there is no such dead letter", "`list` shows what is there.")
-        if not letters:
+        if not census.total:
             typer.echo("there are no dead letters", err=True)
             return
         if not yes:
             # Asked on the loop's own thread: nothing else runs on it yet.
-            typer.confirm(f"Put {len(letters)} messages back into the backlog, {_bound_for(letters, to)}?", abort=True)
-        done = await dead.resubmit(letters, to=to, tell=tell)
+            typer.confirm(f"Put {census.total} messages back into the backlog, {_bound_for(census, to)}?", abort=True)
+        done = await dead.resubmit(census, to=to, tell=tell)
     if not json:
-        typer.echo(f"{len(done)} messages are back in the backlog")
+        typer.echo(f"{done} messages are back in the backlog")
 
 
 def _cursor(after: str | None) -> tuple[str, int] | None:
@@ -199,10 +210,10 @@ def _cursor(after: str | None) -> tuple[str, int] | None:
     return queue, int(number)
 
 
-def _bound_for(letters: list[DeadLetter], to: str | None) -> str:
+def _bound_for(census: Census, to: str | None) -> str:
     if to is not None:
         return f"all for {to}"
-    paths = sorted({letter.destination or "" for letter in letters})
+    paths = sorted(path or "" for path in census.destinations)
     return f"for {', '.join(paths[:5])}{f' and {len(paths) - 5} more' if len(paths) > 5 else ''}"
 
 
@@ -231,6 +242,4 @@ def _print(letters: list[DeadLetter]) -> None:
         cells = (letter.id, letter.destination or "-", letter.reason, letter.description, age)
         # What others wrote is not to be taken for markup.
         table.add_row(*(Text(str(cell)) for cell in (*cells, letter.queue, letter.sequence_number)))
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(f"{len(letters)} dead letters")
+    Console(highlight=False).print(table)

@@ -14,6 +14,7 @@ from twinbus.errors import OperatorError, TwinbusError
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient
 
+    from twinbus.ledger import Ledger
     from twinbus.pairing.administration import Administration, AioAdministration
     from twinbus.pairing.paths import Endpoint
     from twinbus.syphon.discovery import Discovery
@@ -107,11 +108,17 @@ def aio_client(text: str) -> ServiceBusClient:
     return ServiceBusClient.from_connection_string(text)
 
 
-def discovery(name: str, secondary: str, transport: Transport, seconds: float) -> Discovery:
-    """The backlog queues of the primary of this name, listed where the key may."""
-    from twinbus.syphon.discovery import Listed, ListedOrSearched, Searched  # noqa: PLC0415 - slow
+def discovery(
+    name: str, secondary: str, transport: Transport, seconds: float, ledger: Ledger | None = None
+) -> Discovery:
+    """The backlog queues of the primary of this name, listed where the key may; the requests are in the ledger (M1)."""
+    from twinbus.pairing.paths import primary_name  # noqa: PLC0415 - slow
+    from twinbus.pairing.recording import Recording  # noqa: PLC0415
+    from twinbus.syphon.discovery import Listed, ListedOrSearched, Searched  # noqa: PLC0415
 
-    return ListedOrSearched(Listed(name, aio_administration(secondary, seconds)), Searched(name, transport))
+    asked = aio_administration(secondary, seconds)
+    asked.recording = Recording(ledger, primary_name(endpoint("secondary", secondary)))
+    return ListedOrSearched(Listed(name, asked), Searched(name, transport))
 
 
 def no_backlog(secondary: str, name: str) -> OperatorError:

@@ -182,8 +182,8 @@ class _Work:
 
         async with AsyncExitStack() as stack:
             transport = await self._transport(stack)
-            discovery = reaching.discovery(self.name, self.secondary, transport, self.seconds)
             book = stack.enter_context(Ledger(ledger, role=Role.SYPHON)) if ledger is not None else None
+            discovery = reaching.discovery(self.name, self.secondary, transport, self.seconds, book)
             made = Syphon(
                 transport,
                 discovery,

@@ -112,10 +112,27 @@ class Receiver:
             link.ask(count - len(link.buffer))
             await self._arrived(link, end)
             if not (keep_credit and link.buffer):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_DRAIN_SECONDS):
-                        await link.drain()
+                await self._drained(link)
         return link.take(count)
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether messages may come that no call waits for: a call was given up, or has kept its credit."""
+        return self._link is not None and self._link.is_open and self._link.has_credit
+
+    async def take_back_credit(self) -> list[ReceivedMessage]:
+        """No more messages come until the next call; those that were on their way are the caller's."""
+        link = self._link
+        if link is None or not link.is_open:
+            return []
+        await self._drained(link)
+        return link.take(len(link.buffer))
+
+    @staticmethod
+    async def _drained(link: ReceivingLink) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await link.drain()
 
     async def _arrived(self, link: ReceivingLink, end: float) -> None:
         scope = asyncio.timeout_at(end)
@@ -197,6 +214,16 @@ class Receiver:
     async def release(self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None) -> None:
         """They are delivered again as if they had not been."""
         await self._settle(messages, settling.RELEASE, timeout)
+
+    def give_back(self, deliveries: Sequence[int]) -> int:
+        """Releases by delivery ids, without an answer: for many of which nothing else was kept. How many; none where
+        the link they came by is gone.
+        """
+        link = self._link
+        if not deliveries or link is None or not link.is_open:
+            return 0
+        link.release(deliveries)
+        return len(deliveries)
 
     async def _settle(self, messages: Sequence[ReceivedMessage], outcome: Outcome, timeout: float | None) -> None:
         if failures := await self.settle(messages, outcome, timeout=timeout):
@@ -322,9 +349,7 @@ class Receiver:
         link = self._link
         if link is not None and link.is_open:
             if self.mode is ReceiveMode.PEEK_LOCK:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_DRAIN_SECONDS):
-                        await link.drain()
+                await self._drained(link)
                 link.release_buffer()
             await self._bus.close_attachment(link)
         await self.management.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -136,10 +136,14 @@ class ReceivingLink(Attachment):
     def release_buffer(self) -> None:
         """Gives back what was never taken, without raising its delivery count."""
         if self._peek_lock and self.error is None:
-            for first, last in runs(message.delivery_id for message in self.buffer):
-                self.session.dispose(RECEIVER, first, last, settled=True, state=Released())
+            self.release(message.delivery_id for message in self.buffer)
             self.buffer.clear()
-            self.wire.flush_soon()
+
+    def release(self, deliveries: Iterable[int]) -> None:
+        """Without waiting for an answer."""
+        for first, last in runs(deliveries):
+            self.session.dispose(RECEIVER, first, last, settled=True, state=Released())
+        self.wire.flush_soon()
 
     # --- settling ----------------------------------------------------------------------------------------------
 

@@ -122,6 +122,7 @@ class Ledger:
             seconds=seconds,
             result=result,
             cause=cause,
+            failed=tuple(map(id_text, failed)),
         )
         self._writer.put(operation)
         return operation.id

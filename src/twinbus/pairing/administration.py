@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any, Final, Self, TypeVar, assert_never
@@ -36,6 +36,7 @@ from twinbus.pairing.provisioning import (
     provisioning,
     provisioning_again,
 )
+from twinbus.pairing.recording import UNRECORDED
 from twinbus.pairing.sdk_internals import (
     AioSharedKeyCredential,
     ServiceBusSASTokenCredential,
@@ -47,10 +48,15 @@ T = TypeVar("T")
 # Queues are asked about side by side, so that ten silent ones cost one time-out.
 _AT_ONCE: Final = 32
 _LONGEST_DETAIL: Final = 200
+LISTING: Final = "$Resources"
+"""The entity, in a ledger, of requests about all of them."""
 
 
 class Administration:
-    """The secondary's management, for one pair. A client that was given is not closed with it."""
+    """The secondary's management, for one pair. A client that was given is not closed with it.
+
+    Its requests are put down in the `recording`, which may be set.
+    """
 
     def __init__(
         self,
@@ -65,6 +71,7 @@ class Administration:
         self._owned = owned
         self._seconds = seconds
         self._authority = LocalAuthority(self.namespace, seconds / 2)
+        self.recording = UNRECORDED
 
     @classmethod
     def of(
@@ -114,12 +121,14 @@ class Administration:
 
     def ask(self, method: Callable[..., T], *arguments: object, **keywords: object) -> T:
         """A call of the client's, in our own time, trusting a local namespace."""
+        began = time.monotonic()
         try:
-            return method(*arguments, **request_keywords(self._seconds, self._authority.file()), **keywords)
+            found = method(*arguments, **request_keywords(self._seconds, self._authority.file()), **keywords)
         except Exception as error:
-            if failure_of(error).kind is FailureKind.CERTIFICATE:
-                self._authority.forget()
+            _not_done(self, arguments, began, error)
             raise
+        self.recording.managed(_about(arguments), began)
+        return found
 
     def close(self) -> None:
         self._authority.close()
@@ -170,6 +179,7 @@ class AioAdministration:
         self._owned = owned
         self._seconds = seconds
         self._authority = LocalAuthority(self.namespace, seconds / 2)
+        self.recording = UNRECORDED
 
     @classmethod
     def of(
@@ -223,15 +233,17 @@ class AioAdministration:
 
     async def ask(self, method: Callable[..., Awaitable[T]], *arguments: object, **keywords: object) -> T:
         """A call of the client's, in our own time, trusting a local namespace."""
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._seconds):
                 # Only a local namespace is ever asked for its authority: no other costs a thread.
                 authority = await asyncio.to_thread(self._authority.file) if self._authority.is_for else None
-                return await method(*arguments, **request_keywords(self._seconds, authority), **keywords)
+                found = await method(*arguments, **request_keywords(self._seconds, authority), **keywords)
         except Exception as error:
-            if failure_of(error).kind is FailureKind.CERTIFICATE:
-                self._authority.forget()
+            _not_done(self, arguments, began, error)
             raise
+        self.recording.managed(_about(arguments), began)
+        return found
 
     async def close(self) -> None:
         self._authority.close()
@@ -273,6 +285,20 @@ class AioAdministration:
 
 
 # --- what both share -------------------------------------------------------------------------------------------------
+
+
+def _about(arguments: Sequence[object]) -> str:
+    """The entity that is asked about; a listing is about all."""
+    return arguments[0] if arguments and isinstance(arguments[0], str) else LISTING
+
+
+def _not_done(
+    asked: Administration | AioAdministration, arguments: Sequence[object], began: float, error: Exception
+) -> None:
+    kind = failure_of(error).kind
+    asked.recording.managed(_about(arguments), began, failure=kind)
+    if kind is FailureKind.CERTIFICATE:
+        asked._authority.forget()
 
 
 def _begin(paths: Iterable[str], options: SendAvailabilityOptions) -> Steps:

@@ -30,6 +30,7 @@ from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.partnership import EntityState, Partnership, Syphon, SyphonFactory
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
+from twinbus.pairing.recorded_receivers import recorded
 from twinbus.pairing.sdk import (
     check_version,
     hides_pings,
@@ -108,13 +109,19 @@ class Pair:
     def get_queue_receiver(
         self, queue_name: str, *, quiet_while_down: bool = False, **kwargs: Any
     ) -> ServiceBusReceiver | QuietReceiver:
-        receiver = self._clients["primary"].get_queue_receiver(queue_name, **kwargs)
+        receiver = recorded(
+            self._clients["primary"].get_queue_receiver(queue_name, **kwargs), self._state.on_primary, queue_name
+        )
         return QuietReceiver(receiver) if quiet_while_down else receiver
 
     def get_subscription_receiver(
         self, topic_name: str, subscription_name: str, *, quiet_while_down: bool = False, **kwargs: Any
     ) -> ServiceBusReceiver | QuietReceiver:
-        receiver = self._clients["primary"].get_subscription_receiver(topic_name, subscription_name, **kwargs)
+        receiver = recorded(
+            self._clients["primary"].get_subscription_receiver(topic_name, subscription_name, **kwargs),
+            self._state.on_primary,
+            f"{topic_name}/Subscriptions/{subscription_name}",
+        )
         return QuietReceiver(receiver) if quiet_while_down else receiver
 
     def _sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
@@ -347,6 +354,7 @@ async def _paired(
         raise
     try:
         administration = AioAdministration.of(secondary, admin, seconds=options.try_timeout.total_seconds())
+        administration.recording = pair._state.on_secondary
         try:
             await pair._provision(administration)
         except BaseException:

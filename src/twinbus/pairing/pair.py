@@ -27,6 +27,7 @@ from twinbus.pairing.partnership import EntityState, Partnership, Syphon, Syphon
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
 from twinbus.pairing.receivers import QuietReceiver
+from twinbus.pairing.recorded_receivers import recorded
 from twinbus.pairing.retrying import ONCE
 from twinbus.pairing.sdk import (
     check_version,
@@ -112,13 +113,19 @@ class Pair:
     def get_queue_receiver(
         self, queue_name: str, *, quiet_while_down: bool = False, **kwargs: Any
     ) -> ServiceBusReceiver | QuietReceiver:
-        receiver = self._clients["primary"].get_queue_receiver(queue_name, **kwargs)
+        receiver = recorded(
+            self._clients["primary"].get_queue_receiver(queue_name, **kwargs), self._state.on_primary, queue_name
+        )
         return QuietReceiver(receiver) if quiet_while_down else receiver
 
     def get_subscription_receiver(
         self, topic_name: str, subscription_name: str, *, quiet_while_down: bool = False, **kwargs: Any
     ) -> ServiceBusReceiver | QuietReceiver:
-        receiver = self._clients["primary"].get_subscription_receiver(topic_name, subscription_name, **kwargs)
+        receiver = recorded(
+            self._clients["primary"].get_subscription_receiver(topic_name, subscription_name, **kwargs),
+            self._state.on_primary,
+            f"{topic_name}/Subscriptions/{subscription_name}",
+        )
         return QuietReceiver(receiver) if quiet_while_down else receiver
 
     def _sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
@@ -335,6 +342,7 @@ def _paired(
         raise
     try:
         administration = Administration.of(secondary, admin, seconds=options.try_timeout.total_seconds())
+        administration.recording = pair._state.on_secondary
         try:
             pair._provision(administration)
         except BaseException:

@@ -46,7 +46,7 @@ class Recording:
 
     def __init__(self, ledger: Ledger | None, namespace: str) -> None:
         self.namespace = namespace
-        self._ledger = ledger
+        self.ledger = ledger
         self._stops = ledger is not None and ledger.options.on_error == "stop"
 
     def recorded(
@@ -56,7 +56,7 @@ class Recording:
 
         `message`: what `identified` gave, None where there is none. `destination` as in `Ledger.begin`.
         """
-        ledger = self._ledger
+        ledger = self.ledger
         if ledger is None:
             return call
         if self._stops:
@@ -69,7 +69,7 @@ class Recording:
         self, stage: Stage, entity: str, message: Any, call: AioCall[T], destination: str | None = None
     ) -> AioCall[T]:
         """`recorded`, for asyncio: its calls are made on open links."""
-        ledger = self._ledger
+        ledger = self.ledger
         if ledger is None:
             return call
         if self._stops:
@@ -85,17 +85,30 @@ class Recording:
         try:
             yield found
         except BaseException as error:
-            self._peeked(queue, found, begun, *_outcome(_kind(error)))
+            self._peeked(queue, found, begun, *outcome_of(error))
             raise
         self._peeked(queue, found, begun)
 
     def _peeked(self, queue: str, found: list[Any], begun: float, result: str = OK, cause: str | None = None) -> None:
-        if self._ledger is not None:
-            sizes = [encoded_size(one.raw_amqp_message) for one in found]
+        if self.ledger is not None:
+            # One operation, by all that it carried (M2).
+            size = sum(encoded_size(one.raw_amqp_message) for one in found)
             seconds = time.monotonic() - begun
-            self._ledger.done(
-                Stage.PEEK_BACKLOG, self.namespace, queue, (), sizes, seconds=seconds, result=result, cause=cause
+            self.ledger.done(
+                Stage.PEEK_BACKLOG, self.namespace, queue, (), size, seconds=seconds, result=result, cause=cause
             )
+
+    def managed(self, entity: str, began: float, requests: int = 1, failure: FailureKind | None = None) -> None:
+        """So many requests to the management API; `began` by the monotonic clock."""
+        if self.ledger is not None:
+            result, cause = (OK, None) if failure is None else _outcome(failure)
+            seconds = time.monotonic() - began
+            self.ledger.done(
+                Stage.MANAGE, self.namespace, entity, (), (0,) * requests, seconds=seconds, result=result, cause=cause
+            )
+
+
+UNRECORDED: Final = Recording(None, "")
 
 
 def _tried(ledger: Ledger, said: _Said, call: Call[T], sender: Any, seconds: float | None) -> T:
@@ -130,6 +143,10 @@ def _failed(operation: RunningOperation, kind: FailureKind) -> None:
 def _outcome(kind: FailureKind) -> tuple[str, str | None]:
     """Result and cause."""
     return (str(kind), None) if kind in REFUSED else (UNKNOWN, str(kind))
+
+
+def outcome_of(error: BaseException) -> tuple[str, str | None]:
+    return _outcome(_kind(error))
 
 
 def _kind(error: BaseException) -> FailureKind:

@@ -6,6 +6,7 @@ Without a ledger only the counts are kept. It moves nothing, and decides nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from twinbus.ledger.entries import OK, UNKNOWN, Move, Stage
 from twinbus.ledger.recorder import Ledger
@@ -13,6 +14,16 @@ from twinbus.ledger.running import RunningOperation
 from twinbus.pairing.failures import REFUSED, FailureKind
 from twinbus.syphon.progress import Counts
 from twinbus.syphon.transport import Held, Outgoing
+
+NOT_TRIED: Final = "not_tried"
+"""The result of an intent that the ledger could not take: nothing was asked of anybody."""
+
+
+def outcome(kind: FailureKind, *, untried: bool = False) -> tuple[str, str | None]:
+    """Result and cause of an operation that failed so: it surely did not happen, or nobody knows."""
+    if kind in REFUSED or (untried and kind is not FailureKind.UNKNOWN):
+        return str(kind), None
+    return UNKNOWN, str(kind)
 
 
 class Books:
@@ -24,11 +35,19 @@ class Books:
         self._primary = primary
         self._secondary = secondary
 
-    def done(self, stage: Stage, queue: str, sizes: Sequence[int], seconds: float = 0.0, result: str = OK) -> None:
-        """An operation on a backlog queue, of so many messages; one with none counts as one."""
-        self.counts.operations[stage] += len(sizes) or 1
+    def done(
+        self,
+        stage: Stage,
+        queue: str,
+        size: int | Sequence[int],
+        seconds: float,
+        result: str = OK,
+        cause: str | None = None,
+    ) -> None:
+        """On a backlog queue: an operation for each of these sizes; one, where there are none or one for them all."""
+        self.counts.operations[stage] += 1 if isinstance(size, int) else len(size) or 1
         if self._ledger is not None:
-            self._ledger.done(stage, self._secondary, queue, (), sizes, seconds=seconds, result=result)
+            self._ledger.done(stage, self._secondary, queue, (), size, seconds=seconds, result=result, cause=cause)
 
     def sending(self, path: str, messages: Sequence[Outgoing]) -> RunningOperation | None:
         """The intent; `durable` before the send. LedgerUnavailableError where nothing may be sent without it."""
@@ -38,6 +57,10 @@ class Books:
         ids = [message.message_id for message in messages]
         sizes = [message.size for message in messages]
         return self._ledger.begin(Stage.RETURN_PRIMARY, self._primary, path, ids, sizes)
+
+    def not_tried(self, operation: RunningOperation | None) -> None:
+        if operation is not None:
+            operation.end(NOT_TRIED)
 
     async def durable(self) -> None:
         if self._ledger is not None:
@@ -61,10 +84,8 @@ class Books:
     ) -> None:
         if operation is not None:
             ids = [message.message_id for message in failed] if arrived else ()
-            if kind in REFUSED or (untried and kind is not FailureKind.UNKNOWN):
-                operation.end(str(kind), failed=ids)
-            else:
-                operation.end(UNKNOWN, cause=str(kind), failed=ids)
+            result, cause = outcome(kind, untried=untried)
+            operation.end(result, cause=cause, failed=ids)
         if arrived:
             self.counts.returned(path, len(arrived), sum(message.size for message in arrived), now)
 

@@ -21,6 +21,7 @@ from twinbus.pairing.administration import Administration, AioAdministration, cr
 from twinbus.pairing.events import BacklogDrained
 from twinbus.pairing.partnership import Partnership
 from twinbus.pairing.paths import primary_name
+from twinbus.pairing.recording import Recording
 from twinbus.syphon.discovery import Discovery, Listed, ListedInThread, ListedOrSearched, Searched
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.room import SyphonOptions
@@ -38,10 +39,18 @@ _BROKEN_SECONDS: Final = 30.0
 class _Running:
     """A syphon that is made again if it breaks, until it is told to stop, from whichever thread."""
 
-    def __init__(self, pair: Partnership, transport: Callable[[], Transport]) -> None:
+    def __init__(
+        self,
+        pair: Partnership,
+        transport: Callable[[], Transport],
+        listed: Callable[[Recording], Discovery] | None,
+    ) -> None:
+        """`listed`: looks for backlog queues with the Manage right, where the credential may have it."""
         self.state = "new"
         self._pair = pair
         self._transport = transport
+        self._listed = listed
+        self._secondary = primary_name(pair.secondary.endpoint)
         # Beside the pair's own, in the same directory: each role writes segments of its own.
         books = pair.ledger
         self._ledger = None if books is None else Ledger(books.directory, Role.SYPHON, books.options)
@@ -63,11 +72,11 @@ class _Running:
         if self._syphon is not None:
             self._syphon.stop()
 
-    async def run(self, discovery: Callable[[Transport], Discovery]) -> None:
+    async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         try:
             try:
-                await self._run(discovery)
+                await self._run()
             finally:
                 if self._ledger is not None:
                     await asyncio.to_thread(self._ledger.close)
@@ -77,14 +86,14 @@ class _Running:
             raise
         self.state = "stopped"
 
-    async def _run(self, discovery: Callable[[Transport], Discovery]) -> None:
+    async def _run(self) -> None:
         while not self._stopped.is_set():
             transport = self._transport()
             made = Syphon(
                 transport,
-                discovery(transport),
+                self._discovery(transport),
                 primary=self._pair.name,
-                secondary=primary_name(self._pair.secondary.endpoint),
+                secondary=self._secondary,
                 options=SyphonOptions(ttl=self._pair.options.ttl),
                 ledger=self._ledger,
                 emptied=self._emptied,
@@ -101,6 +110,12 @@ class _Running:
                 finally:
                     self._syphon = None
 
+    def _discovery(self, transport: Transport) -> Discovery:
+        searched = Searched(self._pair.name, transport)
+        if self._listed is None:
+            return searched
+        return ListedOrSearched(self._listed(Recording(self._ledger, self._secondary)), searched)
+
     def _emptied(self, queue: str, moved: int) -> None:
         self._pair.events.emit(BacklogDrained(queue, time.monotonic(), moved))
 
@@ -113,7 +128,7 @@ class AioPairSyphon:
         self._admin = admin
         self._pair = pair
         self._seconds = pair.options.try_timeout.total_seconds()
-        self._running = _Running(pair, self._transport)
+        self._running = _Running(pair, self._transport, self._listed if _may_list(secondary, admin) else None)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -122,7 +137,7 @@ class AioPairSyphon:
 
     def start(self) -> None:
         self._running.state = "running"
-        self._task = asyncio.get_running_loop().create_task(self._running.run(self._discovery))
+        self._task = asyncio.get_running_loop().create_task(self._running.run())
         self._task.add_done_callback(_told_if_failed)
 
     def stop(self) -> None:
@@ -137,12 +152,10 @@ class AioPairSyphon:
             return SdkTransport(*self._clients, try_timeout=self._seconds)
         return NativeTransport(*self._clients, try_timeout=self._seconds)
 
-    def _discovery(self, transport: Transport) -> Discovery:
-        searched = Searched(self._pair.name, transport)
-        if not _may_list(self._clients[1], self._admin):
-            return searched
+    def _listed(self, recording: Recording) -> Discovery:
         administration = AioAdministration.of(self._clients[1], self._admin, seconds=self._seconds)
-        return ListedOrSearched(Listed(self._pair.name, administration), searched)
+        administration.recording = recording
+        return Listed(self._pair.name, administration)
 
 
 class ThreadPairSyphon:
@@ -154,11 +167,15 @@ class ThreadPairSyphon:
                 "enable_syphon: the syphon of a sync pair goes through no WebSocket, proxy or custom endpoint",
                 "Pair with twinbus.aio, or run `twinbus syphon` where the namespaces can be reached.",
             )
-        self._clients = (primary, secondary)
+        self._secondary = secondary
         self._admin = admin
         self._pair = pair
         self._seconds = pair.options.try_timeout.total_seconds()
-        self._running = _Running(pair, lambda: NativeTransport(primary, secondary, try_timeout=self._seconds))
+        self._running = _Running(
+            pair,
+            lambda: NativeTransport(primary, secondary, try_timeout=self._seconds),
+            self._listed if _may_list(secondary, admin) else None,
+        )
         self._thread = threading.Thread(target=self._run, name=f"twinbus-syphon-{pair.name}", daemon=True)
 
     @property
@@ -178,16 +195,14 @@ class ThreadPairSyphon:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._running.run(self._discovery))
+            asyncio.run(self._running.run())
         except Exception:
             _log.exception("the syphon of %s ended", self._pair.name)
 
-    def _discovery(self, transport: Transport) -> Discovery:
-        searched = Searched(self._pair.name, transport)
-        if not _may_list(self._clients[1], self._admin):
-            return searched
-        administration = Administration.of(self._clients[1], self._admin, seconds=self._seconds)
-        return ListedOrSearched(ListedInThread(self._pair.name, administration), searched)
+    def _listed(self, recording: Recording) -> Discovery:
+        administration = Administration.of(self._secondary, self._admin, seconds=self._seconds)
+        administration.recording = recording
+        return ListedInThread(self._pair.name, administration)
 
 
 def _may_list(secondary: Any, admin: Any) -> bool:

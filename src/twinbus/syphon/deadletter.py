@@ -5,23 +5,28 @@ two repeats the message under its own id, and never loses it.
 
 from __future__ import annotations
 
+import time
+from array import array
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Self
 
 from twinbus.connect import ReceivedMessage, Receiver, Sender, ServiceBusConnection
 from twinbus.connect.errors import ServiceBusError
-from twinbus.connect.settling import RELEASE
+from twinbus.connect.management import Management
 from twinbus.errors import OperatorError, RetryError
-from twinbus.ledger import OK, UNKNOWN, Ledger, Move, Stage
+from twinbus.ledger import OK, UNKNOWN, Ledger, LedgerUnavailableError, Move, Stage
 from twinbus.ledger.encoding import id_text
 from twinbus.message import MessageId
+from twinbus.syphon.books import NOT_TRIED, outcome
+from twinbus.syphon.native import kind_of
 from twinbus.syphon.translation import destination_of, resubmittable
+from twinbus.syphon.transport import PAGE
 
-PAGE: Final = 250
 _BATCH: Final = 100
-# Locked ones that are not meant are held until the end: after so long without a message there is none left.
+# Those that are not meant stay locked until the end: after so long without a message there is none left.
 _WAIT_SECONDS: Final = 2.0
 _SUB_QUEUE: Final = "/$DeadLetterQueue"
 
@@ -58,20 +63,41 @@ class DeadLetter:
         )
 
 
-class NotResubmittedError(RetryError):
-    """Some that were asked for are still dead letters; those in `done` are back in the backlog."""
+Wanted = Callable[[DeadLetter], bool]
 
-    def __init__(self, done: Sequence[DeadLetter], left: int, cause: BaseException | None) -> None:
+
+@dataclass(slots=True)
+class Census:
+    """How many there are of those that are wanted. `last`: by queue, how many and the last number of them."""
+
+    wanted: Wanted
+    last: dict[str, tuple[int, int]] = field(default_factory=dict)
+    destinations: Counter[str | None] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> int:
+        return self.destinations.total()
+
+    def count(self, letter: DeadLetter) -> None:
+        self.destinations[letter.destination] += 1
+        self.last[letter.queue] = (self.last.get(letter.queue, (0, 0))[0] + 1, letter.sequence_number)
+
+
+class NotResubmittedError(RetryError):
+    """Some that were asked for are still dead letters; `done` of them are back in the backlog."""
+
+    def __init__(self, done: int, left: int, cause: BaseException | None) -> None:
         why = f": {cause}" if cause is not None else ": another receiver has them, or they are gone"
-        super().__init__(f"{len(done)} were resubmitted, {left} were not{why}")
-        self.done = tuple(done)
+        super().__init__(f"{done} were resubmitted, {left} were not{why}")
+        self.done = done
         self.left = left
 
 
 class DeadLetters:
-    """Of these backlog queues. The connection to the secondary and the ledger stay the caller's.
+    """Of these backlog queues, however many there are: few are in memory at a time.
 
-    `primary` and `secondary` are the namespaces' names for the ledger.
+    The connection to the secondary and the ledger stay the caller's. `primary` and `secondary` are the names of the
+    namespaces for the ledger.
     """
 
     def __init__(
@@ -101,7 +127,7 @@ class DeadLetters:
                 start, after = after[1] + 1, None
             management = self._bus.management(queue, address=queue + _SUB_QUEUE)
             try:
-                while page := await management.peek(start, PAGE):
+                while page := await self._peeked(management, queue, start):
                     for message in page:
                         yield DeadLetter.of(queue, message)
                     start = (page[-1].sequence_number or 0) + 1
@@ -109,78 +135,105 @@ class DeadLetters:
                 await management.close()
             start = 0
 
+    async def census(self, wanted: Wanted) -> Census:
+        made = Census(wanted)
+        async for letter in self.found():
+            if wanted(letter):
+                made.count(letter)
+        return made
+
     async def resubmit(
-        self,
-        letters: Sequence[DeadLetter],
-        *,
-        to: str | None = None,
-        tell: Callable[[DeadLetter], None] | None = None,
-    ) -> list[DeadLetter]:
-        """Back into their backlog queues, for `to` where it is given. NotResubmittedError where not all are."""
-        done: list[DeadLetter] = []
+        self, census: Census, *, to: str | None = None, tell: Callable[[DeadLetter], None] | None = None
+    ) -> int:
+        """Those that were counted go back into their backlog queues, for `to` where it is given. What became a dead
+        letter since, these among them, is left. NotResubmittedError where not all of them are back.
+        """
+        done = 0
 
         def resubmitted(letter: DeadLetter) -> None:
-            done.append(letter)
+            nonlocal done
+            done += 1
             if tell is not None:
                 tell(letter)
 
-        for queue in self._queues:
-            wanted = {letter.sequence_number: letter for letter in letters if letter.queue == queue}
-            if wanted:
-                try:
-                    await self._resubmit(queue, wanted, to, resubmitted)
-                except ServiceBusError as error:
-                    raise NotResubmittedError(done, len(letters) - len(done), error) from error
-        if len(done) < len(letters):
-            raise NotResubmittedError(done, len(letters) - len(done), None)
+        for queue, (count, last) in census.last.items():
+            try:
+                await self._resubmit(queue, count, last, census.wanted, to, resubmitted)
+            except ServiceBusError as error:
+                raise NotResubmittedError(done, census.total - done, error) from error
+        if done < census.total:
+            raise NotResubmittedError(done, census.total - done, None)
         return done
 
     async def _resubmit(
-        self, queue: str, wanted: dict[int, DeadLetter], to: str | None, resubmitted: Callable[[DeadLetter], None]
+        self,
+        queue: str,
+        left: int,
+        last: int,
+        wanted: Wanted,
+        to: str | None,
+        resubmitted: Callable[[DeadLetter], None],
     ) -> None:
-        """The service hands out dead letters in its own order: the others are held meanwhile, and released after."""
-        others: dict[int, ReceivedMessage] = {}
+        """The service hands out dead letters in its own order: the others stay locked meanwhile, and are released
+        after. Only their delivery ids are kept, in few bytes.
+        """
+        others, highest, link = array("I"), -1, None
         async with (
             await self._bus.sender(queue) as sender,
             await self._bus.receiver(queue, dead_letter=True, prefetch=0) as receiver,
         ):
             try:
-                while wanted and (batch := await receiver.receive(_BATCH, _WAIT_SECONDS)):
-                    meant = [message for message in batch if message.sequence_number in wanted]
-                    rest = {message.sequence_number or 0: message for message in batch if message not in meant}
-                    going_round = rest.keys() & others.keys()
-                    others |= rest
-                    if going_round:  # their locks have ended meanwhile
+                while left and (batch := await self._received(receiver)):
+                    if batch[0].link is not link:  # with the other link its deliveries are gone
+                        others, link = array("I"), batch[0].link
+                    meant: dict[str, list[ReceivedMessage]] = {}
+                    numbers: list[int] = []
+                    for message in batch:
+                        letter = DeadLetter.of(queue, message)
+                        if letter.sequence_number <= last and wanted(letter):
+                            meant.setdefault(letter.destination or "", []).append(message)
+                        else:
+                            others.append(message.delivery_id)
+                            numbers.append(letter.sequence_number)
+                    if numbers and max(numbers) <= highest:  # their locks have ended meanwhile: it goes round
                         break
-                    for path, part in _by_destination(meant).items():
+                    highest = max([highest, *numbers])
+                    for path, part in meant.items():
                         await self._moved(sender, receiver, part, path, to)
+                        left -= len(part)
                         for message in part:
-                            resubmitted(wanted.pop(message.sequence_number or 0))
+                            resubmitted(DeadLetter.of(queue, message))
             finally:
                 # What is no longer ours to release is with somebody else already.
-                await receiver.settle(list(others.values()), RELEASE)
+                began = time.monotonic()
+                if given_back := receiver.give_back(others):
+                    self._told(Stage.SETTLE_BACKLOG, queue, (0,) * given_back, began)
 
     async def _moved(
         self, sender: Sender, receiver: Receiver, messages: Sequence[ReceivedMessage], path: str, to: str | None
     ) -> None:
         copies = [resubmittable(message.raw, to) for message in messages]
         ids = [message.message_id for message in messages]
-        sizes = [len(copy) for copy in copies]
         ledger, queue = self._ledger, sender.entity
         was, now = (f"{self._primary}/{one}" for one in (path, to or path))
         if ledger is None:
             await sender.send(copies)
             await receiver.complete(messages)
             return
-        operation = ledger.begin(Stage.RESUBMIT_BACKLOG, self._secondary, queue, ids, sizes, now)
-        await ledger.flushed()
+        operation = ledger.begin(
+            Stage.RESUBMIT_BACKLOG, self._secondary, queue, ids, [len(copy) for copy in copies], now
+        )
         try:
+            await ledger.flushed()
             await sender.send(copies)
+        except LedgerUnavailableError:
+            operation.end(NOT_TRIED)
+            raise
         except ServiceBusError as error:
             operation.end(UNKNOWN, cause=type(error).__name__)
             raise
         operation.end(OK)
-        completion = ledger.begin(Stage.COMPLETE_BACKLOG, self._secondary, queue, ids, sizes, now)
+        completion = ledger.begin(Stage.COMPLETE_BACKLOG, self._secondary, queue, ids, (0,) * len(ids), now)
         try:
             await receiver.complete(messages)
         except ServiceBusError as error:
@@ -192,9 +245,33 @@ class DeadLetters:
         else:
             ledger.moved(Move.REDIRECTED, ids, was, now, op=operation.id)
 
+    # --- asking, and telling the ledger (M1) -------------------------------------------------------------------------
 
-def _by_destination(messages: Sequence[ReceivedMessage]) -> dict[str, list[ReceivedMessage]]:
-    found: dict[str, list[ReceivedMessage]] = {}
-    for message in messages:
-        found.setdefault(destination_of(message.raw) or "", []).append(message)
-    return found
+    async def _peeked(self, management: Management, queue: str, start: int) -> list[ReceivedMessage]:
+        began = time.monotonic()
+        try:
+            page = await management.peek(start, PAGE)
+        except ServiceBusError as error:
+            self._told(Stage.PEEK_BACKLOG, queue, 0, began, error)
+            raise
+        self._told(Stage.PEEK_BACKLOG, queue, sum(len(message.raw) for message in page), began)
+        return page
+
+    async def _received(self, receiver: Receiver) -> list[ReceivedMessage]:
+        began = time.monotonic()
+        try:
+            batch = await receiver.receive(_BATCH, _WAIT_SECONDS)
+        except ServiceBusError as error:
+            self._told(Stage.EMPTY_RECEIVE, receiver.entity, (), began, error)
+            raise
+        stage = Stage.RECEIVE_BACKLOG if batch else Stage.EMPTY_RECEIVE
+        self._told(stage, receiver.entity, [len(message.raw) for message in batch], began)
+        return batch
+
+    def _told(
+        self, stage: Stage, queue: str, size: int | Sequence[int], began: float, error: ServiceBusError | None = None
+    ) -> None:
+        if self._ledger is not None:
+            result, cause = (OK, None) if error is None else outcome(kind_of(error))
+            seconds = time.monotonic() - began
+            self._ledger.done(stage, self._secondary, queue, (), size, seconds=seconds, result=result, cause=cause)

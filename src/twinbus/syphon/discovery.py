@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from twinbus.pairing.administration import Administration, AioAdministration, failure_of
-from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.administration import LISTING, Administration, AioAdministration, failure_of
+from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
 from twinbus.pairing.paths import backlog_queue_index, backlog_queue_path, extra_backlog_queues
 from twinbus.syphon.transport import BacklogFailedError, Transport
 
@@ -19,7 +20,8 @@ _log = logging.getLogger(__name__)
 
 # So many missing in a row, beyond those a pair has by default, end the search.
 _GAP: Final = 10
-_REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
+# The management API answers with so many at a time.
+_PAGE: Final = 100
 
 
 class Discovery(Protocol):
@@ -32,6 +34,12 @@ class Discovery(Protocol):
     async def close(self) -> None: ...
 
 
+def _further_pages(asked: Administration | AioAdministration, found: Sequence[object], began: float) -> None:
+    """A listing took a request more for each page that was full."""
+    if pages := len(found) // _PAGE:
+        asked.recording.managed(LISTING, began, pages)
+
+
 class Listed:
     """With the Manage right."""
 
@@ -40,31 +48,30 @@ class Listed:
         self._administration = administration
 
     async def queues(self) -> Sequence[str]:
-        found: list[tuple[int, str]] = []
+        async def walk(**keywords: object) -> list[str]:
+            return [queue.name async for queue in self._administration.client.list_queues(**keywords)]
 
-        async def walk(**keywords: object) -> None:
-            async for queue in self._administration.client.list_queues(**keywords):
-                if (index := backlog_queue_index(self._name, queue.name)) is not None:
-                    found.append((index, queue.name))
-
-        await self._administration.ask(walk)
-        return [path for _, path in sorted(found)]
+        began = time.monotonic()
+        paths = await self._administration.ask(walk)
+        _further_pages(self._administration, paths, began)
+        return extra_backlog_queues(self._name, 0, paths)
 
     async def remaining(self) -> int | None:
-        total = 0
+        async def walk(**keywords: object) -> list[Any]:
+            return [one async for one in self._administration.client.list_queues_runtime_properties(**keywords)]
 
-        async def walk(**keywords: object) -> None:
-            nonlocal total
-            async for queue in self._administration.client.list_queues_runtime_properties(**keywords):
-                if backlog_queue_index(self._name, queue.name) is not None:
-                    total += (queue.total_message_count or 0) - (queue.dead_letter_message_count or 0)
-
+        began = time.monotonic()
         try:
-            await self._administration.ask(walk)
+            found = await self._administration.ask(walk)
         except Exception as error:
             _log.info("nobody tells how many messages remain: %s", failure_of(error))
             return None
-        return total
+        _further_pages(self._administration, found, began)
+        return sum(
+            (queue.total_message_count or 0) - (queue.dead_letter_message_count or 0)
+            for queue in found
+            if backlog_queue_index(self._name, queue.name) is not None
+        )
 
     async def close(self) -> None:
         await self._administration.close()
@@ -81,7 +88,9 @@ class ListedInThread:
         def listed(**keywords: object) -> list[str]:
             return [queue.name for queue in self._administration.client.list_queues(**keywords)]
 
+        began = time.monotonic()
         paths = await asyncio.to_thread(self._administration.ask, listed)
+        _further_pages(self._administration, paths, began)
         return extra_backlog_queues(self._name, 0, paths)
 
     async def remaining(self) -> int | None:
@@ -92,24 +101,30 @@ class ListedInThread:
 
 
 class Searched:
-    """Without it: a queue that lets itself be peeked at is there."""
+    """Without it: a queue that can be connected to is there. That is an operation nobody is charged for (Y2)."""
 
     def __init__(self, name: str, transport: Transport) -> None:
         self._name = name
         self._transport = transport
+        self._known: dict[str, int] = {}
+
+    def know(self, paths: Sequence[str]) -> None:
+        """These are there, and are not looked for again."""
+        found = {path: backlog_queue_index(self._name, path) for path in paths}
+        self._known |= {path: index for path, index in found.items() if index is not None}
 
     async def queues(self) -> Sequence[str]:
-        found: list[str] = []
         index = missing = 0
+        indices = set(self._known.values())
         while missing < _GAP:
             path = backlog_queue_path(self._name, index)
-            if await self._exists(path):
-                found.append(path)
+            if index in indices or await self._exists(path):
+                self._known.setdefault(path, index)
                 missing = 0
             else:
                 missing += 1
             index += 1
-        return found
+        return sorted(self._known, key=lambda path: self._known[path])
 
     async def remaining(self) -> int | None:
         return None
@@ -120,7 +135,7 @@ class Searched:
     async def _exists(self, path: str) -> bool:
         backlog = self._transport.backlog(path)
         try:
-            await backlog.peek(0, 1)
+            await backlog.open()
         except BacklogFailedError as error:
             if error.kind is FailureKind.ENTITY_NOT_FOUND:
                 return False
@@ -131,25 +146,33 @@ class Searched:
 
 
 class ListedOrSearched:
-    """The first way that is allowed."""
+    """Listed once, where that is allowed; from then on only searched beside those: an idle syphon costs its receives
+    and nothing else (Y2).
+    """
 
-    def __init__(self, listed: Discovery, searched: Discovery) -> None:
-        self._ways = [listed, searched]
+    def __init__(self, listed: Discovery, searched: Searched) -> None:
         self._listed = listed
+        self._searched = searched
+        self._may_list = True
+        self._did_list = False
 
     async def queues(self) -> Sequence[str]:
-        if len(self._ways) > 1:
+        if self._may_list and not self._did_list:
             try:
-                return await self._listed.queues()
+                found = await self._listed.queues()
             except Exception as error:
-                if failure_of(error).kind not in _REFUSED:
+                if failure_of(error).kind not in CREDENTIAL_REFUSED:
                     raise
                 _log.info("the secondary may not be listed: backlog queues are looked for one by one")
-                self._ways = self._ways[1:]
-        return await self._ways[0].queues()
+                self._may_list = False
+            else:
+                self._searched.know(found)
+                self._did_list = True
+                return found
+        return await self._searched.queues()
 
     async def remaining(self) -> int | None:
-        return await self._ways[0].remaining()
+        return await self._listed.remaining() if self._may_list else None
 
     async def close(self) -> None:
         await self._listed.close()

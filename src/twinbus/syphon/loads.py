@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final
 
-from twinbus.ledger.entries import Stage
-from twinbus.syphon.books import Books
 from twinbus.syphon.transport import Backlog, BacklogFailedError, Held
 
 _log = logging.getLogger(__name__)
@@ -52,12 +50,8 @@ class Load:
 class LockKeeper:
     """Renews the locks of one pump's loads at half their time."""
 
-    def __init__(
-        self, queue: str, backlog: Backlog, books: Books, now: Callable[[], float], wall: Callable[[], datetime]
-    ) -> None:
-        self._queue = queue
+    def __init__(self, backlog: Backlog, now: Callable[[], float], wall: Callable[[], datetime]) -> None:
         self._backlog = backlog
-        self._books = books
         self._now = now
         self._wall = wall
         self._loads: dict[Load, None] = {}
@@ -89,7 +83,6 @@ class LockKeeper:
             for first in range(0, len(held), _AT_A_TIME):
                 part = held[first : first + _AT_A_TIME]
                 lost = await self._backlog.renew(part)
-                self._books.done(Stage.RENEW_BACKLOG, self._queue, (0,) * len(part))
                 load.lost.update(map(id, lost))
         except BacklogFailedError as error:
             _log.warning("locks were not renewed, tried again: %s", error)

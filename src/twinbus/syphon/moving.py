@@ -9,10 +9,11 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Final, NamedTuple, assert_never
 
-from twinbus.ledger.entries import Move, Stage
+from twinbus.ledger.entries import Move
 from twinbus.ledger.errors import LedgerUnavailableError
 from twinbus.ledger.running import RunningOperation
 from twinbus.pairing.failures import FailureKind
+from twinbus.syphon.booked import LOCK_LOST
 from twinbus.syphon.loads import Load
 from twinbus.syphon.plan import Recall, Route, Routed, Shelf, Verdict, key_of
 from twinbus.syphon.room import PumpRoom, Step
@@ -33,7 +34,6 @@ TOO_LARGE: Final = "MessageTooLarge"
 REFUSED: Final = "MessageRefused"
 _REASONS: Final = {FailureKind.ENTITY_NOT_FOUND: GONE, FailureKind.MESSAGE_TOO_LARGE: TOO_LARGE}
 _LONGEST_DESCRIPTION: Final = 1000
-_LOCK_LOST: Final = "lock_lost"
 _RETRY_SECONDS: Final = 0.5
 _LEDGER_SECONDS: Final = 1.0
 
@@ -135,14 +135,15 @@ class Mover:
         """With their operations, without messages whose lock was lost meanwhile. None of them: given back, to stop."""
         books = self._room.books
         while True:
+            ready: list[_Shipment] = []
             try:
-                ready = [
-                    _Shipment(path, epoch, messages, books.sending(path, messages))
-                    for path, epoch, given, _ in shipments
-                    if (messages := self._locked(load, given))
-                ]
+                for path, epoch, given, _ in shipments:
+                    if messages := self._locked(load, given):
+                        ready.append(_Shipment(path, epoch, messages, books.sending(path, messages)))
                 await books.durable()
             except LedgerUnavailableError as error:
+                for shipment in ready:
+                    books.not_tried(shipment.operation)
                 if self._room.stopping:
                     await self._give_back(load, [one for shipment in shipments for one in shipment.messages])
                     return []
@@ -208,7 +209,7 @@ class Mover:
 
     async def _complete(self, load: Load, path: str, messages: Sequence[Outgoing]) -> None:
         held = [message.held for message in messages]
-        began, why = self._room.now(), _LOCK_LOST
+        began, why = self._room.now(), LOCK_LOST
         try:
             lost = await self._backlog.complete(held)
         except BacklogFailedError as error:
@@ -278,7 +279,6 @@ class Mover:
 
     def _settled(self, load: Load, held: Sequence[Held], step: Step | None) -> None:
         load.settled(held)
-        self._room.books.done(Stage.SETTLE_BACKLOG, self._queue, (0,) * len(held))
         if step is not None:
             self._step(step, held)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -15,14 +16,23 @@ from twinbus.connect.errors import (
     MessageLockLostError,
     OperationTimeoutError,
     ServiceBusCommunicationError,
+    ServiceBusError,
 )
-from twinbus.connect.settling import COMPLETE, Outcome, abandon, dead_letter, defer
+from twinbus.connect.settling import COMPLETE, RELEASE, Outcome, abandon, dead_letter, defer
 from twinbus.message import MessageId
 from twinbus.pairing.failures import FailureKind, classify, evidence_of
 from twinbus.syphon.credentials import Place
 from twinbus.syphon.quick import quick
 from twinbus.syphon.translation import destination_of, translate
-from twinbus.syphon.transport import BacklogFailedError, Held, Outgoing, Peeked, SendFailedError, TimeToLive
+from twinbus.syphon.transport import (
+    BacklogFailedError,
+    Credit,
+    Held,
+    Outgoing,
+    Peeked,
+    SendFailedError,
+    TimeToLive,
+)
 
 T = TypeVar("T")
 
@@ -128,11 +138,23 @@ class NativeBacklog:
         self._queue = queue
         self._receiver: Receiver | None = None
         self._opening = asyncio.Lock()
+        self._fed = False
+
+    @property
+    def credit(self) -> Credit:
+        if self._receiver is None or not self._receiver.has_credit:
+            return Credit.NONE
+        return Credit.FED if self._fed else Credit.HUNGRY
+
+    async def open(self) -> None:
+        await self._asked((await self._asked(self._open())).open())
 
     async def receive(self, count: int, wait: float) -> Sequence[NativeHeld]:
         receiver = await self._asked(self._open())
+        self._fed = self.credit is Credit.FED
         # Nothing is awaited between taking messages and handing them out: a caller that gives up loses none.
         found = await self._asked(receiver.receive(count, wait, keep_credit=True))
+        self._fed = self._fed or bool(found)
         return [NativeHeld(message) for message in found]
 
     async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[NativeHeld]:
@@ -162,10 +184,15 @@ class NativeBacklog:
         lost = await self._asked(receiver.renew_those_held([_message(one) for one in held]))
         return [by_message[id(message)] for message in lost]
 
-    async def rest(self) -> None:
+    async def rest(self) -> Sequence[NativeHeld]:
         receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            await receiver.close()
+        if receiver is None:
+            return ()
+        found = await receiver.take_back_credit()
+        with suppress(ServiceBusError):  # they come back when their locks end
+            await receiver.settle(found, RELEASE)
+        await receiver.close()
+        return [NativeHeld(message) for message in found]
 
     async def close(self) -> None:
         await self.rest()

@@ -11,14 +11,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from math import inf, isinf
 from typing import Any, Final
 
-from twinbus.ledger.entries import Stage
 from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.loads import Load, LockKeeper
 from twinbus.syphon.moving import Mover
 from twinbus.syphon.plan import Recall, Shelf
 from twinbus.syphon.plan.shelf import Seen
 from twinbus.syphon.room import MIB, PumpRoom
-from twinbus.syphon.transport import BacklogFailedError, Held
+from twinbus.syphon.transport import PAGE, BacklogFailedError, Held
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +26,6 @@ BATCH: Final = 2000
 RECALLS: Final = 4
 """Calls for deferred messages in flight."""
 _RECALLED: Final = 500
-PAGE: Final = 250
 # Until a queue was seen empty, and while draining, an answer is wanted soon.
 _SHORT_POLL: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
@@ -54,9 +52,9 @@ class Pump:
         self.is_dry = False
         """The last receive brought nothing."""
         self._room = room
-        self._backlog = room.transport.backlog(queue)
+        self._backlog = room.backlog(queue)
         self._mover = Mover(queue, self._backlog, self.shelf, room, self._nudge)
-        self._keeper = LockKeeper(queue, self._backlog, room.books, room.now, room.wall)
+        self._keeper = LockKeeper(self._backlog, room.now, room.wall)
         self._loops: list[asyncio.Task[None]] = []
         self._moves: set[asyncio.Task[None]] = set()
         self._nudged = asyncio.Event()
@@ -119,7 +117,6 @@ class Pump:
             await self._paced()
             count = await self._room_for_more()
             soon = room.options.drain or not self._was_dry
-            began = room.now()
             try:
                 held = await self._backlog.receive(
                     count, min(_SHORT_POLL, room.options.poll) if soon else room.options.poll
@@ -131,13 +128,10 @@ class Pump:
             failures, self.failure = 0, None
             if held:
                 room.pacing.spend(len(held), room.now())
-                sizes = [one.size for one in held]
-                room.books.done(Stage.RECEIVE_BACKLOG, self.queue, sizes, room.now() - began)
                 self._took, self.is_dry = True, False
                 self._receipts += 1
                 self._start(self._move(self._load(held)))
             else:
-                room.books.done(Stage.EMPTY_RECEIVE, self.queue, (), room.now() - began)
                 self._ran_dry()
 
     def _ran_dry(self) -> None:
@@ -217,10 +211,8 @@ class Pump:
 
     async def _recall(self, recall: Recall) -> None:
         room, left_out = self._room, 0
-        began = room.now()
         try:
             held = await self._backlog.receive_deferred(recall.numbers)
-            room.books.done(Stage.RECEIVE_DEFERRED, self.queue, [one.size for one in held], room.now() - began)
             left_out = len(recall.numbers) - len(held)
             if held:
                 await self._move(self._load(held), recall)
@@ -239,14 +231,12 @@ class Pump:
 
     async def _peek(self, start: int) -> None:
         room = self._room
-        began = room.now()
         try:
             found = await self._backlog.peek(start, PAGE)
         except BacklogFailedError as error:
             self.shelf.uncertain(room.now())
             await self._backlog_failed(error, 1)
         else:
-            room.books.done(Stage.PEEK_BACKLOG, self.queue, (), room.now() - began)
             self.shelf.peeked([Seen(one.sequence_number, one.deferred, one.path) for one in found])
 
     # --- loads -------------------------------------------------------------------------------------------------------

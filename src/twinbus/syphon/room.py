@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from twinbus.pairing.errors import OptionError
+from twinbus.syphon.booked import BookedBacklog
 from twinbus.syphon.books import Books
 from twinbus.syphon.pacing import Pacing
 from twinbus.syphon.plan import Destinations, Policy, key_of
@@ -99,6 +100,10 @@ class PumpRoom:
     @staticmethod
     def now() -> float:
         return asyncio.get_running_loop().time()
+
+    def backlog(self, queue: str) -> BookedBacklog:
+        """Every one is a connection of its own."""
+        return BookedBacklog(self.transport.backlog(queue), queue, self.books, self.now)
 
     def sender(self, path: str) -> Destination:
         """One for each destination, however many pumps send to it."""

@@ -29,6 +29,7 @@ from twinbus.syphon.translation import translate
 from twinbus.syphon.transport import (
     BacklogFailedError,
     CannotCarryError,
+    Credit,
     Held,
     Outgoing,
     Peeked,
@@ -97,12 +98,29 @@ class SdkBacklog:
         self._queue = queue
         self._timeout = timeout
         self._receiver = sdk_bytes.keeping_bytes(quick_to_open(client.get_queue_receiver(queue)))
+        self._fed = False
+
+    @property
+    def credit(self) -> Credit:
+        if not sdk_bytes.has_credit(self._receiver):
+            return Credit.NONE
+        return Credit.FED if self._fed else Credit.HUNGRY
+
+    async def open(self) -> None:
+        async with self._bounded(self._timeout):
+            await sdk_bytes.opened(self._receiver, self._timeout)
 
     async def receive(self, count: int, wait: float) -> Sequence[SdkHeld]:
         async with self._bounded(wait + self._timeout):
             # Or the SDK takes the time that opening needs from the wait.
             await open_link(self._receiver, self._timeout)
-            return await sdk_bytes.received(self._receiver, count, wait)
+            self._fed = self.credit is Credit.FED
+            found = await sdk_bytes.received(self._receiver, count, wait)
+            if not found:
+                # The SDK would leave its credit standing: Y2's receive ends with the wait.
+                await sdk_bytes.drained(self._receiver)
+            self._fed = self._fed or bool(found)
+            return found
 
     async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[SdkHeld]:
         async def ask(part: Sequence[int]) -> Sequence[SdkHeld]:
@@ -139,9 +157,10 @@ class SdkBacklog:
         answers = await halving(held, ask, MessageLockLostError)
         return [one for part, answer in answers if answer is None for one in part]
 
-    async def rest(self) -> None:
+    async def rest(self) -> Sequence[SdkHeld]:
         async with self._bounded(self._timeout):
             await sdk_bytes.drained(self._receiver)
+        return ()
 
     async def close(self) -> None:
         await _closed(self._receiver)

@@ -114,6 +114,18 @@ async def renewed(receiver: Any, messages: Sequence[SdkHeld], seconds: float) ->
         message.sdk._expiry = message.locked_until
 
 
+async def opened(receiver: Any, seconds: float) -> None:
+    """In one try: a queue that is not there is not asked for again, with the SDK's pauses."""
+    try:
+        await receiver._open(seconds)
+    except Exception as error:
+        raise await receiver._handle_exception(error) from error
+
+
+def has_credit(receiver: Any) -> bool:
+    return receiver._running and receiver._handler._link is not None and receiver._handler._link.current_link_credit > 0
+
+
 async def drained(receiver: Any) -> None:
     """No more messages come until the next receive; those on their way are given back."""
     if receiver._running:

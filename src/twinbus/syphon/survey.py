@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
 
 from twinbus.syphon.discovery import Discovery
-from twinbus.syphon.transport import Transport
-
-PAGE: Final = 250
+from twinbus.syphon.transport import PAGE, Transport
 
 
 @dataclass(slots=True)

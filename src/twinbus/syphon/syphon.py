@@ -79,8 +79,9 @@ class Syphon:
         self._pumps: dict[str, Pump] = {}
         self._told = asyncio.Event()
         self._paused = False
-        self._looked_at = float("-inf")
-        self._remaining: tuple[float, int | None] | None = None
+        self._look_at = float("-inf")
+        self._pause = _FIRST_PAUSE
+        self._remaining: tuple[float, int, int | None] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -145,36 +146,31 @@ class Syphon:
         self.state = SyphonState.ENDED
 
     async def _look(self) -> None:
-        """The secondary may be away: then what is known is pumped, and it is asked again."""
-        pause = _FIRST_PAUSE
-        while self._room.now() >= self._looked_at + LOOK_AGAIN_SECONDS and not self._room.stopping:
-            try:
-                found = await self._discovery.queues()
-            except Exception as error:
-                _log.warning("the backlog queues could not be looked for, tried again in %g s: %s", pause, error)
-                if self._pumps:
-                    return
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._told.wait()
-                self._told.clear()
-                pause = min(pause * 2, _LONGEST_PAUSE)
-                continue
-            self._looked_at = self._room.now()
-            for queue in found:
-                if queue not in self._pumps:
-                    pump = self._pumps[queue] = Pump(queue, self._room)
-                    pump.when_drained(self._tell)
-            self._room.pumps = max(1, len(self._pumps))
-            if not found:
-                _log.warning("no backlog queue was found")
-            if not found and self.options.drain:
+        """The secondary may be away: then what is known is pumped, and it is asked again, after growing pauses."""
+        if self._room.now() < self._look_at:
+            return
+        try:
+            found = await self._discovery.queues()
+        except Exception as error:
+            _log.warning("the backlog queues could not be looked for, tried again in %g s: %s", self._pause, error)
+            self._look_at = self._room.now() + self._pause
+            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+            return
+        self._look_at, self._pause = self._room.now() + LOOK_AGAIN_SECONDS, _FIRST_PAUSE
+        for queue in found:
+            if queue not in self._pumps:
+                pump = self._pumps[queue] = Pump(queue, self._room)
+                pump.when_drained(self._tell)
+        self._room.pumps = max(1, len(self._pumps))
+        if not found:
+            _log.warning("no backlog queue was found")
+            if self.options.drain:
                 self.stop()
 
     async def _wait(self) -> None:
-        left = self._looked_at + LOOK_AGAIN_SECONDS - self._room.now()
+        left = self._look_at - self._room.now()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if self._paused else max(left, 1.0)):
+            async with asyncio.timeout(None if self._paused else max(left, 0.0)):
                 await self._told.wait()
 
     async def _rest(self, state: SyphonState) -> None:
@@ -194,7 +190,7 @@ class Syphon:
     def progress(self) -> Progress:
         now, counts = self._room.now(), self._counts
         rate = counts.rate(now)
-        remaining = self._remaining[1] if self._remaining is not None else None
+        remaining = self._remaining[2] if self._remaining is not None else None
         return Progress(
             seconds=now - counts.began,
             total=counts.total,
@@ -210,8 +206,9 @@ class Syphon:
         )
 
     async def count_remaining(self) -> int | None:
-        """Asks the secondary, at most every few seconds; `progress` tells it from then on."""
-        now = self._room.now()
-        if self._remaining is None or now - self._remaining[0] > _COUNT_SECONDS:
-            self._remaining = (now, await self._discovery.remaining())
-        return self._remaining[1]
+        """Asks the secondary, at most every few seconds and only if something was moved since; `progress` tells it."""
+        now, total = self._room.now(), self._counts.total
+        moved = total.returned + total.deferred + total.dead_lettered
+        if self._remaining is None or (now - self._remaining[0] > _COUNT_SECONDS and moved != self._remaining[1]):
+            self._remaining = (now, moved, await self._discovery.remaining())
+        return self._remaining[2]

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol
+from enum import Enum
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from twinbus.errors import OperatorError, RetryError
 from twinbus.message import MessageId
 from twinbus.pairing.failures import FailureKind
 
+PAGE: Final = 250
+"""Messages that are peeked at a time: what the service answers with at most."""
 TimeToLive = Literal["restart", "absolute"]
 """Y7: begins anew on the primary, or the time spent in the backlog is deducted."""
 
@@ -61,11 +64,25 @@ class Peeked:
     enqueued_time: datetime
 
 
+class Credit(Enum):
+    """What receives have asked a broker for and is not ended yet. A grant that ends hungry is an empty receive (Y2)."""
+
+    NONE = "none"
+    HUNGRY = "hungry"  # it has brought nothing
+    FED = "fed"  # it has brought messages: those are charged, its end is not
+
+
 class Backlog(Protocol):
     """One backlog queue. BacklogFailedError where the queue did not answer, whatever the call.
 
     Settlements and renewals return those whose lock was lost; the rest is done, and confirmed by the broker.
     """
+
+    @property
+    def credit(self) -> Credit: ...
+
+    async def open(self) -> None:
+        """Connects, unless it is connected: the queue is there, and lets itself be received from. Asks for nothing."""
 
     async def receive(self, count: int, wait: float) -> Sequence[Held]:
         """One long poll: as many as are there, up to `count`, as soon as there is one; none after `wait` seconds.
@@ -89,8 +106,10 @@ class Backlog(Protocol):
 
     async def renew(self, held: Sequence[Held]) -> Sequence[Held]: ...
 
-    async def rest(self) -> None:
-        """No more messages until the next `receive`; what is on its way is given back. Those held stay held."""
+    async def rest(self) -> Sequence[Held]:
+        """No more messages until the next `receive`; what was on its way is given back, and returned. Those held stay
+        held.
+        """
 
     async def close(self) -> None:
         """Gives back what was never handed out. Never raises for a peer that does not answer."""

@@ -39,8 +39,8 @@ async def closed(world: World, pair: Any, folder: Path) -> list[Operation]:
 
 
 def operations(folder: Path) -> list[Operation]:
-    """Those that took longer than a group is gathered have their intent and their outcome put together."""
-    entries = list(read_ledger(folder))
+    """Those on messages. One that took longer than a group is gathered has its intent and its outcome put together."""
+    entries = [one for one in read_ledger(folder) if getattr(one, "stage", None) is not Stage.MANAGE]
     outcomes = {entry.id: entry for entry in entries if isinstance(entry, Outcome)}
     found = [entry for entry in entries if isinstance(entry, Operation)]
     for entry in entries:

@@ -17,6 +17,7 @@ from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.transport import (
     BacklogFailedError,
     CannotCarryError,
+    Credit,
     Held,
     NeverDeliverableError,
     Outgoing,
@@ -188,6 +189,13 @@ class SimulatedBacklog:
         self._queue = queue
         self._life = life
 
+    @property
+    def credit(self) -> Credit:
+        return Credit.NONE
+
+    async def open(self) -> None:
+        await self._life.alive()
+
     async def receive(self, count: int, wait: float) -> Sequence[Grip]:
         end = now() + wait
         await self._begin("receive", 0)
@@ -249,8 +257,9 @@ class SimulatedBacklog:
         await self._queue.answer()
         return lost
 
-    async def rest(self) -> None:
+    async def rest(self) -> Sequence[Grip]:
         await self._life.alive()
+        return ()
 
     async def close(self) -> None:
         await self._life.alive()

@@ -16,15 +16,14 @@ from typing import Final
 
 from twinbus.errors import TwinbusError
 from twinbus.ledger import Ledger, Role
-from twinbus.ledger.entries import Stage
 from twinbus.pipeline.syphon_job.words import Job, Look, Plan, Report, Slice
 from twinbus.syphon.books import Books
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.plan import Policy
 from twinbus.syphon.progress import Counts
-from twinbus.syphon.pump import PAGE, Pump
+from twinbus.syphon.pump import Pump
 from twinbus.syphon.room import PumpRoom, Steps, SyphonOptions
-from twinbus.syphon.transport import BacklogFailedError
+from twinbus.syphon.transport import PAGE, BacklogFailedError
 
 _log = logging.getLogger(__name__)
 
@@ -127,13 +126,11 @@ class Lane:
                 return
 
     async def _find(self, pump: Pump, room: PumpRoom, start: int, end: float) -> None:
-        backlog = room.transport.backlog(pump.queue)
+        backlog = room.backlog(pump.queue)
         at, found, clean = start, 0, True
         try:
             while found < _MOST_FOUND and room.now() < end:
-                began = room.now()
                 page = await backlog.peek(at, PAGE)
-                room.books.done(Stage.PEEK_BACKLOG, pump.queue, (), room.now() - began)
                 if not page:
                     self._look = Look(start, None, clean)
                     return

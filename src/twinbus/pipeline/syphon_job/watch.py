@@ -79,6 +79,7 @@ class Watch:
             self._books.done(Stage.EMPTY_RECEIVE, queue, (), seconds)
             return False
         self._books.done(Stage.RECEIVE_BACKLOG, queue, [len(one.raw) for one in found], seconds)
+        began = loop.time()
         await receiver.release(found)
-        self._books.done(Stage.SETTLE_BACKLOG, queue, (0,) * len(found))
+        self._books.done(Stage.SETTLE_BACKLOG, queue, (0,) * len(found), loop.time() - began)
         return True

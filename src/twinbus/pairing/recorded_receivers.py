@@ -1,0 +1,123 @@
+"""What a pair's receivers on the primary tell its ledger (M1): receives, settlements, renewals and peeks, each try.
+
+The receiver stays the SDK's own object, sync or asyncio; some of its methods are told to say what came of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from twinbus.ledger import OK, Ledger, Stage
+from twinbus.pairing.recording import Recording, outcome_of, size_of
+
+# What came back or was raised, and the seconds it took.
+_Ended = Callable[[Any, BaseException | None, float], None]
+_EMPTY = (StopIteration, StopAsyncIteration)
+
+
+R = TypeVar("R")
+
+
+def recorded(receiver: R, recording: Recording, entity: str) -> R:
+    """The same receiver, of this entity on the primary."""
+    if recording.ledger is not None:
+        _ReceiverRecording(receiver, recording.ledger, recording.namespace, entity)
+    return receiver
+
+
+class _ReceiverRecording:
+    """Of one receiver, from its making. A grant of credit that ends without a message is an empty receive (Y2): the
+    SDK's credit outlives a call that brought nothing, and ends with the link.
+    """
+
+    def __init__(self, receiver: Any, ledger: Ledger, namespace: str, entity: str) -> None:
+        self._receiver = receiver
+        self._ledger = ledger
+        self._where = (namespace, entity)
+        self._fed = False
+        for name in ("_receive", "_iter_next"):
+            _told(receiver, name, self._received, self._asking)
+        _told(receiver, "complete_message", self._of_one(Stage.COMPLETE_PRIMARY))
+        for name in ("abandon_message", "defer_message", "dead_letter_message"):
+            _told(receiver, name, self._of_one(Stage.SETTLE_PRIMARY))
+        _told(receiver, "renew_message_lock", self._of_one(Stage.RENEW_PRIMARY))
+        _told(receiver, "receive_deferred_messages", self._deferred)
+        _told(receiver, "peek_messages", self._peeked)
+        _told(receiver, "_close_handler", _nothing, self._closing)
+
+    def _asking(self) -> None:
+        if not self._has_credit():
+            self._fed = False
+
+    def _received(self, found: Any, error: BaseException | None, seconds: float) -> None:
+        if isinstance(error, _EMPTY) or (error is None and found == []):
+            return
+        if error is not None:
+            if self._receiver._running:  # or it could not be opened, and was asked for nothing
+                self._tell(Stage.EMPTY_RECEIVE, (), seconds, error)
+            return
+        self._fed = True
+        messages = found if isinstance(found, list) else [found]
+        self._tell(Stage.RECEIVE_PRIMARY, [size_of(one.raw_amqp_message) for one in messages], seconds)
+
+    def _closing(self) -> None:
+        if self._has_credit() and not self._fed:
+            self._tell(Stage.EMPTY_RECEIVE, (), 0.0)
+
+    def _deferred(self, found: Any, error: BaseException | None, seconds: float) -> None:
+        sizes = [] if error is not None else [size_of(one.raw_amqp_message) for one in found]
+        self._tell(Stage.RECEIVE_PRIMARY, sizes, seconds, error)
+
+    def _peeked(self, found: Any, error: BaseException | None, seconds: float) -> None:
+        # One operation, by all that it carried (M2).
+        size = 0 if error is not None else sum(size_of(one.raw_amqp_message) for one in found)
+        self._tell(Stage.PEEK_PRIMARY, size, seconds, error)
+
+    def _of_one(self, stage: Stage) -> _Ended:
+        return lambda _, error, seconds: self._tell(stage, 0, seconds, error)
+
+    def _has_credit(self) -> bool:
+        link = getattr(self._receiver._handler, "_link", None)
+        return self._receiver._running and link is not None and link.current_link_credit > 0
+
+    def _tell(
+        self, stage: Stage, size: int | list[int] | tuple[()], seconds: float, error: BaseException | None = None
+    ) -> None:
+        result, cause = (OK, None) if error is None else outcome_of(error)
+        self._ledger.done(stage, *self._where, (), size, seconds=seconds, result=result, cause=cause)
+
+
+def _nothing(_: Any, error: BaseException | None, seconds: float) -> None:
+    pass
+
+
+def _told(receiver: Any, name: str, ended: _Ended, begun: Callable[[], None] = lambda: None) -> None:
+    """The method of this one object tells, from now on, what came of it."""
+    call = getattr(receiver, name)
+
+    async def aio_tried(*arguments: Any, **keywords: Any) -> Any:
+        begun()
+        began = time.monotonic()
+        try:
+            result = await call(*arguments, **keywords)
+        except BaseException as error:
+            ended(None, error, time.monotonic() - began)
+            raise
+        ended(result, None, time.monotonic() - began)
+        return result
+
+    def tried(*arguments: Any, **keywords: Any) -> Any:
+        begun()
+        began = time.monotonic()
+        try:
+            result = call(*arguments, **keywords)
+        except BaseException as error:
+            ended(None, error, time.monotonic() - began)
+            raise
+        ended(result, None, time.monotonic() - began)
+        return result
+
+    setattr(receiver, name, aio_tried if inspect.iscoroutinefunction(call) else tried)
