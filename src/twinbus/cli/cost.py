@@ -15,6 +15,7 @@ from twinbus.cli import cost_tables
 from twinbus.cli.cost_options import field_of, given, read, with_scenario
 from twinbus.cli.ledger_jobs import First, Folder, Master, Since, Until, in_utc, up_to_date
 from twinbus.cli.telling import Debug, told
+from twinbus.cli.waiting import waiting
 from twinbus.errors import OperatorError
 from twinbus.money import Forecast, Prices, Scenario, ScenarioError
 from twinbus.money import forecast as foreseen
@@ -128,19 +129,22 @@ def actual(
         table = Prices.load(file)
         place = up_to_date(tables, ledger, master)
         from twinbus.money.comparing import compare  # noqa: PLC0415 - other verbs start without
-        from twinbus.pipeline.spending import observed, spent  # noqa: PLC0415 - there only with the extra
+        from twinbus.pipeline.spending import Seen  # noqa: PLC0415 - there only with the extra
         from twinbus.pipeline.window import Window  # noqa: PLC0415
 
-        window = Window(in_utc(since), in_utc(until))
         values = given(asked)
-        seen = observed(place, _scenario(values), window)
-        if not seen:
-            raise OperatorError(f"{tables} holds no operations of that time", "Ingest a ledger, or widen the window.")
-        if {"rate", "outage", "outages"} & set(values):
-            # The traffic that was foreseen, not the one there was.
-            seen = {field: value for field, value in seen.items() if field not in ("sent", "diverted")}
-        found = _foreseen(seen | values, table)
-        result = compare(found, spent(place, table, found.scenario, window))
+        with waiting("computing cost"):
+            books = Seen(place, Window(in_utc(since), in_utc(until)))
+            if not books:
+                raise OperatorError(
+                    f"{tables} holds no operations of that time", "Ingest a ledger, or widen the window."
+                )
+            seen = books.scenario(_scenario(values))
+            if {"rate", "outage", "outages"} & set(values):
+                # The traffic that was foreseen, not the one there was.
+                seen = {field: value for field, value in seen.items() if field not in ("sent", "diverted")}
+            found = _foreseen(seen | values, table)
+            result = compare(found, books.spent(table, found.scenario))
         if json:
             typer.echo(json_text.dumps(cost_tables.comparison_as_json(found, result, seen.keys() - values.keys())))
         else:

@@ -59,6 +59,7 @@ _HELP: Final[Mapping[str, str]] = {
     "clients": "Processes with a pair.",
     "rate": "Messages a second, of all clients and entities together.",
     "message_size": "Of one message: 1024, 64KB, 1MB.",
+    "batch": "Messages in one call to send: one that fails fails with all of them.",
     "outage": "How long one lasts: 90s, 15m, 8h.",
     "outages": "How many in the period.",
     "outage_kind": "Whether calls reach the primary and fail there, and are charged, or nobody hears them.",

@@ -15,6 +15,8 @@ from twinbus.money.forecast import COMPLETE_PRIMARY, Forecast, Phase
 
 _OWN: Final = frozenset({str(Stage.RECEIVE_PRIMARY), COMPLETE_PRIMARY})
 """What an application's receivers do is in no ledger but that of a namespace's meter."""
+EMPTY_PRIMARY: Final = "empty_receive_primary"
+"""Receives of the application on the primary that brought nothing."""
 _DIVERTED: Final = frozenset(
     {
         Stage.SEND_BACKLOG,
@@ -41,20 +43,23 @@ _REST: Final[Mapping[str, str]] = {
     Stage.RESUBMIT_BACKLOG: "dead letters resubmitted: not foreseen",
     Stage.SCHEDULE_PRIMARY: "scheduled messages: forecast as sends",
     Stage.CANCEL_PRIMARY: "cancelled schedules: not foreseen",
+    EMPTY_PRIMARY: "the application's own receives that brought nothing: not foreseen",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """One stage in a ledger. `calls`: a batch is one; `vain`: those refused or of unknown outcome."""
+    """One stage in a ledger. `messages`: of calls that went well. `vain`: units of those that were refused or whose
+    outcome is unknown. `unsent`: units of those that were intended and never sent; they are in none of the others.
+    """
 
     stage: str
-    calls: int
     messages: int
     units: int
     bytes: int
     vain: int
     cost: Decimal
+    unsent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +127,8 @@ class _Traffic:
         backlog, primary = actual.get(Stage.SEND_BACKLOG), actual.get(Stage.SEND_PRIMARY)
         sends = forecast.bill.of(stage=Stage.SEND_PRIMARY).lines
         foreseen = sum(line.usage.operations for line in sends if line.usage.anyway)
-        sent = 0 if primary is None else primary.messages - primary.vain
-        return cls(diverted, (0 if backlog is None else backlog.messages - backlog.vain) - diverted, sent - foreseen)
+        sent = 0 if primary is None else primary.messages
+        return cls(diverted, (0 if backlog is None else backlog.messages) - diverted, sent - foreseen)
 
     def part(self, stage: str, units: int, sends: int) -> Part | None:
         """What more messages, or fewer, make of a stage's difference."""
@@ -151,6 +156,8 @@ def _difference(forecast: Forecast, stage: str, spent: Spent | None, traffic: _T
         parts.append(Part("calls that were refused, or whose outcome is unknown", vain))
     if left - vain:
         parts.append(Part(_REST.get(stage, "not foreseen"), left - vain))
+    if spent is not None and spent.unsent:
+        parts.append(Part(f"{spent.unsent:,} more were intended and found no connection: nobody was asked", 0))
     return Difference(stage, mine.units, units, mine.cost, cost, tuple(parts))
 
 

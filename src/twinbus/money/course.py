@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Final
 
-from twinbus.money.scenario import Scenario, SyphonRuns
+from twinbus.money.scenario import OutageKind, Scenario, SyphonRuns
 
 SCAN_SECONDS: Final = 6 * 3600.0
 """A standing pump peeks at its queue so often, for messages that nobody remembers."""
@@ -32,9 +32,9 @@ DRAIN_LISTS: Final = 2
 class Course:
     """Of one outage. `window`: seconds from its beginning until sends go to the primary again.
 
-    `vain`: sends that failed before the failover. `diverted`: messages; `aside`: those of them that a standing syphon
-    received while the primary was away, and had to put aside. `probes`: its sends that failed, for each entity.
-    `pings`: of each entity and client, the last of them good.
+    `vain`: messages of sends that failed until the failover, each try; each client's first call for an entity does.
+    `diverted`: messages; `aside`: those of them that a standing syphon received while the primary was away, and had to
+    put aside. `probes`: its sends that failed, for each entity. `pings`: of each entity and client, the last one good.
     """
 
     window: float
@@ -48,9 +48,12 @@ class Course:
 
 def course(scenario: Scenario) -> Course:
     length, interval = scenario.outage.total_seconds(), scenario.failover_interval.total_seconds()
+    first = scenario.batch * scenario.clients * scenario.entities
+    answered = scenario.rate * min(length, interval) if scenario.outage_kind is OutageKind.ANSWERING else 0.0
+    vain = max(answered, first if scenario.rate else 0) * scenario.tries
     if length <= interval:
         # Over before the timer fired (S3): nothing is diverted.
-        return Course(length, 0.0, scenario.rate * length, 0.0, 0.0, 0, 0)
+        return Course(length, 0.0, vain, 0.0, 0.0, 0, 0)
     every = scenario.ping_interval.total_seconds()
     # The first ping is put off by up to the jitter; half of it is the mean.
     late = every * scenario.ping_jitter / 2
@@ -65,7 +68,7 @@ def course(scenario: Scenario) -> Course:
         aside = diverted * min(noticed / (window - interval), 1)
     carried = aside if scenario.syphon is SyphonRuns.STANDING else diverted
     drain = carried / scenario.drain_rate if scenario.syphons else 0.0
-    return Course(window, drain, scenario.rate * interval, diverted, aside, pings, probes)
+    return Course(window, drain, vain, diverted, aside, pings, probes)
 
 
 def _probes(away: float) -> tuple[int, float]:

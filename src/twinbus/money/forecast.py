@@ -192,8 +192,7 @@ def _outage(scenario: Scenario, went: Course) -> Iterator[Usage]:
     times, phase = scenario.outages, Phase.OUTAGE
     answering = scenario.outage_kind is OutageKind.ANSWERING
     size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
-    vain = went.vain * scenario.tries if answering else 0
-    yield _usage(phase, Stage.SEND_PRIMARY, times * vain, size, why="sends that fail before the failover, each try")
+    yield _usage(phase, Stage.SEND_PRIMARY, times * went.vain, size, why="sends that fail until the failover, each try")
     everywhere = scenario.entities * scenario.clients
     pings = (went.pings if answering else min(went.pings, 1)) if scenario.ping is PingKind.MESSAGE else 0
     yield _usage(phase, Stage.PING, times * everywhere * pings, PING_BYTES, why="of each entity by each client (G2)")

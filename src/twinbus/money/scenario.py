@@ -62,6 +62,8 @@ class Scenario:
     """Messages a second."""
     message_size: int = 1024
     """Bytes of a message, its properties included."""
+    batch: int = 1
+    """Messages in one call to send. Each is charged alike; but a call that fails fails with all of them."""
     outage: timedelta = _HOUR
     """How long one lasts."""
     outages: int = 1
@@ -112,6 +114,7 @@ _LEAST: Final[dict[str, int | float | timedelta]] = {
     "clients": 1,
     "rate": 0,
     "message_size": 0,
+    "batch": 1,
     "outage": timedelta(0),
     "outages": 0,
     "failover_interval": timedelta(0),

@@ -5,22 +5,23 @@ Both are what `twinbus.money.comparing` wants. Prices and bands are the table's,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger.entries import OK, Metered, Stage
 from twinbus.money.billing import Usage, bill, unit_price
-from twinbus.money.comparing import Spent
+from twinbus.money.comparing import EMPTY_PRIMARY, Spent
 from twinbus.money.forecast import COMPLETE_PRIMARY
 from twinbus.money.prices import Prices
 from twinbus.money.scenario import OutageKind, Scenario, SyphonRuns
+from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.paths import TRANSFER
-from twinbus.pipeline.cost import KEYS, SUMS, priced
+from twinbus.pipeline.cost import priced
 from twinbus.pipeline.jobs import JOBS, history, so_far
 from twinbus.pipeline.tables import ENTRIES, Tables
 from twinbus.pipeline.window import Window
@@ -29,131 +30,171 @@ from twinbus.pipeline.window import Window
 _METERED: Final = {"receive": str(Stage.RECEIVE_PRIMARY), "complete": COMPLETE_PRIMARY}
 _SYPHONS: Final = (Stage.RECEIVE_BACKLOG, Stage.EMPTY_RECEIVE)
 _SENDS: Final = (Stage.SEND_PRIMARY, Stage.SEND_BACKLOG)
-_TRIED: Final = (Stage.SEND_PRIMARY, Stage.PING)
+# As a result, not as the cause of an unknown one: surely nothing happened, and no service said so.
+_UNHEARD: Final = (
+    FailureKind.CONNECTION_LOST,
+    FailureKind.DETACHED,
+    FailureKind.TIMEOUT,
+    FailureKind.DNS,
+    FailureKind.CERTIFICATE,
+    FailureKind.TOKEN_UNAVAILABLE,
+)
+_MONTHLY: Final = "month string, stage string, units long, bytes long"
+_WELL, _VAIN, _UNSENT = "well", "vain", "unsent"
+"""How a call went; `unsent`: it was intended, and found no connection to be made on, so that nobody was asked."""
 
 
-def spent(tables: Tables, prices: Prices, scenario: Scenario, window: Window | None = None) -> list[Spent]:
-    """By stage. Each month has its own bands, and a price of the unit that is the mean of them."""
-    rows = so_far(tables, JOBS["cost"], window)
-    rows = rows.unionByName(_metered(tables, rows, window or Window())).withColumn(
-        "month", F.date_format("day", "yyyy-MM")
-    )
-    by_month = rows.groupBy("month", "stage").agg(*(F.sum(name).alias(name) for name in SUMS)).persist()
-    try:
-        units = {row.month: row.units for row in by_month.groupBy("month").agg(F.sum("units").alias("units")).collect()}
+class Seen:
+    """A ledger in tables, or the whole days of it that a window touches."""
+
+    def __init__(self, tables: Tables, window: Window | None = None) -> None:
+        self._tables = tables
+        self._window = window or Window()
+        self._sums = self._by_stage().collect()
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+    def spent(self, prices: Prices, scenario: Scenario) -> list[Spent]:
+        """By stage. Each month has its own bands, and a price of the unit that is the mean of them."""
+        rows = self._monthly()
+        units: Counter[str] = Counter()
+        for month, _, count, _ in rows:
+            units[month] += count
         other = scenario.other_operations
-        each = {
-            month: unit_price(count, prices, scenario.tier, other_operations=other) for month, count in units.items()
-        }
-        table = [(month, float(price)) for month, price in each.items()]
-        found = priced(by_month, tables.spark.createDataFrame(table, "month string, price double"))
-        sums = found.groupBy("stage").agg(*(F.sum(name).alias(name) for name in (*SUMS, "cost"))).collect()
-    finally:
-        by_month.unpersist()
-    carried = bill(
-        [Usage(stage=row.stage, operations=0, units=0, bytes=row.bytes) for row in sums],
-        prices,
-        scenario.tier,
-        bandwidth=scenario.bandwidth,
-        months=Decimal(max(len(units), 1)),
-    )
-    return [
-        Spent(
-            stage=row.stage,
-            calls=row.operations,
-            messages=row.messages,
-            units=row.units,
-            bytes=row.bytes,
-            vain=row.unknown + row.refused,
-            cost=Decimal(row.cost) + line.cost,
+        each = [
+            (month, float(unit_price(count, prices, scenario.tier, other_operations=other)))
+            for month, count in units.items()
+        ]
+        made = self._tables.spark.createDataFrame
+        found = priced(made(rows, _MONTHLY), made(each, "month string, price double"))
+        totals = found.groupBy("stage").agg(*(F.sum(name).alias(name) for name in ("units", "bytes", "cost"))).collect()
+        carried = bill(
+            [Usage(stage=row.stage, operations=0, units=0, bytes=row.bytes) for row in totals],
+            prices,
+            scenario.tier,
+            bandwidth=scenario.bandwidth,
+            months=Decimal(max(len(units), 1)),
         )
-        for row, line in zip(sums, carried.lines, strict=True)
-    ]
+        return [
+            Spent(
+                stage=row.stage,
+                messages=self._sum(row.stage, "messages"),
+                units=row.units,
+                bytes=row.bytes,
+                vain=self._sum(row.stage, "units", _VAIN),
+                unsent=self._sum(row.stage, "units", _UNSENT),
+                cost=Decimal(row.cost) + line.cost,
+            )
+            for row, line in zip(totals, carried.lines, strict=True)
+        ]
+
+    def scenario(self, asked: Scenario) -> dict[str, Any]:
+        """Fields of a Scenario that the ledger tells; of the one asked for only the intervals are used."""
+        began, ended = min(row.began for row in self._sums), max(row.ended for row in self._sums)
+        seconds = max((ended - began) / 1000, 1.0)
+        sent, diverted = (self._sum(stage, "messages") for stage in _SENDS)
+        calls = sum(self._sum(stage, "calls") for stage in _SENDS)
+        syphoned = [row.began for row in self._sums if row.stage in _SYPHONS]
+        outages = self._outages(ended)
+        seen: dict[str, Any] = {
+            "period": timedelta(seconds=seconds),
+            "outages": len(outages),
+            "sent": sent,
+            "diverted": diverted,
+            "rate": (sent + diverted) / seconds,
+            "batch": max(1, round((sent + diverted) / max(calls, 1))),
+            "outage_kind": OutageKind.ANSWERING if self._sum(Stage.PING, "calls", _VAIN) else OutageKind.UNREACHABLE,
+            "syphons": 1 if syphoned else 0,
+        }
+        for field, column, stages in (
+            ("entities", "destinations", _SENDS),
+            ("clients", "writers", _SENDS),
+            ("backlog_queues", "entities", (*_SYPHONS, Stage.SEND_BACKLOG)),
+        ):
+            if count := max((row[column] for row in self._sums if row.stage in stages), default=0):
+                seen[field] = count
+        if sent:
+            seen["message_size"] = self._sum(Stage.SEND_PRIMARY, "bytes") // sent
+        if outages:
+            seen["outage"] = _length(outages, asked)
+            if syphoned:
+                standing = min(syphoned) < outages[0][1]
+                seen["syphon"] = SyphonRuns.STANDING if standing else SyphonRuns.AFTER
+        return seen
+
+    def _by_stage(self) -> DataFrame:
+        operations, _ = history(self._tables, self._tables.version(), self._window.days())
+        return operations.groupBy(_month(), _stage().alias("stage"), _how().alias("how")).agg(
+            F.count("*").alias("calls"),
+            F.sum(F.size("ids")).alias("messages"),
+            F.sum("units").alias("units"),
+            F.sum("bytes").alias("bytes"),
+            F.min("at").alias("began"),
+            F.max(F.coalesce("ended", "at")).alias("ended"),
+            F.count_distinct("destination").alias("destinations"),
+            F.count_distinct("entity").alias("entities"),
+            F.count_distinct(F.substring("id", 1, 16)).alias("writers"),
+        )
+
+    def _sum(self, stage: str, column: str, how: str = _WELL) -> int:
+        return sum(int(row[column]) for row in self._sums if (row.stage, row.how) == (stage, how))
+
+    def _monthly(self) -> list[tuple[str, str, int, int]]:
+        """Units and bytes by month and stage: the cost job's, less what was never sent.
+
+        Where no client tells what the application's receivers did, a namespace's meter may.
+        """
+        sums = (F.sum("units").alias("units"), F.sum("bytes").alias("bytes"))
+        costs = so_far(self._tables, JOBS["cost"], self._window).groupBy(_month(), _stage().alias("stage")).agg(*sums)
+        entries = self._tables.read(ENTRIES).where(self._window.days())
+        own = entries.where((F.col("kind") == Metered.kind) & F.col("operation").isin(*_METERED) & ~_in_backlog())
+        unsent = {(row.month, row.stage): row for row in self._sums if row.how == _UNSENT}
+        found = []
+        for month, stage, units, size in costs.collect():
+            less = unsent.get((month, stage))
+            found.append((month, stage, units - (less.units if less else 0), size - (less.bytes if less else 0)))
+        told = {stage for _, stage, _, _ in found}
+        for row in own.groupBy(_month(), "operation").agg(*sums).collect():
+            if _METERED[row.operation] not in told:
+                found.append((row.month, _METERED[row.operation], row.units, row.bytes))
+        return found
+
+    def _outages(self, newest: int) -> list[tuple[int, int]]:
+        """From a failover to its restore; those of several entities that overlap are one."""
+        incidents = so_far(self._tables, JOBS["incidents"], self._window).where("began is not null")
+        rows = sorted((row.began, row.restored or newest) for row in incidents.select("began", "restored").collect())
+        found: list[tuple[int, int]] = []
+        for began, ended in rows:
+            if found and began <= found[-1][1]:
+                found[-1] = (found[-1][0], max(found[-1][1], ended))
+            else:
+                found.append((began, ended))
+        return found
 
 
-def _metered(tables: Tables, costs: DataFrame, window: Window) -> DataFrame:
-    """Stages of the application's receivers, from the meter of a namespace, where no client tells them itself."""
-    stage = F.create_map(*(F.lit(text) for pair in _METERED.items() for text in pair))[F.col("operation")]
-    entries = tables.read(ENTRIES).where(window.days())
-    own = entries.where((F.col("kind") == Metered.kind) & ~F.lower("entity").contains(f"/{TRANSFER}/"))
-    counted = own.withColumn("stage", stage).where("stage is not null")
-    nobody = counted.join(costs.select("stage").distinct(), "stage", "left_anti")
-    values = {"operations": "count", "messages": "count", "units": "units", "bytes": "bytes"}
-    sums = [(F.col(values[name]) if name in values else F.lit(0).cast("long")).alias(name) for name in SUMS]
-    return nobody.select(*KEYS, *sums)
+def _month() -> Column:
+    return F.date_format("day", "yyyy-MM").alias("month")
 
 
-def observed(tables: Tables, scenario: Scenario, window: Window | None = None) -> dict[str, Any]:
-    """Fields of a Scenario that the ledger tells; of `scenario` only the intervals are used."""
-    window = window or Window()
-    operations, _ = history(tables, tables.version(), window.days())
-    sums = {(row.stage, row.ok): row for row in _sums(operations).collect()}
-    if not sums:
-        return {}
-    began, ended = min(row.began for row in sums.values()), max(row.ended for row in sums.values())
-    sent, diverted = (_messages(sums, stage) for stage in _SENDS)
-    outages = _outages(so_far(tables, JOBS["incidents"], window), ended)
-    syphoned = [row.began for (stage, _), row in sums.items() if stage in _SYPHONS]
-    seen: dict[str, Any] = {
-        "period": timedelta(milliseconds=max(ended - began, 1000)),
-        "outages": len(outages),
-        "sent": sent,
-        "diverted": diverted,
-        "rate": (sent + diverted) / max((ended - began) / 1000, 1.0),
-        "outage_kind": OutageKind.ANSWERING if _tried_in_vain(sums) else OutageKind.UNREACHABLE,
-        "syphons": 1 if syphoned else 0,
-    }
-    for field, column, stages in (
-        ("entities", "destinations", _SENDS),
-        ("clients", "writers", _SENDS),
-        ("backlog_queues", "entities", (*_SYPHONS, Stage.SEND_BACKLOG)),
-    ):
-        if count := max((row[column] for (stage, _), row in sums.items() if stage in stages), default=0):
-            seen[field] = count
-    if carried := [sums[stage, True] for stage in _SENDS if (stage, True) in sums]:
-        seen["message_size"] = carried[0].bytes // max(carried[0].messages, 1)
-    if outages:
-        seen["outage"] = _length(outages, scenario)
-        if syphoned:
-            standing = min(syphoned) < min(end for _, end in outages)
-            seen["syphon"] = SyphonRuns.STANDING if standing else SyphonRuns.AFTER
-    return seen
+def _how() -> Column:
+    """Unknown is in vain too."""
+    result = F.col("result")
+    unsent = result.isin(*map(str, _UNHEARD))
+    return F.when(result == OK, F.lit(_WELL)).when(unsent, F.lit(_UNSENT)).otherwise(F.lit(_VAIN))
 
 
-def _sums(operations: DataFrame) -> DataFrame:
-    return operations.groupBy("stage", (F.col("result") == OK).alias("ok")).agg(
-        F.count("*").alias("calls"),
-        F.sum(F.size("ids")).alias("messages"),
-        F.sum("bytes").alias("bytes"),
-        F.min("at").alias("began"),
-        F.max(F.coalesce("ended", "at")).alias("ended"),
-        F.count_distinct("destination").alias("destinations"),
-        F.count_distinct("entity").alias("entities"),
-        F.count_distinct(F.substring("id", 1, 16)).alias("writers"),
-    )
+def _stage() -> Column:
+    """A receiver of the application that finds nothing is none of a syphon's polls."""
+    polled = (F.col("stage") != str(Stage.EMPTY_RECEIVE)) | _in_backlog()
+    return F.when(polled, F.col("stage")).otherwise(F.lit(EMPTY_PRIMARY))
 
 
-def _messages(sums: Mapping[tuple[str, bool], Any], stage: Stage) -> int:
-    return sums[stage, True].messages if (stage, True) in sums else 0
+def _in_backlog() -> Column:
+    return F.lower("entity").contains(f"/{TRANSFER}/")
 
 
-def _tried_in_vain(sums: Mapping[tuple[str, bool], Any]) -> bool:
-    return any((stage, False) in sums for stage in _TRIED)
-
-
-def _outages(incidents: DataFrame, newest: int) -> list[tuple[int, int]]:
-    """From a failover to its restore; those of several entities that overlap are one."""
-    rows = sorted((row.began, row.restored or newest) for row in incidents.where("began is not null").collect())
-    found: list[tuple[int, int]] = []
-    for began, ended in rows:
-        if found and began <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], ended))
-        else:
-            found.append((began, ended))
-    return found
-
-
-def _length(outages: list[tuple[int, int]], scenario: Scenario) -> timedelta:
+def _length(outages: list[tuple[int, int]], asked: Scenario) -> timedelta:
     """The mean. The failover came after its interval, and the primary was back half a ping before it was found so."""
     mean = timedelta(milliseconds=sum(end - begin for begin, end in outages) / len(outages))
-    return scenario.failover_interval + max(mean - scenario.ping_interval / 2, scenario.ping_interval / 2)
+    return asked.failover_interval + max(mean - asked.ping_interval / 2, asked.ping_interval / 2)

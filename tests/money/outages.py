@@ -1,0 +1,224 @@
+"""Three outages on real namespaces: a pair, a receiver and a syphon, each writing what they do into one ledger.
+
+Traffic is by number, so that what is sent and diverted is known whatever the clock of the machine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from azure.servicebus import ServiceBusMessage
+
+from twinbus import SendAvailabilityOptions, aio
+from twinbus.connect import connect
+from twinbus.ledger import Ledger, Role, read_ledger
+from twinbus.ledger.entries import Intent, Metered, Operation, Outcome
+from twinbus.money import OutageKind, SyphonRuns
+from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.paths import TRANSFER
+from twinbus.syphon.discovery import Named
+from twinbus.syphon.native import NativeTransport
+from twinbus.syphon.room import SyphonOptions
+from twinbus.syphon.syphon import Syphon
+from twinbus.testing import LocalNamespace
+
+BACKLOG = 2
+PATIENCE = 60.0
+SIZE = 300
+BATCH = 10
+PING = timedelta(seconds=1)
+SENT = 200
+"""Before the outages, between them and after them, each."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """`diverted`: in each outage."""
+
+    name: str
+    outages: int
+    diverted: int
+    kind: OutageKind
+    syphon: SyphonRuns
+
+    @property
+    def sent(self) -> int:
+        return SENT * (self.outages + 1)
+
+
+STORIES = (
+    Story("short", 1, 300, OutageKind.UNREACHABLE, SyphonRuns.AFTER),
+    Story("long", 1, 2000, OutageKind.UNREACHABLE, SyphonRuns.STANDING),
+    Story("flapping", 3, 400, OutageKind.ANSWERING, SyphonRuns.AFTER),
+)
+
+
+class Run:
+    """One story, told to a ledger of its own, on namespaces that have a queue and backlog queues of its name."""
+
+    def __init__(self, story: Story, folder: Path, primary: LocalNamespace, secondary: LocalNamespace) -> None:
+        self.story = story
+        self.ledger = folder / story.name
+        self._primary = primary
+        self._secondary = secondary
+
+    async def happen(self) -> None:
+        async with AsyncExitStack() as stack:
+            self._books = stack.enter_context(Ledger(self.ledger, Role.CLIENT))
+            pair = await stack.enter_async_context(await self._pair())
+            self._queues = list(pair.backlog_queues)
+            async with pair.get_queue_sender(self.story.name) as sender:
+                if self.story.syphon is SyphonRuns.STANDING:
+                    async with self._syphon() as syphon:
+                        await self._days(pair, sender, syphon)
+                else:
+                    await self._days(pair, sender, None)
+
+    async def _days(self, pair: Any, sender: Any, standing: Syphon | None) -> None:
+        await self._send(sender, SENT)
+        await self._receive(SENT)
+        for _ in range(self.story.outages):
+            with self._outage():
+                await self._send(sender, self.story.diverted)
+                if standing is not None:
+                    await until(lambda: standing.progress().aside == self.story.diverted)
+            await until(lambda: pair.entities()[0].state == "healthy")
+            await self._send(sender, SENT)
+            if standing is None:
+                async with self._syphon(drain=True) as syphon:
+                    await syphon.run()
+            await self._receive(SENT + self.story.diverted)
+        if standing is not None:
+            # What was received last is completed too, once the receiver has it all.
+            await until(lambda: standing.progress().held == 0)
+
+    async def _pair(self) -> Any:
+        options = SendAvailabilityOptions(
+            backlog_queue_count=BACKLOG,
+            failover_interval=timedelta(0),
+            ping_interval=PING,
+            ping_jitter=0,
+            ping="message",
+            try_timeout=timedelta(seconds=5),
+            backlog_check_interval=timedelta(0),
+            primary_name=self.story.name,
+            ledger=self._books,
+        )
+        strings = (self._primary.connection_string, self._secondary.connection_string)
+        # A send that fails goes to the backlog at once, so that each failure is one call.
+        return await aio.pair_connection_strings(*strings, options=options, retry_total=0)
+
+    @asynccontextmanager
+    async def _syphon(self, **options: Any) -> AsyncIterator[Syphon]:
+        transport = NativeTransport(self._primary.connection_string, self._secondary.connection_string)
+        books = Ledger(self.ledger, Role.SYPHON)
+        made = Syphon(
+            transport,
+            Named(self._queues),
+            primary=self.story.name,
+            secondary="secondary",
+            options=SyphonOptions(**options),
+            ledger=books,
+        )
+        with books:
+            async with made:
+                running = None if options.get("drain") else asyncio.create_task(made.run())
+                try:
+                    yield made
+                finally:
+                    made.stop()
+                    if running is not None:
+                        await running
+
+    @contextmanager
+    def _outage(self) -> Iterator[None]:
+        if self.story.kind is OutageKind.UNREACHABLE:
+            # Not killed: what its meter has counted is to be on the disk.
+            self._primary.stop()
+            yield
+            self._primary.start()
+            return
+        self._primary.faults.set("internal-error", entity=self.story.name, points=["send"])
+        yield
+        self._primary.faults.clear()
+
+    async def _send(self, sender: Any, count: int) -> None:
+        for _ in range(count // BATCH):
+            await sender.send_messages([ServiceBusMessage(b"x" * SIZE) for _ in range(BATCH)])
+
+    async def _receive(self, count: int) -> None:
+        async with (
+            asyncio.timeout(PATIENCE),
+            connect(self._primary.connection_string, timeout=10) as bus,
+            await bus.receiver(self.story.name, prefetch=0) as receiver,
+        ):
+            while count > 0:
+                found = await receiver.receive(min(count, 500), 10)
+                await receiver.complete(found)
+                count -= len(found)
+
+
+def happened(folder: Path) -> dict[str, Run]:
+    """All of them, one after the other. When they are over the meters have written what they counted to `meters`."""
+    meters = str(folder / "meters")
+    queues = [{"name": story.name} for story in STORIES]
+    primary = {"namespaces": [{"name": "primary", "ledger": meters, "queues": queues}]}
+    secondary = {"namespaces": [{"name": "secondary", "ledger": meters}]}
+    with LocalNamespace("primary", config=primary) as one, LocalNamespace("secondary", config=secondary) as other:
+        runs = {story.name: Run(story, folder, one, other) for story in STORIES}
+        for run in runs.values():
+            asyncio.run(run.happen())
+    return runs
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not holds():  # noqa: ASYNC110 - what is waited for happens in other tasks and processes
+            await asyncio.sleep(0.02)
+
+
+def metered(folder: Path, story: str) -> Counter[str]:
+    """Billable units that the namespaces counted for a story, by the stage that they are of."""
+    stages = {
+        ("send", False): "send_primary",  # and return_primary: a namespace does not know who sends
+        ("send", True): "send_backlog",
+        ("receive", False): "receive_primary",
+        ("receive", True): "receive_backlog",
+        ("receive_empty", False): "empty_receive_primary",
+        ("receive_empty", True): "empty_receive",
+        ("complete", False): "complete_primary",
+        ("complete", True): "complete_backlog",
+        ("defer", True): "settle_backlog",
+        ("abandon", True): "settle_backlog",
+        ("release", True): "settle_backlog",
+        ("receive_deferred", True): "receive_deferred",
+        ("peek", True): "peek_backlog",
+        ("renew_lock", True): "renew_backlog",
+        ("ping", False): "ping",
+    }
+    found: Counter[str] = Counter()
+    for entry in read_ledger(folder):
+        if isinstance(entry, Metered) and entry.entity.partition("/")[0] == story:
+            found[stages[entry.operation, f"/{TRANSFER}/" in entry.entity]] += entry.units
+    return found
+
+
+def operations(ledger: Path) -> list[Operation]:
+    """Those of one line, and those of an intent and its outcome."""
+    entries = list(read_ledger(ledger))
+    outcomes = {entry.id: entry for entry in entries if isinstance(entry, Outcome)}
+    begun = [entry for entry in entries if isinstance(entry, Intent)]
+    met = [Operation(**{**asdict(one), **asdict(outcomes[one.id]), "at": one.at}) for one in begun]
+    return [*(entry for entry in entries if isinstance(entry, Operation)), *met]
+
+
+def unsent(operation: Operation) -> bool:
+    """It was intended, and there was no connection to send it on: nobody was asked."""
+    return operation.result in (FailureKind.CONNECTION_LOST, FailureKind.TIMEOUT)

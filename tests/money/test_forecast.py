@@ -1,0 +1,209 @@
+"""M4, M2, Y2: what a forecast foresees, in numbers that can be worked out by hand."""
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from twinbus.ledger.entries import Stage
+from twinbus.money import (
+    COMPLETE_PRIMARY,
+    Forecast,
+    OutageKind,
+    Phase,
+    PingKind,
+    Prices,
+    Scenario,
+    ScenarioError,
+    SyphonRuns,
+    Usage,
+    bill,
+    forecast,
+)
+
+PRICES = Prices.default()
+QUIET: dict[str, Any] = {"rate": 0, "outages": 0, "count_interval": timedelta(0)}
+DRILL: dict[str, Any] = {
+    "rate": 10,
+    "outage": timedelta(minutes=10),
+    "ping_jitter": 0,
+    "syphon": SyphonRuns.AFTER,
+    "outage_kind": OutageKind.UNREACHABLE,
+}
+
+
+def foreseen(**asked: Any) -> Forecast:
+    return forecast(Scenario(**asked), PRICES)
+
+
+def units(found: Forecast, phase: Phase | None, stage: str) -> int:
+    return found.bill.of(phase=phase, stage=stage).units
+
+
+def test_y2_m4_ten_idle_backlog_queues_are_40_receives_an_hour_960_a_day_28800_in_30_days() -> None:
+    found = foreseen(backlog_queues=10, **QUIET)
+    assert (found.idle.hour, found.idle.day, found.idle.thirty_days) == (40, 960, 28_800)
+    assert (
+        units(found, Phase.IDLE, Stage.EMPTY_RECEIVE) == found.bill.of(stage=Stage.EMPTY_RECEIVE).operations == 28_800
+    )
+
+
+@pytest.mark.parametrize(("asked", "hourly"), [({"backlog_queues": 3}, 12), ({"syphons": 2}, 80), ({"syphons": 0}, 0)])
+def test_y2_idle_receives_are_four_an_hour_for_each_queue_and_syphon(asked: dict[str, int], hourly: float) -> None:
+    assert foreseen(**QUIET, **asked).idle.hour == hourly
+
+
+def test_m4_a_syphon_that_runs_only_after_an_outage_costs_nothing_idle() -> None:
+    found = foreseen(**QUIET, syphon=SyphonRuns.AFTER)
+    assert found.idle.thirty_days == 0
+    assert found.bill.units == 0
+
+
+def test_m1_m2_the_four_stages_are_six_operations_and_eight_where_it_was_put_aside() -> None:
+    found = foreseen()
+    assert sum(one.clause for one in found.passages) == 4
+    assert sum(one.billed for one in found.passages) == 6
+    assert sum(one.put_aside for one in found.passages) == 8
+    assert [one.stage for one in found.passages if one.clause] == [
+        Stage.SEND_BACKLOG,
+        Stage.RECEIVE_BACKLOG,
+        Stage.RETURN_PRIMARY,
+        Stage.RECEIVE_PRIMARY,
+    ]
+
+
+def test_m4_an_outage_is_diverted_from_the_failover_to_the_ping_that_succeeds() -> None:
+    # 10 minutes: failover after one, pings at 2, 3 … 10, the ninth of them good.
+    found = foreseen(**DRILL)
+    assert found.course.pings == 9
+    assert found.course.diverted == 10 * 540
+    for stage in (Stage.SEND_BACKLOG, Stage.RECEIVE_BACKLOG, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG):
+        assert units(found, None, stage) == 5400
+    assert units(found, Phase.DRAIN, Stage.RECEIVE_PRIMARY) == 5400 + 54  # and what is sent meanwhile
+    # An outage that ends a second later is found at the next ping.
+    later = foreseen(**{**DRILL, "outage": timedelta(seconds=601)})
+    assert later.course.diverted == 10 * 600
+
+
+def test_m4_pings_are_charged_where_the_primary_answers_and_only_the_good_one_where_it_cannot_be_reached() -> None:
+    asked = {**DRILL, "entities": 3, "clients": 2}
+    assert units(foreseen(**asked), None, Stage.PING) == 3 * 2
+    assert units(foreseen(**{**asked, "outage_kind": OutageKind.ANSWERING}), None, Stage.PING) == 3 * 2 * 9
+    assert units(foreseen(**{**asked, "ping": PingKind.LINK}), None, Stage.PING) == 0
+
+
+def test_s3_an_outage_shorter_than_the_failover_interval_diverts_nothing() -> None:
+    found = foreseen(**{**DRILL, "outage": timedelta(seconds=59), "outage_kind": OutageKind.ANSWERING})
+    assert found.course.diverted == 0
+    assert found.bill.of(phase=Phase.DRAIN).units == 0
+    assert found.bill.of(phase=Phase.OUTAGE).units == units(found, Phase.OUTAGE, Stage.SEND_PRIMARY) == 590 * 4
+
+
+def test_y5_a_standing_syphon_puts_aside_what_it_receives_meanwhile() -> None:
+    found = foreseen(**{**DRILL, "syphon": SyphonRuns.STANDING})
+    # Pauses of 1, 2, 4 … s, by chance a quarter shorter: the tenth try, after 767 s, is the first that succeeds.
+    assert found.course.probes == 10
+    assert found.course.aside == found.course.diverted
+    assert units(found, Phase.OUTAGE, Stage.SETTLE_BACKLOG) == 5400 + 10
+    assert units(found, Phase.DRAIN, Stage.RECEIVE_DEFERRED) == 5400
+    assert units(found, Phase.DRAIN, Stage.RECEIVE_BACKLOG) == 0
+    answering = foreseen(**{**DRILL, "syphon": SyphonRuns.STANDING, "outage_kind": OutageKind.ANSWERING})
+    assert units(answering, Phase.OUTAGE, Stage.RETURN_PRIMARY) == 10
+
+
+def test_s4_a_call_that_finds_the_primary_away_fails_with_its_whole_batch() -> None:
+    found = foreseen(**DRILL, batch=20, clients=3, entities=2, tries=1)
+    assert units(found, Phase.OUTAGE, Stage.SEND_PRIMARY) == 20 * 3 * 2
+
+
+def test_m4_several_outages_are_as_many_times_one() -> None:
+    asked = {**DRILL, "count_interval": timedelta(0), "backlog_check_interval": timedelta(0)}
+    one, four = foreseen(**asked), foreseen(**asked, outages=4)
+    for phase in (Phase.OUTAGE, Phase.DRAIN):
+        assert four.bill.of(phase=phase).units == 4 * one.bill.of(phase=phase).units
+
+
+@pytest.mark.parametrize(("size", "each"), [(0, 1), (65_536, 1), (65_537, 2), (200_000, 4)])
+def test_m2_a_unit_is_64_kb_or_a_part_of_it_in_every_stage_that_carries_the_message(size: int, each: int) -> None:
+    found = foreseen(**DRILL, message_size=size)
+    assert units(found, Phase.DRAIN, Stage.RETURN_PRIMARY) == 5400 * each
+    assert units(found, Phase.DRAIN, Stage.COMPLETE_BACKLOG) == 5400
+
+
+def test_m2_aliases_may_make_a_unit_more_in_the_backlog() -> None:
+    found = foreseen(**DRILL, message_size=65_530)
+    assert units(found, None, Stage.SEND_BACKLOG) == 2 * 5400
+    assert units(found, Phase.DRAIN, Stage.RETURN_PRIMARY) == 5400
+
+
+def test_m2_a_message_to_a_topic_is_received_and_completed_by_each_subscription() -> None:
+    found = foreseen(rate=1, outages=0, subscriptions=3, period=timedelta(seconds=100))
+    assert units(found, Phase.IDLE, Stage.SEND_PRIMARY) == 100
+    assert units(found, Phase.IDLE, Stage.RECEIVE_PRIMARY) == units(found, Phase.IDLE, COMPLETE_PRIMARY) == 300
+
+
+def test_m4_lines_add_up_and_phases_take_the_bands_one_after_the_other() -> None:
+    found = foreseen(**DRILL, bandwidth="none", other_operations=12_999_990)
+    scale = PRICES.tier("standard").operations
+    assert scale is not None
+    whole = scale.cost(Decimal(12_999_990 + found.bill.units))
+    assert abs(found.bill.cost - whole) < Decimal("1e-15")
+    drain = found.bill.of(phase=Phase.DRAIN)
+    assert abs(drain.cost - drain.units * Decimal("0.80") / 1_000_000) < Decimal("1e-15")
+
+
+def test_m4_premium_charges_messaging_units_of_both_namespaces_and_no_operations() -> None:
+    found = foreseen(tier="premium", messaging_units=2, period=timedelta(hours=10), bandwidth="none")
+    assert found.bill.cost == 0
+    assert found.base_cost == Decimal("0.9275") * 2 * 2 * 10
+    assert found.without_pair == found.base_cost / 2
+
+
+def test_m4_connections_beyond_the_included_ones_are_charged_for_the_hours_they_are_there() -> None:
+    few, many = foreseen(**QUIET, clients=100), foreseen(**QUIET, clients=5000, period=timedelta(hours=730))
+    assert few.connections_cost == 0
+    # A sender and a receiver each, and two of the syphon.
+    assert many.connections == 10_002
+    assert many.connections_cost == 9002 * Decimal("0.03")
+
+
+def test_m4_bandwidth_is_charged_in_every_stage_that_carries_the_message() -> None:
+    near, far = foreseen(**DRILL, bandwidth="none"), foreseen(**DRILL, bandwidth="inter_region")
+    assert far.bill.cost - near.bill.cost == pytest.approx(Decimal(far.bill.bytes) * Decimal("0.02") / 10**9)
+    assert all(line.bandwidth_cost for line in far.bill.lines if line.usage.stage == Stage.SEND_BACKLOG)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"backlog_queues": 0}, "backlog-queues is 0, and must be 1 or more"),
+        ({"ping_interval": timedelta(0)}, "ping-interval is 0 s"),
+        ({"rate": float("inf")}, "rate is inf"),
+        ({"rate": float("nan")}, "rate is nan"),
+        ({"ping_jitter": 2}, "ping-jitter is 2"),
+        ({"tier": "basic", "subscriptions": 1}, "has no topics"),
+        ({"message_size": 300_000}, "largest message of the tier standard"),
+        ({"outages": 1000}, "outages is 1000"),
+    ],
+)
+def test_m4_a_scenario_that_cannot_be_is_refused_by_name(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScenarioError, match=said):
+        foreseen(**asked)
+
+
+def test_m4_what_is_known_of_the_traffic_takes_the_place_of_rate_and_pings() -> None:
+    found = foreseen(**DRILL, sent=1000, diverted=300)
+    assert units(found, Phase.IDLE, Stage.SEND_PRIMARY) == 1000
+    assert units(found, None, Stage.SEND_BACKLOG) == units(found, None, Stage.RETURN_PRIMARY) == 300
+    assert units(found, None, Stage.RECEIVE_PRIMARY) == 1300
+
+
+def test_m4_a_bill_of_what_was_used_is_priced_as_a_forecast_is() -> None:
+    found = foreseen(**DRILL)
+    used = [replace(line.usage, phase="") for line in found.bill.lines]
+    again = bill(used, PRICES, "standard")
+    assert (again.units, again.bytes) == (found.bill.units, found.bill.bytes)
+    assert abs(again.cost - found.bill.cost) < Decimal("1e-15")
+    assert bill([Usage(stage="ping", operations=0, units=0)], PRICES).cost == 0

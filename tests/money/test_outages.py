@@ -1,0 +1,114 @@
+"""M4: forecast against actual for three outages, short, long and flapping, on real namespaces with a pair and a syphon.
+
+The actual is what the namespaces' own meters counted (N5), and what the pair and its syphon put down (M1).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from tests.money.outages import BACKLOG, BATCH, PING, SIZE, STORIES, Run, Story, happened, metered, operations, unsent
+from twinbus.ledger import OK
+from twinbus.ledger.entries import Stage
+from twinbus.money import Forecast, Prices, Scenario, forecast
+from twinbus.money.comparing import Spent, compare
+
+pytestmark = pytest.mark.timeout(300)
+NAMES = [story.name for story in STORIES]
+SENDS = (Stage.SEND_PRIMARY, Stage.RETURN_PRIMARY)
+SPREAD = 25
+"""What a stage of few operations may be off by: polls, peeks and probes fall as the machine's clock has it."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("outages")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, Run]:
+    return happened(folder)
+
+
+def foreseen(story: Story) -> Forecast:
+    """From what is known beforehand: the plan of the story, and the options of the pair and its syphon."""
+    scenario = Scenario(
+        backlog_queues=BACKLOG,
+        message_size=SIZE + 64,
+        batch=BATCH,
+        sent=story.sent,
+        diverted=story.outages * story.diverted,
+        outages=story.outages,
+        outage=timedelta(seconds=2),
+        outage_kind=story.kind,
+        failover_interval=timedelta(0),
+        ping_interval=PING,
+        ping_jitter=0,
+        tries=1,
+        backlog_check_interval=timedelta(0),
+        count_interval=timedelta(0),
+        syphon=story.syphon,
+        period=timedelta(minutes=1),
+    )
+    return forecast(scenario, Prices.default())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_m4_n5_operations_agree_with_the_namespaces_own_meters_within_1_percent(
+    runs: dict[str, Run], folder: Path, name: str
+) -> None:
+    actual = metered(folder / "meters", name)
+    planned = dict.fromkeys(actual, 0)
+    for line in foreseen(runs[name].story).bill.lines:
+        stage, used = line.usage.stage, line.usage
+        # On no meter: management calls, and sends that met the outage. And it does not know that a send is a return.
+        if stage == Stage.MANAGE or (stage in SENDS and not used.anyway):
+            continue
+        stage = Stage.SEND_PRIMARY if stage in SENDS else stage
+        planned[stage] = planned.get(stage, 0) + used.units
+    assert actual.total() == pytest.approx(sum(planned.values()), rel=0.01), (planned, actual)
+    for stage, units in planned.items():
+        assert actual[stage] == pytest.approx(units, rel=0.01, abs=SPREAD), (planned, actual)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_m4_m1_operations_agree_with_the_ledger_within_1_percent_and_the_remainder_is_explained(
+    runs: dict[str, Run], name: str
+) -> None:
+    result = compare(foreseen(runs[name].story), spent(runs[name].ledger))
+    assert result.share < 0.01, result
+    assert result.actual > 4 * runs[name].story.diverted
+    for one in result.differences:
+        assert sum(part.units for part in one.parts) == one.units
+        assert abs(one.units) <= max(SPREAD, 0.01 * one.forecast), one
+
+
+def spent(ledger: Path) -> list[Spent]:
+    """The cost by stage, without Spark."""
+    units, messages, vain, never = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    for one in operations(ledger):
+        if unsent(one):
+            never[one.stage] += one.units
+            continue
+        units[one.stage] += one.units
+        if one.result == OK:
+            messages[one.stage] += len(one.ids)
+        else:
+            vain[one.stage] += one.units
+    return [
+        Spent(
+            stage=stage,
+            messages=messages[stage],
+            units=count,
+            bytes=0,
+            vain=vain[stage],
+            unsent=never[stage],
+            cost=Decimal(0),
+        )
+        for stage, count in units.items()
+    ]
