@@ -118,7 +118,7 @@ async def _obeying(asked: Asked, folder: Path, console: Console) -> Told:
     from twinbus.cli.demo.world import World  # noqa: PLC0415
 
     show = showing(console)
-    world = World(folder, show.command)
+    world = World(folder, show.command, show.say)
     broken: list[int] = []
 
     def signalled(number: int) -> None:

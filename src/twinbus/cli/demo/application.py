@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
-from twinbus.aio import Pair, SendAvailabilityOptions, pair_connection_strings
+from twinbus.aio import Pair, PairedSender, SendAvailabilityOptions, pair_connection_strings
 from twinbus.errors import TwinbusError
 
 QUEUES: Final = ("orders", "payments")
@@ -33,11 +33,13 @@ RECEIVERS: Final[Mapping[str, tuple[str, ...]]] = {
 BODY_BYTES: Final = (200, 2000)
 BACKLOG_QUEUES: Final = 4
 PING_SECONDS: Final = 1.0
-_TRY_SECONDS: Final = 3.0
+_TRY_SECONDS: Final = 5.0
 # The SDK's own pauses between tries, shorter than its defaults: a minute is all there is.
 _RETRIES: Final = {"retry_backoff_factor": 0.1, "retry_backoff_max": 1.0}
-# A receiver asks again so often; an entity that was held up catches up with at most so much.
-_WAIT_SECONDS: Final = 1.0
+# One receive, the opening of its link included. It returns with what is there.
+_WAIT_SECONDS: Final = 5.0
+# Who was held up catches up with at most so much.
+_LATE_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.2
 _AT_ONCE: Final = 50
 
@@ -88,6 +90,7 @@ class Application:
         self._rate = rate
         self._seed = seed
         self._stopped = asyncio.Event()
+        self._turns = {entity: asyncio.Semaphore(_AT_ONCE) for entity in ENTITIES}
         self._sending: list[asyncio.Task[None]] = []
 
     async def stop_sending(self) -> None:
@@ -104,21 +107,29 @@ class Application:
         pause = len(ENTITIES) / self._rate
         loop = asyncio.get_running_loop()
         due, number = loop.time() + chance.random() * pause, 0
-        async with made as sender:
+        async with made as sender, asyncio.TaskGroup() as sends:
             while not self._stopped.is_set():
-                due = max(due + pause, loop.time() - _WAIT_SECONDS)
+                number += 1
+                message = ServiceBusMessage(
+                    chance.randbytes(chance.randint(*BODY_BYTES)), message_id=f"{entity}-{number:05}"
+                )
+                # A send that takes its time holds up no other, unless there are many of them.
+                await self._turns[entity].acquire()
+                sends.create_task(self._put(entity, sender, message))
+                due = max(due + pause, loop.time() - _LATE_SECONDS)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(due):
                         await self._stopped.wait()
-                number += 1
-                id_ = f"{entity}-{number:05}"
-                message = ServiceBusMessage(chance.randbytes(chance.randint(*BODY_BYTES)), message_id=id_)
-                try:
-                    await sender.send_messages(message)
-                except (ServiceBusError, TwinbusError) as error:
-                    self.kept.errors.append(f"{id_}: {type(error).__name__}: {error}")
-                else:
-                    self.kept.accepted[entity].add(id_)
+
+    async def _put(self, entity: str, sender: PairedSender, message: ServiceBusMessage) -> None:
+        try:
+            await sender.send_messages(message)
+        except (ServiceBusError, TwinbusError) as error:
+            self.kept.errors.append(f"{message.message_id}: {type(error).__name__}: {error}")
+        else:
+            self.kept.accepted[entity].add(str(message.message_id))
+        finally:
+            self._turns[entity].release()
 
     async def _receive(self, place: str) -> None:
         queue, _, subscription = place.partition("/")
@@ -136,11 +147,12 @@ class Application:
 
     async def _work(self, receiver: Any, found: dict[str, set[int]]) -> NoReturn:
         while True:
-            for message in await receiver.receive_messages(_AT_ONCE, _WAIT_SECONDS):
+            messages = await receiver.receive_messages(_AT_ONCE, _WAIT_SECONDS)
+            for message in messages:
                 numbers = found[str(message.message_id)]
                 self.kept.redelivered += message.sequence_number in numbers
                 numbers.add(message.sequence_number)
-                await receiver.complete_message(message)
+            await asyncio.gather(*map(receiver.complete_message, messages))
 
 
 @contextlib.asynccontextmanager

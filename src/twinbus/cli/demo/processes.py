@@ -44,8 +44,10 @@ class Process:
         self._process.stdin.write(f"{line}\n".encode())
 
     def said(self) -> str:
-        """The end of what it wrote to stderr."""
-        return self._log.read_text(errors="replace")[-_TOLD_CHARACTERS:].strip()
+        """Its last error, or else the end of what it wrote to stderr."""
+        written = self._log.read_text(errors="replace")[-_TOLD_CHARACTERS:].strip()
+        _, error, text = written.rpartition("error: ")
+        return text if error else written
 
     async def ended(self) -> int:
         return await self._process.wait()
@@ -69,7 +71,8 @@ class Process:
                     await asyncio.sleep(_POLL_SECONDS)
         while self.kill_all():  # noqa: ASYNC110 - as above
             await asyncio.sleep(_POLL_SECONDS)
-        await self._process.wait()
+        # To the end: what is not read holds the pipe open.
+        await self._process.communicate()
         self._over = True
 
     def kill_all(self) -> bool:

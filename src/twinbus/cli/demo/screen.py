@@ -5,7 +5,7 @@ What is seen is told by `sight`; nothing is counted here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -30,14 +30,13 @@ _STATES: Final[Mapping[str, tuple[str, str]]] = {
     "closed": ("○", "dim"),
 }
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
-_LABEL, _VALUE, _LEAST_CHART = 16, 9, 20
+_EIGHTHS: Final = 8
+_LABEL, _VALUE, _LEAST_CHART = 20, 8, 20
 
 
-def picture(
-    chapter: str, sight: Sight, seconds: Sequence[Second], ports: Mapping[str, int], width: int
-) -> RenderableType:
+def picture(sight: Sight, seconds: Sequence[Second], ports: Mapping[str, int], width: int) -> RenderableType:
     """All of it, at most so wide."""
-    head = Rule(Text(f" {chapter} ", style="bold"), align="left", style="dim")
+    head = Rule(Text(f" {sight.seconds:.0f} s ", style="bold"), align="left", style="dim")
     return Group(
         head, Text(), *_flows(sight, ports, seconds), Text(), _entities(sight), Text(), _charts(sight, seconds, width)
     )
@@ -108,27 +107,46 @@ def _quiet(rate: float) -> Text:
 
 
 def _charts(sight: Sight, seconds: Sequence[Second], width: int) -> Group:
+    """A column for each second. What was sent changes its hue in an outage, and does not stop."""
     room = max(_LEAST_CHART, width - _LABEL - _VALUE - 2)
     shown = seconds[-room:]
     direct, diverted, received = sight.rates
-    rows: list[tuple[str, Callable[[Second], int], str, str]] = [
-        ("to the primary", lambda one: one.flow.direct, PRIMARY, f"{direct:.0f}/s"),
-        ("to the backlog", lambda one: one.flow.diverted, BACKLOG, f"{diverted:.0f}/s"),
-        ("backlog depth", lambda one: one.waiting, BACKLOG, f"{sight.waiting:,}"),
-        ("brought home", lambda one: one.returned, HOME, f"{sight.returned:,}"),
-        ("received", lambda one: one.flow.received, RECEIVED, f"{received:.0f}/s"),
-    ]
-    drawn = [_line(label, _bars([of(one) for one in shown], hue), value, room) for label, of, hue, value in rows]
+    sent = [((one.flow.direct, PRIMARY), (one.flow.diverted, BACKLOG)) for one in shown]
+    depth = [((one.waiting, BACKLOG),) for one in shown]
+    arrived = [((one.flow.received, RECEIVED),) for one in shown]
     pings = Text.assemble(*(_ping(one.pings) for one in shown))
     told = f"{sight.pings.get(False, 0)}✕ {sight.pings.get(True, 0)}✓" if sight.pings else "none"
-    return Group(*drawn, _line("pings", pings, told, room))
+    keys = [Text("sent"), Text("■ to the primary", style=PRIMARY), Text("■ to the backlog", style=BACKLOG)]
+    return Group(
+        *_chart(keys, _columns(sent, 3), f"{direct + diverted:.0f}/s", room),
+        *_chart([Text("in the backlog")], _columns(depth, 2), f"{sight.waiting:,}", room),
+        *_chart([Text("received")], _columns(arrived, 2), f"{received:.0f}/s", room),
+        *_chart([Text("pings")], [pings], told, room),
+    )
 
 
-def _bars(values: Sequence[int], hue: str) -> Text:
-    highest = max((*values, 1))
-    # What is more than nothing is seen.
-    heights = [0 if value <= 0 else max(1, round(value / highest * 8)) for value in values]
-    return Text("".join(_BLOCKS[height] for height in heights), style=hue)
+def _columns(stacks: Sequence[Sequence[tuple[int, str]]], rows: int) -> list[Text]:
+    """Stacks of values, each in its hue, as bars of so many rows, the uppermost first."""
+    highest = max((sum(value for value, _ in stack) for stack in stacks), default=0) or 1
+    lines = [Text() for _ in range(rows)]
+    for stack in stacks:
+        total = sum(value for value, _ in stack)
+        # What is more than nothing is seen; the highest does not touch the chart above it.
+        height = max(1, round(total / highest * (rows * _EIGHTHS - 1))) if total > 0 else 0
+        for row, line in enumerate(reversed(lines)):
+            filled = min(_EIGHTHS, max(0, height - row * _EIGHTHS))
+            line.append(_BLOCKS[filled], style=_hue(stack, (row + 0.5) / rows * highest))
+    return lines
+
+
+def _hue(stack: Sequence[tuple[int, str]], level: float) -> str:
+    """Of the value that is at this level of the stack, or of the uppermost one below it."""
+    found, top = "", 0
+    for value, hue in stack:
+        if value and (not found or level > top):
+            found = hue
+        top += value
+    return found
 
 
 def _ping(found: Mapping[bool, int]) -> Text:
@@ -137,5 +155,12 @@ def _ping(found: Mapping[bool, int]) -> Text:
     return Text("✕", style=DOWN) if found.get(False) else Text(" ")
 
 
-def _line(label: str, chart: Text, value: str, room: int) -> Text:
-    return Text.assemble((f"  {label}".ljust(_LABEL), "dim"), chart, " " * (room - chart.cell_len), value.rjust(_VALUE))
+def _chart(labels: Sequence[Text], lines: Sequence[Text], value: str, room: int) -> list[Text]:
+    drawn = []
+    for index, line in enumerate(lines):
+        label = labels[index].copy() if index < len(labels) else Text()
+        label.pad_left(2)
+        label.pad_right(_LABEL - label.cell_len)
+        line.pad_right(room - line.cell_len)
+        drawn.append(Text.assemble(label, line, "" if index else value.rjust(_VALUE)))
+    return drawn

@@ -68,16 +68,11 @@ class Picture(Lines):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._live: Live | None = None
-        self._chapter = ""
         self._ports: Mapping[str, int] = {}
-
-    def chapter(self, title: str) -> None:
-        super().chapter(title)
-        self._chapter = title
 
     def see(self, sight: Sight, seconds: Sequence[Second]) -> None:
         if self._live is not None:
-            drawn = picture(self._chapter, sight, seconds, self._ports, self.console.width)
+            drawn = picture(sight, seconds, self._ports, self.console.width)
             self._live.update(drawn, refresh=True)
 
     @contextmanager

@@ -89,7 +89,7 @@ class Watch:
     primary_up: bool = True
     seconds: list[Second] = field(default_factory=list)
     _recent: deque[tuple[float, dict[str, Flow]]] = field(default_factory=deque)
-    _last: tuple[Flow, int, Mapping[bool, int]] = (Flow(), 0, {})
+    _last: Sight | None = None
 
     def age(self) -> float:
         return time.monotonic() - self.began
@@ -120,19 +120,21 @@ class Watch:
         return max(0.0, moved.direct / span), moved.diverted / span, moved.received / span
 
     def _note_seconds(self, sight: Sight) -> None:
+        if self._last is None:
+            self._last = sight
         missing = int(sight.seconds) - len(self.seconds)
         if missing <= 0:
             return
-        flow, returned, pings = self._last
-        news = Counter(sight.pings)
-        news.subtract(pings)
+        before, self._last = self._last, sight
+        moved, returned = sight.flow.less(before.flow), sight.returned - before.returned
+        pings = Counter(sight.pings)
+        pings.subtract(before.pings)
         # A look that came late stands for the seconds it missed, too.
-        moved = sight.flow.less(flow)
-        shared = Flow(*(max(0, round(getattr(moved, name) / missing)) for name in Flow.__slots__))
+        share = max(missing, sight.seconds - before.seconds)
+        flow = Flow(*(max(0, round(getattr(moved, name) / share)) for name in Flow.__slots__))
         for _ in range(missing):
-            self.seconds.append(Second(shared, self.waiting, (self.returned - returned) // missing, news))
-            news = Counter()
-        self._last = (sight.flow, self.returned, sight.pings)
+            self.seconds.append(Second(flow, self.waiting, round(returned / share), pings))
+            pings = Counter()
 
 
 def _counted() -> tuple[Counter[str], Counter[bool]]:

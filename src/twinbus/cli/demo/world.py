@@ -44,13 +44,17 @@ _CONFIG: Final = {
 
 
 class World:
-    """`show` is called with every command line before it is run. Leaving ends all that still runs."""
+    """`show` is called with every command line before it is run, `wait` with what has to be waited for.
 
-    def __init__(self, folder: Path, show: Callable[[str], object]) -> None:
+    Leaving ends all that still runs.
+    """
+
+    def __init__(self, folder: Path, show: Callable[[str], object], wait: Callable[[str], object]) -> None:
         self.folder = folder
         self.connection_strings: dict[str, str] = {}
         self.ports: dict[str, int] = {}
         self._show = show
+        self._wait = wait
         self._processes: list[Process] = []
         self._batch: asyncio.Task[Process] | None = None
 
@@ -121,6 +125,8 @@ class World:
             code = await process.ended()
             await process.stop()
             return code, process
+        if not self._batch.done():
+            self._wait("Spark is still starting")
         process = await self._batch
         process.tell(json.dumps(arguments))
         while not (line := await process.line()).startswith(batch.ENDED):
