@@ -9,7 +9,6 @@ import pytest
 
 from twinbus.ledger.entries import Stage
 from twinbus.money import (
-    COMPLETE_PRIMARY,
     Forecast,
     OutageKind,
     Phase,
@@ -141,7 +140,7 @@ def test_m2_aliases_may_make_a_unit_more_in_the_backlog() -> None:
 def test_m2_a_message_to_a_topic_is_received_and_completed_by_each_subscription() -> None:
     found = foreseen(rate=1, outages=0, subscriptions=3, period=timedelta(seconds=100))
     assert units(found, Phase.IDLE, Stage.SEND_PRIMARY) == 100
-    assert units(found, Phase.IDLE, Stage.RECEIVE_PRIMARY) == units(found, Phase.IDLE, COMPLETE_PRIMARY) == 300
+    assert units(found, Phase.IDLE, Stage.RECEIVE_PRIMARY) == units(found, Phase.IDLE, Stage.COMPLETE_PRIMARY) == 300
 
 
 def test_m4_lines_add_up_and_phases_take_the_bands_one_after_the_other() -> None:

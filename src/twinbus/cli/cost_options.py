@@ -72,7 +72,7 @@ _HELP: Final[Mapping[str, str]] = {
     "syphons": "How many run.",
     "syphon": "All the time, or `twinbus syphon --drain` once the primary is back.",
     "long_poll": "Of a syphon's receive that brings nothing.",
-    "count_interval": "Between a syphon's questions how much remains, for its display; 0: never, as in a pair.",
+    "count_interval": "Of a syphon's display, which asks how much remains while messages move; 0: never, as in a pair.",
     "drain_rate": "Messages a second that the syphons bring home.",
     "period": "That is paid for: 30d.",
     "other_operations": "What else the subscription is charged for in a month.",

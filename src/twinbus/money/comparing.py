@@ -11,10 +11,10 @@ from decimal import Decimal
 from typing import Final
 
 from twinbus.ledger.entries import Stage
-from twinbus.money.forecast import COMPLETE_PRIMARY, Forecast, Phase
+from twinbus.money.forecast import Forecast, Phase
 
-_OWN: Final = frozenset({str(Stage.RECEIVE_PRIMARY), COMPLETE_PRIMARY})
-"""What an application's receivers do is in no ledger but that of a namespace's meter."""
+_OWN: Final = frozenset({Stage.RECEIVE_PRIMARY, Stage.COMPLETE_PRIMARY})
+"""An application's receivers tell a ledger only where they are a pair's; a namespace's meter tells of all."""
 EMPTY_PRIMARY: Final = "empty_receive_primary"
 """Receives of the application on the primary that brought nothing."""
 _DIVERTED: Final = frozenset(
@@ -39,10 +39,15 @@ _REST: Final[Mapping[str, str]] = {
     Stage.PEEK_BACKLOG: "looks at a start, after lost locks, and of clients whose intervals fell otherwise",
     Stage.RENEW_BACKLOG: "locks renewed while a load waited: not foreseen",
     Stage.PING: "pings fell otherwise, or were not answered and not charged",
-    Stage.MANAGE: "queues provisioned or listed at a start, and counts of what remains",
+    Stage.MANAGE: "queues looked for and made by a pair, or listed by a syphon, at their start",
     Stage.RESUBMIT_BACKLOG: "dead letters resubmitted: not foreseen",
     Stage.SCHEDULE_PRIMARY: "scheduled messages: forecast as sends",
     Stage.CANCEL_PRIMARY: "cancelled schedules: not foreseen",
+    Stage.RECEIVE_PRIMARY: "messages that came again; those received beyond the period, or by other receivers",
+    Stage.COMPLETE_PRIMARY: "messages received and deleted at once, or completed beyond the period",
+    Stage.SETTLE_PRIMARY: "the application's own: not foreseen",
+    Stage.RENEW_PRIMARY: "the application's own: not foreseen",
+    Stage.PEEK_PRIMARY: "the application's own: not foreseen",
     EMPTY_PRIMARY: "the application's own receives that brought nothing: not foreseen",
 }
 
@@ -143,7 +148,7 @@ class _Traffic:
 def _difference(forecast: Forecast, stage: str, spent: Spent | None, traffic: _Traffic) -> Difference:
     mine = forecast.bill.of(stage=stage)
     if spent is None and stage in _OWN:
-        why = "in no ledger: the application's receivers write none; the meter of a Twinbus namespace counts them"
+        why = "nobody told this ledger: receivers that are not the pair's do not; a Twinbus namespace's meter does"
         return Difference(stage, mine.units, None, mine.cost, Decimal(0), (Part(why, 0),))
     units, cost = (0, Decimal(0)) if spent is None else (spent.units, spent.cost)
     parts: list[Part] = []

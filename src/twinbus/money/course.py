@@ -15,8 +15,6 @@ SCAN_SECONDS: Final = 6 * 3600.0
 """A standing pump peeks at its queue so often, for messages that nobody remembers."""
 PAGE: Final = 250
 """Messages in one of these peeks."""
-LOOK_SECONDS: Final = 3600.0
-"""A standing syphon lists the backlog queues so often."""
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 300.0
 """Y5: pauses between a syphon's probes of a destination double from the one to the other …"""
@@ -24,8 +22,8 @@ PAUSE_SHARE: Final = 0.75
 """… and are shortened by up to a half, by chance: this is their mean."""
 DRAIN_EMPTY_RECEIVES: Final = 2
 DRAIN_PEEKS: Final = 1
-DRAIN_LISTS: Final = 2
-"""A drain ends a queue with these receives and this peek, and begins by listing the queues twice."""
+DRAIN_REQUESTS: Final = 2
+"""A drain begins by listing the queues and counting what they hold; it ends each with these receives and this peek."""
 
 
 @dataclass(frozen=True, slots=True)

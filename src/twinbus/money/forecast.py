@@ -17,9 +17,8 @@ from twinbus.ledger.units import units
 from twinbus.money.billing import Bill, Usage, bill
 from twinbus.money.course import (
     DRAIN_EMPTY_RECEIVES,
-    DRAIN_LISTS,
     DRAIN_PEEKS,
-    LOOK_SECONDS,
+    DRAIN_REQUESTS,
     PAGE,
     SCAN_SECONDS,
     Course,
@@ -30,8 +29,6 @@ from twinbus.money.course import (
 from twinbus.money.prices import Prices, Tier
 from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError, SyphonRuns
 
-COMPLETE_PRIMARY: Final = "complete_primary"
-"""A receiver's completions: they are the application's, and no stage of a pair's or a syphon's ledger."""
 ALIAS_BYTES: Final = 64
 """What the aliases of S7 add to a message, about."""
 PING_BYTES: Final = 150
@@ -160,7 +157,7 @@ def _received(scenario: Scenario, phase: Phase, messages: float) -> Iterator[Usa
     copies = messages * max(scenario.subscriptions, 1)
     size = scenario.message_size
     yield _usage(phase, Stage.RECEIVE_PRIMARY, copies, size, anyway=True, why="once for a queue or subscription")
-    yield _usage(phase, COMPLETE_PRIMARY, copies, anyway=True, why="a peek-lock receive is completed (M2)")
+    yield _usage(phase, Stage.COMPLETE_PRIMARY, copies, anyway=True, why="a peek-lock receive is completed (M2)")
 
 
 def _standing(scenario: Scenario, phase: Phase, seconds: float, used: float) -> Iterator[Usage]:
@@ -173,14 +170,12 @@ def _standing(scenario: Scenario, phase: Phase, seconds: float, used: float) -> 
     )
     scans = scenario.syphons * scenario.backlog_queues * seconds / SCAN_SECONDS
     yield _usage(phase, Stage.PEEK_BACKLOG, scans, why="every 6 h a look for messages that nobody remembers")
-    yield _usage(
-        phase, Stage.MANAGE, _asked(scenario, seconds), why="backlog queues listed hourly; what remains, shown"
-    )
 
 
-def _asked(scenario: Scenario, seconds: float) -> float:
+def _counts(scenario: Scenario, seconds: float) -> float:
+    """A syphon that is looked at asks how much remains, while messages move."""
     every = scenario.count_interval.total_seconds()
-    return scenario.syphons * (seconds / LOOK_SECONDS + (seconds / every if every else 0))
+    return scenario.syphons * seconds / every if every else 0
 
 
 def _polls(scenario: Scenario, seconds: float) -> float:
@@ -220,6 +215,8 @@ def _standing_through(scenario: Scenario, went: Course) -> Iterator[Usage]:
         went.aside * SCAN_SECONDS * n / went.window / PAGE for n in range(1, int(went.window // SCAN_SECONDS) + 1)
     )
     yield _usage(phase, Stage.PEEK_BACKLOG, times * pages, PAGE * stored, why="the same looks, at what is put aside")
+    counts = times * _counts(scenario, went.window if went.diverted else 0)
+    yield _usage(phase, Stage.MANAGE, counts, why="how much remains, shown")
     straight = times * (went.diverted - went.aside)
     yield _usage(phase, Stage.RETURN_PRIMARY, straight, size, anyway=True, why="diverted, though the primary is back")
     yield _usage(phase, Stage.COMPLETE_BACKLOG, straight, why="diverted, though the primary is back")
@@ -235,13 +232,14 @@ def _drain(scenario: Scenario, went: Course) -> Iterator[Usage]:
     moved = times * (went.aside if standing else went.diverted)
     if standing:
         yield _usage(phase, Stage.RECEIVE_DEFERRED, moved, stored, why="what was put aside")
+        yield _usage(phase, Stage.MANAGE, times * _counts(scenario, went.drain), why="how much remains, shown")
     else:
         queues = times * scenario.syphons * scenario.backlog_queues
         yield _usage(phase, Stage.RECEIVE_BACKLOG, moved, stored, why="every diverted message")
         yield _usage(phase, Stage.EMPTY_RECEIVE, queues * DRAIN_EMPTY_RECEIVES, why="until a queue is seen empty")
         yield _usage(phase, Stage.PEEK_BACKLOG, queues * DRAIN_PEEKS, why="whether anything was left behind")
-        lists = times * (scenario.syphons * DRAIN_LISTS + _asked(scenario, went.drain))
-        yield _usage(phase, Stage.MANAGE, lists, why="backlog queues listed; what remains, shown")
+        requests = times * (scenario.syphons * DRAIN_REQUESTS + _counts(scenario, went.drain))
+        yield _usage(phase, Stage.MANAGE, requests, why="backlog queues listed; how much remains, shown")
     yield _usage(phase, Stage.RETURN_PRIMARY, moved, size, anyway=True, why="every diverted message, sent at last")
     yield _usage(phase, Stage.COMPLETE_BACKLOG, moved, why="only then (Y3)")
     yield from _received(scenario, phase, moved)
@@ -273,7 +271,7 @@ def _passages(scenario: Scenario) -> Iterator[Passage]:
     yield Passage(Stage.RETURN_PRIMARY, home, home, home)
     yield Passage(Stage.COMPLETE_BACKLOG, 0, 1, 1)
     yield Passage(Stage.RECEIVE_PRIMARY, copies * home, copies * home, copies * home)
-    yield Passage(COMPLETE_PRIMARY, 0, copies, copies)
+    yield Passage(Stage.COMPLETE_PRIMARY, 0, copies, copies)
 
 
 # --- what is not charged by operations -------------------------------------------------------------------------------

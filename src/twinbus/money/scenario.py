@@ -81,7 +81,7 @@ class Scenario:
     long_poll: timedelta = 900 * _SECOND
     """Y2. Seconds of one receive that brings nothing."""
     count_interval: timedelta = 10 * _SECOND
-    """How often a syphon's display asks how much remains, a management call; 0: never, as inside a pair."""
+    """How often a syphon's display asks how much remains while messages move; 0: never, as inside a pair."""
     drain_rate: float = 1000.0
     """Messages a second that the syphons bring home."""
     period: timedelta = 30 * _DAY

@@ -16,7 +16,6 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from twinbus.ledger.entries import OK, Metered, Stage
 from twinbus.money.billing import Usage, bill, unit_price
 from twinbus.money.comparing import EMPTY_PRIMARY, Spent
-from twinbus.money.forecast import COMPLETE_PRIMARY
 from twinbus.money.prices import Prices
 from twinbus.money.scenario import OutageKind, Scenario, SyphonRuns
 from twinbus.pairing.failures import FailureKind
@@ -25,13 +24,15 @@ from twinbus.pipeline.cost import priced
 from twinbus.pipeline.jobs import JOBS, history, so_far
 from twinbus.pipeline.tables import ENTRIES, Tables
 from twinbus.pipeline.window import Window
+from twinbus.syphon.books import NOT_TRIED
 
 # What a namespace's meter calls the operations of an application's receivers.
-_METERED: Final = {"receive": str(Stage.RECEIVE_PRIMARY), "complete": COMPLETE_PRIMARY}
+_METERED: Final = {"receive": str(Stage.RECEIVE_PRIMARY), "complete": str(Stage.COMPLETE_PRIMARY)}
 _SYPHONS: Final = (Stage.RECEIVE_BACKLOG, Stage.EMPTY_RECEIVE)
 _SENDS: Final = (Stage.SEND_PRIMARY, Stage.SEND_BACKLOG)
 # As a result, not as the cause of an unknown one: surely nothing happened, and no service said so.
 _UNHEARD: Final = (
+    NOT_TRIED,
     FailureKind.CONNECTION_LOST,
     FailureKind.DETACHED,
     FailureKind.TIMEOUT,

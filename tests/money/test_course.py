@@ -1,0 +1,192 @@
+"""The course of an outage as the forecast has it, against the parts themselves: their habits, machines and pumps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from random import Random
+
+import pytest
+
+from tests.syphon.simulation.loop import run
+from tests.syphon.simulation.places import (
+    Entity,
+    Letter,
+    Life,
+    Outage,
+    Queue,
+    SimulatedBacklog,
+    SimulatedTransport,
+    now,
+    wall,
+)
+from twinbus.ledger.entries import Stage
+from twinbus.money import OutageKind, Prices, Scenario, SyphonRuns, forecast
+from twinbus.money import course as habits
+from twinbus.money.course import course, queues_used
+from twinbus.pairing import failover
+from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.rotation import Rotation, choose
+from twinbus.syphon import transport
+from twinbus.syphon.discovery import Named
+from twinbus.syphon.plan import Policy, shelf
+from twinbus.syphon.room import SyphonOptions
+from twinbus.syphon.syphon import Syphon
+from twinbus.syphon.transport import Peeked
+
+HOUR = timedelta(hours=1)
+
+
+def test_m4_the_habits_that_a_forecast_counts_are_those_of_the_syphon_and_the_pair() -> None:
+    policy, options, scenario = Policy(), SendAvailabilityOptions(), Scenario()
+    assert (policy.first_pause, policy.longest_pause) == (habits.FIRST_PAUSE, habits.LONGEST_PAUSE)
+    assert (shelf.SCAN_EVERY, transport.PAGE) == (habits.SCAN_SECONDS, habits.PAGE)
+    assert scenario.long_poll.total_seconds() == SyphonOptions().poll
+    assert scenario.backlog_queues == options.backlog_queue_count
+    for name in ("failover_interval", "ping_interval", "ping_jitter", "backlog_check_interval"):
+        assert getattr(scenario, name) == getattr(options, name)
+
+
+@pytest.mark.parametrize("seconds", [61, 119, 121, 600, 3600, 8 * 3600])
+def test_g2_s3_pings_and_the_restore_fall_where_the_failover_machine_has_them(seconds: int) -> None:
+    scenario = Scenario(outage=timedelta(seconds=seconds), rate=2)
+    pings, restored = walked(seconds, chance=0.5)
+    went = course(scenario)
+    assert went.pings == pings
+    assert went.window == pytest.approx(restored)
+    assert went.diverted == pytest.approx(2 * (restored - 60))
+
+
+def walked(seconds: float, chance: float) -> tuple[int, float]:
+    """Pings until the primary is back after so many seconds, and when sends go there again."""
+    entity = failover.Entity("orders", failover.Policy(), 0.0)
+    entity = failover.advance(entity, failover.PrimarySendFailed(FailureKind.TIMEOUT), 0.0).entity
+    entity = failover.advance(entity, failover.TimerFired(), 60.0, chance).entity
+    pings = 0
+    while entity.next_ping is not None:
+        at, pings = entity.next_ping, pings + 1
+        entity = failover.advance(entity, failover.PingDue(), at).entity
+        episode = entity.episode
+        back = at >= seconds
+        answer = failover.PingSucceeded(episode) if back else failover.PingFailed(episode, FailureKind.TIMEOUT)
+        entity = failover.advance(entity, answer, at).entity
+        if back:
+            return pings, at
+    raise AssertionError("nobody pings any more")
+
+
+def test_s6_senders_that_pick_at_random_use_so_many_queues_on_average() -> None:
+    chance = Random(1)
+    rotation = Rotation(tuple(str(number) for number in range(10)), probation=30.0)
+    used = [len({choose(rotation, None, chance.random()) for _ in range(5)}) for _ in range(2000)]
+    assert sum(used) / len(used) == pytest.approx(queues_used(10, 5), rel=0.03)
+
+
+# --- hours of a syphon's life, on the simulation's clock --------------------------------------------------------------
+
+QUEUES = 3
+RATE = 0.03
+SPREAD = 10
+"""What chance makes of the few: how a poll ends when messages come, how long each pause between two probes is."""
+
+
+class WholePages(SimulatedBacklog):
+    """Peeks show as many as were asked for, as a namespace does."""
+
+    async def peek(self, start: int, count: int) -> Sequence[Peeked]:
+        found: list[Peeked] = []
+        while len(found) < count and (page := await super().peek(start, count - len(found))):
+            found += page
+            start = page[-1].sequence_number + 1
+        return found
+
+
+class Transport(SimulatedTransport):
+    def __init__(self, queues: dict[str, Queue], entities: dict[str, Entity], life: Life) -> None:
+        super().__init__(queues, entities, life)
+        self._made = {path: WholePages(queue, life) for path, queue in queues.items()}
+
+    def backlog(self, queue: str) -> SimulatedBacklog:
+        return self._made[queue]
+
+
+class Simulated:
+    """A standing syphon on three backlog queues, one of which takes what is diverted during the outages."""
+
+    def __init__(self, scenario: Scenario, begins: tuple[float, ...]) -> None:
+        went, chance = course(scenario), Random(7)
+        first = scenario.failover_interval.total_seconds()
+        per_outage = round(went.diverted)
+        self.outages = [Outage(at, at + scenario.outage.total_seconds(), FailureKind.ENTITY_DISABLED) for at in begins]
+        letters = [
+            Letter(number, "orders", comes=at + first + n / scenario.rate)
+            for index, at in enumerate(begins)
+            for n, number in enumerate(range(1 + index * per_outage, 1 + (index + 1) * per_outage))
+        ]
+        self.queues = {f"b{n}": Queue(f"b{n}", chance, letters if n == 0 else [], 60.0) for n in range(QUEUES)}
+        self.entities = {"orders": Entity("orders", chance, self.outages)}
+        self._chance = chance
+        self._seconds = scenario.period.total_seconds()
+
+    async def live(self) -> dict[str, int]:
+        """Operations by stage, as the syphon itself counts them."""
+        start = now()
+        for letter in self.queues["b0"].letters:
+            letter.comes += start
+        for outage in self.outages:
+            outage.begin, outage.end = outage.begin + start, outage.end + start
+        transport = Transport(self.queues, self.entities, Life())
+        syphon = Syphon(
+            transport, Named(list(self.queues)), primary="p", secondary="s", wall=wall, chance=self._chance.random
+        )
+        running = asyncio.create_task(syphon.run())
+        await asyncio.sleep(self._seconds)
+        counted = dict(syphon.progress().operations)
+        syphon.stop()
+        await running
+        return counted
+
+
+@pytest.mark.parametrize(
+    ("outage", "begins", "period"),
+    [
+        (timedelta(minutes=30), (3600.0,), 8 * HOUR),
+        (8 * HOUR, (3600.0,), 24 * HOUR),
+        (timedelta(minutes=10), tuple(1800.0 * n for n in range(1, 9)), 8 * HOUR),
+    ],
+    ids=["short", "long", "flapping"],
+)
+def test_m4_a_standing_syphon_makes_the_operations_that_were_foreseen_within_1_percent(
+    outage: timedelta, begins: tuple[float, ...], period: timedelta
+) -> None:
+    scenario = Scenario(
+        backlog_queues=QUEUES,
+        rate=RATE,
+        outage=outage,
+        outages=len(begins),
+        period=period,
+        count_interval=timedelta(0),
+        backlog_check_interval=timedelta(0),
+        syphon=SyphonRuns.STANDING,
+        outage_kind=OutageKind.ANSWERING,
+    )
+    counted = run(Simulated(scenario, begins).live())
+    found = forecast(scenario, Prices.default()).bill
+    stages = (
+        Stage.RECEIVE_BACKLOG,
+        Stage.EMPTY_RECEIVE,
+        Stage.SETTLE_BACKLOG,
+        Stage.RECEIVE_DEFERRED,
+        Stage.RETURN_PRIMARY,
+        Stage.COMPLETE_BACKLOG,
+        Stage.PEEK_BACKLOG,
+        Stage.RENEW_BACKLOG,
+    )
+    foreseen = {str(stage): found.of(stage=stage).operations for stage in stages}
+    actual = {str(stage): counted.get(stage, 0) for stage in stages}
+    assert sum(actual.values()) == pytest.approx(sum(foreseen.values()), rel=0.01), (foreseen, actual)
+    # Nor do errors of one stage make up for those of another.
+    for stage, count in foreseen.items():
+        assert actual[stage] == pytest.approx(count, rel=0.01, abs=SPREAD), (foreseen, actual)
