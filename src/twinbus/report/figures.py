@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from twinbus.ledger.entries import Stage
-from twinbus.money import COMPLETE_PRIMARY, Prices, Scenario
+from twinbus.money import Prices, Scenario
 from twinbus.pipeline.latency import EDGES
 from twinbus.pipeline.overview import Overview, Values
 from twinbus.report.markup import Markup, element
@@ -23,7 +23,7 @@ _STAGES: Final[Mapping[str, tuple[str, str]]] = {
     Stage.RECEIVE_BACKLOG: ("backlog", "Receive from backlog"),
     Stage.RETURN_PRIMARY: ("primary", "Return to primary"),
     Stage.RECEIVE_PRIMARY: ("primary", "Receive from primary"),
-    COMPLETE_PRIMARY: ("primary", "Complete on primary"),
+    Stage.COMPLETE_PRIMARY: ("primary", "Complete on primary"),
     Stage.COMPLETE_BACKLOG: ("backlog", "Complete in backlog"),
     Stage.SETTLE_BACKLOG: ("backlog", "Settle in backlog"),
     Stage.RENEW_BACKLOG: ("backlog", "Renew locks"),
