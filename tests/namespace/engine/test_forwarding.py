@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from twinbus.amqp.conditions import Condition
-from twinbus.amqp.sections import split
+from twinbus.amqp.sections import message, read_envelope, split
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Operation, Refusal
 from twinbus.namespace.engine.forwarding import forward
 from twinbus.namespace.engine.overlays import hops_of, properties_of
+from twinbus.namespace.engine.topic import Topic
 
 from .bus import Bus, envelope, queue, text_of
 
@@ -106,11 +107,56 @@ def test_a_circle_ends_in_a_transfer_dead_letter_queue() -> None:
     assert transferred(bus, "a") == [("round", "MaxTransferHopCountExceeded")]
 
 
+def test_a_circle_through_a_topic_ends_for_every_copy() -> None:
+    subscriptions = [SubscriptionDescription(topic="t", name=name) for name in ("on", "too", "kept")]
+    bus = Bus(TopicDescription(path="t"), queue("back", forward_to="t"), *subscriptions)
+    for name in ("on", "too"):
+        bus.update(f"t/Subscriptions/{name}", forward_to="back")
+    bus.send("t", "round")
+    # Each round is two hops and makes two of one; after four hops nothing moves any more.
+    assert bus.counts("t/Subscriptions/kept")[0] == 1 + 2 + 4
+    assert [len(transferred(bus, f"t/Subscriptions/{name}")) for name in ("on", "too")] == [4, 4]
+    assert bus.counts("back") == (0, 0, 0, 0)
+
+
+def test_a_circle_of_dead_letters_ends() -> None:
+    bus = Bus(queue("a"), queue("b", forward_dead_letters_to="a"))
+    bus.update("a", forward_dead_letters_to="b")
+    bus.send("a", "broken")
+    for _ in range(2):
+        for path in ("a", "b"):
+            bus.settle_tokens(path, bus.receive(path).tokens, events.DeadLetter("broken"))
+    bus.settle_tokens("a", bus.receive("a").tokens, events.DeadLetter("broken"))
+    assert transferred(bus, "a") == [("broken", "MaxTransferHopCountExceeded")]
+
+
+def test_a_full_topic_is_a_target_that_does_not_take_it() -> None:
+    described = [SubscriptionDescription(topic="t", name=name) for name in "ab"]
+    bus = Bus(TopicDescription(path="t"), *described, queue("source", forward_to="t"))
+    topic = bus.entity("t")
+    assert isinstance(topic, Topic)
+    topic.shared_bytes = 1024**3
+    bus.send("source", "stuck")
+    assert transferred(bus, "source") == [("stuck", "QuotaExceededException")]
+    topic.shared_bytes = 0
+    bus.send("source", "fits")
+    assert [bus.receive(each.path).bodies for each in described] == [["fits"], ["fits"]]
+
+
+def test_a_dead_letter_whose_properties_cannot_be_read_is_forwarded_as_it_is() -> None:
+    bus = Bus(queue("graves"), queue("q", forward_dead_letters_to="graves"))
+    key_that_is_no_text = b"\x00\x53\x74\xc1\x05\x02\xa1\x01\xff\x40"
+    bus.send("q", read_envelope(key_that_is_no_text + message(data=b"m")))
+    bus.settle_tokens("q", bus.receive("q").tokens, events.DeadLetter("why"))
+    assert bus.receive("graves").bodies == ["m"]
+
+
 @pytest.mark.parametrize(
     ("trouble", "reason"),
     [
         (lambda bus: bus.delete("target"), "MessagingEntityNotFoundException"),
         (lambda bus: bus.update("target", status=EntityStatus.DISABLED), "MessagingEntityDisabledException"),
+        (lambda bus: setattr(bus.entity("target").counters, "size", 1024**3), "QuotaExceededException"),
     ],
 )
 def test_what_the_target_does_not_take_is_in_the_transfer_dead_letter_queue(trouble: Any, reason: str) -> None:

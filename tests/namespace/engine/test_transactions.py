@@ -7,10 +7,11 @@ import pytest
 from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
+from twinbus.namespace.engine.effects import Operation as Metered
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.transactions import Operation, discharge
 
-from .bus import Bus, envelope, queue
+from .bus import Bus, envelope, ping, queue
 
 
 def commit(bus: Bus, *operations: Operation) -> Any:
@@ -137,3 +138,61 @@ def test_what_a_transaction_sends_is_forwarded() -> None:
     bus = Bus(queue("target"), queue("source", forward_to="target"))
     assert commit(bus, sent(bus, "source", "a")) is None
     assert bus.receive("target").bodies == ["a"]
+
+
+def test_a_lock_that_runs_out_before_the_end_undoes_the_whole_and_the_message_comes_again() -> None:
+    bus = Bus(queue("in", lock_duration=5_000), queue("out"))
+    bus.send("in", "held")
+    [token] = bus.receive("in").tokens
+    operations = (sent(bus, "out", "x"), settled(bus, "in", token))
+    bus.now += 5_000  # no timer has fired yet
+    refusal = commit(bus, *operations)
+    assert isinstance(refusal, Refusal)
+    assert Condition.MESSAGE_LOCK_LOST.value in refusal.description
+    assert bus.counts("out") == (0, 0, 0, 0)
+    assert [row.delivery_count for row in bus.receive("in").rows] == [1]
+
+
+def test_a_session_lock_that_runs_out_before_the_end_undoes_the_whole() -> None:
+    bus = Bus(queue("in", lock_duration=5_000, requires_session=True), queue("out"))
+    bus.send("in", envelope("held", session="s"))
+    holder = bus.session("in", "s", 1)
+    settlement = events.MessagesSettled(None, tuple(holder.tokens), events.Complete(), "s")
+    operations = (sent(bus, "out", "x"), (bus.entity("in"), settlement))
+    bus.now += 5_000
+    refusal = commit(bus, *operations)
+    assert isinstance(refusal, Refusal)
+    assert Condition.SESSION_LOCK_LOST.value in refusal.description
+    assert bus.counts("out") == (0, 0, 0, 0)
+    assert bus.session("in", "s", 1).bodies == ["held"]
+
+
+def test_a_scheduled_message_of_a_transaction_waits_for_its_time() -> None:
+    bus = Bus(queue(), TopicDescription(path="t"), SubscriptionDescription(topic="t", name="s"))
+    due = bus.now + 1_000
+    assert commit(bus, sent(bus, "q", "a", due=due), sent(bus, "t", "b", due=due), sent(bus, "q", "now")) is None
+    assert (bus.counts("q"), bus.counts("t")) == ((1, 0, 1, 0), (0, 0, 1, 0))
+    bus.restart()
+    bus.wait(1_000)
+    assert bus.receive("q").bodies == ["now", "a"]
+    assert bus.receive("t/Subscriptions/s").bodies == ["b"]
+
+
+def test_a_ping_in_a_transaction_is_hidden_and_counts_for_nothing() -> None:
+    bus = Bus(queue(), TopicDescription(path="t"), SubscriptionDescription(topic="t", name="s"))
+    pings = [(bus.entity(path), events.MessagesSent(None, (ping(),))) for path in ("q", "t")]
+    assert commit(bus, *pings, sent(bus, "q", "a")) is None
+    assert (bus.counts("q")[0], bus.counts("t/Subscriptions/s")[0]) == (1, 0)
+    assert bus.metered(Metered.PING) == 2
+
+
+def test_a_topic_and_its_subscription_take_part_in_one_transaction_and_bodies_are_charged_once() -> None:
+    bus = Bus(TopicDescription(path="t"), *(SubscriptionDescription(topic="t", name=name) for name in "ab"))
+    bus.send("t", "first")
+    [token] = bus.receive("t/Subscriptions/a").tokens
+    assert commit(bus, settled(bus, "t/Subscriptions/a", token), sent(bus, "t", "second")) is None
+    for name in "ab":
+        bus.receive(f"t/Subscriptions/{name}", peek_lock=False)
+    info = bus.namespace.info("t")
+    assert info is not None
+    assert info.counts.size_bytes == 0

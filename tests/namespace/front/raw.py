@@ -109,12 +109,19 @@ class Peer(asyncio.Protocol):
     def session(self) -> Session:
         return self.core.begin()
 
-    def attach_sender(self, target: Any, session: Session | None = None, name: str | None = None) -> Link:
+    def attach_sender(
+        self,
+        target: Any,
+        session: Session | None = None,
+        name: str | None = None,
+        properties: dict[Any, Any] | None = None,
+    ) -> Link:
         link = (session or self.session()).attach(
             name or f"sender-{next(self._numbers)}",
             SENDER,
             source=Source("here"),
             target=Target(target) if isinstance(target, str) else target,
+            properties=properties,
         )
         self.flush()
         return link

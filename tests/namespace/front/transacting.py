@@ -7,6 +7,7 @@ from twinbus.amqp.events import Delivered, Disposed, LinkAccepted, LinkFlowed
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, DeliveryState, Rejected
 from twinbus.amqp.sections import Properties, message
+from twinbus.amqp.session import Session
 from twinbus.amqp.transactions import coordinator, declare, discharge, transaction_of, transactional
 
 from .raw import Peer
@@ -21,8 +22,8 @@ class Transacting:
         self._tags = count(1)
 
     @classmethod
-    async def on(cls, peer: Peer) -> Self:
-        link = peer.attach_sender(coordinator())
+    async def on(cls, peer: Peer, session: Session | None = None) -> Self:
+        link = peer.attach_sender(coordinator(), session)
         await peer.event(LinkAccepted, link)
         await peer.event(LinkFlowed, link)
         return cls(peer, link)
@@ -42,6 +43,14 @@ class Transacting:
     async def commit(self, name: bytes) -> str | None:
         """Why it was not, if so."""
         return condition(await self.say(discharge(name, fail=False)))
+
+    async def commit_settled(self, name: bytes) -> str | None:
+        """As `commit`, where one settlement of the transaction is confirmed too."""
+        self.link.send(b"%d" % next(self._tags), message(value=discharge(name, fail=False)))
+        self.peer.flush()
+        answers = await self.peer.answers(2)
+        (of_coordinator,) = (answer for answer in answers if answer.role is RECEIVER)
+        return condition(of_coordinator.state)
 
     async def roll_back(self, name: bytes) -> str | None:
         return condition(await self.say(discharge(name, fail=True)))

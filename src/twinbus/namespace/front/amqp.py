@@ -254,7 +254,7 @@ class AmqpConnection:
     def settled(self, session: Session, ids: list[int], disposition: Disposed) -> None:
         """A transaction has settled these deliveries."""
         for delivery_id in ids:
-            self._unsettled[session].pop(delivery_id, None)
+            self._unsettled.get(session, {}).pop(delivery_id, None)
             if not disposition.settled:
                 self.dispose_sent(session, delivery_id, delivery_id, disposition.state)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _SESSION_FILTER = Symbol("com.microsoft:session-filter")
 _TIMEOUT = Symbol("com.microsoft:timeout")
 _LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
+_SEND_VIA = Symbol("com.microsoft:transfer-destination-address")
 _BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
 _DEFAULT_SESSION_WAIT = 60_000
 _LONGEST_SESSION_WAIT = limits.DAY
@@ -133,6 +134,10 @@ def _attach_sender(connection: AmqpConnection, link: Link, entity: Entity, addre
         return Refusal(
             Condition.NOT_ALLOWED, f"Messages cannot be sent to '{address.path}': it is neither a queue nor a topic."
         )
+    if _SEND_VIA in link.properties:
+        # Taken without it, the messages would stay in the entity they were only to pass through.
+        text = f"Sending via '{address.path}' to another entity is not supported: send to it in the same transaction."
+        return Refusal(Condition.NOT_IMPLEMENTED, text)
     size = limits.MAX_MESSAGE_BYTES
     link.accept(max_message_size=size, properties={_BATCH_SIZE: ULong(size)})
     # A message too large is rejected by itself: a detach would take the link from its neighbours.

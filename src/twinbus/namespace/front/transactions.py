@@ -64,7 +64,7 @@ class Transactions:
 
     def declare(self) -> bytes | Refusal:
         """Begin one; its id."""
-        if len(self._open) >= _MOST:
+        if len(self._open) >= _MOST and not self._forget_one_timed_out():
             return Refusal(
                 Condition.RESOURCE_LIMIT_EXCEEDED, f"A connection has at most {_MOST} transactions at a time."
             )
@@ -125,6 +125,11 @@ class Transactions:
 
     def _time_out(self, name: bytes) -> None:
         self._open[name].doom(_TIMED_OUT)
+
+    def _forget_one_timed_out(self) -> bool:
+        """Kept only to tell its end: those that nobody asks for must not be in the way of others."""
+        name = next((name for name, kept in self._open.items() if kept.refusal is _TIMED_OUT), None)
+        return name is not None and self._open.pop(name) is not None
 
 
 class CoordinatorLink:

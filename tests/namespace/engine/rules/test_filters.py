@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.sections import message, read_envelope
+from twinbus.amqp.sections import message
 from twinbus.amqp.types import DecodeError, Int, Timestamp
 from twinbus.namespace.engine.rules.conditions import compile_filter
-from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlFilter
-from twinbus.namespace.engine.rules.errors import RuleEvaluationError, RuleSyntaxError
-from twinbus.namespace.engine.rules.ruleset import RuleSet
+from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration
 
 from .messages import NOW, RAW, view
@@ -391,43 +389,3 @@ def test_no_pattern_takes_long() -> None:
     pattern = "%a" * 200 + "b"
     text = message(application_properties={"t": "a" * 20_000})
     assert compile_filter(f"t LIKE '{pattern}'", {}).run(view(text)) is False
-
-
-def test_a_pattern_that_a_message_brings_is_as_long_as_a_rule_at_most() -> None:
-    run = compile_filter("t LIKE pattern", {}).run
-    text = {"t": "a" * 32_000}
-    assert run(view(message(application_properties={**text, "pattern": "%" + "_" * 1_022 + "b"}))) is False
-    with pytest.raises(RuleEvaluationError, match="the pattern of LIKE is longer than 1024 characters"):
-        run(view(message(application_properties={**text, "pattern": "%" + "_" * 1_023 + "b"})))
-
-
-@pytest.mark.parametrize(
-    "section",
-    [
-        b"\x00\x53\x74\xc1\x05\x02\xa1\x01\xff\x40",  # application properties whose key is no UTF-8
-        b"\x00\x53\x73\xc0\x06\x04\x40\x40\x40\x54\x05",  # properties whose subject is a number
-    ],
-)
-@pytest.mark.parametrize("expression", ["color = 'blue' AND sys.Label = 'x'", "sys.Label = 'x' OR EXISTS(color)"])
-def test_a_message_that_was_accepted_but_cannot_be_read_is_an_error_of_evaluation(
-    section: bytes, expression: str
-) -> None:
-    raw = section + message(data=b"x")
-    read_envelope(raw)
-    rules = RuleSet([RuleDescription("r", SqlFilter("color = 'blue'")), RuleDescription("s", SqlFilter(expression))])
-    selection = rules.select(view(raw))
-    assert not selection.as_it_is
-    assert "the message cannot be read" in (selection.fault or "")
-
-
-@pytest.mark.parametrize("text", ["(" * 300 + "1=1" + ")" * 300, "NOT " * 140 + "1=1", " OR ".join(["n = 1"] * 100)])
-def test_what_is_nested_or_long_is_understood_and_evaluated(text: str) -> None:
-    assert compile_filter(text, {}).run(view()) in (True, None)
-
-
-@pytest.mark.parametrize(
-    "text", ["NOT " * 200 + "1=1", "n = " + "+".join("n" * 200), "p(" * 200 + "'x'" + ")" * 200 + "=1"]
-)
-def test_what_is_nested_beyond_measure_is_refused(text: str) -> None:
-    with pytest.raises(RuleSyntaxError, match="nested more than 150 deep"):
-        compile_filter(text, {})

@@ -1,0 +1,184 @@
+"""Transactions whose peers do what they should not: nothing counts by half, and the connection goes on."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from twinbus.amqp.events import SessionEnded
+from twinbus.amqp.performatives import ACCEPTED, RECEIVER
+from twinbus.amqp.sections import Properties, message
+from twinbus.amqp.transactions import discharge, transactional
+from twinbus.amqp.types import Symbol, Timestamp
+from twinbus.namespace.front import transactions
+from twinbus.namespace.server import NamespaceServer
+
+from .raw import Peer
+from .test_transactions import condition_of_sent, left, locked
+from .transacting import Transacting, condition
+
+Dial = Callable[..., Awaitable[Peer]]
+
+
+@pytest.fixture
+async def acting(peer: Peer) -> Transacting:
+    return await Transacting.on(peer)
+
+
+async def test_sending_via_an_entity_is_refused_by_name(peer: Peer) -> None:
+    properties = {Symbol("com.microsoft:transfer-destination-address"): "bills"}
+    link = peer.attach_sender("orders", properties=properties)
+    assert (await peer.refused(link)).startswith("amqp:not-implemented Sending via 'orders' to another entity")
+
+
+async def test_two_coordinators_on_one_session_end_what_either_began(peer: Peer) -> None:
+    session = peer.session()
+    one, other = await Transacting.on(peer, session), await Transacting.on(peer, session)
+    orders = await peer.sender("orders", session)
+    first, second = await one.begin(), await other.begin()
+    await one.send(orders, first, "a")
+    await one.send(orders, second, "b")
+    assert await other.commit(first) is None
+    assert await one.roll_back(second) is None
+    assert await left(peer, "orders") == ["a"]
+    one.link.detach()
+    peer.flush()
+    assert await other.commit(await other.begin()) is None
+
+
+async def test_a_transaction_is_unknown_on_another_connection(acting: Transacting, dial: Dial) -> None:
+    name = await acting.begin()
+    await acting.send(await acting.peer.sender("orders"), name, "a")
+    stranger = await dial()
+    assert await stranger.put_token() == 202
+    other = await Transacting.on(stranger)
+    assert await other.roll_back(name) == "amqp:transaction:unknown-id"
+    (answer,) = await other.send(await stranger.sender("orders"), name, "b")
+    assert condition(answer.state) == "amqp:transaction:unknown-id"
+    assert await acting.commit(name) is None
+    assert await left(stranger, "orders") == ["a"]
+
+
+async def test_a_coordinator_that_leaves_with_its_last_word_is_heard(acting: Transacting) -> None:
+    peer = acting.peer
+    name = await acting.begin()
+    await acting.send(await peer.sender("orders"), name, "a")
+    acting.link.send(b"last", message(value=discharge(name, fail=False)))
+    acting.link.detach()
+    peer.flush()
+    await peer.echo()
+    assert await left(peer, "orders") == ["a"]
+
+
+async def test_the_link_a_message_came_on_may_be_gone_when_its_transaction_ends(acting: Transacting) -> None:
+    peer = acting.peer
+    (found,) = await locked(peer, "orders", "in")
+    name = await acting.begin()
+    await acting.settle(found, name)
+    found.link.detach()
+    peer.flush()
+    assert await acting.commit_settled(name) is None
+    assert await left(peer, "orders") == []
+
+
+async def test_the_session_a_message_came_on_may_be_gone_when_its_transaction_ends(acting: Transacting) -> None:
+    peer = acting.peer
+    (found,) = await locked(peer, "orders", "in")
+    name = await acting.begin()
+    await acting.settle(found, name)
+    found.link.session.end()
+    peer.flush()
+    await peer.event(SessionEnded)
+    assert await acting.commit(name) is None
+    assert await left(peer, "orders") == []
+
+
+async def test_who_gave_up_a_session_cannot_settle_its_messages_in_a_transaction(acting: Transacting) -> None:
+    peer = acting.peer
+    peer.send(await peer.sender("visits"), "in", session="s")
+    await peer.answers(1)
+    link = await peer.receiver("visits", wanted="s")
+    peer.grant(link, 1)
+    (found,) = await peer.received(link, 1)
+    kept, lost = await acting.begin(), await acting.begin()
+    await acting.settle(found, lost)
+    assert await acting.roll_back(kept) is None
+    link.detach()
+    peer.flush()
+    assert await acting.commit(lost) == "amqp:transaction:rollback"
+    assert await left(peer, "visits") == ["in"]
+
+
+async def test_messages_of_a_session_are_settled_and_sent_in_a_transaction(acting: Transacting) -> None:
+    peer = acting.peer
+    visits = await peer.sender("visits")
+    peer.send(visits, "in", session="s")
+    await peer.answers(1)
+    link = await peer.receiver("visits", wanted="s")
+    peer.grant(link, 1)
+    (found,) = await peer.received(link, 1)
+    name = await acting.begin()
+    await acting.settle(found, name)
+    payload = message(properties=Properties(message_id="out", group_id="s"), data=b"out")
+    visits.send(b"out", payload, state=transactional(name))
+    peer.flush()
+    await peer.answers(1)
+    assert await acting.commit_settled(name) is None
+    assert await left(peer, "visits") == ["out"]
+    peer.grant(link, 1)
+    (found,) = await peer.received(link, 1)
+    assert found.link is link
+
+
+async def test_a_scheduled_message_waits_for_its_transaction_and_then_for_its_time(
+    acting: Transacting, server: NamespaceServer
+) -> None:
+    peer = acting.peer
+    orders = await peer.sender("orders")
+    due = Timestamp(server.driver.now() + 3_600_000)
+    payload = message(
+        message_annotations={Symbol("x-opt-scheduled-enqueue-time"): due},
+        properties=Properties(message_id="later"),
+        data=b"later",
+    )
+    kept, dropped = await acting.begin(), await acting.begin()
+    for name in (kept, dropped):
+        orders.send(name, payload, state=transactional(name))
+    peer.flush()
+    await peer.answers(2)
+    assert await acting.commit(kept) is None
+    assert await acting.roll_back(dropped) is None
+    info = server.driver.info("orders")
+    assert info is not None
+    assert (info.counts.active, info.counts.scheduled) == (0, 1)
+
+
+async def test_a_settlement_the_peer_does_not_wait_for_is_carried_out_with_its_transaction(acting: Transacting) -> None:
+    peer = acting.peer
+    (found,) = await locked(peer, "orders", "in")
+    name = await acting.begin()
+    found.link.session.dispose(RECEIVER, found.delivery_id, settled=True, state=transactional(name, ACCEPTED))
+    peer.flush()
+    assert await left(peer, "orders") == ["in"]
+    assert await acting.commit(name) is None
+    assert await left(peer, "orders") == []
+
+
+async def test_transactions_that_timed_out_and_were_never_ended_make_room_for_others(
+    acting: Transacting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "_MOST", 2)
+    monkeypatch.setattr(transactions.Transactions, "declare", _declare_for_no_time)
+    orders, name = await acting.peer.sender("orders"), b""
+    for number in range(5):
+        name = await acting.begin()
+        while condition_of_sent((await acting.send(orders, name, f"{number}"))[0]) is None:
+            pass
+    assert await acting.commit(name) == "amqp:transaction:timeout"
+
+
+_declare = transactions.Transactions.declare
+
+
+def _declare_for_no_time(self: transactions.Transactions) -> object:
+    self.timeout = 0.0
+    return _declare(self)
