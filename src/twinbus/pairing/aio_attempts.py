@@ -51,26 +51,26 @@ class Attempts(Deadlines):
         except OperationTimeoutError:
             raise NoTurnError(link, seconds) from None
 
-    async def tries(
+    async def again(
         self,
+        failed: Exception,
         once: Callable[[float], Coroutine[Any, Any, T]],
-        seconds: float,
+        end: float,
         retries: Retries,
         paused: Callable[[float], Awaitable[None]],
     ) -> T:
-        """Try after try until the deadline, which each of them keeps. `paused` waits for the next one."""
-        end = time.monotonic() + seconds
-        left, tried = seconds, 0
+        """After a first try that failed: try after try until `end`, which each of them keeps. `paused`: between two."""
+        tried = 0
         while True:
-            try:
-                return await once(left)
-            except Exception as error:
-                tried += 1
-                pause = pause_before_next(error, retries, tried, end - time.monotonic())
-                if pause is None:
-                    raise
+            tried += 1
+            pause = pause_before_next(failed, retries, tried, end - time.monotonic())
+            if pause is None:
+                raise failed
             await paused(pause)
-            left = end - time.monotonic()
+            try:
+                return await once(end)
+            except Exception as error:
+                failed = error
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine)

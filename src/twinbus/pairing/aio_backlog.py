@@ -87,8 +87,11 @@ class BacklogLink:
         try:
             self._still_in_rotation()
             if not done():
-                span = min(self._attempts.seconds, end - time.monotonic())
-                await self._attempts.tries(partial(self._once, call), span, self._retries, self._paused)
+                end = min(time.monotonic() + self._attempts.seconds, end)
+                try:
+                    await self._once(call, end)
+                except Exception as error:
+                    await self._attempts.again(error, partial(self._once, call), end, self._retries, self._paused)
         except BaseException:
             # Whatever ended it, also its caller's cancelling: what is left on this link belongs to nobody.
             self._drop()
@@ -96,8 +99,8 @@ class BacklogLink:
         finally:
             self._turn.release()
 
-    async def _once(self, call: Callable[[Any, float], Coroutine[Any, Any, None]], left: float) -> None:
-        sender = self._sender
+    async def _once(self, call: Callable[[Any, float], Coroutine[Any, Any, None]], end: float) -> None:
+        sender, left = self._sender, end - time.monotonic()
         if sender is None:
             made = self._side.made(lambda: self._client.get_queue_sender(self._queue))
             sender = self._sender = self._attempts.ready(made)

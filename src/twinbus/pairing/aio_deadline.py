@@ -23,12 +23,11 @@ _AGAIN_SECONDS: Final = 0.1
 class Deadline:
     """That of one call, in the task that makes it."""
 
-    __slots__ = ("at", "before", "cancelled", "seconds", "task")
+    __slots__ = ("at", "before", "cancelled", "task")
 
-    def __init__(self, task: asyncio.Task[Any], at: float, seconds: float) -> None:
+    def __init__(self, task: asyncio.Task[Any], at: float) -> None:
         self.task = task
         self.at = at
-        self.seconds = seconds
         self.before = task.cancelling()
         self.cancelled = 0
 
@@ -47,7 +46,7 @@ class Deadlines:
 
         `sender`: that of the SDK which is called, if one is.
         """
-        deadline = self.begin(seconds)
+        deadline = self.begin(time.monotonic() + seconds)
         try:
             return await coroutine
         except BaseException as error:
@@ -58,12 +57,11 @@ class Deadlines:
         finally:
             self.lift(deadline)
 
-    def begin(self, seconds: float) -> Deadline:
+    def begin(self, at: float) -> Deadline:
         """Until it is lifted this task is cancelled, and cancelled again, past the deadline."""
         task = asyncio.current_task()
         assert task is not None
-        at = time.monotonic() + seconds
-        deadline = Deadline(task, at, seconds)
+        deadline = Deadline(task, at)
         self._calls.add(deadline)
         if self._timer is None or at < self._due:
             self._arm(at)
@@ -79,9 +77,7 @@ class Deadlines:
                 return error
         elif not isinstance(error, Exception):
             return error
-        if late:
-            return TokenTimeoutError()
-        return OperationTimeoutError(message=f"not answered within {deadline.seconds:g} s")
+        return TokenTimeoutError() if late else OperationTimeoutError(message="not answered in time")
 
     def lift(self, deadline: Deadline) -> None:
         self._calls.discard(deadline)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar, assert_never
 from weakref import WeakSet
 
-from azure.servicebus import ServiceBusMessageBatch
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
 
@@ -58,6 +58,7 @@ class PairedSender:
         self._links = links
         self._attempts = attempts
         self._retries = retries
+        self._seconds = attempts.seconds
         self._recorded = recording.aio_recorded
         self._destination = f"{recording.namespace}/{place.path}"
         self._link = Link(make(), attempts, place.cell.entity.episode)
@@ -72,7 +73,7 @@ class PairedSender:
     async def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
         until = self._begin(timeout)
         message = identified(message)
-        if is_empty(message):
+        if type(message) is not ServiceBusMessage and is_empty(message):
             return
         await self._call(
             self._recorded(_SEND, self._place.path, message, lambda sender: sender.send_messages(message, **kwargs)),
@@ -157,8 +158,12 @@ class PairedSender:
         failed: Exception | None = None
         if entity.route is _PRIMARY:
             # The healthy path: the SDK's sender under a deadline, and nothing told unless something was wrong.
+            end = time.monotonic() + (self._seconds if until is None else self._place.primary_seconds(until))
             try:
-                result = await self._on_primary(call, until)
+                try:
+                    result = await self._once(call, end)
+                except Exception as error:
+                    result = await self._again(error, call, end)
             except FailedOverMeanwhileError:
                 pass
             except Exception as error:
@@ -191,8 +196,8 @@ class PairedSender:
 
     async def _try(self, step: calls.Step, call: Call[Any], until: float | None) -> Any:
         match step:
-            case OnPrimary():
-                return await self._on_primary(call, until)
+            case OnPrimary(seconds):
+                return await self._on_primary(call, seconds)
             case LimitsOf(queue, seconds):
                 return await self._links[queue].limits(seconds)
             case ToBacklog(queue, payload, seconds):
@@ -200,14 +205,30 @@ class PairedSender:
             case _:
                 assert_never(step)
 
-    def _on_primary(self, call: Call[T], until: float | None) -> Coroutine[Any, Any, T]:
-        seconds = self._attempts.seconds if until is None else self._place.primary_seconds(until)
-        once = self._once if self._turn is None else self._in_turn
-        return self._attempts.tries(partial(once, call), seconds, self._retries, self._paused)
+    async def _on_primary(self, call: Call[T], seconds: float) -> T:
+        end = time.monotonic() + seconds
+        try:
+            return await self._once(call, end)
+        except Exception as error:
+            return await self._again(error, call, end)
 
-    async def _once(self, call: Call[T], seconds: float) -> T:
+    def _again(self, failed: Exception, call: Call[T], end: float) -> Coroutine[Any, Any, T]:
+        return self._attempts.again(failed, partial(self._once, call), end, self._retries, self._paused)
+
+    def _once(self, call: Call[T], end: float) -> Coroutine[Any, Any, T]:
+        return self._on_link(call, end) if self._turn is None else self._in_turn(self._turn, call, end)
+
+    async def _in_turn(self, turn: asyncio.Lock, call: Call[T], end: float) -> T:
+        """Where calls cannot overlap. A turn that never came says nothing about the primary (S2)."""
+        await self._attempts.turn(turn, self.entity_name, end - time.monotonic())
+        try:
+            return await self._on_link(call, end)
+        finally:
+            turn.release()
+
+    async def _on_link(self, call: Call[T], end: float) -> T:
         link, attempts = self._current(), self._attempts
-        deadline = attempts.begin(seconds)
+        deadline = attempts.begin(end)
         link.calls += 1
         try:
             if not link.is_open:
@@ -223,16 +244,6 @@ class PairedSender:
         finally:
             link.leave()
             attempts.lift(deadline)
-
-    async def _in_turn(self, call: Call[T], seconds: float) -> T:
-        """Where calls cannot overlap. A turn that never came says nothing about the primary (S2)."""
-        assert self._turn is not None
-        end = time.monotonic() + seconds
-        await self._attempts.turn(self._turn, self.entity_name, seconds)
-        try:
-            return await self._once(call, end - time.monotonic())
-        finally:
-            self._turn.release()
 
     def _current(self) -> Link:
         """The link for a try that begins now."""

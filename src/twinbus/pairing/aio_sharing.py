@@ -10,10 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from twinbus.pairing.sdk_internals import (
+    MESSAGE_DELIVERY_DONE_STATES,
+    AMQPConnectionError,
+    ErrorCondition,
+    LinkDeliverySettleReason,
+    MessageDelivery,
+    MessageDeliveryState,
+)
+
 _LOGGER: Final = logging.getLogger(__name__)
+# As the SDK does while a link is not ready.
+_PAUSE_SECONDS: Final = 0.05
 
 
 def share(sender: Any, close: Callable[[], None]) -> None:
@@ -61,80 +73,98 @@ def _write_at_once(transport: Any) -> None:
 
 
 class Answers:
-    """One of the tasks that wait for an answer reads for all, until it has its own; then the next in line reads."""
+    """How an open link sends. One of the tasks that wait for an answer reads for all, until it has its own; then the
+    next in line reads. What the peer has granted no credit for waits, and is written when it does.
+    """
 
     def __init__(self, handler: Any) -> None:
-        self._transfer = handler._transfer_message_async
-        self._complete = handler._on_send_complete_async
-        self._work = handler.do_work_async
         self._handler = handler
+        self._link = handler._link
+        self._complete = handler._on_send_complete_async
         self._reading = False
-        self._unanswered: dict[asyncio.Task[Any] | None, Any] = {}
-        self._waiting: dict[asyncio.Task[Any] | None, asyncio.Future[None]] = {}
-        handler._transfer_message_async = self.transfer
-        handler._on_send_complete_async = self.complete
-        handler.do_work_async = self.work
+        self._unsent: deque[Any] = deque()
+        self._waiting: dict[Any, asyncio.Future[None]] = {}
+        handler.send_message_async = self.send
+        handler._on_send_complete_async = self._completed
+        self._link.update_pending_deliveries = self._write
 
-    async def transfer(self, delivery: Any, timeout: float = 0) -> Any:
-        """Written here, and not by whoever comes first: what cannot be encoded is its own caller's error."""
-        task = delivery.task = asyncio.current_task()
-        delivery.pending = None
-        self._unanswered[task] = delivery
+    async def send(self, message: Any, **_: Any) -> None:
+        """Without the SDK's tries and time-outs, which are ours (S12)."""
+        while not await self._handler.client_ready_async():  # noqa: ASYNC110 - nobody says when it is
+            await asyncio.sleep(_PAUSE_SECONDS)
+        delivery: Any = MessageDelivery(message)  # type: ignore[no-untyped-call] # the SDK's own
+        pending = await self._handler._transfer_message_async(delivery)
+        self._unsent.append(pending)
         try:
-            delivery.pending = await self._transfer(delivery, timeout)
-            await self._handler._link.update_pending_deliveries()
-        except BaseException:
-            self._forget(task)
-            raise
-        return delivery.pending
+            await self._write()
+            await self._answered(delivery)
+        finally:
+            if not pending.sent:
+                self._forget(pending)
+            if self._waiting and not self._reading:
+                self._wake(next(iter(self._waiting)))
+        if delivery.state is not MessageDeliveryState.Ok:
+            raise delivery.error
 
-    async def complete(self, delivery: Any, reason: Any, state: Any) -> None:
-        await self._complete(delivery, reason, state)
-        task = delivery.task
-        # An answer to what was given up comes too late for its task, which may have sent another since.
-        if self._unanswered.get(task) is delivery:
-            del self._unanswered[task]
-            self._wake(self._waiting.get(task))
-
-    async def work(self, **kwargs: Any) -> Any:
-        """What the SDK does over and over until this task's message is answered."""
-        task, running = asyncio.current_task(), False
-        try:
+    async def _answered(self, delivery: Any) -> None:
+        # It is ready: that need not be asked again before the first reading.
+        read: Callable[[], Awaitable[Any]] = self._read
+        while delivery.state not in MESSAGE_DELIVERY_DONE_STATES:
             if self._reading:
-                await self._handler._link.update_pending_deliveries()
-            while self._reading and task in self._unanswered:
-                await self._woken(task)
-            running = task not in self._unanswered or await self._read(kwargs)
-        finally:
-            if not running:
-                self._forget(task)
-            if not self._reading and task not in self._unanswered:
-                self._wake(next(iter(self._waiting.values()), None))
-        return running
+                self._waiting[delivery] = asyncio.get_running_loop().create_future()
+                try:
+                    await self._waiting[delivery]
+                finally:
+                    del self._waiting[delivery]
+                continue
+            self._reading = True
+            try:
+                running = await read()
+            finally:
+                self._reading = False
+            if running is False:
+                raise AMQPConnectionError(ErrorCondition.SocketError, description="The connection was closed.")
+            read = self._handler.do_work_async
 
-    def _forget(self, task: asyncio.Task[Any] | None) -> None:
-        """Its message has no answer to come. If it was not written, nobody else writes it: it may be diverted now."""
-        delivery, link = self._unanswered.pop(task, None), self._handler._link
-        pending = None if delivery is None or link is None else delivery.pending
-        if pending is not None and not pending.sent and pending in link._pending_deliveries:
-            link._pending_deliveries.remove(pending)
+    async def _read(self) -> None:
+        await self._handler._connection.listen(wait=self._handler._socket_timeout)
 
-    async def _read(self, kwargs: dict[str, Any]) -> Any:
-        self._reading = True
-        try:
-            return await self._work(**kwargs)
-        finally:
-            self._reading = False
+    async def _write(self) -> None:
+        """As much as there is credit for (AMQP 2.6.7): the SDK would grant itself more, and be thrown off for it."""
+        while self._unsent and self._link.current_link_credit > 0:
+            pending = self._unsent[0]
+            if not pending.settled:
+                try:
+                    await self._link._outgoing_transfer(pending)
+                except Exception as error:
+                    # Also where somebody else writes it: what cannot be encoded is its own sender's error.
+                    self._failed(pending, error)
+                    continue
+                if not pending.sent:
+                    # The session's window is closed.
+                    return
+            self._unsent.popleft()
 
-    async def _woken(self, task: asyncio.Task[Any] | None) -> None:
-        self._waiting[task] = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiting[task]
-        finally:
-            del self._waiting[task]
+    def _failed(self, pending: Any, error: Exception) -> None:
+        self._forget(pending)
+        (delivery,) = pending.on_delivery_settled.args
+        delivery.state, delivery.error = MessageDeliveryState.Error, error
+        self._wake(delivery)
 
-    @staticmethod
-    def _wake(waiter: asyncio.Future[None] | None) -> None:
+    async def _completed(self, delivery: Any, reason: Any, state: Any) -> None:
+        await self._complete(delivery, reason, state)
+        if delivery.error is not None and reason == LinkDeliverySettleReason.NOT_DELIVERED:
+            delivery.error = self._link._error or delivery.error
+        self._wake(delivery)
+
+    def _forget(self, pending: Any) -> None:
+        """Nobody else writes it: it may be diverted now."""
+        for held in (self._unsent, self._link._pending_deliveries):
+            if pending in held:
+                held.remove(pending)
+
+    def _wake(self, delivery: Any) -> None:
+        waiter = self._waiting.get(delivery)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 

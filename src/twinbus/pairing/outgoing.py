@@ -45,7 +45,11 @@ Payload = ServiceBusMessage | ServiceBusMessageBatch
 
 def identified(message: Any) -> Any:
     """What a caller gave to send, each message with an id: itself where it has one, otherwise a copy."""
-    if isinstance(message, ServiceBusMessage) or not isinstance(message, Iterable) or isinstance(message, _SINGLE):
+    if isinstance(message, ServiceBusMessage):
+        # Nearly always: without a function more.
+        raw = message._raw_amqp_message
+        return message if _is_ready(raw) else _wrapped(_with_id(raw))
+    if not isinstance(message, Iterable) or isinstance(message, _SINGLE):
         return _identified(message)
     return [_identified(one) for one in message]
 

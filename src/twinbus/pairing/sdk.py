@@ -164,6 +164,7 @@ def _ready(sender: Any, handler: Any, interval: float | None) -> Callable[[], bo
             begun = time.monotonic()
             if ready():
                 handler.client_ready = ready
+                _tell_why(handler._link)
                 if interval:
                     if (before := keep_alive_of(sender)) is not None:
                         before.cancel()
@@ -177,6 +178,24 @@ def _ready(sender: Any, handler: Any, interval: float | None) -> Callable[[], bo
         return False
 
     return quick
+
+
+def _tell_why(link: Any) -> None:
+    """A send under way on a sync link that the service takes away is told why (S2): the SDK knows it, and says nothing.
+
+    On a link of asyncio's: `aio_sharing`.
+    """
+    remove = getattr(link, "_remove_pending_deliveries", None)  # a receiver's link has none
+    if remove is None:
+        return
+
+    def told() -> None:
+        deliveries = [pending.on_delivery_settled.args[0] for pending in link._pending_deliveries]
+        remove()
+        for delivery in deliveries:
+            delivery.error = link._error or delivery.error
+
+    link._remove_pending_deliveries = told
 
 
 def _ready_async(sender: Any, handler: Any, interval: float | None) -> Callable[[], Awaitable[bool]]:

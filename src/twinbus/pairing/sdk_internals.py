@@ -18,7 +18,14 @@ try:
         REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER,
     )
     from azure.servicebus._pyamqp._encode import encode_payload
+    from azure.servicebus._pyamqp.constants import (
+        MESSAGE_DELIVERY_DONE_STATES,
+        LinkDeliverySettleReason,
+        MessageDeliveryState,
+    )
+    from azure.servicebus._pyamqp.error import AMQPConnectionError, ErrorCondition
     from azure.servicebus._pyamqp.message import Header, Message, Properties
+    from azure.servicebus._pyamqp.message import _MessageDelivery as MessageDelivery
     from azure.servicebus._pyamqp.types import TYPE, VALUE, AMQPTypes
     from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
     from azure.servicebus.aio._base_handler_async import ServiceBusSharedKeyCredential as AioSharedKeyCredential
@@ -26,14 +33,20 @@ except ImportError as error:
     raise SdkVersionError(azure.servicebus.__version__) from error
 
 __all__ = [
+    "MESSAGE_DELIVERY_DONE_STATES",
     "REQUEST_RESPONSE_PEEK_OPERATION",
     "REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER",
     "TYPE",
     "VALUE",
+    "AMQPConnectionError",
     "AMQPTypes",
     "AioSharedKeyCredential",
+    "ErrorCondition",
     "Header",
+    "LinkDeliverySettleReason",
     "Message",
+    "MessageDelivery",
+    "MessageDeliveryState",
     "Properties",
     "PyamqpTransport",
     "ServiceBusSASTokenCredential",

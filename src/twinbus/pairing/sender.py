@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, Self, TypeVar, assert_never
 
-from azure.servicebus import ServiceBusMessageBatch, ServiceBusSender
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.ledger import Stage
@@ -66,7 +66,7 @@ class PairedSender:
     def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
         message = identified(message)
         until = self._end(timeout)
-        if is_empty(message):
+        if type(message) is not ServiceBusMessage and is_empty(message):
             return
         self._call(
             self._recorded(

@@ -135,6 +135,12 @@ class World:
             while not holds():  # noqa: ASYNC110 - what is waited for happens in threads and other processes
                 await asyncio.sleep(0.02)
 
+    async def struck(self, namespace: LocalNamespace) -> None:
+        """Until a fault with a count is used up."""
+        async with asyncio.timeout(SOON):
+            while await asyncio.to_thread(namespace.faults.list):  # noqa: ASYNC110 - it happens in another process
+                await asyncio.sleep(0.02)
+
     async def state(self, pair: Any, entity: str, state: str) -> None:
         await self.until(lambda: state_of(pair, entity) == state)
 

@@ -1,8 +1,6 @@
-"""What only the asyncio driver has to see to, because tasks share what it holds: S2, S4, S5, S6, S8, S12, S13."""
+"""What only the asyncio driver has to see to, because tasks share what it holds: S1, S12, S13."""
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -12,8 +10,6 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
-from twinbus import PairClosedError, PartialSendError
-from twinbus.pairing.calls import NoTurnError
 from twinbus.testing import LocalNamespace
 
 from .conftest import World, state_of
@@ -30,22 +26,12 @@ async def world(primary: LocalNamespace, secondary: LocalNamespace) -> AsyncIter
         yield made
 
 
-async def struck(namespace: LocalNamespace) -> None:
-    """Until a fault with a count is used up."""
-    async with asyncio.timeout(AT_ONCE):
-        while await asyncio.to_thread(namespace.faults.list):  # noqa: ASYNC110 - it happens in another process
-            await asyncio.sleep(0.02)
-
-
 def sent(sender: Any, name: str, **keywords: Any) -> asyncio.Task[None]:
     return asyncio.create_task(sender.send_messages(ServiceBusMessage("x", message_id=name), **keywords))
 
 
 async def ids(world: World, queue: str) -> list[Any]:
     return [one.message_id for one in await world.held(queue)]
-
-
-# --- a sender shared by tasks ----------------------------------------------------------------------------------------
 
 
 async def opened(world: World, queue: str, **options: Any) -> tuple[Any, Any]:
@@ -136,7 +122,7 @@ async def test_s13_an_error_of_one_send_among_many_takes_nothing_from_the_others
     pair, sender = await opened(world, queue, failover_interval=LONG)
     world.primary.faults.set("delay", entity=queue, points=["send"], delay=1.5, count=20)
     others = [sent(sender, f"many-{number}") for number in range(20)]
-    await struck(world.primary)
+    await world.struck(world.primary)
     # After this one the SDK closes its link, whoever else is on it.
     world.primary.faults.set("internal-error", entity=queue, points=["send"], count=1)
     bad = sent(sender, "bad")
@@ -155,7 +141,7 @@ async def answered_late(world: World, queue: str, sender: Any, *delays: float) -
     for number, delay in enumerate(delays):
         world.primary.faults.set("delay", entity=queue, points=["send"], delay=delay, count=1)
         tasks.append(sent(sender, f"late-{number}"))
-        await struck(world.primary)
+        await world.struck(world.primary)
     return tasks
 
 
@@ -178,12 +164,40 @@ async def test_s13_what_was_given_up_before_it_was_written_is_written_by_nobody_
     session = sender._link.sender._handler._session
     window, session.remote_incoming_window = session.remote_incoming_window, 0
     async with asyncio.timeout(AT_ONCE):
-        await sent(sender, "hasty", timeout=0.5)
+        await sent(sender, "hasty", timeout=2.0)
         assert state_of(pair, queue) == "failed_over"
         session.remote_incoming_window = window
         await asyncio.gather(*others)
     assert sorted(await ids(world, queue)) == ["before", "late-0", "late-1"]
     assert [one.message_id for one in await world.backlog(pair)] == ["hasty"]
+
+
+async def test_s13_no_more_is_sent_than_the_primary_has_granted_credit_for_and_the_rest_when_it_does(
+    world: World, queue: str
+) -> None:
+    _, sender = await opened(world, queue)
+    link = sender._link.sender._handler._link
+    # As if it had granted no more than that, of which the SDK would take no notice.
+    link.current_link_credit = 2
+    world.primary.faults.set("black-hole", entity=queue, points=["send"])
+    tasks = [sent(sender, f"{number}") for number in range(5)]
+    await hits(world.primary, 2)
+    cannot = asyncio.create_task(sender.send_messages(ServiceBusMessage("x", application_properties={"n": 2**70})))
+    given_up = sent(sender, "given up")
+    await asyncio.sleep(0)
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    assert link.current_link_credit == 0
+    world.primary.faults.clear()
+    # Its next flow: so many more than it has had (AMQP 2.6.7).
+    window = [None, link._session.remote_incoming_window, 0, link._session.remote_outgoing_window]
+    await link._incoming_flow([*window, link.handle, link.delivery_count, 100, None, None, None, None])
+    async with asyncio.timeout(AT_ONCE):
+        await asyncio.gather(*tasks)
+        with pytest.raises(ServiceBusError, match="invalid"):
+            await cannot
+    assert sorted(await ids(world, queue)) == sorted(["before", *(f"{number}" for number in range(5))])
 
 
 @pytest.mark.parametrize("how", ["connection", "link"])
@@ -194,7 +208,7 @@ async def test_s13_what_breaks_under_many_is_opened_anew_and_all_are_sent(world:
     await world.send(sender, ServiceBusMessage("x", message_id="before"))
     world.primary.faults.set("drop-ack", entity=queue, points=["send"], count=20)
     many = [sent(sender, f"many-{number}") for number in range(20)]
-    await struck(world.primary)
+    await world.struck(world.primary)
     if how == "connection":
         await asyncio.to_thread(world.primary.kill)
         await asyncio.to_thread(world.primary.start)
@@ -285,63 +299,6 @@ async def test_s12_a_loop_that_was_blocked_past_the_deadline_reads_its_answers_f
     assert await world.backlog(pair) == []
 
 
-# --- failing over meanwhile ------------------------------------------------------------------------------------------
-
-
-async def test_s5_a_call_whose_entity_fails_over_in_its_retry_pause_diverts_at_once(world: World, queue: str) -> None:
-    pauses = {"retry_mode": "fixed", "retry_backoff_factor": 50, "retry_total": 3}
-    pair = await world.pair(keywords=pauses, try_timeout=timedelta(minutes=2), failover_interval=LONG)
-    sender = await world.sender(pair, queue)
-    await world.send(sender, ServiceBusMessage("x", message_id="before"))
-    world.primary.faults.set("internal-error", entity=queue, points=["send"], count=1)
-    pausing = sent(sender, "pausing")
-    await struck(world.primary)
-    await world.do(pair.force_failover, queue)
-    async with asyncio.timeout(AT_ONCE):
-        await pausing
-    assert [one.message_id for one in await world.backlog(pair)] == ["pausing"]
-    assert await ids(world, queue) == ["before"]
-
-
-async def test_s3_a_try_that_fails_is_followed_by_the_others_that_the_client_was_made_with(
-    world: World, queue: str
-) -> None:
-    pauses = {"retry_mode": "fixed", "retry_backoff_factor": 0.05, "retry_total": 2}
-    pair = await world.pair(keywords=pauses, try_timeout=LONG)
-    sender = await world.sender(pair, queue)
-    world.primary.faults.set("internal-error", entity=queue, points=["send"], count=2)
-    await world.send(sender, ServiceBusMessage("x", message_id="at the third"))
-    assert await ids(world, queue) == ["at the third"]
-    assert state_of(pair, queue) == "healthy"
-    world.primary.faults.set("internal-error", entity=queue, points=["send"], count=3)
-    await world.send(sender, ServiceBusMessage("x", message_id="diverted"))
-    assert state_of(pair, queue) == "failed_over"
-
-
-# --- the caller's time-out -------------------------------------------------------------------------------------------
-
-
-async def test_s6_waiting_for_a_turn_on_a_backlog_link_ends_with_the_callers_time_and_evicts_no_queue(
-    world: World, queue: str
-) -> None:
-    pair = await world.pair(backlog_queue_count=1, try_timeout=LONG)
-    first, second = await world.sender(pair, queue), await world.sender(pair, queue)
-    await world.do(pair.force_failover, queue)
-    await world.send(first, ServiceBusMessage("before"))
-    (only,) = pair.backlog_queues
-    world.secondary.faults.set("black-hole", entity=only, points=["send"], count=1)
-    stuck = sent(first, "stuck")
-    await struck(world.secondary)
-    async with asyncio.timeout(AT_ONCE):
-        with pytest.raises(NoTurnError, match=only):
-            await world.send(second, ServiceBusMessage("no turn"), timeout=0.3)
-    assert pair.backlog_queues == (only,)
-    await world.do(pair.close)
-    async with asyncio.timeout(AT_ONCE):
-        with pytest.raises(PairClosedError):
-            await stuck
-
-
 async def test_s13_a_cancelled_send_takes_nothing_from_those_that_wait_for_its_backlog_link(
     world: World, queue: str
 ) -> None:
@@ -352,7 +309,7 @@ async def test_s13_a_cancelled_send_takes_nothing_from_those_that_wait_for_its_b
     (only,) = pair.backlog_queues
     world.secondary.faults.set("black-hole", entity=only, points=["send"], count=1)
     stuck = sent(first, "stuck")
-    await struck(world.secondary)
+    await world.struck(world.secondary)
     waiting = sent(second, "waiting")
     await asyncio.sleep(0)
     stuck.cancel()
@@ -360,40 +317,3 @@ async def test_s13_a_cancelled_send_takes_nothing_from_those_that_wait_for_its_b
         await waiting
     assert pair.backlog_queues == (only,)
     assert {"before", "waiting"} <= {one.message_id for one in await world.backlog(pair)}
-
-
-async def test_s4_a_call_with_a_time_out_of_its_own_keeps_time_for_the_backlog(world: World, queue: str) -> None:
-    pair = await world.pair(try_timeout=LONG)
-    sender = await world.sender(pair, queue)
-    await world.send(sender, ServiceBusMessage("before"))
-    world.primary.faults.set("black-hole", entity=queue)
-    async with asyncio.timeout(AT_ONCE):
-        await world.send(sender, ServiceBusMessage("x", message_id="diverted"), timeout=4.0)
-    assert [one.message_id for one in await world.backlog(pair)] == ["diverted"]
-
-
-async def test_s6_the_callers_time_out_bounds_all_queues_tried(world: World, queue: str) -> None:
-    pair = await world.pair(backlog_queue_count=4, probation=LONG)
-    sender = await world.sender(pair, queue)
-    await world.do(pair.force_failover, queue)
-    os.kill(world.secondary.pid, signal.SIGSTOP)
-    with pytest.raises(OperationTimeoutError):
-        await world.send(sender, ServiceBusMessage("kept"), timeout=1.5)
-    # The first had a whole try_timeout; what was left says nothing about the second.
-    assert len(pair.backlog_queues) == 3
-
-
-async def test_s6_the_callers_time_out_bounds_all_parts_of_a_split_batch(world: World, queue: str) -> None:
-    pair = await world.pair(backlog_queue_count=1, try_timeout=LONG)
-    sender = await world.sender(pair, queue)
-    await world.do(pair.force_failover, queue)
-    await world.send(sender, ServiceBusMessage("before"))
-    (only,) = pair.backlog_queues
-    world.secondary.faults.set("delay", entity=only, points=["send"], delay=1.0)
-    messages = [ServiceBusMessage(os.urandom(150_000), message_id=str(number)) for number in range(6)]
-    with pytest.raises(PartialSendError) as raised:
-        await world.send(sender, messages, timeout=3.5)
-    assert raised.value.safe[0] == "0"
-    assert raised.value.unsafe[-1] == "5"
-    assert isinstance(raised.value.cause, OperationTimeoutError)
-    assert pair.backlog_queues == (only,)

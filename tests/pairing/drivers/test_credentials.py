@@ -129,6 +129,22 @@ async def test_s2_a_key_revoked_under_an_open_link_reaches_the_caller_and_never_
     assert state_of(pair, queue) == "healthy"
 
 
+async def test_s2_a_send_under_way_when_its_token_ends_is_told_so_and_never_fails_over(
+    world: World, queue: str
+) -> None:
+    short = tokens(world, world.primary, seconds=3)
+    clients = [client(world, world.primary, short), client(world, world.secondary, tokens(world, world.secondary))]
+    pair = await paired(world, clients, failover_interval=LONG, try_timeout=LONG)
+    sender = await world.sender(pair, queue)
+    await world.do(sender.create_message_batch)
+    # The server takes the link away before it answers.
+    world.primary.faults.set("black-hole", entity=queue, points=["send"])
+    with pytest.raises(ServiceBusError) as raised:
+        await world.send(sender, ServiceBusMessage("x"))
+    assert kind_of(raised.value) in CREDENTIAL_REFUSED
+    assert state_of(pair, queue) == "healthy"
+
+
 async def test_s2_a_token_that_ends_under_an_open_link_is_renewed_by_a_second_try(world: World, queue: str) -> None:
     brief = tokens(world, world.primary, seconds=2)
     again = {"retry_total": 3, "retry_backoff_factor": 0.01}

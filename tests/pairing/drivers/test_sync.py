@@ -1,9 +1,7 @@
-"""What only the sync driver has to see to, because threads wait in it: S2, S4, S5, S6, S12, S13."""
+"""What only the sync driver has to see to, because threads wait in it: S2, G2, S12, S13."""
 
 import asyncio
 import logging
-import os
-import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
@@ -13,7 +11,6 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
-from twinbus import PairClosedError, PartialSendError
 from twinbus.pairing.calls import NoTurnError
 from twinbus.testing import LocalNamespace
 
@@ -31,11 +28,6 @@ async def world(primary: LocalNamespace, secondary: LocalNamespace) -> AsyncIter
         yield made
 
 
-async def struck(world: World, namespace: LocalNamespace) -> None:
-    """Until a fault with a count is used up."""
-    await world.until(lambda: not namespace.faults.list())
-
-
 # --- turns -----------------------------------------------------------------------------------------------------------
 
 
@@ -45,7 +37,7 @@ async def test_s2_waiting_for_a_turn_on_a_shared_sender_is_no_failure_of_the_pri
     await world.send(sender, ServiceBusMessage("before"))
     world.primary.faults.set("delay", entity=queue, points=["send"], delay=2.0, count=1)
     slow = asyncio.create_task(world.send(sender, ServiceBusMessage("slow")))
-    await struck(world, world.primary)
+    await world.struck(world.primary)
     with pytest.raises(NoTurnError, match=queue):
         await world.send(sender, ServiceBusMessage("no turn"), timeout=0.2)
     await slow
@@ -69,84 +61,6 @@ async def test_s2_an_attempt_that_waiting_for_its_turn_cut_short_is_no_failure_o
     await slow
     assert state_of(pair, queue) == "healthy"
     assert await world.backlog(pair) == []
-
-
-async def test_s6_waiting_for_a_turn_on_a_backlog_link_ends_with_the_callers_time_and_evicts_no_queue(
-    world: World, queue: str
-) -> None:
-    pair = await world.pair(backlog_queue_count=1, try_timeout=LONG)
-    first, second = await world.sender(pair, queue), await world.sender(pair, queue)
-    await world.do(pair.force_failover, queue)
-    await world.send(first, ServiceBusMessage("before"))
-    (only,) = pair.backlog_queues
-    world.secondary.faults.set("black-hole", entity=only, points=["send"], count=1)
-    stuck = asyncio.create_task(world.send(first, ServiceBusMessage("stuck")))
-    await struck(world, world.secondary)
-    async with asyncio.timeout(AT_ONCE):
-        with pytest.raises(NoTurnError, match=only):
-            await world.send(second, ServiceBusMessage("no turn"), timeout=0.3)
-    assert pair.backlog_queues == (only,)
-    await world.do(pair.close)
-    with pytest.raises(PairClosedError):
-        await stuck
-
-
-# --- the caller's time-out -------------------------------------------------------------------------------------------
-
-
-async def test_s4_a_call_with_a_time_out_of_its_own_keeps_time_for_the_backlog(world: World, queue: str) -> None:
-    pair = await world.pair(try_timeout=LONG)
-    sender = await world.sender(pair, queue)
-    await world.send(sender, ServiceBusMessage("before"))
-    world.primary.faults.set("black-hole", entity=queue)
-    async with asyncio.timeout(AT_ONCE):
-        await world.send(sender, ServiceBusMessage("x", message_id="diverted"), timeout=4.0)
-    assert [one.message_id for one in await world.backlog(pair)] == ["diverted"]
-
-
-async def test_s6_the_callers_time_out_bounds_all_queues_tried(world: World, queue: str) -> None:
-    pair = await world.pair(backlog_queue_count=4, probation=LONG)
-    sender = await world.sender(pair, queue)
-    await world.do(pair.force_failover, queue)
-    os.kill(world.secondary.pid, signal.SIGSTOP)
-    with pytest.raises(OperationTimeoutError):
-        await world.send(sender, ServiceBusMessage("kept"), timeout=1.5)
-    # The first had a whole try_timeout; what was left says nothing about the second.
-    assert len(pair.backlog_queues) == 3
-
-
-async def test_s6_the_callers_time_out_bounds_all_parts_of_a_split_batch(world: World, queue: str) -> None:
-    pair = await world.pair(backlog_queue_count=1, try_timeout=LONG)
-    sender = await world.sender(pair, queue)
-    await world.do(pair.force_failover, queue)
-    await world.send(sender, ServiceBusMessage("before"))
-    (only,) = pair.backlog_queues
-    world.secondary.faults.set("delay", entity=only, points=["send"], delay=1.0)
-    messages = [ServiceBusMessage(os.urandom(150_000), message_id=str(number)) for number in range(6)]
-    with pytest.raises(PartialSendError) as raised:
-        await world.send(sender, messages, timeout=3.5)
-    assert raised.value.safe[0] == "0"
-    assert raised.value.unsafe[-1] == "5"
-    assert isinstance(raised.value.cause, OperationTimeoutError)
-    assert pair.backlog_queues == (only,)
-
-
-# --- failing over meanwhile ------------------------------------------------------------------------------------------
-
-
-async def test_s5_a_call_whose_entity_fails_over_in_its_retry_pause_diverts_at_once(world: World, queue: str) -> None:
-    pauses = {"retry_mode": "fixed", "retry_backoff_factor": 50, "retry_total": 3}
-    pair = await world.pair(keywords=pauses, try_timeout=timedelta(minutes=2), failover_interval=LONG)
-    sender = await world.sender(pair, queue)
-    await world.send(sender, ServiceBusMessage("before", message_id="before"))
-    world.primary.faults.set("internal-error", entity=queue, points=["send"], count=1)
-    pausing = asyncio.create_task(world.send(sender, ServiceBusMessage("x", message_id="pausing")))
-    await struck(world, world.primary)
-    await world.do(pair.force_failover, queue)
-    async with asyncio.timeout(AT_ONCE):
-        await pausing
-    assert [one.message_id for one in await world.backlog(pair)] == ["pausing"]
-    assert [one.message_id for one in await world.held(queue)] == ["before"]
 
 
 # --- a clock that nothing stops --------------------------------------------------------------------------------------
@@ -231,7 +145,7 @@ async def test_s13_closing_a_sender_ends_a_call_that_nobody_answers(world: World
     await world.send(sender, ServiceBusMessage("before"))
     world.primary.faults.set("black-hole", entity=queue, points=["send"], count=1)
     sending = asyncio.create_task(world.send(sender, ServiceBusMessage("x")))
-    await struck(world, world.primary)
+    await world.struck(world.primary)
     await world.do(sender.close)
     async with asyncio.timeout(AT_ONCE):
         with pytest.raises(ValueError, match="shutdown"):

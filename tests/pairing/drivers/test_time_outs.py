@@ -1,0 +1,107 @@
+"""How long a call may take, and what it does when its time is over, on either driver: S3, S4, S5, S6."""
+
+import asyncio
+import os
+import signal
+from datetime import timedelta
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from twinbus import PairClosedError, PartialSendError
+from twinbus.pairing.calls import NoTurnError
+
+from .conftest import World, state_of
+
+# As in test_outages: much more than any time-out here, much less than the SDK takes by itself.
+AT_ONCE = 8.0
+LONG = timedelta(minutes=1)
+
+
+async def test_s3_a_try_that_fails_is_followed_by_the_others_that_the_client_was_made_with(
+    world: World, queue: str
+) -> None:
+    pauses = {"retry_mode": "fixed", "retry_backoff_factor": 0.05, "retry_total": 2}
+    pair = await world.pair(keywords=pauses, try_timeout=LONG)
+    sender = await world.sender(pair, queue)
+    world.primary.faults.set("internal-error", entity=queue, points=["send"], count=2)
+    await world.send(sender, ServiceBusMessage("x", message_id="at the third"))
+    assert [one.message_id for one in await world.held(queue)] == ["at the third"]
+    assert state_of(pair, queue) == "healthy"
+    world.primary.faults.set("internal-error", entity=queue, points=["send"], count=3)
+    await world.send(sender, ServiceBusMessage("x", message_id="diverted"))
+    assert state_of(pair, queue) == "failed_over"
+
+
+async def test_s4_a_call_with_a_time_out_of_its_own_keeps_time_for_the_backlog(world: World, queue: str) -> None:
+    pair = await world.pair(try_timeout=LONG)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    world.primary.faults.set("black-hole", entity=queue)
+    async with asyncio.timeout(AT_ONCE):
+        await world.send(sender, ServiceBusMessage("x", message_id="diverted"), timeout=3.0)
+    assert [one.message_id for one in await world.backlog(pair)] == ["diverted"]
+
+
+async def test_s5_a_call_whose_entity_fails_over_in_its_retry_pause_diverts_at_once(world: World, queue: str) -> None:
+    pauses = {"retry_mode": "fixed", "retry_backoff_factor": 50, "retry_total": 3}
+    pair = await world.pair(keywords=pauses, try_timeout=timedelta(minutes=2), failover_interval=LONG)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("x", message_id="before"))
+    world.primary.faults.set("internal-error", entity=queue, points=["send"], count=1)
+    pausing = asyncio.create_task(world.send(sender, ServiceBusMessage("x", message_id="pausing")))
+    await world.struck(world.primary)
+    await world.do(pair.force_failover, queue)
+    async with asyncio.timeout(AT_ONCE):
+        await pausing
+    assert [one.message_id for one in await world.backlog(pair)] == ["pausing"]
+    assert [one.message_id for one in await world.held(queue)] == ["before"]
+
+
+async def test_s6_waiting_for_a_turn_on_a_backlog_link_ends_with_the_callers_time_and_evicts_no_queue(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair(backlog_queue_count=1, try_timeout=LONG)
+    first, second = await world.sender(pair, queue), await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    await world.send(first, ServiceBusMessage("before"))
+    (only,) = pair.backlog_queues
+    world.secondary.faults.set("black-hole", entity=only, points=["send"], count=1)
+    stuck = asyncio.create_task(world.send(first, ServiceBusMessage("x", message_id="stuck")))
+    await world.struck(world.secondary)
+    async with asyncio.timeout(AT_ONCE):
+        with pytest.raises(NoTurnError, match=only):
+            await world.send(second, ServiceBusMessage("no turn"), timeout=0.3)
+    assert pair.backlog_queues == (only,)
+    await world.do(pair.close)
+    async with asyncio.timeout(AT_ONCE):
+        with pytest.raises(PairClosedError):
+            await stuck
+
+
+async def test_s6_the_callers_time_out_bounds_all_queues_tried(world: World, queue: str) -> None:
+    pair = await world.pair(backlog_queue_count=4, probation=LONG)
+    sender = await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    os.kill(world.secondary.pid, signal.SIGSTOP)
+    with pytest.raises(OperationTimeoutError):
+        await world.send(sender, ServiceBusMessage("kept"), timeout=1.5)
+    # The first had a whole try_timeout; what was left says nothing about the second.
+    assert len(pair.backlog_queues) == 3
+
+
+async def test_s6_the_callers_time_out_bounds_all_parts_of_a_split_batch(world: World, queue: str) -> None:
+    pair = await world.pair(backlog_queue_count=1, try_timeout=LONG)
+    sender = await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    await world.send(sender, ServiceBusMessage("before"))
+    (only,) = pair.backlog_queues
+    world.secondary.faults.set("delay", entity=only, points=["send"], delay=0.5)
+    messages = [ServiceBusMessage(os.urandom(150_000), message_id=str(number)) for number in range(6)]
+    with pytest.raises(PartialSendError) as raised:
+        await world.send(sender, messages, timeout=1.8)
+    assert raised.value.safe[0] == "0"
+    assert raised.value.unsafe[-1] == "5"
+    assert isinstance(raised.value.cause, OperationTimeoutError)
+    assert pair.backlog_queues == (only,)
