@@ -129,7 +129,7 @@ async def test_s2_a_key_revoked_under_an_open_link_reaches_the_caller_and_never_
     assert state_of(pair, queue) == "healthy"
 
 
-async def test_s2_a_send_under_way_when_its_token_ends_is_told_so_and_never_fails_over(
+async def test_s2_a_send_under_way_when_its_token_ends_is_told_so_and_fails_nothing_over(
     world: World, queue: str
 ) -> None:
     short = tokens(world, world.primary, seconds=3)
