@@ -1,6 +1,8 @@
 """N2 over several entities: killed at any instant, no forward is lost or doubled and no transaction half applied.
 
 Messages go `entry` → `hall` → topic `fan`, of which one subscription keeps them and the other forwards to `end`.
+What is sent twice to `twice` is forwarded to `once`, what is dead-lettered in `broken` to `graves`; these detect
+duplicates.
 Transactions complete a message of `in` and send its successor to `left` and `right`.
 """
 
@@ -30,7 +32,9 @@ SEED = 7
 LONGEST_DELAY = 0.4
 TIMEOUT = 30.0
 MOST_LOOKS = 1000
+DETECTS = {"requires_duplicate_detection": True, "duplicate_detection_history_time_window": "P1D"}
 KEPT, ON = "fan/Subscriptions/kept", "fan/Subscriptions/on"
+ENDS = ("in", "left", "right", "end", KEPT, "once", "broken", "graves")
 CONFIG = {
     "namespaces": [
         {
@@ -39,6 +43,15 @@ CONFIG = {
                 {"name": "entry", "forward_to": "hall"},
                 {"name": "hall", "forward_to": "fan"},
                 {"name": "end"},
+                {"name": "once", **DETECTS},
+                {"name": "twice", "forward_to": "once"},
+                {"name": "graves", **DETECTS},
+                {
+                    "name": "broken",
+                    "forward_dead_lettered_messages_to": "graves",
+                    "lock_duration": "PT5M",
+                    "max_delivery_count": 1000,
+                },
                 {"name": "in", "lock_duration": "PT5M", "max_delivery_count": 1000},
                 {"name": "left"},
                 {"name": "right"},
@@ -57,19 +70,33 @@ class Together:
         self.moved: dict[str, bool | None] = {}
         """By the id of the input: True if the transaction was committed, False if rolled back, None if unknown."""
         self.put_in: dict[str, bool] = {}
+        self.doubled: dict[str, bool] = {}
+        self.broken: dict[str, bool] = {}
+        """By id, whether it was acknowledged."""
+        self.buried: set[str] = set()
         self.figures: Counter[str] = Counter()
 
     async def send_forever(self, connection_string: str, life: int, rng: Random) -> None:
         async with connect(connection_string, timeout=TIMEOUT) as bus:
-            entry, into = await bus.sender("entry"), await bus.sender("in")
+            books = {"entry": self.forwarded, "in": self.put_in, "twice": self.doubled, "broken": self.broken}
+            senders = [(await bus.sender(name), book, 2 if name == "twice" else 1) for name, book in books.items()]
             for number in range(100_000):
                 names = [f"{life}-{number}-{index}" for index in range(rng.choice((1, 1, 7)))]
-                for sender, book in ((entry, self.forwarded), (into, self.put_in)):
+                for sender, book, times in senders:
                     book.update(dict.fromkeys(names, False))
-                    await sender.send([Message(b"." * rng.choice((10, 20_000)), message_id=name) for name in names])
+                    for _ in range(times):
+                        await sender.send([Message(b"." * rng.choice((10, 20_000)), message_id=name) for name in names])
                     book.update(dict.fromkeys(names, True))
-                self.figures["acknowledged"] += 2 * len(names)
+                    self.figures["acknowledged"] += times * len(names)
                 await asyncio.sleep(rng.random() * 0.005)
+
+    async def bury_forever(self, connection_string: str) -> None:
+        async with connect(connection_string, timeout=TIMEOUT) as bus, await bus.receiver("broken") as receiver:
+            while True:
+                found = await receiver.receive(10, TIMEOUT)
+                await receiver.dead_letter(found, "broken")
+                self.buried.update(str(message.message_id) for message in found)
+                self.figures["buried"] += len(found)
 
     async def transact_forever(self, port: int, rng: Random) -> None:
         loop = asyncio.get_running_loop()
@@ -104,9 +131,9 @@ class Together:
 
     async def check(self, bus: ServiceBusConnection) -> list[str]:
         """What is wrong, after a restart and when everything was forwarded."""
-        for name in ("entry", "hall", ON):
+        for name in ("entry", "hall", ON, "twice", "broken/$DeadLetterQueue"):
             await until_empty(bus, name)
-        there = {name: await ids(bus, name) for name in ("in", "left", "right", "end", KEPT)}
+        there = {name: await ids(bus, name) for name in ENDS}
         wrong = [f"{name}: {id} is there {n} times" for name in there for id, n in there[name].items() if n > 1]
         for id, acknowledged in self.forwarded.items():
             places = (id in there["end"], id in there[KEPT])
@@ -121,13 +148,23 @@ class Together:
             if committed is not None and committed != is_left:
                 wrong.append(f"{id}: committed {committed}, left {is_left}")
             self.put_in[id], self.moved[id] = is_in or is_left, is_left
+        return wrong + self._check_detecting(there)
+
+    def _check_detecting(self, there: dict[str, Counter[str]]) -> list[str]:
+        wrong = [f"{id} never came to once" for id, sent in self.doubled.items() if sent and id not in there["once"]]
+        for id, acknowledged in self.broken.items():
+            places = (id in there["broken"], id in there["graves"])
+            if all(places) or (acknowledged and not any(places)) or (id in self.buried and not places[1]):
+                wrong.append(f"broken {id}: acknowledged {acknowledged}, buried {id in self.buried}, there {places}")
+            self.broken[id] = any(places)
+        self.doubled = {id: id in there["once"] for id in self.doubled}
         return wrong
 
 
 async def ids(bus: ServiceBusConnection, name: str) -> Counter[str]:
     """Asked of its management node, as nobody receives from a forwarding entity."""
     found: Counter[str] = Counter()
-    node = bus.management(name)
+    node = bus.management(name.partition("/$")[0], address=name)
     start = 1
     while page := await node.peek(start, 500):
         found.update(str(message.message_id) for message in page)
@@ -147,13 +184,14 @@ async def until_empty(bus: ServiceBusConnection, name: str) -> None:
 async def live(together: Together, namespace: LocalNamespace, life: int) -> None:
     """Load, until it is killed."""
     rng = Random(f"{SEED}-{life}")
-    before = together.figures["committed"]
+    before = Counter(together.figures)
     tasks = [
         asyncio.create_task(together.send_forever(namespace.connection_string, life, rng)),
+        asyncio.create_task(together.bury_forever(namespace.connection_string)),
         asyncio.create_task(together.transact_forever(namespace.port, rng)),
     ]
     async with asyncio.timeout(TIMEOUT):
-        while together.figures["committed"] < before + 3:
+        while any(together.figures[what] < before[what] + 3 for what in ("committed", "buried")):
             for task in tasks:
                 if task.done():
                     task.result()
@@ -181,7 +219,7 @@ async def test_no_forward_is_lost_or_doubled_and_no_transaction_is_half_applied(
         print(dict(together.figures))
         assert together.figures["rolled back"] > 0
         async with connect(namespace.connection_string, timeout=TIMEOUT) as bus:
-            for name in ("in", "left", "right", "end", KEPT):
+            for name in ENDS:
                 async with await bus.receiver(name, mode=RECEIVE_AND_DELETE) as receiver:
                     while await receiver.receive(500, 0.2):
                         pass
