@@ -16,6 +16,7 @@ from twinbus.connect.errors import (
     ServiceBusConnectionError,
     ServiceBusError,
 )
+from twinbus.connect.sending import Confirmation
 from twinbus.message import Message
 
 from .peer import Peer, listening, silent
@@ -254,3 +255,17 @@ async def test_a_peer_that_does_not_read_holds_back_the_sender_until_it_does(
     transport.resume_reading()
     await sender.send([Message(b"last")])
     assert len(peer.received) < 30
+
+
+async def test_a_last_answer_that_comes_with_the_end_of_the_time_is_an_answer(
+    peer: Peer, bus: ServiceBusConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both in one turn of the loop: the time-out is heard first, and finds nothing that is not accepted."""
+
+    def answered(self: Confirmation, key: int, error: ServiceBusError | None) -> None:
+        self.unsafe.discard(key)
+        self.outstanding -= 1  # whoever waits is not woken any more
+
+    monkeypatch.setattr(Confirmation, "answered", answered)
+    sender = await bus.sender("q")
+    await sender.send([Message(b"1"), Message(b"2")], timeout=SHORT)

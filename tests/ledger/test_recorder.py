@@ -300,3 +300,28 @@ def test_a_program_that_ends_without_closing_has_written_everything(tmp_path: Pa
 def test_an_option_out_of_range_is_refused_by_name_value_and_range(options: dict[str, object], says: str) -> None:
     with pytest.raises(LedgerOptionError, match=says):
         LedgerOptions(**options)  # type: ignore[arg-type] # wrong on purpose
+
+
+async def test_a_disk_that_hangs_is_waited_for_no_longer_than_said_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+    fsync = os.fsync
+
+    def hanging(number: int) -> None:
+        answers.wait()
+        fsync(number)
+
+    ledger = Ledger(tmp_path, options=LedgerOptions(on_error="stop"))
+    monkeypatch.setattr(os, "fsync", hanging)
+    try:
+        ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", ["1"], 1).end()
+        with pytest.raises(LedgerUnavailableError):
+            await ledger.flushed(0.05)
+        with pytest.raises(LedgerUnavailableError):
+            ledger.flush(0.05)
+        assert caplog.text.count("has not answered for 0.05 s") == 2
+    finally:
+        answers.set()
+    assert await ledger.flushed()
+    ledger.close()

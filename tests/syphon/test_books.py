@@ -26,6 +26,7 @@ class Stored:
     message_id: str
     sequence_number: int = 1
     size: int = 10
+    unanswered: bool = False
     locked_until: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     enqueued_time: datetime = datetime(2026, 1, 1, tzinfo=UTC)
 

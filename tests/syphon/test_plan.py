@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.plan import Destinations, Policy, Readiness, Route, Shelf, Verdict
+from twinbus.syphon.plan.destinations import MOST
 from twinbus.syphon.plan.shelf import RESCAN_AFTER, SCAN_EVERY, Seen
+from twinbus.syphon.progress import MOST_DESTINATIONS, OTHERS, Counts
 
 POLICY = Policy(first_pause=1.0, longest_pause=8.0, gone_after=100.0)
 MESSAGES_FAULT = {FailureKind.MESSAGE_TOO_LARGE, FailureKind.BAD_MESSAGE}
@@ -311,3 +313,23 @@ class TestShelf:
                 shelf.recalled(recall, 0, now)
         assert not there
         assert len(shelf) == 0
+
+
+def test_of_destinations_that_were_never_left_aside_only_so_many_are_known() -> None:
+    destinations = Destinations()
+    routed = destinations.route("broken", 0.0)
+    destinations.failed("broken", routed.epoch, FailureKind.ENTITY_DISABLED, 0.0, 0.0, retried=True, messages=1)
+    for number in range(3 * MOST):
+        destinations.route(f"orders-{number}", 1.0)
+    states = destinations.states()
+    assert len(states) <= MOST
+    assert next(one for one in states if one.path == "broken").readiness is Readiness.ASIDE
+
+
+def test_what_goes_to_very_many_destinations_is_counted_for_the_first_of_them_and_together() -> None:
+    counts = Counts(0.0)
+    for number in range(MOST_DESTINATIONS + 100):
+        counts.returned(f"orders-{number}", 1, 10, 0.0)
+    assert len(counts.by_destination) == MOST_DESTINATIONS + 1
+    assert counts.by_destination[OTHERS].returned == 100
+    assert counts.total.returned == MOST_DESTINATIONS + 100

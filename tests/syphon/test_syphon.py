@@ -17,10 +17,12 @@ from twinbus.ledger.entries import Stage
 from twinbus.ledger.recorder import Ledger
 from twinbus.message import Message
 from twinbus.pairing.administration import AioAdministration
-from twinbus.syphon.discovery import Listed, Searched
+from twinbus.syphon import room
+from twinbus.syphon.discovery import Listed, Named, Searched
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.plan import Policy, Readiness
 from twinbus.syphon.room import Step, SyphonOptions
+from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
 from twinbus.syphon.transport import Held
 from twinbus.testing import LocalNamespaces
 
@@ -348,3 +350,33 @@ async def test_y9_stopping_finishes_what_is_in_flight_and_gives_back_the_rest(gr
     assert len(arrived) == progress.total.returned
     await ground.drain()
     assert arrived + ids(await ground.arrived()) == numbered(5000)
+
+
+async def test_y5_a_drain_whose_key_the_primary_refuses_says_so_and_ends(
+    ground: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ground.fill(5)
+    wrong = ground.primary.replace("SharedAccessKey=", "SharedAccessKey=wrong")
+    transport = NativeTransport(wrong, ground.secondary)
+    options = SyphonOptions(drain=True, policy=Policy(first_pause=0.1, longest_pause=0.2))
+    async with Syphon(transport, Named([ground.queue]), primary="p", secondary="s", options=options) as syphon:
+        with pytest.raises(PrimaryRefusesError, match=f"refuses the credential .* for {ground.orders}: 5 messages"):
+            await asyncio.wait_for(syphon.run(), 30)
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 1
+    assert ground.orders in told[0].getMessage()
+    assert len(await ground.left()) == 5
+
+
+async def test_links_to_destinations_that_nothing_is_sent_to_are_closed(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MOST_SENDERS", 2)
+    paths = [f"orders-{number}" for number in range(6)]
+    for number, path in enumerate(paths):
+        await ground.fill(1, path, first=number)
+    async with ground.syphon(drain=True, window=1) as syphon:
+        assert (await syphon.run()).total.returned == 6
+        assert len(syphon._room._senders) == 2
+    for path in paths:
+        await ground.arrived(path)

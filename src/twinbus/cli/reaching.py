@@ -143,6 +143,10 @@ def explained(side: str, error: Exception) -> OperatorError:
     from twinbus.pairing.administration import failure_of  # noqa: PLC0415 - slow
     from twinbus.pairing.failures import FailureKind  # noqa: PLC0415
 
+    if isinstance(error, TwinbusError) and is_refused(error):
+        return OperatorError(
+            f"the {side} refuses the key: {error}", "Look at the key's name, the key itself, and its rights there."
+        )
     if isinstance(error, TwinbusError):
         return OperatorError(f"the {side} cannot be reached: {error}", "Is it there, and is the key its own?")
     failure = failure_of(error)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from twinbus.errors import OperatorError
+from twinbus.errors import OperatorError, TwinbusError
 
 FAILED = 1
 Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
@@ -23,11 +23,13 @@ def tell(error: BaseException, *, debug: bool = False) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    text = error.text if isinstance(error, OperatorError) else f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, TwinbusError):
+        text = error.text if isinstance(error, OperatorError) else str(error)
     console.print("[bold red]error:[/] ", end="")
     console.print(text, markup=False)
     hint = getattr(error, "hint", "")
-    if not hint and not isinstance(error, OperatorError) and not debug:
+    if not hint and not isinstance(error, TwinbusError) and not debug:
         hint = "This was not foreseen; --debug shows where it happened."
     if hint:
         console.print("[bold]hint:[/] ", end="")

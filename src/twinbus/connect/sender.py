@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 from twinbus.connect.batches import Batch, pack
 from twinbus.connect.deadlines import deadline
 from twinbus.connect.encoding import encode_message, to_millis, with_scheduled_time
-from twinbus.connect.errors import ConnectionClosedError, ServiceBusConnectionError, ServiceBusError
+from twinbus.connect.errors import (
+    ConnectionClosedError,
+    OperationTimeoutError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+)
 from twinbus.connect.sending import Confirmation, SendingLink
 from twinbus.message import Message
 
@@ -68,21 +73,26 @@ class Sender:
             spans = [batches[key] for key in sorted(confirmation.unsafe)]
             return [message for batch in spans for message in messages[batch.first : batch.end]]
 
-        async with deadline(self._seconds(timeout), "send", self.entity, unsafe):
-            link = await self._attached()
-            batches = pack(encoded, link.max_message_size)
-            confirmation.expect(len(batches))
-            try:
-                for key, batch in enumerate(batches):
-                    await link.room()
-                    link.submit(batch.payload, batch.message_format, confirmation, key)
-                await confirmation.future
-            except ServiceBusError as error:
-                raise error.again(self.entity, unsafe()) from None
-            finally:
-                if confirmation.outstanding:
-                    link.give_up(confirmation)
-                confirmation.close()
+        try:
+            async with deadline(self._seconds(timeout), "send", self.entity, unsafe):
+                link = await self._attached()
+                batches = pack(encoded, link.max_message_size)
+                confirmation.expect(len(batches))
+                try:
+                    for key, batch in enumerate(batches):
+                        await link.room()
+                        link.submit(batch.payload, batch.message_format, confirmation, key)
+                    await confirmation.future
+                except ServiceBusError as error:
+                    raise error.again(self.entity, unsafe()) from None
+                finally:
+                    if confirmation.outstanding:
+                        link.give_up(confirmation)
+                    confirmation.close()
+        except OperationTimeoutError:
+            if not batches or confirmation.unsafe:
+                raise
+            # The last answer came with the end of the time: all of them are accepted.
 
     def send_soon(self, message: Message | bytes) -> asyncio.Future[None]:
         """Sends without waiting; the future tells the outcome. `await room()` between calls bounds what is in flight.

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from twinbus.ledger.encoding import id_text
 from twinbus.ledger.entries import OK, Fact, Metered, Move, Movement, Operation, Role, Stage, State
@@ -29,6 +29,9 @@ from twinbus.ledger.units import units
 from twinbus.ledger.writer import Writer
 
 _log = logging.getLogger("twinbus.ledger")
+
+FLUSH_SECONDS: Final = 30.0
+"""What a disk may take to answer."""
 
 
 class Ledger:
@@ -183,7 +186,7 @@ class Ledger:
 
     # --- durability --------------------------------------------------------------------------------------------------
 
-    def flush(self, timeout: float | None = None) -> bool:
+    def flush(self, timeout: float | None = FLUSH_SECONDS) -> bool:
         """Wait until all that was told before is on the disk. False: it is not, and operations may go on.
 
         Where `on_error` is "stop": LedgerUnavailableError instead.
@@ -191,12 +194,21 @@ class Ledger:
         try:
             written = self._writer.flush().result(timeout)
         except TimeoutError:
-            written = False
+            written = self._hangs(timeout)
         return self._flushed(written)
 
-    async def flushed(self) -> bool:
+    async def flushed(self, timeout: float | None = FLUSH_SECONDS) -> bool:
         """`flush`, for asyncio."""
-        return self._flushed(await asyncio.wrap_future(self._writer.flush()))
+        try:
+            async with asyncio.timeout(timeout):
+                written = await asyncio.wrap_future(self._writer.flush())
+        except TimeoutError:
+            written = self._hangs(timeout)
+        return self._flushed(written)
+
+    def _hangs(self, seconds: float | None) -> bool:
+        _log.error("ledger: the disk of %s has not answered for %g s", self.directory, seconds or 0.0)
+        return False
 
     def _flushed(self, written: bool) -> bool:
         if not written and self._stops:

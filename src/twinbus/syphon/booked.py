@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from twinbus.ledger.entries import OK, Stage
 from twinbus.syphon.books import Books, outcome
-from twinbus.syphon.transport import Backlog, BacklogFailedError, Credit, Held, Peeked
+from twinbus.syphon.transport import PAGE, Backlog, BacklogFailedError, Credit, Held, Peeked
 
 T = TypeVar("T")
 
@@ -79,17 +79,20 @@ class BookedBacklog:
         return found
 
     async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
-        return await self._inner.complete(held)
+        return await self._truly_lost(await self._inner.complete(held), _is_gone)
 
     async def abandon(self, held: Sequence[Held]) -> Sequence[Held]:
         return await self._done(Stage.SETTLE_BACKLOG, self._inner.abandon, held)
 
     async def defer(self, held: Sequence[Held]) -> Sequence[Held]:
-        return await self._done(Stage.SETTLE_BACKLOG, self._inner.defer, held)
+        async def defer(given: Sequence[Held]) -> Sequence[Held]:
+            return await self._truly_lost(await self._inner.defer(given), _is_deferred)
+
+        return await self._done(Stage.SETTLE_BACKLOG, defer, held)
 
     async def dead_letter(self, held: Sequence[Held], reason: str, description: str) -> Sequence[Held]:
         async def bury(given: Sequence[Held]) -> Sequence[Held]:
-            return await self._inner.dead_letter(given, reason, description)
+            return await self._truly_lost(await self._inner.dead_letter(given, reason, description), _is_gone)
 
         return await self._done(Stage.SETTLE_BACKLOG, bury, held)
 
@@ -111,6 +114,24 @@ class BookedBacklog:
     async def close(self) -> None:
         await self.rest()
         await self._inner.close()
+
+    async def _truly_lost(self, lost: Sequence[Held], is_done: Callable[[Peeked | None], bool]) -> Sequence[Held]:
+        """Without those whose lock went because a settlement was done, though nobody answered: the queue shows it."""
+        doubtful = sorted((one for one in lost if one.unanswered), key=lambda one: one.sequence_number)
+        done: set[int] = set()
+        page: dict[int, Peeked] = {}
+        shown = -1
+        try:
+            for one in doubtful:
+                if one.sequence_number > shown:
+                    seen = await self.peek(one.sequence_number, PAGE)
+                    page = {message.sequence_number: message for message in seen}
+                    shown = max(page, default=doubtful[-1].sequence_number)
+                if is_done(page.get(one.sequence_number)):
+                    done.add(id(one))
+        except BacklogFailedError:
+            return lost
+        return [one for one in lost if id(one) not in done]
 
     # --- telling -----------------------------------------------------------------------------------------------------
 
@@ -141,3 +162,11 @@ class BookedBacklog:
 
     def _failed(self, stage: Stage, size: int | Sequence[int], began: float, error: BacklogFailedError) -> None:
         self._books.done(stage, self._queue, size, self._now() - began, *outcome(error.kind))
+
+
+def _is_gone(seen: Peeked | None) -> bool:
+    return seen is None
+
+
+def _is_deferred(seen: Peeked | None) -> bool:
+    return seen is not None and seen.deferred

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, assert_never
 from twinbus.ledger.entries import Move
 from twinbus.ledger.errors import LedgerUnavailableError
 from twinbus.ledger.running import RunningOperation
-from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
 from twinbus.syphon.booked import LOCK_LOST
 from twinbus.syphon.loads import Load
 from twinbus.syphon.plan import Recall, Route, Routed, Shelf, Verdict, key_of
@@ -158,7 +158,7 @@ class Mover:
         room, path, messages = self._room, shipment.path, shipment.messages
         self._step(Step.SENDING, messages)
         try:
-            await room.sender(path).send(messages)
+            await room.send(path, messages)
         except SendFailedError as error:
             await self._failed(load, shipment, error, retried)
         except BaseException:
@@ -194,7 +194,11 @@ class Mover:
                 for half in (failed[:middle], failed[middle:]):
                     await self._ship(load, [_Shipment(path, epoch, half)], retried=retried)
             case Verdict.PUT_ASIDE:
-                _log.warning("%s is not ready, %d messages are put aside: %s", path, len(failed), error)
+                again = room.destinations.failures(path) > 1
+                level = (
+                    logging.DEBUG if again else logging.ERROR if error.kind in CREDENTIAL_REFUSED else logging.WARNING
+                )
+                _log.log(level, "%s is not ready, %d messages are put aside: %s", path, len(failed), error)
                 room.changed()
                 await self._defer(load, path, failed)
             case Verdict.DEAD_LETTER:

@@ -45,12 +45,13 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class NativeHeld:
-    __slots__ = ("message", "number", "size")
+    __slots__ = ("message", "number", "size", "unanswered")
 
     def __init__(self, message: ReceivedMessage) -> None:
         self.message = message
         self.size = len(message.raw)
         self.number: int | None = None  # once it was read beside something else
+        self.unanswered = False
 
     @property
     def sequence_number(self) -> int:
@@ -204,7 +205,7 @@ class NativeBacklog:
             return self._receiver
 
     async def _settle(self, held: Sequence[Held], outcome: Outcome) -> Sequence[Held]:
-        by_message = {id(message): one for one in held for message in (_message(one),)}
+        by_message = {id(one.message): one for one in held if isinstance(one, NativeHeld)}
         left = [_message(one) for one in held]
         lost: list[Held] = []
         failures: Sequence[tuple[ReceivedMessage, Exception]]
@@ -224,6 +225,8 @@ class NativeBacklog:
             if not rest:
                 return lost
             left, error = [message for message, _ in rest], rest[0][1]
+            for message in left:
+                by_message[id(message)].unanswered = True
         assert error is not None
         raise self._failure(error) from error
 

@@ -13,6 +13,9 @@ from twinbus.syphon.plan import Readiness
 from twinbus.syphon.plan.destinations import DestinationState
 
 _RATE_SECONDS: Final = 10.0
+MOST_DESTINATIONS: Final = 10_000
+"""So many are counted by themselves; those that come after them, together."""
+OTHERS: Final = "(others)"
 
 
 @dataclass(slots=True)
@@ -97,5 +100,7 @@ class Counts:
     def _of(self, path: str) -> Tally:
         found = self.by_destination.get(path)
         if found is None:
+            if len(self.by_destination) >= MOST_DESTINATIONS:
+                return self.by_destination.setdefault(OTHERS, Tally())
             found = self.by_destination[path] = Tally()
         return found

@@ -16,9 +16,11 @@ from twinbus.syphon.booked import BookedBacklog
 from twinbus.syphon.books import Books
 from twinbus.syphon.pacing import Pacing
 from twinbus.syphon.plan import Destinations, Policy, key_of
-from twinbus.syphon.transport import Destination, Held, TimeToLive, Transport
+from twinbus.syphon.transport import Destination, Held, Outgoing, TimeToLive, Transport
 
 MIB: Final = 1024 * 1024
+MOST_SENDERS: Final = 500
+"""Links to destinations that stay open though nothing is sent by them."""
 
 
 class Step(StrEnum):
@@ -69,6 +71,12 @@ def wall_clock() -> datetime:
     return datetime.now(UTC)
 
 
+@dataclass(slots=True)
+class _Sender:
+    destination: Destination
+    sending: int = 0
+
+
 class PumpRoom:
     """Time and chance come from outside, so that a simulation can drive the very pumps."""
 
@@ -94,7 +102,7 @@ class PumpRoom:
         self.pumps = 1
         self.broken: BaseException | None = None
         self.emptied: Emptied = lambda queue, moved: None
-        self._senders: dict[str, Destination] = {}
+        self._senders: dict[str, _Sender] = {}
         self._listeners: list[Callable[[], None]] = []
 
     @staticmethod
@@ -105,13 +113,23 @@ class PumpRoom:
         """Every one is a connection of its own."""
         return BookedBacklog(self.transport.backlog(queue), queue, self.books, self.now)
 
-    def sender(self, path: str) -> Destination:
-        """One for each destination, however many pumps send to it."""
+    async def send(self, path: str, messages: Sequence[Outgoing]) -> None:
+        """One sender for each destination, however many pumps send to it; of those that are idle, the latest ones."""
         key = key_of(path)
-        found = self._senders.get(key)
-        if found is None:
-            found = self._senders[key] = self.transport.destination(path)
-        return found
+        found = self._senders.pop(key, None) or _Sender(self.transport.destination(path))
+        self._senders[key] = found  # the latest is the last
+        found.sending += 1
+        try:
+            if len(self._senders) > MOST_SENDERS:
+                await self._close_idle()
+            await found.destination.send(messages)
+        finally:
+            found.sending -= 1
+
+    async def _close_idle(self) -> None:
+        idle = [key for key, sender in self._senders.items() if not sender.sending]
+        for sender in [self._senders.pop(key) for key in idle[: len(self._senders) - MOST_SENDERS]]:
+            await sender.destination.close()
 
     def listen(self, call: Callable[[], None]) -> None:
         """Called when a destination has become ready, or was put aside."""
@@ -127,6 +145,6 @@ class PumpRoom:
         self.changed()
 
     async def close(self) -> None:
-        for sender in self._senders.values():
-            await sender.close()
-        self._senders.clear()
+        senders, self._senders = self._senders, {}
+        for sender in senders.values():
+            await sender.destination.close()

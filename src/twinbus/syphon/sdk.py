@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
+from weakref import WeakSet
 
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundError
@@ -54,16 +55,17 @@ class SdkTransport:
         self._primary = primary
         self._secondary = secondary
         self._timeout = try_timeout
-        self._members: list[SdkBacklog | SdkDestination] = []
+        # Those that are closed are nobody's any more.
+        self._members: WeakSet[SdkBacklog | SdkDestination] = WeakSet()
 
     def backlog(self, queue: str) -> SdkBacklog:
         made = SdkBacklog(self._secondary, queue, self._timeout)
-        self._members.append(made)
+        self._members.add(made)
         return made
 
     def destination(self, path: str) -> SdkDestination:
         made = SdkDestination(self._primary, path, self._timeout)
-        self._members.append(made)
+        self._members.add(made)
         return made
 
     def restore(self, held: Held, ttl: TimeToLive, now: datetime) -> Outgoing:
@@ -81,7 +83,7 @@ class SdkTransport:
         return Outgoing(path, held.message_id, len(raw), Content(raw, single), held)
 
     async def close(self) -> None:
-        await asyncio.gather(*(member.close() for member in self._members))
+        await asyncio.gather(*(member.close() for member in tuple(self._members)))
 
 
 class Content(NamedTuple):

@@ -10,16 +10,19 @@ import contextlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from types import TracebackType
 from typing import Final, Self
 
-from twinbus.errors import TwinbusError
+from twinbus.errors import OperatorError, TwinbusError
 from twinbus.ledger.recorder import Ledger
+from twinbus.pairing.failures import CREDENTIAL_REFUSED
 from twinbus.syphon.books import Books
 from twinbus.syphon.discovery import Discovery
+from twinbus.syphon.plan import key_of
+from twinbus.syphon.plan.destinations import DestinationState
 from twinbus.syphon.progress import Counts, Progress
 from twinbus.syphon.pump import Pump
 from twinbus.syphon.room import Emptied, PumpRoom, Steps, SyphonOptions, wall_clock
@@ -32,6 +35,9 @@ LOOK_AGAIN_SECONDS: Final = 3600.0
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _COUNT_SECONDS: Final = 10.0
+# A right that was given just now may need a moment to be known everywhere.
+_REFUSALS: Final = 3
+_NAMED: Final = 5
 
 
 class SyphonState(StrEnum):
@@ -44,6 +50,18 @@ class SyphonState(StrEnum):
 
 class SyphonBrokenError(TwinbusError):
     """A pump ended by a defect of its own. No message is lost: what it held comes back."""
+
+
+class PrimaryRefusesError(OperatorError):
+    """A drain that would never end: all that is left is for entities that refuse the credential."""
+
+    def __init__(self, states: Sequence[DestinationState], messages: int) -> None:
+        named = ", ".join(sorted(one.path for one in states)[:_NAMED])
+        more = f" and {len(states) - _NAMED} more" if len(states) > _NAMED else ""
+        super().__init__(
+            f"the primary refuses the credential ({states[0].cause}) for {named}{more}: {messages} messages wait",
+            "Look at the key's name, the key itself, and its Send right on the primary. Nothing is lost.",
+        )
 
 
 class Syphon:
@@ -127,6 +145,7 @@ class Syphon:
                             pump.start()
                     if self._pumps and all(pump.drained for pump in self._pumps.values()):
                         break
+                    self._refuse_to_wait()
                 await self._wait()
         finally:
             await self._rest(SyphonState.STOPPING)
@@ -166,6 +185,17 @@ class Syphon:
             _log.warning("no backlog queue was found")
             if self.options.drain:
                 self.stop()
+
+    def _refuse_to_wait(self) -> None:
+        """Draining, and a person has to act before anything more can move."""
+        pumps = self._pumps.values()
+        if not self.options.drain or any(pump.held or not pump.is_dry for pump in pumps):
+            return
+        waiting = [(key_of(path), count) for pump in pumps for path, (count, _) in pump.shelf.waiting().items()]
+        wanted = {key for key, _ in waiting}
+        states = [one for one in self._room.destinations.states() if key_of(one.path) in wanted]
+        if states and all(one.cause in CREDENTIAL_REFUSED and one.failures >= _REFUSALS for one in states):
+            raise PrimaryRefusesError(states, sum(count for _, count in waiting))
 
     async def _wait(self) -> None:
         left = self._look_at - self._room.now()

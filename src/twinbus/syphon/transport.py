@@ -41,6 +41,10 @@ class Held(Protocol):
     @property
     def enqueued_time(self) -> datetime: ...
 
+    @property
+    def unanswered(self) -> bool:
+        """A settlement of it was asked for and not answered: that its lock is gone now may come of that."""
+
 
 class Outgoing(NamedTuple):
     """A message as it was meant, ready for its destination. `content` is for the transport that made it alone."""

@@ -81,6 +81,7 @@ class Grip:
     """A lock on a letter: `Held`."""
 
     size = 1000
+    unanswered = False
 
     def __init__(self, letter: Letter, lock: float) -> None:
         self.letter = letter

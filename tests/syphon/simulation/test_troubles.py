@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from twinbus.ledger.entries import Stage
+from twinbus.ledger import Ledger, LedgerOptions, Role, read_ledger
+from twinbus.ledger.entries import Intent, Operation, Stage
 from twinbus.pairing.failures import FailureKind
+from twinbus.syphon.books import Books
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.loads import Load
-from twinbus.syphon.plan.shelf import RESCAN_AFTER
-from twinbus.syphon.room import Step, SyphonOptions
+from twinbus.syphon.moving import Mover
+from twinbus.syphon.plan import Shelf
+from twinbus.syphon.plan.shelf import RESCAN_AFTER, UNCERTAIN_AFTER
+from twinbus.syphon.progress import Counts
+from twinbus.syphon.room import PumpRoom, Step, SyphonOptions
 from twinbus.syphon.syphon import Syphon
 from twinbus.syphon.transport import BacklogFailedError, Held
 
@@ -213,3 +220,83 @@ def test_y9_a_cancellation_that_a_transport_swallows_does_not_keep_a_syphon_from
         assert place.breaks is None
 
     run(live())
+
+
+class Failing:
+    """A discovery that the secondary answers only after so many tries."""
+
+    def __init__(self, failures: int) -> None:
+        self.asked: list[float] = []
+        self._failures = failures
+
+    async def queues(self) -> Sequence[str]:
+        self.asked.append(now())
+        if len(self.asked) <= self._failures:
+            raise ConnectionError("away")
+        return ["b"]
+
+    async def remaining(self) -> int | None:
+        return None
+
+    async def close(self) -> None: ...
+
+
+def test_y1_a_secondary_that_is_away_is_looked_for_again_after_growing_pauses() -> None:
+    async def main() -> None:
+        place, discovery = Place(3), Failing(8)
+        options = SyphonOptions()
+        async with Syphon(
+            _Transport(place), discovery, primary="p", secondary="s", options=options, wall=wall, chance=lambda: 0.5
+        ) as syphon:
+            running = asyncio.create_task(syphon.run())
+            await asyncio.sleep(500)
+            assert place.count(Where.GONE) == 3
+            # The same once its queues are known, an hour later.
+            discovery._failures = len(discovery.asked) + 6
+            await asyncio.sleep(3600 + 200)
+            syphon.stop()
+            await running
+        pauses = [round(later - before) for before, later in itertools.pairwise(discovery.asked)]
+        assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 3600, 1, 2, 4, 8, 16, 32]
+
+    run(main())
+
+
+def test_y5_what_was_deferred_without_an_answer_is_found_again_once_its_lock_would_have_ended() -> None:
+    async def main() -> None:
+        place = Place(4)
+        place.entities["orders"].outages.append(Outage(now(), now() + 30.0, FailureKind.ENTITY_DISABLED))
+        place.breaks = "defer"
+        async with place.syphon() as syphon:
+            await asyncio.sleep(UNCERTAIN_AFTER + 60.0)
+            assert syphon.progress().total.returned == 4
+
+    run(main())
+
+
+def test_m1_an_intent_that_the_ledger_could_not_take_ends_as_not_tried(tmp_path: Path) -> None:
+    """The directory is gone, and comes back: what was given up meanwhile was asked of nobody."""
+    folder = tmp_path / "books"
+    ledger = Ledger(folder, Role.SYPHON, LedgerOptions(on_error="stop"))
+    books = Books(ledger, "p", "s", Counts(0.0))
+
+    async def main() -> None:
+        place = Place(2)
+        transport = _Transport(place)
+        room = PumpRoom(transport, SyphonOptions(), books, wall=wall, chance=lambda: 0.5)
+        backlog = transport.backlog("b")
+        held = await backlog.receive(2, 1.0)
+        mover = Mover("b", backlog, Shelf(room.destinations), room, lambda: None)
+        folder.rmdir()
+        folder.write_bytes(b"in the way")
+        room.stopping = True
+        await mover.move(Load(held, now(), wall()))
+        assert not any(letter.arrivals for letter in place.letters)
+
+    run(main())
+    folder.unlink()
+    ledger.flush()
+    ledger.close()
+    told = [entry for entry in read_ledger(folder) if isinstance(entry, Operation)]
+    assert [(one.stage, one.result) for one in told] == [(Stage.RETURN_PRIMARY, "not_tried")]
+    assert not [entry for entry in read_ledger(folder) if isinstance(entry, Intent)]

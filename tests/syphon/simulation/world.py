@@ -14,7 +14,7 @@ from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.plan import Policy
 from twinbus.syphon.room import SyphonOptions
-from twinbus.syphon.syphon import Syphon
+from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
 
 from .loop import run
 from .places import (
@@ -36,6 +36,7 @@ HORIZON = 900.0
 GONE_AFTER = 60.0
 LOCK = 60.0
 LATEST = 24 * 3600.0
+REFUSED_SECONDS = 30.0
 
 
 @dataclass
@@ -49,14 +50,15 @@ class Summary:
 
 
 class Ear(logging.Handler):
-    """Hears what the pumps report as their own defects."""
+    """Hears what the pumps report as their own defects, not that a destination refuses the credential."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.heard: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.heard.append(record.getMessage())
+        if "is not ready" not in record.getMessage():
+            self.heard.append(record.getMessage())
 
 
 class World:
@@ -154,7 +156,13 @@ class World:
         )
         running = asyncio.create_task(syphon.run())
         if seconds is None:
-            await running
+            try:
+                await running
+            except PrimaryRefusesError:
+                # A person sees it, mends it or not, and starts it again.
+                await syphon.close()
+                await asyncio.sleep(REFUSED_SECONDS)
+                await self._life(drain=drain)
             return
         await asyncio.sleep(seconds)
         if killed:

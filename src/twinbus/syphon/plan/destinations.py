@@ -23,6 +23,10 @@ class Policy:
     gone_after: float = 600.0
 
 
+MOST: Final = 10_000
+"""So many destinations are known at a time, and more only where more were ever left aside."""
+
+
 class Readiness(Enum):
     READY = "ready"
     ASIDE = "aside"
@@ -68,7 +72,9 @@ _VERDICTS: Final = {
 class _Destination:
     """`pause` is the last one; it begins anew only once the destination was ready for as long as that."""
 
-    __slots__ = ("cause", "epoch", "missing_since", "path", "pause", "probing", "readiness", "since", "until")
+    __slots__ = (
+        "cause", "epoch", "failures", "missing_since", "path", "pause", "probing", "readiness", "since", "until",
+    )  # fmt: skip
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -80,15 +86,17 @@ class _Destination:
         self.probing = False
         self.missing_since: float | None = None
         self.cause: FailureKind | None = None
+        self.failures = 0
 
 
 class DestinationState(NamedTuple):
-    """For people: `until` is when a destination that is not ready is asked again."""
+    """For people. One that is not ready is asked again at `until`; `failures`: how often it was, in vain."""
 
     path: str
     readiness: Readiness
     cause: FailureKind | None
     until: float
+    failures: int = 0
 
 
 class Memory(NamedTuple):
@@ -119,6 +127,7 @@ class Destinations:
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
         self._found: dict[str, _Destination] = {}
+        self._most = MOST
 
     def route(self, path: str, now: float) -> Routed:
         """A probe is begun here: its outcome, or that it was void, has to be told."""
@@ -145,6 +154,7 @@ class Destinations:
             return False
         self._enter(one, Readiness.READY, now)
         one.missing_since = one.cause = None
+        one.failures = 0
         return True
 
     def void(self, path: str, epoch: int) -> None:
@@ -180,8 +190,15 @@ class Destinations:
         one = self._of(path)
         return inf if one.probing else one.until if one.readiness is Readiness.ASIDE else -inf
 
+    def failures(self, path: str) -> int:
+        """How often it was asked in vain since it last took a message."""
+        return self._of(path).failures
+
     def states(self) -> tuple[DestinationState, ...]:
-        return tuple(DestinationState(one.path, one.readiness, one.cause, one.until) for one in self._found.values())
+        return tuple(
+            DestinationState(one.path, one.readiness, one.cause, one.until, one.failures)
+            for one in self._found.values()
+        )
 
     def memories(self, now: float) -> tuple[Memory, ...]:
         """Of all that were ever left aside."""
@@ -210,8 +227,15 @@ class Destinations:
         key = key_of(path)
         found = self._found.get(key)
         if found is None:
+            if len(self._found) >= self._most:
+                self._forget_some()
             found = self._found[key] = _Destination(path)
         return found
+
+    def _forget_some(self) -> None:
+        """Those of which nothing is known but that they were asked for: never left aside."""
+        self._found = {key: one for key, one in self._found.items() if one.epoch}
+        self._most = max(MOST, 2 * len(self._found))
 
     def _put_aside(self, one: _Destination, kind: FailureKind, now: float, chance: float) -> None:
         policy = self.policy
@@ -225,6 +249,7 @@ class Destinations:
             one.missing_since = now
         gone = one.missing_since is not None and now - one.missing_since >= policy.gone_after
         one.cause = kind
+        one.failures += 1
         one.until = now + one.pause * (1 - chance / 2)
         self._enter(one, Readiness.GONE if gone else Readiness.ASIDE, now)
 

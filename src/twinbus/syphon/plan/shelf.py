@@ -19,6 +19,8 @@ SCAN_EVERY: Final = 6 * 3600.0
 """Messages that another syphon deferred and left behind are looked for at this interval."""
 RESCAN_AFTER: Final = 900.0
 """The same, once some were found to be held by another: it may not finish with them."""
+UNCERTAIN_AFTER: Final = 90.0
+"""The same, once a settlement was not answered: by then its lock has ended, where it was not done."""
 # Numbers under this key name no destination: they are brought back to be dead-lettered.
 UNADDRESSED: Final = ""
 
@@ -216,7 +218,7 @@ class Shelf:
     def uncertain(self, now: float) -> None:
         """The queue did not answer: what was deferred, or seen, is not known. It is looked for again later."""
         self._scanning = None
-        self._scan_at = min(self._scan_at, now + RESCAN_AFTER)
+        self._scan_at = min(self._scan_at, now + UNCERTAIN_AFTER)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
