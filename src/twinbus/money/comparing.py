@@ -139,10 +139,14 @@ class _Traffic:
         """What more messages, or fewer, make of a stage's difference."""
         if stage in _DIVERTED and self.diverted and round(self.more_diverted):
             made = round(units * self.more_diverted / self.diverted)
-            return Part(f"{round(self.more_diverted):+,} messages diverted than foreseen", made)
+            return Part(f"{_more(self.more_diverted)} diverted than foreseen", made)
         if stage == Stage.SEND_PRIMARY and self.more_sent:
-            return Part(f"{self.more_sent:+,} messages sent than foreseen", self.more_sent * sends)
+            return Part(f"{_more(self.more_sent)} sent than foreseen", self.more_sent * sends)
         return None
+
+
+def _more(messages: float) -> str:
+    return f"{abs(round(messages)):,} messages {'more' if messages > 0 else 'fewer'} were"
 
 
 def _difference(forecast: Forecast, stage: str, spent: Spent | None, traffic: _Traffic) -> Difference:

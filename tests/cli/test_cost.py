@@ -1,0 +1,133 @@
+"""`twinbus cost forecast|prices` as their users have them. `cost actual` is in tests/pipeline."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.syphoned import invoke
+from twinbus.cli import cost_tables
+from twinbus.money import Prices, Scenario, SyphonRuns, forecast
+from twinbus.money.comparing import Spent, compare
+
+
+def told(*arguments: str) -> Any:
+    done = invoke("cost", *arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def cells(output: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("│┃").split("│")] for line in output.splitlines()]
+
+
+def test_y2_m4_an_idle_pair_of_ten_backlog_queues_shows_40_960_and_28800_receives() -> None:
+    done = invoke("cost", "forecast", "--backlog-queues", "10", "--rate", "0", "--outages", "0")
+    assert done.exit_code == 0, done.output
+    assert "40 an hour, 960 a day, 28,800 in 30 days" in done.stdout
+    assert ["idle", "empty_receive", "28,800", "28,800"] in [row[:4] for row in cells(done.stdout)]
+    found = told("forecast", "--backlog-queues", "10", "--rate", "0", "--outages", "0")
+    assert found["idle_receives"] == {"hour": 40, "day": 960, "thirty_days": 28_800}
+
+
+def test_m4_a_forecast_shows_every_phase_by_stage_and_both_ways_to_count_a_message() -> None:
+    done = invoke("cost", "forecast", "--rate", "50", "--outage", "1h")
+    assert done.exit_code == 0, done.output
+    rows = cells(done.stdout)
+    phases = [row[0] for row in rows if row[0] in ("idle", "outage", "drain")]
+    assert phases == ["idle", "outage", "drain"]
+    assert ["", "4", "6", "8"] in rows, "the clause's four stages, six operations of today, eight where put aside"
+    assert f"prices of {Prices.default().date}" in done.stdout
+    assert "the same messages without a pair" in done.stdout
+
+
+def test_m4_a_forecast_as_json_adds_up() -> None:
+    found = told("forecast", "--rate", "50", "--outage", "15m", "--outages", "4", "--syphon", "after")
+    assert found["scenario"]["outage"] == 900
+    assert {line["phase"] for line in found["lines"]} == {"idle", "outage", "drain"}
+    for phase, sums in found["phases"].items():
+        mine = [line for line in found["lines"] if line["phase"] == phase]
+        assert sum(line["units"] for line in mine) == sums["units"]
+        assert sum(line["cost"] for line in mine) == pytest.approx(sums["cost"])
+    whole = sum(sums["cost"] for sums in found["phases"].values()) + found["base_cost"] + found["connections_cost"]
+    assert found["cost"] == pytest.approx(whole)
+    assert found["prices"]["date"] == "2026-11-15"
+
+
+def test_m4_options_that_change_the_bill_are_compared_side_by_side() -> None:
+    done = invoke("cost", "forecast", "--rate", "50", "--compare", "backlog-queues=2,5,10,20")
+    assert done.exit_code == 0, done.output
+    assert ["idle receives a day", "192", "480", "960", "1,920"] in cells(done.stdout)
+    found = told("forecast", "--compare", "syphon=standing,after")
+    assert found["standing"]["idle_receives"]["day"] == 960
+    assert found["after"]["idle_receives"]["day"] == 0
+    sizes = told("forecast", "--compare", "message-size=1KB,65KB")
+    assert sizes["65KB"]["phases"]["outage"]["units"] > sizes["1KB"]["phases"]["outage"]["units"]
+
+
+@pytest.mark.parametrize("option", ["tier=basic,premium", "outage=1m,8h", "rate=1,2.5", "ping=link,message"])
+def test_m4_any_option_may_be_compared(option: str) -> None:
+    assert len(told("forecast", "--compare", option)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--compare", "backlog-queues"], "names no values"),
+        (["--compare", "queues=1,2"], "'queues' is no option of a forecast"),
+        (["--compare", "outage=soon"], "outage=soon cannot be read"),
+        (["--compare", "backlog-queues=0"], "backlog-queues is 0, and must be 1 or more"),
+        (["--tier", "gold"], "has no tier 'gold'"),
+        (["--tier", "basic", "--subscriptions", "2"], "the tier basic has no topics"),
+        (["--bandwidth", "moon"], "has no bandwidth 'moon'"),
+        (["--prices", "nowhere.toml"], "nowhere.toml cannot be read"),
+    ],
+)
+def test_m4_what_cannot_be_forecast_is_told_in_a_line_with_a_hint(arguments: list[str], said: str) -> None:
+    done = invoke("cost", "forecast", *arguments)
+    assert done.exit_code == 1
+    assert said in done.stderr
+    assert "hint:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_m3_the_price_table_is_shown_with_its_date_its_origin_and_its_doubts() -> None:
+    done = invoke("cost", "prices")
+    assert done.exit_code == 0, done.output
+    assert "Prices of 2026-11-15" in done.stdout
+    assert Prices.default().origin in done.stdout.replace("\n", " ")
+    assert "the dearer reading" in done.stdout
+    assert ["premium: messaging unit", "", "0.9275", "hour"] in cells(done.stdout)
+    found = told("prices")
+    assert found["tiers"]["standard"]["operations"]["bands"][1] == {"up_to": 100_000_000, "price": 0.8}
+
+
+def test_m3_a_copy_of_the_table_is_written_changed_and_used(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    done = invoke("cost", "prices", "--write", str(own))
+    assert done.exit_code == 0, done.output
+    again = invoke("cost", "prices", "--write", str(own))
+    assert again.exit_code == 1, "a table that is there is not overwritten"
+    assert "cannot be written: File exists" in again.stderr
+    own.write_text(own.read_text().replace("base_per_month = 10.00", "base_per_month = 744"))
+    assert told("forecast", "--prices", str(own), "--period", "10h")["base_cost"] == 10
+    assert told("prices", "--prices", str(own))["file"] == str(own)
+
+
+def test_m4_forecast_and_actual_are_shown_side_by_side_and_differences_in_their_parts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    found = forecast(Scenario(sent=1000, diverted=600, syphon=SyphonRuns.AFTER), Prices.default())
+    actual = Spent(stage="send_backlog", messages=600, units=607, bytes=0, vain=5, cost=Decimal("0.02"))
+    cost_tables.show_comparison(found, compare(found, [actual]), {"sent", "diverted"})
+    shown = capsys.readouterr().out
+    assert "from the ledger: diverted 600, sent 1000" in shown
+    rows = cells(shown)
+    assert ["send_backlog", "600", "607", "+7"] in [row[:4] for row in rows]
+    assert [row[-1] for row in rows if row[-1].startswith("+5")] == [
+        "+5: calls that were refused, or whose outcome is unknown"
+    ]
+    assert ["receive_primary", "1,600", "–", "–"] in [row[:4] for row in rows]
