@@ -9,21 +9,24 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.sections import Properties, message, read_envelope
+from twinbus.amqp.sections import Properties, message, read_envelope, split
 from twinbus.amqp.types import Timestamp
 from twinbus.clock import Clock, SystemClock
 from twinbus.namespace.driver import Driver, Mailbox
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Deliver, Refusal
 from twinbus.namespace.engine.events import (
+    BatchDeleted,
     Complete,
     CreditGranted,
     MessagesPeeked,
     MessagesSent,
     MessagesSettled,
     ReceiverAttached,
+    RuleChanged,
 )
 from twinbus.namespace.engine.rows import DueRows, Need
+from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlAction, TrueFilter
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.store.contract import Store
 from twinbus.namespace.store.memory import MemoryStore
@@ -218,3 +221,46 @@ async def test_what_cannot_be_read_is_not_asked_for_without_a_pause() -> None:
     clock.instant += 1000
     await asyncio.wait_for(store.asked.wait(), 10)
     await driver.close()
+
+
+async def test_a_rule_that_changes_under_load_holds_for_whole_messages_and_for_all_after_it(driver: Driver) -> None:
+    await driver.create(TopicDescription(path="t"))
+    await driver.create(SubscriptionDescription(topic="t", name="s"))
+    path, bodies = "t/Subscriptions/s", [str(number) for number in range(60)]
+
+    async def change(version: int) -> None:
+        action = SqlAction(f"SET version = {version}")
+        assert await ask(driver, path, RuleChanged, RuleDescription("$Default", TrueFilter(), action)) is None
+
+    await change(0)
+    work = []
+    for at in range(0, len(bodies), 3):
+        work += [send(driver, "t", *bodies[at : at + 3]), change(at)]
+    await asyncio.gather(*work)
+    rows = await ask(driver, path, MessagesPeeked, 0, 100, False)
+    found = [split(row.raw) for row in rows]
+    assert sorted(str(each.properties.message_id) for each in found) == sorted(bodies)
+    versions = [each.application_properties["version"] for each in found]
+    assert versions == sorted(versions)
+    assert len(set(versions)) > 1
+
+
+async def test_a_full_topic_has_room_again_once_the_last_copy_of_a_body_is_off_the_disk(driver: Driver) -> None:
+    await driver.create(TopicDescription(path="t"))
+    for name in ("a", "b"):
+        await driver.create(SubscriptionDescription(topic="t", name=name))
+    await send(driver, "t", "x" * 100)
+    assert await ask(driver, "t/Subscriptions/a", BatchDeleted, 10, driver.now() + 1_000, False) == 1
+    assert size_of(driver, "t") > 100
+    await driver.delete("t/Subscriptions/b")  # its rows go by and by, when nothing else is to be done
+    for _ in range(1_000):
+        if size_of(driver, "t") == 0:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{size_of(driver, 't')} bytes are still charged")
+
+
+def size_of(driver: Driver, path: str) -> int:
+    info = driver.info(path)
+    assert info is not None
+    return info.counts.size_bytes

@@ -250,6 +250,18 @@ def test_rules_are_added_changed_removed_and_listed_in_pages() -> None:
     assert bus.tell(A, events.RulesListed("reply", 1, 5)) == []
 
 
+def test_two_thousand_rules_on_one_subscription_choose_and_are_kept() -> None:
+    bus = topic(a=[rule(f"r{n}", CorrelationFilter(properties={"color": f"{n}"})) for n in range(2_000)])
+    assert bus.tell(A, events.RuleAdded("reply", rule("sql", "color = 'red'"))) is None
+    assert bus.tell(A, events.RuleRemoved("reply", "r7")) is None
+    bus.send("t", colored("1999"), colored("7"), colored("red"), colored("blue"))
+    assert [each["color"] for each in properties_of(bus, A)] == ["1999", "red"]
+    bus.restart()
+    bus.send("t", colored("1998"), colored("7"))
+    assert [each["color"] for each in properties_of(bus, A)] == ["1999", "red", "1998"]
+    assert names(bus, A) == [f"r{n}" for n in range(2_000) if n != 7][:100]
+
+
 def test_the_last_rule_may_be_removed() -> None:
     bus = Bus(TopicDescription(path="t"), SubscriptionDescription(topic="t", name="a"))
     assert bus.tell(A, events.RuleRemoved("reply", "$Default")) is None

@@ -18,7 +18,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.engine.rules.records import read_rule, write_rule
+from twinbus.namespace.engine.rules.records import read_rule, rule_text
 
 _KINDS: Final[dict[str, type[Description]]] = {
     "queue": QueueDescription,
@@ -36,9 +36,9 @@ def write_description(description: Description) -> str:
     values = {field.name: getattr(description, field.name) for field in fields(description)}
     if "authorization_rules" in values:
         values["authorization_rules"] = [_write_rule(rule) for rule in values["authorization_rules"]]
-    if "rules" in values:
-        values["rules"] = [write_rule(rule) for rule in values["rules"]]
-    return json.dumps(values, separators=(",", ":"))
+    rules = values.pop("rules", None)
+    text = json.dumps(values, separators=(",", ":"))
+    return text if rules is None else f'{text[:-1]},"rules":[{",".join(map(rule_text, rules))}]}}'
 
 
 def read_description(kind: str, text: str) -> Description:

@@ -5,7 +5,9 @@ Parameters and properties are kept in their AMQP encoding, which alone tells all
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from twinbus.amqp.types import decode_all, encode
@@ -32,14 +34,36 @@ _TEXTS = (
 )
 
 
-def write_rule(rule: RuleDescription) -> dict[str, Any]:
-    action = rule.action
-    return {
+class _Itself:
+    """A rule that is equal only to itself: its mappings have no hash."""
+
+    __slots__ = ("rule",)
+
+    def __init__(self, rule: RuleDescription) -> None:
+        self.rule = rule
+
+    def __hash__(self) -> int:
+        return id(self.rule)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.rule is self.rule
+
+
+def rule_text(rule: RuleDescription) -> str:
+    """Made once: a subscription is written with all its rules whenever one of them changes."""
+    return _text(_Itself(rule))
+
+
+@lru_cache(maxsize=4096)
+def _text(itself: _Itself) -> str:
+    rule, action = itself.rule, itself.rule.action
+    values = {
         "name": rule.name,
         "filter": _write_filter(rule.filter),
         "action": None if action is None else _write_sql(action.expression, action.parameters),
         "created": rule.created,
     }
+    return json.dumps(values, separators=(",", ":"))
 
 
 def read_rule(values: Mapping[str, Any]) -> RuleDescription:
