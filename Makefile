@@ -27,8 +27,9 @@ lint: $(STAMP) ## ruff and mypy --strict
 	$(VENV)/bin/ruff format --check $(CODE)
 	$(VENV)/bin/mypy --strict $(CODE)
 
-bench: $(STAMP) ## figures of the server, as ratios against peers of the same run
+bench: $(STAMP) ## figures of the server and of topics, as ratios against peers of the same run
 	$(VENV)/bin/python bench/server.py
+	$(VENV)/bin/python bench/topics.py
 
 bench-peers: ## RabbitMQ, whose shovel bench/syphon.py measures beside ours (Debian and Ubuntu, as root)
 	@command -v apt-get >/dev/null || { echo "make bench-peers needs apt-get; install rabbitmq-server yourself" >&2; exit 1; }
