@@ -11,6 +11,7 @@ from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDesc
 from twinbus.namespace.engine.effects import Operation, Refusal
 from twinbus.namespace.engine.forwarding import forward
 from twinbus.namespace.engine.overlays import hops_of, properties_of
+from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlFilter
 from twinbus.namespace.engine.topic import Topic
 
 from .bus import Bus, envelope, queue, text_of
@@ -128,6 +129,14 @@ def test_a_circle_of_dead_letters_ends() -> None:
             bus.settle_tokens(path, bus.receive(path).tokens, events.DeadLetter("broken"))
     bus.settle_tokens("a", bus.receive("a").tokens, events.DeadLetter("broken"))
     assert transferred(bus, "a") == [("broken", "MaxTransferHopCountExceeded")]
+
+
+@pytest.mark.parametrize("wrong", [{"rules": (RuleDescription("r", SqlFilter("n > 1")),)}, {"requires_session": True}])
+def test_a_circle_of_what_a_subscription_cannot_take_ends(wrong: dict[str, Any]) -> None:
+    bus = Bus(TopicDescription(path="t"), queue("back", forward_to="t"))
+    assert bus.create(SubscriptionDescription(topic="t", name="s", forward_dead_letters_to="back", **wrong)) is None
+    bus.send("t", envelope("round", properties={"n": "no number"}))
+    assert transferred(bus, "t/Subscriptions/s") == [("round", "MaxTransferHopCountExceeded")]
 
 
 def test_a_full_topic_is_a_target_that_does_not_take_it() -> None:

@@ -48,8 +48,8 @@ def forward(source: Queue | Subscription, feed: Feed, target: Queue | Topic | No
     moving = [row for row in rows if not expired(row, now) and hops_of(row.overlay) < MAX_HOPS]
     results: list[Refusal | None] = [not_found(feed.onward)] * len(moving)
     if target is not None and moving:
-        passed = [_passed(row, source.path, now) for row in moving]
         try:
+            passed = [_passed(row, source.path, now) for row in moving]
             results = yield from target.take_over(passed, now, step)
         except Exception:  # the store could not be read
             _give_back(feed, rows)

@@ -27,7 +27,7 @@ from twinbus.namespace.engine.events import (
     TimerFired,
 )
 from twinbus.namespace.engine.life import Life, confirm, refuse_as_gone
-from twinbus.namespace.engine.overlays import dead_letter_properties, merged
+from twinbus.namespace.engine.overlays import dead_letter_properties, merged, properties_of
 from twinbus.namespace.engine.refusals import not_allowed
 from twinbus.namespace.engine.rows import COPY_BYTES, Lane, PutRow, Row
 from twinbus.namespace.engine.rules import administration
@@ -163,7 +163,8 @@ class Subscription:
             shortest = ttl if default is None else default if ttl is None else min(ttl, default)
             fault = _NO_SESSION if why is None and wants_session and not session else why
             lane, expires = (0, None if shortest is None else now + shortest) if fault is None else (Lane.DEAD, None)
-            overlay = fault or passed
+            # With how often it was forwarded: a circle of dead letters has to end too.
+            overlay = passed if fault is None else merged(passed, properties_of(fault))
             kept = session if wants_session else None
             seq, size = counters.take_seq(), len(raw)
             key = (queue, lane, seq, origin_seq)
