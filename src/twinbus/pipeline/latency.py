@@ -17,28 +17,11 @@ from twinbus.pipeline.window import Window
 
 TALLIES: Final = "destination string, id string, writer string, diverted long, home long"
 SHARES: Final = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
-# For a picture: about three to every tenfold, and such as people count time in. Seconds.
+# For a picture: a handful to every tenfold, and such as people count time in. Seconds.
 EDGES: Final = (
-    0.1,
-    0.2,
-    0.5,
-    1,
-    2,
-    5,
-    10,
-    20,
-    60,
-    120,
-    300,
-    600,
-    1200,
-    3600,
-    7200,
-    18000,
-    43200,
-    86400,
-    172800,
-    604800,
+    *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 45),
+    *(60 * minutes for minutes in (1, 2, 3, 5, 10, 15, 20, 30)),
+    *(3600 * hours for hours in (1, 2, 4, 8, 24, 48, 168)),
 )
 RESULT: Final = (
     "destination string, day date, diverted long, returned long, mean double, least double, "

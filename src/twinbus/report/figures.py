@@ -116,34 +116,32 @@ def _by_day(found: Overview) -> Markup:
 def cost(found: Overview, prices: Prices, scenario: Scenario) -> Markup:
     if not found.spent:
         return Markup()
-    order = list(_STAGES)
-    rows = sorted(map(asdict, found.spent), key=lambda row: order.index(row["stage"]))
+    order = {stage: place for place, stage in enumerate(_STAGES)}
+    rows = sorted(map(asdict, found.spent), key=lambda row: (order.get(row["stage"], len(order)), row["stage"]))
     heading = element("h2", "What was charged for", id="cost")
     lead = "A unit is 64 KB or a part of it, of every message; a call without a message is one unit. Whole days (UTC)."
     keys = legend(("primary", "on the primary"), ("backlog", "on the backlog"))
-    note = element("p", _source(prices, scenario), class_="note")
+    source = f"Tier {scenario.tier}, bandwidth {scenario.bandwidth}, prices of {prices.date}: {prices.origin}."
+    without = "Without what is charged by the month or the connection; what a month's base includes costs nothing here."
+    notes = [element("p", said, class_="note") for said in (without, source)]
     drawn = _stages(rows, prices.currency)
-    return element("section", heading, element("p", lead), keys, drawn, note, class_="card", aria_labelledby="cost")
+    return element("section", heading, element("p", lead), keys, drawn, *notes, class_="card", aria_labelledby="cost")
 
 
-def _source(prices: Prices, scenario: Scenario) -> str:
-    return (
-        f"Tier {scenario.tier}, bandwidth {scenario.bandwidth}, prices of {prices.date} from {prices.origin}. Without "
-        "what is charged by the month or the connection; operations that a month's base includes cost nothing here."
-    )
+def _stage(row: Values) -> tuple[str, str]:
+    return _STAGES.get(row["stage"], ("doubt", str(row["stage"]).replace("_", " ").capitalize()))
 
 
 def _stages(rows: Sequence[Values], currency: str) -> Markup:
     most = max(row["units"] for row in rows) or 1
     columns = [
-        Column("Stage", lambda row: _STAGES[row["stage"]][1], look="class"),
-        Column("", lambda row: bar(_STAGES[row["stage"]][0], row["units"] / most), look="drawn"),
+        Column("Stage", lambda row: _stage(row)[1], look="class"),
+        Column("", lambda row: bar(_stage(row)[0], row["units"] / most), look="drawn"),
         counted("Units", "units"),
-        counted("Calls", "calls"),
         Column("Data", lambda row: size(row["bytes"]), look="number"),
-        Column("Cost", lambda row: money(row["cost"], currency), look="number"),
+        Column(f"Cost, {currency}", lambda row: money(row["cost"]), look="number"),
     ]
-    names = ("units", "calls", "bytes", "cost")
+    names = ("units", "bytes", "cost")
     total: Values = {name: sum((row[name] for row in rows), start=type(rows[0][name])()) for name in names}
     cells = [
         element("td", said, class_=column.look, data_label=column.title)
@@ -161,17 +159,16 @@ def entities(found: Overview) -> Markup:
         return Markup()
     columns = [
         Column("Entity", lambda row: row["destination"], look="name"),
-        counted("To the primary", "direct"),
-        counted("To the backlog", "diverted"),
-        counted("Brought home", "returned"),
-        counted("Failed tries", "failed"),
-        counted("Failovers", "incidents"),
+        counted("Accepted", "accepted"),
+        counted("Delivered", "delivered"),
+        counted("In backlog", "in_backlog"),
+        Column("Dead-lettered", lambda row: _alarming(row["dead_lettered"]), look="number"),
         Column("Unknown", lambda row: _alarming(row["unknown"]), look="number"),
-        Column("Duplicated", lambda row: _alarming(row["duplicated"]), look="number"),
         Column("Lost", lambda row: _alarming(row["lost"]), look="number"),
+        Column("Duplicated", lambda row: _alarming(row["duplicated"]), look="number"),
     ]
     heading = element("h2", "Entities", id="entities")
-    rest = more(some, "the ones shown have most lost, unknown or diverted messages")
+    rest = more(some, "shown are those with most messages lost, unknown, duplicated or not home")
     return element(
         "section", heading, table(columns, some.rows, class_="cards"), rest, class_="card", aria_labelledby="entities"
     )

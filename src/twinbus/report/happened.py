@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -12,7 +13,7 @@ from twinbus.report.measures import at, number, rate_unit, span
 from twinbus.report.pictures import Axis, Layer, legend, plot, span_bar, time_axis
 from twinbus.report.tables import Column, counted, more, table
 
-_LANES: Final = 25
+_LANES: Final = 12
 _RATES: Final = {
     "direct": "to the primary",
     "diverted": "to the backlog",
@@ -71,18 +72,23 @@ def _merged(incidents: Sequence[Values], last: int) -> Iterator[tuple[int, int]]
 
 
 def _lanes(incidents: Sequence[Values], axis: Axis) -> Markup | None:
-    """One for each entity, the ones with most diverted messages first."""
+    """One for each entity: first those that are failed over still, then those with most diverted messages."""
     told = sorted(
         (one for one in incidents if one["began"] is not None), key=lambda one: (one["destination"], one["began"])
     )
     entities = [(entity, list(found)) for entity, found in groupby(told, key=lambda one: str(one["destination"]))]
-    entities.sort(key=lambda pair: (-sum(one["diverted"] for one in pair[1]), pair[0]))
+    entities.sort(key=lambda pair: (not _is_open(pair[1]), -sum(one["diverted"] for one in pair[1]), pair[0]))
     if not entities:
         return None
-    keys = legend(("trouble", "failed over"), ("backlog", "draining"), ("trouble open", "not restored, not home"))
+    still = [("trouble open", "not restored, or not home")] if any(one["drained"] is None for one in told) else []
+    keys = legend(("trouble", "failed over"), ("backlog", "draining"), *still)
     rest = len(entities) - _LANES
-    note = element("p", f"… and {number(rest)} more entities", class_="note") if rest > 0 else ""
+    note = element("p", f"… and {number(rest)} more entities: see the incidents", class_="note") if rest > 0 else ""
     return joined(_titled("Failovers", keys), *(_lane(*entity, axis) for entity in entities[:_LANES]), note)
+
+
+def _is_open(incidents: Sequence[Values]) -> bool:
+    return any(one["restored"] is None for one in incidents)
 
 
 def _lane(entity: str, incidents: Sequence[Values], axis: Axis) -> Markup:
@@ -100,8 +106,7 @@ def _lane(entity: str, incidents: Sequence[Values], axis: Axis) -> Markup:
 
 
 def _bars(one: Values, axis: Axis) -> Markup:
-    messages = ("Diverted", number(one["diverted"])), ("Returned", number(one["returned"]))
-    tip = " · ".join((str(one["destination"]), *(f"{title}: {said}" for title, said in (*_facts(one), *messages))))
+    tip = _tip(one)
     failed = span_bar(
         axis, "trouble" if one["restored"] is not None else "trouble open", one["began"], _ended(one, axis.last), tip
     )
@@ -112,26 +117,36 @@ def _bars(one: Values, axis: Axis) -> Markup:
     return joined(failed, span_bar(axis, "backlog", since, one["drained"], tip) if one["drained"] > since else "")
 
 
-def _facts(one: Values) -> list[tuple[str, str]]:
-    restored = (
-        "not yet" if one["restored"] is None else f"{at(one['restored'])}, after {span(one['seconds_to_restore'])}"
-    )
-    if one["drained"] is not None:
-        drained = at(one["drained"])
-        if one["seconds_to_drain"] is not None:
-            drained += f", {span(one['seconds_to_drain'])} after" if one["seconds_to_drain"] else ", before the restore"
-    else:
-        drained = f"{number(one['diverted'] - one['returned'])} not home" if one["diverted"] else "–"
-    return [
-        ("Cause", str(one["cause"] or "–")),
-        ("Failed over", "not told" if one["began"] is None else at(one["began"])),
-        ("Restored", "–" if one["began"] is None else restored),
-        ("Drained", drained),
-    ]
+def _restored(one: Values) -> tuple[str, str]:
+    """How long it took, and when it was."""
+    if one["restored"] is None:
+        return ("not yet" if one["began"] is not None else "–"), ""
+    return f"after {span(one['seconds_to_restore'])}", at(one["restored"])
 
 
-def _fact(title: str) -> Column:
-    return Column(title, lambda row: dict(_facts(row))[title])
+def _drained(one: Values) -> tuple[str, str]:
+    if one["drained"] is None:
+        return (f"{number(one['diverted'] - one['returned'])} not home" if one["diverted"] else "–"), ""
+    seconds = one["seconds_to_drain"]
+    if seconds is None:
+        return at(one["drained"]), ""
+    return (f"{span(seconds)} later" if seconds else "before that"), at(one["drained"])
+
+
+def _tip(one: Values) -> str:
+    told = {
+        "cause": one["cause"] or "not told",
+        "failed over": at(one["began"]),
+        "restored": ", ".join(filter(None, _restored(one))),
+        "drained": ", ".join(filter(None, _drained(one))),
+        "diverted": number(one["diverted"]),
+        "returned": number(one["returned"]),
+    }
+    return " · ".join((str(one["destination"]), *(f"{name}: {said}" for name, said in told.items())))
+
+
+def _two(said: tuple[str, str]) -> Markup:
+    return element("span", said[0], element("small", said[1]) if said[1] else "")
 
 
 def incidents(found: Overview) -> Markup:
@@ -140,7 +155,10 @@ def incidents(found: Overview) -> Markup:
         return Markup()
     columns = [
         Column("Entity", lambda row: row["destination"], look="name"),
-        *(_fact(title) for title, _ in _facts(some.rows[0])),
+        Column("Cause", lambda row: row["cause"] or "–"),
+        Column("Failed over", lambda row: "not told" if row["began"] is None else at(row["began"])),
+        Column("Restored", lambda row: _two(_restored(row))),
+        Column("Drained", lambda row: _two(_drained(row))),
         counted("Diverted", "diverted"),
         counted("Returned", "returned"),
         counted("Processes", "processes"),
@@ -149,7 +167,12 @@ def incidents(found: Overview) -> Markup:
     heading = element("h2", "Incidents", id="incidents")
     rest = more(some, "`twinbus ledger incidents` tells them all")
     return element(
-        "section", heading, table(columns, rows, class_="cards"), rest, class_="card", aria_labelledby="incidents"
+        "section",
+        heading,
+        element("div", table(columns, rows, class_="cards"), class_="long"),
+        rest,
+        class_="card",
+        aria_labelledby="incidents",
     )
 
 
@@ -160,29 +183,41 @@ def _titled(title: str, keys: Markup | str = "") -> Markup:
     return element("div", element("h3", title), keys, class_="titled")
 
 
-def _rates(line: Timeline) -> tuple[str, dict[str, list[float]]]:
-    """In one unit for all, such that the largest of them is no fraction."""
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """Messages in each bucket, by the `unit`: such that the largest of those drawn together is no fraction."""
+
+    title: str
+    unit: str
+    values: Sequence[float]
+
+
+def _rates(line: Timeline) -> dict[str, _Rate]:
     seconds = line.width / 1000
-    unit, length = rate_unit(max(map(max, line.counts.values())) / seconds)
-    return unit, {name: [count / seconds * length for count in counts] for name, counts in line.counts.items()}
+    found = {}
+    for together in (("direct", "diverted"), ("returned",), ("failed",)):
+        unit, length = rate_unit(max(max(line.counts[name]) for name in together) / seconds)
+        for name in together:
+            values = [count / seconds * length for count in line.counts[name]]
+            found[name] = _Rate(_RATES[name], unit, values)
+    return found
 
 
 def _panels(line: Timeline, axis: Axis, shades: Sequence[tuple[int, int]]) -> Iterator[Markup]:
-    unit, rates = _rates(line)
+    rates = _rates(line)
 
-    def drawn(layers: Sequence[tuple[str, str]], *, low: bool = False) -> Markup:
-        peaks = ", ".join(f"{_RATES[name]} at most {number(max(rates[name]))} a {unit}" for name, _ in layers)
-        return plot(axis, [Layer(look, rates[name]) for name, look in layers], shades, peaks, low=low)
+    def drawn(title: str, *layers: tuple[str, str], keys: Markup | str = "", low: bool = False) -> Markup:
+        told = [(rates[name], look) for name, look in layers]
+        peaks = ", ".join(f"{rate.title} at most {number(max(rate.values))} a {rate.unit}" for rate, _ in told)
+        made = plot(axis, [Layer(look, rate.values) for rate, look in told], shades, peaks, low=low)
+        return joined(_titled(f"{title}, messages/{told[0][0].unit}", keys), made)
 
-    keys = legend(("primary", "by the primary"), ("backlog", "by the backlog"))
-    yield _titled(f"Accepted from senders, messages/{unit}", keys)
-    yield drawn([("direct", "primary"), ("diverted", "backlog")])
+    both = legend(("primary", "by the primary"), ("backlog", "by the backlog"))
+    yield drawn("Accepted from senders", ("direct", "primary"), ("diverted", "backlog"), keys=both)
     if any(line.counts["failed"]):
-        yield _titled(f"Tries that failed or have no known outcome, messages/{unit}")
-        yield drawn([("failed", "trouble")], low=True)
+        yield drawn("Tries that failed or have no known outcome", ("failed", "trouble"), low=True)
     if any(line.waiting) or any(line.counts["returned"]):
-        yield _titled(f"Brought home to the primary, messages/{unit}")
-        yield drawn([("returned", "primary")], low=True)
+        yield drawn("Brought home to the primary", ("returned", "primary"), low=True)
         yield _titled("Backlog: diverted messages that are not home yet")
         most = f"At most {number(max(line.waiting))} messages, {number(line.waiting[-1])} at the end"
         yield plot(axis, [Layer("backlog", line.waiting)], shades, most, low=False)
@@ -190,20 +225,20 @@ def _panels(line: Timeline, axis: Axis, shades: Sequence[tuple[int, int]]) -> It
 
 def _numbers(line: Timeline) -> Markup:
     """The same as drawn, and what is told where the pointer is: page.js reads it from here."""
-    unit, rates = _rates(line)
+    rates = _rates(line)
     form = "%Y-%m-%d" if line.width % 86_400_000 == 0 else "%Y-%m-%d %H:%M:%S"
-    told = zip(line.waiting, *(map(number, rates[name]) for name in _RATES), strict=True)
+    said = zip(line.waiting, *(map(number, rate.values) for rate in rates.values()), strict=True)
     rows = [
-        {"from": at(line.start + place * line.width, form), "waiting": waiting, **dict(zip(_RATES, said, strict=True))}
-        for place, (waiting, *said) in enumerate(told)
+        {"from": at(line.start + place * line.width, form), "waiting": waiting, **dict(zip(rates, told, strict=True))}
+        for place, (waiting, *told) in enumerate(said)
     ]
     columns = [
         Column("From", lambda row: row["from"]),
-        *(_rate(f"{title.capitalize()} /{unit}", name) for name, title in _RATES.items()),
+        *(_told(f"{rate.title.capitalize()} /{rate.unit}", name) for name, rate in rates.items()),
         counted("Backlog", "waiting"),
     ]
     return table(columns, rows, id="numbers")
 
 
-def _rate(title: str, name: str) -> Column:
+def _told(title: str, name: str) -> Column:
     return Column(title, lambda row: row[name], look="number")

@@ -59,11 +59,8 @@ def span(seconds: float | None) -> str:
     return " ".join(f"{count:,} {unit}" for count, unit in found[:2] if count)
 
 
-def money(amount: Decimal, currency: str) -> str:
-    """Cents, and what is below a cent with the digits that it has."""
-    if amount and abs(amount) < Decimal("0.995"):
-        return f"{currency} {amount:.{max(2, 1 - amount.adjusted())}f}"
-    return f"{currency} {amount:,.2f}"
+def money(amount: Decimal) -> str:
+    return "0" if not amount else "< 0.01" if amount < Decimal("0.01") else f"{amount:,.2f}"
 
 
 def at(milliseconds: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
@@ -72,11 +69,11 @@ def at(milliseconds: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
 
 
 def ceiling(most: float) -> float:
-    """The least of 1, 2, 4, 5, 10, 20 … that is not below it: it halves well."""
+    """The least number with one digit, or 1.5 of them, that is not below it: it halves well."""
     if most <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(most))
-    return next(factor * power for factor in (1, 2, 4, 5, 10) if factor * power >= most * 0.999999)
+    return next(factor * power for factor in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if factor * power >= most * 0.999999)
 
 
 def marks(first: int, last: int, most: int) -> list[tuple[int, str]]:

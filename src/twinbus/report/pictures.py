@@ -55,7 +55,7 @@ def plot(axis: Axis, layers: Sequence[Layer], shades: Sequence[tuple[int, int]],
     paths, ground = [], [0.0] * axis.buckets
     for layer in layers:
         roof = [below + value for below, value in zip(ground, layer.values, strict=True)]
-        paths.append(element("path", class_=layer.look, d=area(ground, roof, top)))
+        paths.append(element("path", class_=layer.look, d=Markup(area(ground, roof, top))))
         ground = roof
     drawing = element(
         "svg",
@@ -119,10 +119,15 @@ def _line(x: float, y: float, width: float, height: float) -> Markup:
 def time_axis(axis: Axis) -> Markup:
     """The texts under a drawing; every other one gives way on a small screen."""
     found = [
-        element("span", said, class_="mark minor" if place % 2 else "mark", style=f"left:{share}%")
+        element("span", said, class_=f"mark {_side(share)}{' minor' if place % 2 else ''}", style=f"left:{share}%")
         for place, (share, said) in enumerate(axis.marks())
     ]
     return element("div", *found, class_="axis", aria_hidden="true")
+
+
+def _side(share: float) -> str:
+    """A text at an end stays inside."""
+    return "begin" if share < 4 else "end" if share > 96 else "middle"
 
 
 def bar(look: str, share: float) -> Markup:

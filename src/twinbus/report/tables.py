@@ -32,12 +32,15 @@ def table(
 ) -> Markup:
     columns = list(columns)
     head = element("tr", *(element("th", one.title, scope="col", class_=one.look or None) for one in columns))
-    body = [
-        element("tr", *(element("td", one.say(row), class_=one.look or None, data_label=one.title) for one in columns))
-        for row in rows
-    ]
+    body = [element("tr", *(_cell(one, one.say(row)) for one in columns)) for row in rows]
     made = element("table", element("thead", head), element("tbody", *body), foot or "", **attributes)
     return element("div", made, class_="scroll")
+
+
+def _cell(column: Column, said: object) -> Markup:
+    """On a phone, where a row is a card, a nought is left out."""
+    looks = " ".join(filter(None, (column.look, "nought" if said == "0" else "")))
+    return element("td", said, class_=looks or None, data_label=column.title)
 
 
 def more(some: Some, where: str) -> Markup:

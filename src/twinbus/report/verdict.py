@@ -80,12 +80,16 @@ def _tiles(sums: Mapping[str, int]) -> Markup:
             class_="tile" if sums[name] else "tile none",
         )
 
-    tiles = [tile(name, *said) for name, said in {**_PARTS, **_BESIDE}.items()]
+    tiles = [
+        element("dl", *(tile(name, *said) for name, said in group.items()), class_="tiles")
+        for group in (_PARTS, _BESIDE)
+    ]
     flight = sums["in_flight"]
     note = (
-        f"{number(flight)} of the unknown and unconfirmed may yet be told: entries of the last hour, or before --since."
+        f"{number(flight)} of the unknown and unconfirmed may yet be explained: by entries of the last hour that are "
+        "not in the ledger yet, or by some from before the time that was asked for."
     )
-    return joined(element("dl", *tiles, class_="tiles"), element("p", note, class_="note") if flight else "")
+    return joined(*tiles, element("p", note, class_="note") if flight else "")
 
 
 def _listed(found: Overview) -> list[Markup]:
