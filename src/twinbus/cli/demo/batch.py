@@ -6,21 +6,17 @@ A line of stdin is the arguments of one, as JSON; when it has ended, a line tell
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Final
 
 READY: Final = "\x1eready"
 ENDED: Final = "\x1eended "
-_NICE: Final = 10
 
 
 def main() -> None:
     from twinbus.cli.main import app  # noqa: PLC0415 - it imports the demo, and this with it
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow
 
-    # An application beside it goes first: its answers are seen.
-    os.nice(_NICE)
     # The commands find this one.
     session("twinbus demo").range(1).count()
     _tell(READY)

@@ -34,6 +34,7 @@ from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.failover import FailoverEngaged, Mode, Restored
 from twinbus.syphon.discovery import Listed
 
+# The calm before and after; shorter where the outage is.
 _HEALTHY_SECONDS: Final = 6.0
 _AFTER_SECONDS: Final = 3.0
 _LOOK_AGAIN_SECONDS: Final = 0.2
@@ -93,12 +94,12 @@ async def _outage(asked: Asked, world: World, show: Lines, clock: _Clock, primar
         watches.append(watch)
         with show.live(world.ports):
             async with _watching(watch, strings, show):
-                await asyncio.sleep(_HEALTHY_SECONDS)
+                await asyncio.sleep(min(_HEALTHY_SECONDS, asked.seconds))
                 clock.lap("healthy")
                 primary = await _killed(asked, world, show, clock, watch, primary)
                 await _drained(asked, world, show, watch)
                 clock.lap("drain")
-                await asyncio.sleep(_AFTER_SECONDS)
+                await asyncio.sleep(min(_AFTER_SECONDS, asked.seconds))
                 await application.stop_sending()
                 await _received(application, strings["primary"])
                 clock.lap("receive")

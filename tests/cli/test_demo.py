@@ -1,0 +1,246 @@
+"""`twinbus demo` as its users have it: proof where all is well, a loud end where it is not, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.cli.running import COMMAND, environment
+from tests.cli.syphoned import invoke
+from twinbus.cli.demo import NOT_PROVEN
+from twinbus.cli.demo.application import BACKLOG_QUEUES, ENTITIES, RECEIVERS, Kept
+from twinbus.cli.demo.screen import picture
+from twinbus.cli.demo.sight import EntitySight, Flow, Second, Sight
+from twinbus.cli.demo.verdict import judge
+from twinbus.cli.reaching import backlog_name
+from twinbus.connect import connect
+from twinbus.pairing.paths import backlog_queue_path
+
+pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
+PATIENCE = 500.0
+ESCAPE = "\x1b"
+CLEAN = {"accepted": 3, "delivered": 3, "in_backlog": 0, "dead_lettered": 0, "unknown": 0, "lost": 0, "duplicated": 0}
+
+
+@contextlib.contextmanager
+def started(*arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--rate", "30", *arguments],
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=PATIENCE)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    stdout, stderr = process.communicate(timeout=PATIENCE)
+    return process.returncode, stdout, stderr
+
+
+def living_in(folder: Path) -> list[str]:
+    """Processes whose working directory is there, even if that is gone."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(f"{folder}/"):
+                found.append((entry / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+def test_a_short_demo_on_spark_proves_that_nothing_is_lost(tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    with started("--seconds", "2", "--keep", str(keep), "--json") as demo:
+        code, stdout, stderr = ended(demo)
+    assert code == 0, stderr
+    told = json.loads(stdout)
+    assert told["proven"]
+    assert told["problems"] == told["errors"] == []
+    assert told["received"] == told["expected"] > told["accepted"] > 0
+    sums = told["reconciliation"]
+    assert (sums["accepted"], sums["delivered"], sums["lost"]) == (told["accepted"], told["accepted"], 0)
+    assert {one["destination"].partition("/")[2] for one in told["incidents"]} == set(ENTITIES)
+    assert all(one["diverted"] == one["returned"] > 0 for one in told["incidents"])
+    assert told["cost"]["units"]["actual"] > told["accepted"]
+    assert "<html" in Path(told["report"]).read_text().lower()
+    assert Path(told["ledger"]) == keep / "ledger"
+    # The commands that were run, and no key in any of them.
+    assert "$ twinbus syphon --engine spark --drain --ledger ledger\n" in stderr
+    assert "SharedAccessKey" not in stderr
+    assert ESCAPE not in stdout + stderr
+    assert living_in(tmp_path) == []
+
+
+async def stolen(keep: Path) -> str:
+    """The id of a message that somebody took from a backlog queue."""
+    file = keep / "twinbus.toml"
+    while not file.is_file() or "connections" not in file.read_text():  # noqa: ASYNC110 - another process writes it
+        await asyncio.sleep(0.05)
+    strings = tomllib.loads(file.read_text())["connections"]
+    name = backlog_name(strings["primary"], None)
+    async with connect(strings["secondary"], timeout=30) as bus:
+        while True:
+            for index in range(BACKLOG_QUEUES):
+                with contextlib.suppress(Exception):  # not created yet
+                    async with await bus.receiver(backlog_queue_path(name, index), prefetch=0) as receiver:
+                        if found := await receiver.receive(1, 0.2):
+                            await receiver.complete(found)
+                            return str(found[0].message_id)
+
+
+def test_a_message_that_vanishes_from_the_backlog_fails_the_demo_by_its_id(tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    with started("--engine", "native", "--seconds", "4", "--keep", str(keep)) as demo:
+        id_ = asyncio.run(asyncio.wait_for(stolen(keep), PATIENCE))
+        code, stdout, _ = ended(demo)
+    assert code == NOT_PROVEN
+    places = RECEIVERS[id_.rpartition("-")[0]]
+    assert all(f"{place} never received {id_}\n" in stdout for place in places)
+    assert "the ledger tells of 1 still in the backlog\n" in stdout
+    assert "Nothing lost" not in stdout
+
+
+def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    """While Spark is starting, which is when there is most to end."""
+    with started(TMPDIR=str(tmp_path)) as demo:
+        assert demo.stdout is not None
+        while not (line := demo.stdout.readline()).startswith("$ kill -9"):
+            assert line, demo.communicate()
+        assert living_in(tmp_path)
+        demo.send_signal(signal.SIGINT)
+        code, stdout, stderr = ended(demo)
+    assert (code, stderr) == (128 + signal.SIGINT, "")
+    assert stdout.endswith("broken off: all its processes have ended\n")
+    assert living_in(tmp_path) == []
+    assert list(tmp_path.glob("twinbus-demo-*")) == []
+
+
+def test_on_a_terminal_of_80_columns_it_is_a_picture_that_lives(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "demo", "--rate", "30", "--engine", "native", "--seconds", "2"],
+        env={**environment(TMPDIR=str(tmp_path), TERM="xterm-256color", COLUMNS="80", LINES="30")},
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    ) as demo:
+        os.close(theirs)
+        seen = read_all(ours)
+    os.close(ours)
+    assert demo.returncode == 0, seen
+    assert f"{ESCAPE}[2K" in seen, "it is drawn over"
+    assert "failed over" in seen
+    assert "Nothing lost, nothing duplicated." in seen
+
+
+def read_all(terminal: int) -> str:
+    text, deadline = b"", time.monotonic() + PATIENCE
+    while select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        try:
+            text += os.read(terminal, 65536)
+        except OSError:  # its other end is closed
+            return text.decode()
+    raise AssertionError(f"it did not end: {text.decode()[-2000:]}")
+
+
+def test_without_pyspark_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told = invoke("demo")
+    assert told.exit_code == 1
+    assert "pip install 'twinbus[spark]'" in told.output
+    assert "twinbus demo --engine native" in told.output
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dear.txt").touch()
+    told = invoke("demo", "--keep", str(tmp_path))
+    assert (told.exit_code, "is not empty" in told.output) == (1, True)
+    assert (tmp_path / "dear.txt").exists()
+
+
+# --- what is proof ---------------------------------------------------------------------------------------------------
+
+
+def kept() -> Kept:
+    """An order, and an event, each received wherever it should be."""
+    made = Kept()
+    for number, entity in enumerate(ENTITIES):
+        made.accepted[entity].add("one")
+        for place in RECEIVERS[entity]:
+            made.received[place]["one"].add(number)
+    return made
+
+
+def test_all_received_once_and_books_that_add_up_are_proof() -> None:
+    found = judge(kept(), CLEAN)
+    assert (found.problems, found.accepted, found.expected, found.received) == ([], 3, 4, 4)
+
+
+def test_a_message_that_one_subscription_lacks_is_named() -> None:
+    made = kept()
+    del made.received["events/audit"]["one"]
+    assert judge(made, CLEAN).problems == ["events/audit never received one"]
+
+
+def test_the_same_id_under_two_numbers_is_a_duplicate() -> None:
+    made = kept()
+    made.received["orders"]["one"].add(77)
+    assert judge(made, CLEAN).problems == ["orders received more than once one"]
+
+
+@pytest.mark.parametrize("word", ["lost", "unknown", "in_backlog", "dead_lettered", "duplicated"])
+def test_books_that_tell_of_trouble_are_no_proof(word: str) -> None:
+    assert len(judge(kept(), {**CLEAN, word: 1}).problems) == 1
+
+
+def test_books_that_know_of_fewer_messages_are_no_proof() -> None:
+    (problem,) = judge(kept(), {**CLEAN, "accepted": 2}).problems
+    assert problem == "the ledger tells of 2 accepted, the application was told of 3"
+
+
+# --- the picture -----------------------------------------------------------------------------------------------------
+
+
+def drawn(width: int, **more: Any) -> list[str]:
+    entities = tuple(
+        EntitySight(path, "failed_over", Flow(12_345, 6_789, 98_765), (0.0, 166.6, 0.0)) for path in ENTITIES
+    )
+    sight = Sight(125.0, entities, {False: 123, True: 3}, 20_367, more.get("returned", 0), more.get("up", False))
+    seconds = [Second(Flow(60, 0, 80), 0, 0, {})] * 60 + [Second(Flow(0, 60, 0), 600, 100, {False: 3})] * 60
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(picture(sight, seconds, {"primary": 54_321, "secondary": 54_322}, width))
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("more", [{}, {"returned": 20_367, "up": True}])
+def test_the_picture_fits_80_columns_and_a_short_terminal(more: dict[str, Any]) -> None:
+    lines = drawn(80, **more)
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 20
+    assert not any(line.rstrip().endswith("…") for line in lines), "nothing is cut off"
+
+
+def test_the_picture_shows_states_rates_depth_and_pings() -> None:
+    text = "\n".join(drawn(80))
+    for shown in ("DOWN", "● failed over", "500/s", "20,367 waiting", "123✕ 3✓"):
+        assert shown in text
