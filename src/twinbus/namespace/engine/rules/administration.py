@@ -52,9 +52,11 @@ def _refusal_of_texts(rule: RuleDescription) -> Refusal | None:
 
 def refusal_of_rules(rules: Rules) -> Refusal | None:
     """Why no subscription can be born with these."""
-    for index, rule in enumerate(rules):
-        if any(_is_named(other, rule.name) for other in rules[:index]):
+    names: set[str] = set()
+    for rule in rules:
+        if rule.name.lower() in names:
             return Refusal(Condition.ARGUMENT_ERROR, f"Two rules have the name '{rule.name}'.")
+        names.add(rule.name.lower())
         refusal = refusal_of_rule(rule)
         if refusal is not None:
             return refusal
