@@ -127,7 +127,6 @@ def test_m4_forecast_and_actual_are_shown_side_by_side_and_differences_in_their_
     assert "from the ledger: diverted 600, sent 1000" in shown
     rows = cells(shown)
     assert ["send_backlog", "600", "607", "+7"] in [row[:4] for row in rows]
-    assert [row[-1] for row in rows if row[-1].startswith("+5")] == [
-        "+5: calls that were refused, or whose outcome is unknown"
-    ]
+    assert "  send_backlog +5: calls that were refused, or whose outcome is unknown\n" in shown
+    assert "  send_backlog +2: messages that went to a second backlog queue\n" in shown
     assert ["receive_primary", "1,600", "–", "–"] in [row[:4] for row in rows]

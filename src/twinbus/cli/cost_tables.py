@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SIGNIFICANT = Decimal("0.0001")
+_WIDE = 130
 
 
 def money(amount: Decimal) -> str:
-    """Cents, and more of them where there are few."""
+    """Cents, and parts of them where there are few."""
+    if 0 < amount < _SIGNIFICANT:
+        return f"<{_SIGNIFICANT}"
     return f"{amount:,.2f}" if amount >= 1 or not amount else f"{amount.quantize(_SIGNIFICANT):f}"
 
 
@@ -36,7 +39,8 @@ def show_forecast(found: Forecast) -> None:
         f"idle receives of the syphons: [bold]{idle.hour:,g}[/] an hour, [bold]{idle.day:,g}[/] a day, "
         f"[bold]{idle.thirty_days:,g}[/] in 30 days"
     )
-    table = _table("phase", "stage", "operations", "units", "MB", "cost", "why")
+    wide = console.width >= _WIDE
+    table = _table("phase", "stage", "operations", "units", "MB", "cost", *(["why"] if wide else []))
     before = ""
     for line in found.bill.lines:
         used = line.usage
@@ -44,9 +48,11 @@ def show_forecast(found: Forecast) -> None:
             table.add_section()
         why = f"{used.why} [dim](without a pair, too)[/]" if used.anyway else used.why
         cells = [f"{used.operations:,}", f"{used.units:,}", f"{used.bytes / 1e6:,.1f}", money(line.cost)]
-        table.add_row(used.phase if before != used.phase else "", used.stage, *cells, why)
+        table.add_row(used.phase if before != used.phase else "", used.stage, *cells, *([why] if wide else []))
         before = used.phase
     console.print(table)
+    if not wide:
+        console.print("[dim]--json, or a wider terminal, tells what each line is for[/]")
     console.print(_totals(found))
     console.print(_passages(found))
     _footnotes(console, found.prices, found.scenario.tier)
@@ -67,7 +73,7 @@ def _totals(found: Forecast) -> Table:
 
 
 def _passages(found: Forecast) -> Table:
-    table = _table("one diverted message, in units", "M1's four stages", "as charged today", "put aside meanwhile")
+    table = _table("a diverted message", "M1's four stages", "as charged today", "put aside meanwhile")
     columns = ("clause", "billed", "put_aside")
     for one in found.passages:
         table.add_row(one.stage, *(str(getattr(one, column) or "") for column in columns))
@@ -109,32 +115,30 @@ def show_comparison(found: Forecast, result: Comparison, seen: Collection[str]) 
     console.print(f"[bold]Actual, and the forecast for it[/], in {found.prices.currency}")
     taken = [f"{name.replace('_', '-')} {spoken(getattr(found.scenario, name))}" for name in sorted(seen)]
     console.print(f"from the ledger: {', '.join(taken)}" if taken else "nothing was taken from the ledger")
-    table = _table("stage", "forecast", "actual", "difference", "forecast cost", "actual cost", "made of")
-    for one in sorted(result.differences, key=lambda one: -(one.actual or 0)):
-        table.add_row(one.stage, *_units(one), *_costs(one), "\n".join(_parts(one)))
+    table = _table("stage", "forecast", "actual", "difference", "forecast cost", "actual cost")
+    ordered = sorted(result.differences, key=lambda one: -(one.actual or 0))
+    for one in ordered:
+        table.add_row(one.stage, *_compared(one))
     table.add_section()
     share = f"{result.actual - result.forecast:+,} ({result.share:.2%})"
-    table.add_row("[bold]units compared[/]", f"{result.forecast:,}", f"{result.actual:,}", share, "", "", "")
+    table.add_row("[bold]units compared[/]", f"{result.forecast:,}", f"{result.actual:,}", share)
     console.print(table)
+    console.print("what the differences are made of:")
+    for one in ordered:
+        for part in one.parts:
+            count = f"{part.units:+,}: " if part.units else ""
+            console.print(f"  {one.stage} {count}{part.why}", markup=False)
     console.print(
         f"beside it, by the forecast: base {money(found.base_cost)}, connections {money(found.connections_cost)}"
     )
     _footnotes(console, found.prices, found.scenario.tier)
 
 
-def _units(one: Difference) -> tuple[str, str, str]:
+def _compared(one: Difference) -> tuple[str, ...]:
     if one.actual is None:
-        return f"{one.forecast:,}", "–", "–"
-    return f"{one.forecast:,}", f"{one.actual:,}", f"{one.units:+,}" if one.units else ""
-
-
-def _costs(one: Difference) -> tuple[str, str]:
-    return money(one.forecast_cost), "–" if one.actual is None else money(one.actual_cost)
-
-
-def _parts(one: Difference) -> Iterator[str]:
-    for part in one.parts:
-        yield f"{part.units:+,}: {part.why}" if part.units else part.why
+        return f"{one.forecast:,}", "–", "–", money(one.forecast_cost), "–"
+    difference = f"{one.units:+,}" if one.units else ""
+    return f"{one.forecast:,}", f"{one.actual:,}", difference, money(one.forecast_cost), money(one.actual_cost)
 
 
 # --- prices ----------------------------------------------------------------------------------------------------------
@@ -299,8 +303,9 @@ def _console() -> Console:
 def _table(first: str, *columns: str) -> Table:
     from rich.table import Table  # noqa: PLC0415 - slow
 
-    table = Table(first)
-    texts = ("stage", "why", "made of")
+    table = Table()
+    table.add_column(first, no_wrap=first in ("phase", "stage"))
     for column in columns:
-        table.add_column(column, justify="left" if column in texts else "right", overflow="fold")
+        text = column == "why"
+        table.add_column(column, justify="left" if text or column == "stage" else "right", no_wrap=not text)
     return table

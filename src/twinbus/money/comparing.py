@@ -16,7 +16,7 @@ from twinbus.money.forecast import Forecast, Phase
 _OWN: Final = frozenset({Stage.RECEIVE_PRIMARY, Stage.COMPLETE_PRIMARY})
 """An application's receivers tell a ledger only where they are a pair's; a namespace's meter tells of all."""
 EMPTY_PRIMARY: Final = "empty_receive_primary"
-"""Receives of the application on the primary that brought nothing."""
+"""Receives of the application on the primary that brought nothing: as all else of its own, not foreseen."""
 _DIVERTED: Final = frozenset(
     {
         Stage.SEND_BACKLOG,
@@ -27,28 +27,36 @@ _DIVERTED: Final = frozenset(
         Stage.COMPLETE_BACKLOG,
     }
 )
-_REST: Final[Mapping[str, str]] = {
-    Stage.SEND_PRIMARY: "sends at the edges of the outages",
-    Stage.SEND_BACKLOG: "parts of split batches, and messages that went to a second backlog queue",
+_MORE: Final[Mapping[str, str]] = {
+    Stage.SEND_PRIMARY: "sends that failed at the edges of the outages",
+    Stage.SEND_BACKLOG: "messages that went to a second backlog queue",
     Stage.RECEIVE_BACKLOG: "messages that came again after a lost lock or a syphon's end",
     Stage.RETURN_PRIMARY: "messages sent again, and the probes of Y5",
     Stage.COMPLETE_BACKLOG: "completions repeated",
-    Stage.SETTLE_BACKLOG: "how many messages met a destination that was not ready, is chance",
-    Stage.RECEIVE_DEFERRED: "how many messages met a destination that was not ready, is chance",
-    Stage.EMPTY_RECEIVE: "a pump's first poll is short; polls cut off by the end; a drain asks until it is sure",
-    Stage.PEEK_BACKLOG: "looks at a start, after lost locks, and of clients whose intervals fell otherwise",
+    Stage.SETTLE_BACKLOG: "put aside again, or given back when a syphon stopped",
+    Stage.RECEIVE_DEFERRED: "messages put aside more than once",
+    Stage.EMPTY_RECEIVE: "a pump's first poll is short; polls cut off by a stop; a drain asks until it is sure",
+    Stage.PEEK_BACKLOG: "looks at a syphon's start and after lost locks, or of clients at another time",
     Stage.RENEW_BACKLOG: "locks renewed while a load waited: not foreseen",
-    Stage.PING: "pings fell otherwise, or were not answered and not charged",
+    Stage.PING: "pings of other clients, or at another time",
     Stage.MANAGE: "queues looked for and made by a pair, or listed by a syphon, at their start",
     Stage.RESUBMIT_BACKLOG: "dead letters resubmitted: not foreseen",
     Stage.SCHEDULE_PRIMARY: "scheduled messages: forecast as sends",
     Stage.CANCEL_PRIMARY: "cancelled schedules: not foreseen",
-    Stage.RECEIVE_PRIMARY: "messages that came again; those received beyond the period, or by other receivers",
-    Stage.COMPLETE_PRIMARY: "messages received and deleted at once, or completed beyond the period",
-    Stage.SETTLE_PRIMARY: "the application's own: not foreseen",
-    Stage.RENEW_PRIMARY: "the application's own: not foreseen",
-    Stage.PEEK_PRIMARY: "the application's own: not foreseen",
-    EMPTY_PRIMARY: "the application's own receives that brought nothing: not foreseen",
+    Stage.RECEIVE_PRIMARY: "messages that came again, or were there before",
+    Stage.COMPLETE_PRIMARY: "messages that came again, or were there before",
+}
+_MOVED: Final = "still in the backlog, put aside less often, or moved by a syphon that tells another ledger"
+_FEWER: Final[Mapping[str, str]] = {
+    Stage.SEND_PRIMARY: "fewer sends failed before the failover",
+    Stage.SEND_BACKLOG: "part of what was foreseen failed",
+    **dict.fromkeys(_DIVERTED - {Stage.SEND_BACKLOG}, _MOVED),
+    Stage.EMPTY_RECEIVE: "polls under way, queues that were not empty, or syphons that ran for less than the period",
+    Stage.PEEK_BACKLOG: "looks that fell beyond the period, or syphons that ran for less of it",
+    Stage.PING: "pings that nobody heard, and fewer intervals",
+    Stage.MANAGE: "nobody looked how much remained",
+    Stage.RECEIVE_PRIMARY: "not received yet, or by receivers that tell another ledger",
+    Stage.COMPLETE_PRIMARY: "not completed yet, received and deleted at once, or told to another ledger",
 }
 
 
@@ -164,7 +172,7 @@ def _difference(forecast: Forecast, stage: str, spent: Spent | None, traffic: _T
     if vain:
         parts.append(Part("calls that were refused, or whose outcome is unknown", vain))
     if left - vain:
-        parts.append(Part(_REST.get(stage, "not foreseen"), left - vain))
+        parts.append(Part((_MORE if left > vain else _FEWER).get(stage, "not foreseen"), left - vain))
     if spent is not None and spent.unsent:
         parts.append(Part(f"{spent.unsent:,} more were intended and found no connection: nobody was asked", 0))
     return Difference(stage, mine.units, units, mine.cost, cost, tuple(parts))
