@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 # A task that fails is tried again, up to four times in all: locally Spark would give up after the first.
 _LOCAL: Final = "local[{cores},4]"
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+_PATIENCE: Final = "spark.python.authenticate.socketTimeout"
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.speculation": "false",  # a second attempt beside a living one would move messages twice
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.python.worker.faulthandler.enabled": "true",
-    "spark.python.authenticate.socketTimeout": "120s",  # a Python starts slowly on a busy machine: 15 s end the query
+    _PATIENCE: "120s",  # a Python starts slowly on a busy machine: 15 s end the query
 }
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -35,6 +36,11 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "2g",
+    # Sums are added in as many pieces as keep each in memory, few where there is little.
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "64",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
+    "spark.shuffle.sort.bypassMergeThreshold": "8",  # else every task would make a file for every piece
 }
 
 
@@ -64,6 +70,8 @@ def session(
         # The JVM is started from here, and its workers run this very Python.
         os.environ["JAVA_HOME"] = str(java_home())
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        # The Python beside a streaming source is not told of the setting.
+        os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", SETTINGS[_PATIENCE].removesuffix("s"))
         builder = builder.master(place)
         if place.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
