@@ -15,9 +15,8 @@ export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMP) ## the local namespace and the official SDK; then an outage, survived by a pair
-	$(VENV)/bin/python examples/demo.py
-	$(VENV)/bin/python examples/outage.py
+demo: $(STAMP) ## an outage, live: killed, diverted, brought home, accounted for
+	$(VENV)/bin/twinbus demo $(DEMO)
 
 test: $(STAMP) node ## all tests, import contracts and purity rules included
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -q

@@ -1,6 +1,6 @@
 """An outage, survived: the primary is killed with -9, the application goes on sending, the primary comes back.
 
-Run: make demo
+Run: python examples/outage.py
 """
 
 import logging
@@ -75,7 +75,7 @@ def main() -> None:
                 sender.send_messages(ServiceBusMessage("supper"))
                 say("a ping noticed, and the next order went to the primary:")
                 say(f"the primary holds {count(primary)['orders']} orders")
-    chapter("The syphon will bring the backlog home; until then twinbus doctor shows it")
+    chapter("What was diverted waits on the secondary until twinbus syphon brings it home")
 
 
 if __name__ == "__main__":

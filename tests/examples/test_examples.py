@@ -28,7 +28,7 @@ SHOWN = {
         "orders is failed_over, 3 diverted",
         "the primary holds 2 orders",
     ],
-    "demo": [
+    "tour": [
         "completed    two coffees",
         "dead-lettered a tea with no cup",
         "received three waters",

@@ -1,6 +1,6 @@
 """The tour: a durable local Service Bus, used by the official SDK, killed with -9, and found as it was left.
 
-Run: make demo
+Run: python examples/tour.py
 """
 
 import time
