@@ -250,6 +250,24 @@ def test_rules_are_added_changed_removed_and_listed_in_pages() -> None:
     assert bus.tell(A, events.RulesListed("reply", 1, 5)) == []
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        rule("r", CorrelationFilter(properties={"n": 2**70})),
+        rule("r", SqlFilter("n = @n", {"n": 2**70})),
+        RuleDescription("r", TrueFilter(), SqlAction("SET n = @n", {"@n": -(2**70)})),
+    ],
+)
+def test_a_value_that_no_message_could_have_is_refused_in_rules_too(wrong: RuleDescription) -> None:
+    bus = topic(a=rule("all"))
+    refusal = bus.tell(A, events.RuleAdded("reply", wrong))
+    assert isinstance(refusal, Refusal)
+    assert refusal.condition is Condition.ARGUMENT_ERROR
+    assert "A value of rule 'r' is no value of a message" in refusal.description
+    assert isinstance(bus.create(SubscriptionDescription(topic="t", name="b", rules=(wrong,))), Refusal)
+    assert names(bus, A) == ["all"]
+
+
 def test_two_thousand_rules_on_one_subscription_choose_and_are_kept() -> None:
     bus = topic(a=[rule(f"r{n}", CorrelationFilter(properties={"color": f"{n}"})) for n in range(2_000)])
     assert bus.tell(A, events.RuleAdded("reply", rule("sql", "color = 'red'"))) is None

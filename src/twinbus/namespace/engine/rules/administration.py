@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from twinbus.amqp.conditions import Condition
+from twinbus.amqp.conditions import Condition, EncodeError
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import RuleAdded, RuleChanged, RuleRemoved
 from twinbus.namespace.engine.refusals import not_found
 from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlFilter
 from twinbus.namespace.engine.rules.errors import RuleSyntaxError
+from twinbus.namespace.engine.rules.records import rule_text
 from twinbus.namespace.engine.rules.ruleset import compile_rule
 
 MAX_NAME_CHARACTERS: Final = 50
@@ -34,6 +35,10 @@ def refusal_of_rule(rule: RuleDescription) -> Refusal | None:
         if len(expression) > MAX_EXPRESSION_CHARACTERS:
             text = f"The {what} of rule '{rule.name}' is longer than {MAX_EXPRESSION_CHARACTERS} characters."
             return Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
+    try:
+        rule_text(rule)
+    except EncodeError as error:  # a number from a file or a document may be of any size
+        return Refusal(Condition.ARGUMENT_ERROR, f"A value of rule '{rule.name}' is no value of a message: {error}.")
     return _refusal_of_texts(rule)
 
 
