@@ -22,7 +22,7 @@ from rich.console import Console
 from tests.cli.running import COMMAND, environment
 from tests.cli.syphoned import invoke
 from twinbus.cli.demo import NOT_PROVEN
-from twinbus.cli.demo.application import BACKLOG_QUEUES, ENTITIES, RECEIVERS, Kept
+from twinbus.cli.demo.application import BACKLOG_QUEUES, ENTITIES, PLACES, Kept
 from twinbus.cli.demo.screen import picture
 from twinbus.cli.demo.sight import EntitySight, Flow, Second, Sight
 from twinbus.cli.demo.verdict import judge
@@ -33,7 +33,7 @@ from twinbus.pairing.paths import backlog_queue_path
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
 PATIENCE = 500.0
 ESCAPE = "\x1b"
-CLEAN = {"accepted": 3, "delivered": 3, "in_backlog": 0, "dead_lettered": 0, "unknown": 0, "lost": 0, "duplicated": 0}
+CLEAN = {"accepted": 4, "delivered": 4, "in_backlog": 0, "dead_lettered": 0, "unknown": 0, "lost": 0, "duplicated": 0}
 
 
 @contextlib.contextmanager
@@ -70,17 +70,17 @@ def living_in(folder: Path) -> list[str]:
 
 def test_a_short_demo_on_spark_proves_that_nothing_is_lost(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
-    with started("--seconds", "2", "--keep", str(keep), "--json") as demo:
+    with started("--seconds", "3", "--keep", str(keep), "--json") as demo:
         code, stdout, stderr = ended(demo)
     assert code == 0, stderr
     told = json.loads(stdout)
     assert told["proven"]
-    assert told["problems"] == told["errors"] == []
-    assert told["received"] == told["expected"] > told["accepted"] > 0
+    assert told["problems"] == []
+    assert told["received"] == told["accepted"] > 0
     sums = told["reconciliation"]
     assert (sums["accepted"], sums["delivered"], sums["lost"]) == (told["accepted"], told["accepted"], 0)
-    assert {one["destination"].partition("/")[2] for one in told["incidents"]} == set(ENTITIES)
-    assert all(one["diverted"] == one["returned"] > 0 for one in told["incidents"])
+    assert {one["destination"].partition("/")[2] for one in told["incidents"]} <= set(ENTITIES)
+    assert sum(one["diverted"] for one in told["incidents"]) == sum(one["returned"] for one in told["incidents"]) > 0
     assert told["cost"]["units"]["actual"] > told["accepted"]
     assert "<html" in Path(told["report"]).read_text().lower()
     assert Path(told["ledger"]) == keep / "ledger"
@@ -114,8 +114,8 @@ def test_a_message_that_vanishes_from_the_backlog_fails_the_demo_by_its_id(tmp_p
         id_ = asyncio.run(asyncio.wait_for(stolen(keep), PATIENCE))
         code, stdout, _ = ended(demo)
     assert code == NOT_PROVEN
-    places = RECEIVERS[id_.rpartition("-")[0]]
-    assert all(f"{place} never received {id_}\n" in stdout for place in places)
+    places = PLACES[id_.rpartition("-")[0]]
+    assert any(f"{place} never received {id_}\n" in stdout for place in places)
     assert "the ledger tells of 1 still in the backlog\n" in stdout
     assert "Nothing lost" not in stdout
 
@@ -138,7 +138,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
 def test_on_a_terminal_of_80_columns_it_is_a_picture_that_lives(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     with subprocess.Popen(
-        [*COMMAND, "demo", "--rate", "30", "--engine", "native", "--seconds", "2"],
+        [*COMMAND, "demo", "--rate", "30", "--engine", "native", "--seconds", "3"],
         env={**environment(TMPDIR=str(tmp_path), TERM="xterm-256color", COLUMNS="80", LINES="30")},
         stdin=subprocess.DEVNULL,
         stdout=theirs,
@@ -182,24 +182,23 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
 
 
 def kept() -> Kept:
-    """An order, and an event, each received wherever it should be."""
+    """One message for every place, received there."""
     made = Kept()
-    for number, entity in enumerate(ENTITIES):
-        made.accepted[entity].add("one")
-        for place in RECEIVERS[entity]:
-            made.received[place]["one"].add(number)
+    for number, place in enumerate(made.accepted):
+        made.accepted[place].add("one")
+        made.received[place]["one"].add(number)
     return made
 
 
 def test_all_received_once_and_books_that_add_up_are_proof() -> None:
     found = judge(kept(), CLEAN)
-    assert (found.problems, found.accepted, found.expected, found.received) == ([], 3, 4, 4)
+    assert (found.problems, found.accepted, found.received) == ([], 4, 4)
 
 
 def test_a_message_that_one_subscription_lacks_is_named() -> None:
     made = kept()
-    del made.received["events/audit"]["one"]
-    assert judge(made, CLEAN).problems == ["events/audit never received one"]
+    del made.received["events/europe"]["one"]
+    assert judge(made, CLEAN).problems == ["events/europe never received one"]
 
 
 def test_the_same_id_under_two_numbers_is_a_duplicate() -> None:
@@ -215,7 +214,7 @@ def test_books_that_tell_of_trouble_are_no_proof(word: str) -> None:
 
 def test_books_that_know_of_fewer_messages_are_no_proof() -> None:
     (problem,) = judge(kept(), {**CLEAN, "accepted": 2}).problems
-    assert problem == "the ledger tells of 2 accepted, the application was told of 3"
+    assert problem == "the ledger tells of 2 accepted, the application was told of 4"
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------

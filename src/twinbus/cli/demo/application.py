@@ -23,17 +23,22 @@ from twinbus.errors import TwinbusError
 
 QUEUES: Final = ("orders", "payments")
 TOPIC: Final = "events"
-SUBSCRIPTIONS: Final = ("audit", "billing")
+# Each takes the events of its region, by a rule.
+SUBSCRIPTIONS: Final = ("europe", "overseas")
+REGION: Final = "region"
 ENTITIES: Final = (*QUEUES, TOPIC)
-# Where messages for an entity are received, each of them at every one.
-RECEIVERS: Final[Mapping[str, tuple[str, ...]]] = {
+# Where messages for an entity are received, each of them at one.
+PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     **{queue: (queue,) for queue in QUEUES},
     TOPIC: tuple(f"{TOPIC}/{one}" for one in SUBSCRIPTIONS),
 }
+_ALL: Final = tuple(place for places in PLACES.values() for place in places)
 BODY_BYTES: Final = (200, 2000)
 BACKLOG_QUEUES: Final = 4
 PING_SECONDS: Final = 1.0
-_TRY_SECONDS: Final = 5.0
+# Patient with a busy machine: what is dead says so at once.
+_TRY_SECONDS: Final = 20.0
+_PROBATION_SECONDS: Final = 2.0
 # The SDK's own pauses between tries, shorter than its defaults: a minute is all there is.
 _RETRIES: Final = {"retry_backoff_factor": 0.1, "retry_backoff_max": 1.0}
 # One receive, the opening of its link included. It returns with what is there.
@@ -51,28 +56,28 @@ def options(ledger: Path) -> SendAvailabilityOptions:
         failover_interval=timedelta(0),
         ping_interval=timedelta(seconds=PING_SECONDS),
         try_timeout=timedelta(seconds=_TRY_SECONDS),
+        probation=timedelta(seconds=_PROBATION_SECONDS),
         ledger=ledger,
     )
 
 
 @dataclass(slots=True)
 class Kept:
-    """What the application knows. A message that comes again under its sequence number was only redelivered."""
+    """What the application knows, by place: the ids it was told are safe, and those that came, by sequence number.
 
-    accepted: dict[str, set[str]] = field(default_factory=lambda: {entity: set() for entity in ENTITIES})
+    A message that comes again under the same number was only redelivered.
+    """
+
+    accepted: dict[str, set[str]] = field(default_factory=lambda: {place: set() for place in _ALL})
     received: dict[str, dict[str, set[int]]] = field(
-        default_factory=lambda: {place: defaultdict(set) for places in RECEIVERS.values() for place in places}
+        default_factory=lambda: {place: defaultdict(set) for place in _ALL}
     )
     errors: list[str] = field(default_factory=list)
     redelivered: int = 0
 
     @property
     def has_all(self) -> bool:
-        return all(
-            self.accepted[entity] <= self.received[place].keys()
-            for entity, places in RECEIVERS.items()
-            for place in places
-        )
+        return all(self.accepted[place] <= self.received[place].keys() for place in _ALL)
 
     def count_accepted(self) -> int:
         return sum(map(len, self.accepted.values()))
@@ -90,15 +95,12 @@ class Application:
         self._rate = rate
         self._seed = seed
         self._stopped = asyncio.Event()
-        self._turns = {entity: asyncio.Semaphore(_AT_ONCE) for entity in ENTITIES}
+        self._turns = asyncio.Semaphore(_AT_ONCE * len(ENTITIES))
         self._sending: list[asyncio.Task[None]] = []
 
     async def stop_sending(self) -> None:
         self._stopped.set()
         await asyncio.gather(*self._sending)
-
-    def _run(self, group: asyncio.TaskGroup) -> None:
-        self._sending = [group.create_task(self._send(entity)) for entity in ENTITIES]
 
     async def _send(self, entity: str) -> None:
         # One chance for each entity: what it sends does not hang on how the others were served.
@@ -110,26 +112,29 @@ class Application:
         async with made as sender, asyncio.TaskGroup() as sends:
             while not self._stopped.is_set():
                 number += 1
+                place = chance.choice(PLACES[entity])
                 message = ServiceBusMessage(
-                    chance.randbytes(chance.randint(*BODY_BYTES)), message_id=f"{entity}-{number:05}"
+                    chance.randbytes(chance.randint(*BODY_BYTES)),
+                    message_id=f"{entity}-{number:05}",
+                    application_properties={REGION: place.rpartition("/")[2]},
                 )
                 # A send that takes its time holds up no other, unless there are many of them.
-                await self._turns[entity].acquire()
-                sends.create_task(self._put(entity, sender, message))
+                await self._turns.acquire()
+                sends.create_task(self._put(place, sender, message))
                 due = max(due + pause, loop.time() - _LATE_SECONDS)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(due):
                         await self._stopped.wait()
 
-    async def _put(self, entity: str, sender: PairedSender, message: ServiceBusMessage) -> None:
+    async def _put(self, place: str, sender: PairedSender, message: ServiceBusMessage) -> None:
         try:
             await sender.send_messages(message)
         except (ServiceBusError, TwinbusError) as error:
             self.kept.errors.append(f"{message.message_id}: {type(error).__name__}: {error}")
         else:
-            self.kept.accepted[entity].add(str(message.message_id))
+            self.kept.accepted[place].add(str(message.message_id))
         finally:
-            self._turns[entity].release()
+            self._turns.release()
 
     async def _receive(self, place: str) -> None:
         queue, _, subscription = place.partition("/")
@@ -163,13 +168,16 @@ async def running(
     async with pair_connection_strings(primary, secondary, options=options(ledger), **_RETRIES) as pair:
         pair.on("*", heard)
         made = Application(pair, rate, seed)
-        receiving: list[asyncio.Task[None]] = []
-        async with asyncio.TaskGroup() as group:
-            made._run(group)
-            receiving += (group.create_task(made._receive(place)) for places in RECEIVERS.values() for place in places)
-            try:
-                yield made
-            finally:
-                made._stopped.set()
-                for task in receiving:
-                    task.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                made._sending = [group.create_task(made._send(entity)) for entity in ENTITIES]
+                receiving = [group.create_task(made._receive(place)) for place in _ALL]
+                try:
+                    yield made
+                finally:
+                    made._stopped.set()
+                    for task in receiving:
+                        task.cancel()
+        except BaseExceptionGroup as group_of:
+            # What went wrong first is what is told.
+            raise group_of.exceptions[0] from None

@@ -13,7 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from twinbus.cli.demo.application import RECEIVERS, TOPIC
+from twinbus.cli.demo.application import PLACES, TOPIC
 from twinbus.cli.demo.sight import EntitySight, Second, Sight
 
 # One hue for each way a message may take, in every part of the picture.
@@ -36,7 +36,10 @@ _LABEL, _VALUE, _LEAST_CHART = 20, 8, 20
 
 def picture(sight: Sight, seconds: Sequence[Second], ports: Mapping[str, int], width: int) -> RenderableType:
     """All of it, at most so wide."""
-    head = Rule(Text(f" {sight.seconds:.0f} s ", style="bold"), align="left", style="dim")
+    title = Text(f" {sight.seconds:.0f} s ", style="bold")
+    if sight.errors:
+        title.append(f"· {sight.errors:,} errors in the application ", style=DOWN)
+    head = Rule(title, align="left", style="dim")
     return Group(
         head, Text(), *_flows(sight, ports, seconds), Text(), _entities(sight), Text(), _charts(sight, seconds, width)
     )
@@ -96,7 +99,7 @@ def _entities(sight: Sight) -> Table:
 
 
 def _name(entity: EntitySight) -> str:
-    return f"{entity.path} → {len(RECEIVERS[TOPIC])} subs" if entity.path == TOPIC else entity.path
+    return f"{entity.path} → {len(PLACES[TOPIC])} subs" if entity.path == TOPIC else entity.path
 
 
 def _quiet(rate: float) -> Text:

@@ -45,7 +45,8 @@ class Lines:
         states = ", ".join(f"{one.path} {one.state.replace('_', ' ')}" for one in sight.entities)
         self.say(
             f"{sight.seconds:4.0f} s  to primary {direct:.0f}/s, to backlog {diverted:.0f}/s, "
-            f"received {received:.0f}/s, waiting {sight.waiting}, home {sight.returned}; {states}"
+            f"received {received:.0f}/s, waiting {sight.waiting}, home {sight.returned}, errors {sight.errors}; "
+            f"{states}"
         )
 
     @contextmanager

@@ -14,7 +14,7 @@ from typing import Final
 from prometheus_client import REGISTRY
 
 from twinbus.aio import Pair
-from twinbus.cli.demo.application import ENTITIES, RECEIVERS, Kept
+from twinbus.cli.demo.application import ENTITIES, PLACES, Kept
 from twinbus.pairing.metrics import SUCCEEDED
 
 _DIVERTED: Final = "twinbus_pair_diverted_messages_total"
@@ -55,6 +55,8 @@ class Sight:
     waiting: int
     returned: int
     primary_up: bool
+    errors: int = 0
+    """Sends that failed in the application."""
 
     @property
     def flow(self) -> Flow:
@@ -99,8 +101,8 @@ class Watch:
         diverted, pings = _counted()
         flows = {}
         for entity in ENTITIES:
-            sent = len(self.kept.accepted[entity])
-            received = sum(len(self.kept.received[place]) for place in RECEIVERS[entity])
+            sent = sum(len(self.kept.accepted[place]) for place in PLACES[entity])
+            received = sum(len(self.kept.received[place]) for place in PLACES[entity])
             # The metric is a moment ahead of a send that has not returned yet.
             flows[entity] = Flow(max(0, sent - diverted[entity]), diverted[entity], received)
         self._recent.append((now, flows))
@@ -110,7 +112,8 @@ class Watch:
         entities = tuple(
             EntitySight(entity, states.get(entity, "-"), flows[entity], self._rates(entity)) for entity in ENTITIES
         )
-        sight = Sight(now - self.began, entities, pings, self.waiting, self.returned, self.primary_up)
+        errors = len(self.kept.errors)
+        sight = Sight(now - self.began, entities, pings, self.waiting, self.returned, self.primary_up, errors)
         self._note_seconds(sight)
         return sight
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from twinbus.cli.demo.application import RECEIVERS, Kept
+from twinbus.cli.demo.application import Kept
 
 # In a demo that went well, none is anywhere but on the primary.
 _NONE: Final = {
@@ -28,7 +28,6 @@ class Verdict:
 
     accepted: int
     received: int
-    expected: int
     missing: Mapping[str, tuple[str, ...]]
     duplicated: Mapping[str, tuple[str, ...]]
     sums: Mapping[str, int]
@@ -47,17 +46,15 @@ class Verdict:
 
 def judge(kept: Kept, sums: Mapping[str, int]) -> Verdict:
     """`sums`: of the balance, by word."""
-    places = [(entity, place) for entity, found in RECEIVERS.items() for place in found]
-    missing = {place: tuple(sorted(kept.accepted[entity] - kept.received[place].keys())) for entity, place in places}
+    missing = {place: tuple(sorted(ids - kept.received[place].keys())) for place, ids in kept.accepted.items()}
     # The same number is the same message, delivered again because its completion was not heard of.
     doubled = {
-        place: tuple(sorted(id_ for id_, numbers in kept.received[place].items() if len(numbers) > 1))
-        for _, place in places
+        place: tuple(sorted(id_ for id_, numbers in found.items() if len(numbers) > 1))
+        for place, found in kept.received.items()
     }
     return Verdict(
         accepted=kept.count_accepted(),
         received=kept.count_received(),
-        expected=sum(len(kept.accepted[entity]) for entity, _ in places),
         missing={place: ids for place, ids in missing.items() if ids},
         duplicated={place: ids for place, ids in doubled.items() if ids},
         sums=sums,

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from twinbus.cli.demo import batch
-from twinbus.cli.demo.application import BACKLOG_QUEUES, QUEUES, SUBSCRIPTIONS, TOPIC
+from twinbus.cli.demo.application import BACKLOG_QUEUES, QUEUES, REGION, SUBSCRIPTIONS, TOPIC
 from twinbus.cli.demo.processes import Process, start
 from twinbus.errors import OperatorError
 from twinbus.namespace.ports import free_port
@@ -32,12 +32,18 @@ _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # A copy that arrives twice is dropped; a message that was out when the primary died comes again soon.
 _ENTITY: Final = {"requires_duplicate_detection": True}
 _TAKEN: Final = {"lock_duration": "PT5S"}
+
+
+def _subscription(name: str) -> dict[str, Any]:
+    return {"name": name, **_TAKEN, "rules": [{"name": "own", "sql": f"{REGION} = '{name}'"}]}
+
+
 _CONFIG: Final = {
     "namespaces": [
         {
             "name": "primary",
             "queues": [{"name": queue, **_ENTITY, **_TAKEN} for queue in QUEUES],
-            "topics": [{"name": TOPIC, **_ENTITY, "subscriptions": [{"name": one, **_TAKEN} for one in SUBSCRIPTIONS]}],
+            "topics": [{"name": TOPIC, **_ENTITY, "subscriptions": [_subscription(one) for one in SUBSCRIPTIONS]}],
         }
     ]
 }
@@ -129,8 +135,11 @@ class World:
             self._wait("Spark is still starting")
         process = await self._batch
         process.tell(json.dumps(arguments))
-        while not (line := await process.line()).startswith(batch.ENDED):
-            heard(line)
+        try:
+            while not (line := await process.line()).startswith(batch.ENDED):
+                heard(line)
+        except EOFError:
+            raise OperatorError("Spark's process has died", process.said()) from None
         return int(line.removeprefix(batch.ENDED)), process
 
     async def ask(self, *arguments: str, good: Sequence[int] = (0,), hidden: int = 0) -> Any:
