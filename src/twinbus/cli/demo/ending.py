@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +22,8 @@ from twinbus.cli.demo.story import Asked, Told
 from twinbus.cli.demo.verdict import Verdict
 from twinbus.cli.demo.world import LEDGER
 
-_BAR: Final = 40
+_BAR: Final = 36
+_EXPLAINED: Final = 3
 # accepted = delivered + in backlog + dead-lettered + unknown + lost, always: docs/ledger.md.
 _PARTS: Final = ("delivered", "in_backlog", "dead_lettered", "unknown", "lost")
 
@@ -41,20 +43,26 @@ def _reconciliation(console: Console, found: Told, proof: Verdict) -> None:
     console.print("\n[bold]Reconciliation[/] [dim]what became of every message that a sender was told is safe[/]")
     for name in _PARTS:
         hue = PRIMARY if name == "delivered" else "dim" if not sums[name] else DOWN
-        console.print(f"  [{hue}]{name.replace('_', ' '):16}{sums[name]:>8,}[/]")
+        console.print(f"  [{hue}]{_words(name):16}{sums[name]:>8,}[/]")
     console.print(f"  [bold]{'accepted':16}{sums['accepted']:>8,}[/]")
     hue = DOWN if sums["duplicated"] else "dim"
     console.print(f"  [{hue}]{'duplicated':16}{sums['duplicated']:>8,}[/]")
     if sums["possibly_duplicated"]:
-        console.print(
-            f"  [dim]{sums['possibly_duplicated']} sends had no answer when the primary died, and were diverted under "
-            "the same id: where both arrived, duplicate detection dropped one.[/]"
+        _note(
+            console,
+            f"{sums['possibly_duplicated']} sends had no answer when the primary died, and were diverted under the "
+            "same id: where both arrived, duplicate detection dropped one.",
         )
     if found.kept.redelivered:
-        console.print(
-            f"  [dim]{found.kept.redelivered} messages came to a receiver again: the primary died before it heard that "
-            "they were done with.[/]"
+        _note(
+            console,
+            f"{found.kept.redelivered} messages came to a receiver again: the primary died before it heard that they "
+            "were done with.",
         )
+
+
+def _note(console: Console, text: str) -> None:
+    console.print(Padding(Text(text, style="dim"), (0, 0, 0, 2)))
 
 
 def _incidents(console: Console, incidents: Sequence[dict[str, Any]]) -> None:
@@ -70,16 +78,18 @@ def _incidents(console: Console, incidents: Sequence[dict[str, Any]]) -> None:
         away = [round((instant - first).total_seconds() * scale) for instant in (began, restored, drained or restored)]
         bar = Text.assemble(
             " " * away[0],
-            ("█" * max(1, away[1] - away[0]), BACKLOG),
-            ("▒" * max(0, away[2] - away[1]), HOME),
+            ("▆" * max(1, away[1] - away[0]), BACKLOG),
+            ("▆" * max(0, away[2] - away[1]), HOME),
         )
         bar.pad_right(_BAR - bar.cell_len)
         name = str(one["destination"]).partition("/")[2]
         console.print(
-            Text.assemble(f"  {name:10}", bar, f" {one['seconds_to_restore']:.1f} s away, {one['returned']:,} home")
+            Text.assemble(
+                f"  {name:10}", bar, f" {one['seconds_to_restore']:.1f} s, {one['returned']:,} diverted and home"
+            )
         )
     console.print(
-        Text.assemble("  " + " " * 10, ("█", BACKLOG), " diverted to the backlog  ", ("▒", HOME), " brought home")
+        Text.assemble("  " + " " * 10, ("▆", BACKLOG), " failed over  ", ("▆", HOME), " until the last was home")
     )
 
 
@@ -94,26 +104,31 @@ def _span(incident: dict[str, Any]) -> tuple[datetime, datetime, datetime | None
 
 
 def _cost(console: Console, cost: dict[str, Any]) -> None:
-    prices = cost["forecast"]["prices"]
-    console.print(
-        f"\n[bold]Cost[/] [dim]billable operations of the whole run; {escape(prices['currency'])}, prices of "
-        f"{prices['date']}[/]"
-    )
+    prices, stages, units = cost["forecast"]["prices"], cost["stages"], cost["units"]
+    console.print(f"\n[bold]Cost[/] [dim]billable operations of the whole run; prices of {prices['date']}[/]")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("  stage")
-    for title in ("forecast", "actual", "difference", "cost"):
+    for title in ("forecast", "actual", "difference"):
         table.add_column(title, justify="right")
-    for one in sorted(cost["stages"], key=lambda one: -(one["actual"] or one["forecast"])):
+    for one in sorted(stages, key=lambda one: -(one["actual"] or one["forecast"])):
         actual = "–" if one["actual"] is None else f"{one['actual']:,}"
-        difference = f"{one['difference']:+,}" if one["difference"] and one["actual"] is not None else ""
-        amount = one["forecast_cost"] if one["actual"] is None else one["actual_cost"]
-        table.add_row(
-            f"  {one['stage'].replace('_', ' ')}", f"{one['forecast']:,}", actual, difference, f"{amount:.5f}"
-        )
-    units = cost["units"]
-    share = f"{units['share']:.1%}" if units["share"] else ""
-    table.add_row("  [bold]compared[/]", f"[bold]{units['forecast']:,}[/]", f"[bold]{units['actual']:,}[/]", share, "")
+        table.add_row(f"  {_words(one['stage'])}", f"{one['forecast']:,}", actual, _signed(one))
+    share = f"{units['share']:.2%}"
+    table.add_row(*(f"[bold]{text}[/]" for text in ("  all", f"{units['forecast']:,}", f"{units['actual']:,}", share)))
+    spent = [sum(one[name] for one in stages) for name in ("forecast_cost", "actual_cost")]
+    table.add_row(f"  {escape(prices['currency'])}, without the base price", *(f"{amount:.6f}" for amount in spent), "")
     console.print(table)
+    differing = sorted((one for one in stages if _signed(one)), key=lambda one: -abs(one["difference"]))
+    for one in differing[:_EXPLAINED]:
+        _note(console, f"{_words(one['stage'])} {_signed(one)}: {'; '.join(part['why'] for part in one['parts'])}")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _signed(stage: dict[str, Any]) -> str:
+    return f"{stage['difference']:+,}" if stage["actual"] is not None and stage["difference"] else ""
 
 
 def _verdict(console: Console, found: Told, proof: Verdict) -> None:
@@ -125,9 +140,8 @@ def _verdict(console: Console, found: Told, proof: Verdict) -> None:
         return
     console.print(f"[bold {PRIMARY}]✓ Nothing lost, nothing duplicated.[/]")
     console.print(
-        f"  {proof.accepted:,} messages sent, {len(found.kept.errors)} errors seen by the application; "
-        "receivers have each of them once.",
-        soft_wrap=True,
+        f"  {proof.accepted:,} messages sent, {len(found.kept.errors)} errors in the application; "
+        "receivers have each once."
     )
 
 
