@@ -118,7 +118,7 @@ def test_m4_d3_the_traffic_that_a_ledger_tells_is_forecast_and_compared_stage_by
     found = actual(tables)
     seen = found["forecast"]["scenario"]
     assert (seen["sent"], seen["diverted"], seen["batch"], seen["message_size"]) == (2000, 600, 10, 1000)
-    assert (seen["outages"], seen["entities"], seen["clients"], seen["backlog_queues"]) == (1, 1, 1, 1)
+    assert (seen["outages"], seen["entities"], seen["clients"], seen["backlog_queues"]) == (1, 1, 1, 2)
     assert (seen["syphon"], seen["outage_kind"], seen["outage"]) == ("standing", "unreachable", 570)
     assert seen["period"] == pytest.approx(3600.1)
     stages = {one["stage"]: one for one in found["stages"]}

@@ -108,13 +108,11 @@ class Seen:
             "outage_kind": OutageKind.ANSWERING if self._sum(Stage.PING, "calls", _VAIN) else OutageKind.UNREACHABLE,
             "syphons": 1 if syphoned else 0,
         }
-        for field, column, stages in (
-            ("entities", "destinations", _SENDS),
-            ("clients", "writers", _SENDS),
-            ("backlog_queues", "entities", (*_SYPHONS, Stage.SEND_BACKLOG)),
-        ):
-            if count := max((row[column] for row in self._sums if row.stage in stages), default=0):
+        for field, column in (("entities", "destinations"), ("clients", "writers")):
+            if count := max((row[column] for row in self._sums if row.stage in _SENDS), default=0):
                 seen[field] = count
+        if queues := {queue for row in self._sums for queue in row.queues}:
+            seen["backlog_queues"] = len(queues)
         if sent:
             seen["message_size"] = self._sum(Stage.SEND_PRIMARY, "bytes") // sent
         if outages:
@@ -134,7 +132,7 @@ class Seen:
             F.min("at").alias("began"),
             F.max(F.coalesce("ended", "at")).alias("ended"),
             F.count_distinct("destination").alias("destinations"),
-            F.count_distinct("entity").alias("entities"),
+            F.collect_set(F.when(_in_backlog(), F.lower("entity"))).alias("queues"),
             F.count_distinct(F.substring("id", 1, 16)).alias("writers"),
         )
 
