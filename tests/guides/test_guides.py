@@ -31,6 +31,7 @@ SHOWN = {
     "options": [],
     "syphon": ["moved 1", "syphon stopped"],
     "spark-source": ["1 two coffees", "2 one tea"],
+    "costs": ["40 an hour, 960 a day, 28800 in 30 days", "idle 388262932", "outage 543992", "drain 912342"],
 }
 
 
