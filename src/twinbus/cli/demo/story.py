@@ -94,7 +94,7 @@ async def _outage(asked: Asked, world: World, show: Lines, clock: _Clock, primar
         watch = Watch(application.pair, application.kept)
         watches.append(watch)
         with show.live(world.ports):
-            async with _watching(watch, strings, show):
+            async with _watching(watch, strings, show) as backlog:
                 await asyncio.sleep(min(_HEALTHY_SECONDS, asked.seconds))
                 clock.lap("healthy")
                 primary = await _killed(asked, world, show, clock, watch, primary)
@@ -102,6 +102,9 @@ async def _outage(asked: Asked, world: World, show: Lines, clock: _Clock, primar
                 clock.lap("drain")
                 await asyncio.sleep(min(_AFTER_SECONDS, asked.seconds))
                 await application.stop_sending()
+                if await backlog.remaining():
+                    # A send that had been under way since the outage was diverted only now.
+                    await _drained(asked, world, show, watch)
                 await _received(application, strings["primary"])
                 clock.lap("receive")
     return application.kept, primary
@@ -126,14 +129,14 @@ async def _killed(asked: Asked, world: World, show: Lines, clock: _Clock, watch:
 
 
 async def _drained(asked: Asked, world: World, show: Lines, watch: Watch) -> None:
+    before = watch.returned
+
     def heard(line: str) -> None:
-        watch.returned = json.loads(line)["total"]["returned"]
+        watch.returned = before + json.loads(line)["total"]["returned"]
 
     show.chapter(f"4  The syphon brings the backlog home, on {asked.engine.value}")
-    code, process = await world.run(
-        "syphon", "--engine", asked.engine.value, "--drain", "--ledger", LEDGER, "--json", "--every", "0.5",
-        hidden=3, heard=heard,
-    )  # fmt: skip
+    verb = ["syphon", "--engine", asked.engine.value, "--drain", "--ledger", LEDGER]
+    code, process = await world.run(*verb, "--json", "--every", "0.5", hidden=3, heard=heard)
     # What it left behind is for the verdict.
     if code not in (0, LEFT_BEHIND):
         raise OperatorError(f"the syphon ended with {code}", process.said())
@@ -187,12 +190,13 @@ async def _books(asked: Asked, world: World, show: Lines, clock: _Clock, kept: K
 
 
 @asynccontextmanager
-async def _watching(watch: Watch, strings: dict[str, str], show: Lines) -> AsyncIterator[None]:
+async def _watching(watch: Watch, strings: dict[str, str], show: Lines) -> AsyncIterator[Listed]:
+    """What is yielded can be asked for the backlog."""
     async with AioAdministration.from_connection_string(strings["secondary"]) as administration:
         backlog = Listed(reaching.backlog_name(strings["primary"], None), administration)
         looking = [asyncio.create_task(_see(watch, show)), asyncio.create_task(_count(watch, backlog))]
         try:
-            yield
+            yield backlog
         finally:
             show.see(watch.look(), watch.seconds)
             for task in looking:
