@@ -26,7 +26,7 @@ FORESEEN = forecast(
 
 
 def spent(stage: str, units: int, *, messages: int = 0, vain: int = 0, unsent: int = 0) -> Spent:
-    return Spent(stage=stage, messages=messages, units=units, bytes=0, vain=vain, unsent=unsent, cost=Decimal(0))
+    return Spent(stage=stage, messages=messages, units=units, vain=vain, unsent=unsent, cost=Decimal(0))
 
 
 def compared(*actual: Spent) -> dict[str, Difference]:

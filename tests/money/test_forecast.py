@@ -100,6 +100,11 @@ def test_s3_an_outage_shorter_than_the_failover_interval_diverts_nothing() -> No
     assert found.bill.of(phase=Phase.OUTAGE).units == units(found, Phase.OUTAGE, Stage.SEND_PRIMARY) == 590 * 4
 
 
+def test_s3_nobody_fails_over_who_does_not_send() -> None:
+    found = foreseen(**{**DRILL, "rate": 0, "outage_kind": OutageKind.ANSWERING})
+    assert found.bill.of(phase=Phase.OUTAGE).units == 0
+
+
 def test_y5_a_standing_syphon_puts_aside_what_it_receives_meanwhile() -> None:
     found = foreseen(**{**DRILL, "syphon": SyphonRuns.STANDING})
     # Pauses of 1, 2, 4 … s, by chance a quarter shorter: the tenth try, after 767 s, is the first that succeeds.

@@ -105,7 +105,6 @@ def spent(ledger: Path) -> list[Spent]:
             stage=stage,
             messages=messages[stage],
             units=count,
-            bytes=0,
             vain=vain[stage],
             unsent=never[stage],
             cost=Decimal(0),

@@ -69,7 +69,6 @@ class Spent:
     stage: str
     messages: int
     units: int
-    bytes: int
     vain: int
     cost: Decimal
     unsent: int = 0

@@ -49,8 +49,8 @@ def course(scenario: Scenario) -> Course:
     first = scenario.batch * scenario.clients * scenario.entities
     answered = scenario.rate * min(length, interval) if scenario.outage_kind is OutageKind.ANSWERING else 0.0
     vain = max(answered, first if scenario.rate else 0) * scenario.tries
-    if length <= interval:
-        # Over before the timer fired (S3): nothing is diverted.
+    if length <= interval or not scenario.rate:
+        # Over before the timer fired, or nobody sent (S3): nothing is diverted.
         return Course(length, 0.0, vain, 0.0, 0.0, 0, 0)
     every = scenario.ping_interval.total_seconds()
     # The first ping is put off by up to the jitter; half of it is the mean.

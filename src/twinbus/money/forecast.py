@@ -87,8 +87,8 @@ class Forecast:
 def forecast(scenario: Scenario, prices: Prices) -> Forecast:
     """ScenarioError where the tier cannot carry it, or the outages do not fit into the period."""
     tier = prices.tier(scenario.tier)
-    _refuse(scenario, tier)
     went = course(scenario)
+    _refuse(scenario, tier, went)
     hours = Decimal(scenario.period.total_seconds()) / _HOUR
     months = max(Decimal(1), hours / prices.hours_in_month)
     connections, connections_cost = _connections(scenario, tier, went, hours, months)
@@ -113,13 +113,12 @@ def forecast(scenario: Scenario, prices: Prices) -> Forecast:
     )
 
 
-def _refuse(scenario: Scenario, tier: Tier) -> None:
+def _refuse(scenario: Scenario, tier: Tier, went: Course) -> None:
     if scenario.subscriptions and not tier.topics:
         raise ScenarioError("subscriptions", scenario.subscriptions, f"0: the tier {tier.name} has no topics")
     if scenario.message_size > tier.largest_message:
         allowed = f"at most {tier.largest_message}, the largest message of the tier {tier.name}"
         raise ScenarioError("message_size", scenario.message_size, allowed)
-    went = course(scenario)
     taken = scenario.outages * (went.window + went.drain)
     if taken > scenario.period.total_seconds():
         raise ScenarioError(

@@ -82,7 +82,6 @@ class Seen:
                 stage=row.stage,
                 messages=self._sum(row.stage, "messages"),
                 units=row.units,
-                bytes=row.bytes,
                 vain=self._sum(row.stage, "units", _VAIN),
                 unsent=self._sum(row.stage, "units", _UNSENT),
                 cost=Decimal(row.cost) + line.cost,
