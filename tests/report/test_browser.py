@@ -1,0 +1,55 @@
+"""D4: the page in a real browser: no error, nothing asked of a network, and its script does what it is for."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.report.documents import Document, made
+from twinbus.pipeline.overview import Overview
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.timeout(600),  # where others are at work, Spark takes its time
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
+]
+
+
+def opened(page: Path, part: str) -> tuple[str, str]:
+    """The document as the browser has it after its script ran, and what its console said."""
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={page.parent / 'profile'}",
+            "--enable-logging=stderr",
+            "--v=0",
+            "--dump-dom",
+            f"file://{page}#{part}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+def test_d4_a_browser_runs_the_page_without_an_error_and_no_name_becomes_a_script(
+    troubled: Overview, tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(made(troubled), encoding="utf-8")
+    text, console = opened(page, "dark")
+    assert console == ""
+    assert '<html lang="en" data-theme="dark">' in text
+    document = Document(text)
+    assert "A title" in document.said, "nobody has changed it"
+    assert document.tags.count("script") == 1
+    assert "Light" in document.said, "the switch offers the other one"

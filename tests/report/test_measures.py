@@ -1,0 +1,89 @@
+"""How numbers and instants are told, and that nothing gets out of its place in the markup."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.report.documents import Document
+from twinbus.report.markup import Markup, element
+from twinbus.report.measures import at, ceiling, marks, money, number, rate_unit, short, size, span
+from twinbus.report.pictures import area
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (None, "–"), (0.0, "0 ms"), (0.25, "250 ms"), (0.9996, "1 s"), (4.2, "4.2 s"), (9.96, "10 s"), (59.7, "1 min"),
+        (61, "1 min 1 s"), (3600, "1 h"), (7500, "2 h 5 min"), (86_399.9, "1 d"), (90_000, "1 d 1 h"), (-2, "−2 s"),
+    ],
+)  # fmt: skip
+def test_a_span_has_at_most_two_units(seconds: float | None, said: str) -> None:
+    assert span(seconds) == said
+
+
+def test_numbers_sizes_and_money_are_short_and_keep_their_size() -> None:
+    assert [number(one) for one in (0, 1234567, 0.1234, 12.0, 1234.5)] == ["0", "1,234,567", "0.123", "12", "1,234"]
+    assert [short(one) for one in (0.5, 20, 1500, 2e6)] == ["0.5", "20", "1.5k", "2M"]
+    assert [size(one) for one in (0, 999, 1500, 10**15, 10**18)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "1,000 TB",
+        "1,000,000 TB",
+    ]
+    assert [money(Decimal(one)) for one in ("0", "0.001", "0.016", "1234.5")] == ["0", "< 0.01", "0.02", "1,234.50"]
+    assert [rate_unit(one)[0] for one in (12, 0.5, 0.001, 0)] == ["s", "min", "h", "day"]
+
+
+@given(st.floats(1e-6, 1e15))
+def test_the_top_of_an_axis_is_not_below_what_is_drawn_nor_far_above(most: float) -> None:
+    assert most * 0.99999 <= ceiling(most) <= most * 2.01
+
+
+@given(st.integers(-(2**62), 2**62), st.integers(1, 2**60))
+def test_an_axis_has_few_marks_within_it_whatever_instants_a_ledger_holds(first: int, length: int) -> None:
+    found = marks(first, first + length, 8)
+    assert len(found) <= 9
+    assert all(first <= mark <= first + length for mark, _ in found)
+    assert at(first)
+
+
+def test_marks_tell_the_time_and_where_a_day_begins_its_date() -> None:
+    midnight = 1_790_035_200_000
+    hour = 3_600_000
+    assert [said for _, said in marks(midnight - hour, midnight + hour, 4)] == [
+        "23:00",
+        "23:30",
+        "22 Sep",
+        "00:30",
+        "01:00",
+    ]
+
+
+def test_an_area_goes_in_steps_along_its_roof_and_back_along_its_ground() -> None:
+    assert area([0, 0, 0], [1, 1, 2], 2) == "M0 100V50H2V0H3V100H0Z"
+    assert area([1, 0], [1, 1], 1) == "M0 0V0H2V100H1V0H0Z", "a layer on another"
+
+
+def test_what_is_small_is_seen_all_the_same() -> None:
+    assert area([0], [1], 1000) == "M0 100V98.5H1V100H0Z"
+
+
+@given(st.text(), st.text())
+def test_no_text_gets_out_of_its_element_or_attribute(child: str, value: str) -> None:
+    found = Document(element("p", child, title=value))
+    assert (found.tags, found.handlers, found.unbalanced) == (["p"], [], [])
+    str(element("p", child, title=value)).encode("utf-8")
+
+
+def test_markup_stays_and_what_cannot_be_seen_is_marked() -> None:
+    assert element("p", Markup("<b>x</b>"), hidden=True, id=None) == "<p hidden><b>x</b></p>"
+    assert (
+        element("p", "a\u202eb\x00\ud800")
+        == "<p>a\N{REPLACEMENT CHARACTER}b" + "\N{REPLACEMENT CHARACTER}" * 2 + "</p>"
+    )
+    assert len(element("p", "x" * 10_000)) < 400

@@ -1,0 +1,133 @@
+"""D4: what the page says of a ledger with trouble in it, that names stay names, and that its size is bounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from tests.pipeline.books import MIDNIGHT
+from tests.report.conftest import EVIL, EVIL_CAUSE, EVIL_ID, Books
+from tests.report.documents import Document, made
+from twinbus.pipeline.jobs import history
+from twinbus.pipeline.overview import BUCKETS, ENTITIES, IDS, INCIDENTS, RATES, Overview, Some, Timeline, timeline
+from twinbus.pipeline.window import Window
+
+DAY = datetime(2026, 9, 22, tzinfo=UTC)
+pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
+
+
+def test_d4_what_is_lost_doubled_or_unknown_stands_at_the_top_by_id(troubled: Overview) -> None:
+    found = Document(made(troubled))
+    said = "".join(found.said)
+    assert "2 messages lost" in said
+    assert said.index("2 messages lost") < said.index("What happened when")
+    assert {"gone", EVIL_ID, "who-knows", "home", "contoso/orders"} <= set(found.said)
+    assert troubled.sums["dead_lettered"] == 1
+    assert any("67 delivered, 1 dead-lettered, 1 unknown, 2 lost" in label for label in found.labels), found.labels
+
+
+def test_d4_a_real_outage_is_an_incident_that_was_restored_and_drained(troubled: Overview) -> None:
+    (real,) = [one for one in troubled.incidents.rows if not one["destination"].startswith("contoso/")]
+    assert (real["diverted"], real["returned"], real["processes"]) == (3, 3, 1)
+    assert real["began"] < real["restored"]
+    assert real["drained"] is not None
+    found = Document(made(troubled))
+    assert any(said.startswith("1 failover · 3 diverted · ") for said in found.said)
+    assert any(label.startswith(f"{real['destination']} · cause: ") for label in found.labels)
+
+
+def test_d4_the_overview_counts_what_the_ledger_holds(troubled: Overview) -> None:
+    first, second = troubled.entities.rows[:2]
+    assert [first["destination"], second["destination"]] == ["contoso/orders", f"contoso/{EVIL}".lower()]
+    assert (first["lost"], first["unknown"], first["duplicated"], first["dead_lettered"]) == (1, 1, 1, 1)
+    assert (troubled.entities.total, troubled.incidents.total) == (4, 3)
+    assert (troubled.spread["diverted"], troubled.spread["returned"], troubled.spread["most"]) == (8, 4, 180.0)
+    spent = {one.stage: one.units for one in troubled.spent}
+    assert (spent["send_backlog"], spent["return_primary"], spent["complete_backlog"]) == (8, 5, 7)
+
+
+def test_d4_rates_and_depth_are_those_of_a_window_upon_what_waited_before_it(books: Books) -> None:
+    tables, hour = books.tables, timedelta(hours=1)
+    operations, entries = history(tables, tables.version(), F.lit(True))
+    whole = timeline(operations, entries, Window(until=DAY + 2 * hour))
+    assert whole is not None
+    assert (whole.start, whole.width) == (MIDNIGHT, 30_000)
+    assert {name: sum(counts) for name, counts in whole.counts.items()} == {
+        "direct": 61, "diverted": 5, "returned": 2, "failed": 1,
+    }  # fmt: skip
+    assert sorted(set(whole.waiting)) == [0, 3, 4]
+    assert whole.waiting[-1] == 4, "lost, unknown and dead ones did not come home"
+    half = timeline(operations, entries, Window(DAY + hour / 2, DAY + 2 * hour))
+    assert half is not None
+    assert (half.start, sum(half.counts["direct"]), sum(half.counts["diverted"])) == (MIDNIGHT + 30 * 60_000, 31, 1)
+    assert (half.waiting[0], half.waiting[-1]) == (3, 4)
+    assert timeline(operations, entries, Window(until=DAY)) is None
+
+
+def test_d4_names_causes_and_ids_stay_texts_whatever_they_hold(troubled: Overview) -> None:
+    found = Document(made(troubled))
+    assert found.tags.count("script") == 1
+    assert "img" not in found.tags
+    assert (found.handlers, found.unbalanced) == ([], [])
+    assert f"contoso/{EVIL.lower()}" in found.said
+    assert any(EVIL_CAUSE in said for said in found.said)
+    assert any(EVIL_CAUSE in label for label in found.labels), "and where it is pointed at"
+
+
+def test_d4_nothing_is_loaded_and_only_the_page_s_own_script_may_run(troubled: Overview) -> None:
+    text = made(troubled)
+    found = Document(text)
+    assert found.loaded == []
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "default-src &#x27;none&#x27;" in text
+
+
+def test_d4_every_drawing_has_a_text_and_the_numbers_are_a_table(troubled: Overview) -> None:
+    found = Document(made(troubled))
+    assert found.tags.count("svg") == 4
+    assert [label for label in found.labels if "at most" in label or "At most" in label]
+    line = troubled.timeline
+    assert line is not None
+    assert len(found.ids) == len(set(found.ids))
+    assert found.tags.count("tr") > len(line.waiting)
+    assert "2026-09-22 00:00:00" in found.said
+
+
+@pytest.mark.parametrize(
+    ("sums", "said"),
+    [
+        ({}, "Nothing lost, nothing duplicated"),
+        ({"in_backlog": 2, "dead_lettered": 1}, "Nothing lost; 3 messages not home yet"),
+        ({"unknown": 2, "duplicated": 1}, "Nothing surely lost, but 2 unknown and 1 duplicated"),
+        ({"unknown": 2, "lost": 1}, "1 message lost"),
+    ],
+)
+def test_d4_the_verdict_is_the_worst_that_is_true(troubled: Overview, sums: dict[str, int], said: str) -> None:
+    clean = dict.fromkeys(troubled.sums, 0) | {"accepted": 10}
+    assert said in Document(made(replace(troubled, sums=clean | sums))).said
+
+
+def test_d4_the_page_differs_only_by_the_moment_it_was_made(troubled: Overview) -> None:
+    first, second = made(troubled), made(troubled, second=1)
+    assert first != second
+    assert first.replace("12:00:00", "12:00:01") == second
+
+
+def test_d4_the_page_is_small_whatever_the_ledger_holds(troubled: Overview) -> None:
+    name = "x" * 1000
+    incident = {**troubled.incidents.rows[0], "destination": name, "cause": name}
+    many = replace(
+        troubled,
+        incidents=Some([{**incident, "destination": f"{n}{name}"} for n in range(INCIDENTS)], 10**9),
+        entities=Some([{**troubled.entities.rows[0], "destination": name}] * ENTITIES, 10**9),
+        listed={kind: Some([{"destination": name, "id": name, "count": 1}] * IDS, 10**9) for kind in troubled.listed},
+        timeline=Timeline(0, 1000, dict.fromkeys(RATES, [10**9] * BUCKETS), [10**9] * BUCKETS),
+    )
+    assert len(made(many)) < 1_000_000
+    assert "… and 999,999,800 more; `twinbus ledger incidents` tells them all." in Document(made(many)).said

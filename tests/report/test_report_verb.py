@@ -1,0 +1,71 @@
+"""D4: `twinbus report` as its users have it: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from importlib import util
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.report.conftest import Books, write_ledger
+from tests.report.documents import Document, made
+from twinbus.cli.main import app
+
+pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
+MADE = re.compile(r"<time.*?</time>")
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    """In this process, whose Spark session the verb finds."""
+    done = CliRunner().invoke(app, ["report", *map(str, arguments)], env={"COLUMNS": "250"})
+    return done.exit_code, done.output
+
+
+def test_d4_a_ledger_and_its_tables_have_one_page(books: Books, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("what was there before")
+    code, said = run(books.tables.root, "-o", page, "--title", "A title")
+    assert code == 0, said
+    assert f"{page}: 71 accepted, 2 lost, 1 unknown, 1 duplicated" in said
+    expected = made(books.found).replace("ledger books", f"ledger {books.tables.root.name}")
+    assert MADE.sub("", page.read_text()) == MADE.sub("", expected)
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"], "and nothing is left beside it"
+
+
+@pytest.mark.usefixtures("spark")
+def test_d4_an_empty_ledger_has_a_page_that_says_so(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    code, said = run(write_ledger(tmp_path / "ledger", []), "-o", page, "--title", "Last <night>")
+    assert code == 0, said
+    document = Document(page.read_text())
+    assert {"Nothing happened", "Last <night>"} <= set(document.said)
+    assert "svg" not in document.tags
+    assert document.unbalanced == []
+
+
+def test_what_cannot_work_is_told_before_spark_starts(tmp_path: Path) -> None:
+    ledger = write_ledger(tmp_path / "ledger", [])
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "current.json").write_text("{}")
+    for arguments, told in (
+        ([tmp_path / "nowhere"], "holds neither a ledger nor its tables"),
+        ([tmp_path], "holds neither a ledger nor its tables"),
+        ([ledger, "-o", tmp_path], "is a folder"),
+        ([ledger, "-o", tmp_path / "nowhere" / "report.html"], "is no folder"),
+        ([ledger, "--prices", tmp_path / "none.toml"], "cannot be read"),
+        ([ledger, "--tier", "golden"], "has no tier 'golden'"),
+        ([tmp_path / "tables", "--tables", tmp_path / "tables"], "holds tables already"),
+    ):
+        code, said = run(*arguments)
+        assert (code, told in said) == (1, True), said
+
+
+def test_without_pyspark_the_verb_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "pyspark" else find(name, *rest))
+    code, said = run(write_ledger(tmp_path / "ledger", []), "-o", tmp_path / "report.html")
+    assert code == 1
+    assert "pip install 'twinbus[spark]'" in said
+    assert not (tmp_path / "report.html").exists()
