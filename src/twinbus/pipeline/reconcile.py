@@ -6,7 +6,7 @@ stages' effects are the balance's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import reduce
 from operator import or_
@@ -57,84 +57,87 @@ EDGE: Final = timedelta(hours=1)
 # --- tallies ---------------------------------------------------------------------------------------------------------
 
 
+_AWAY: Final = "away"
+_MOVED: Final[Mapping[str, Mapping[str, int]]] = {
+    Move.DEAD_LETTERED: {"dead_lettered": 1},
+    Move.RESUBMITTED: {"dead_lettered": -1},
+    # From here on it is a message for another entity: what was accepted and stored goes with it.
+    Move.REDIRECTED: {"accepted": 1, "stored": 1},
+    _AWAY: {"accepted": -1, "stored": -1, "dead_lettered": -1},
+    Move.POSSIBLE_DUPLICATE: {"doubted": 1},
+}
+_DONE: Final = {
+    str(stage): {name: 1 for name, adds in effect._asdict().items() if adds} for stage, effect in EFFECTS.items()
+}
+_MAYBE: Final = {stage: {f"maybe_{name}": 1 for name in added if name != "accepted"} for stage, added in _DONE.items()}
+# What is done to a message has a number, and adds this to its sums.
+_ADDED: Final = (*_DONE.values(), *_MAYBE.values(), *_MOVED.values())
+
+
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
-    """A row for each message of each operation and movement that has an effect."""
-    return _of_operations(operations).unionAll(_of_movements(entries))
+    """A row for each message of each operation and movement that has an effect.
+
+    They are brought together by message while they are narrow, and before they are added: few messages have several, so
+    that adding on both sides of the shuffle would be twice the work.
+    """
+    rows = _of_operations(operations).unionAll(_of_movements(entries)).repartition("destination", "id")
+    accepted = F.when(_adds("accepted") > 0, F.col("at"))
+    return rows.select(
+        "destination",
+        "id",
+        *(_adds(name).alias(name) for name in SUMS),
+        accepted.alias("first_accepted"),
+        accepted.alias("last_accepted"),
+        F.col("at").alias("last"),
+    )
 
 
 def _of_operations(operations: DataFrame) -> DataFrame:
-    rows = operations.where(F.col("stage").isin([str(stage) for stage in EFFECTS]))
+    rows = operations.where(F.col("stage").isin([*_DONE]))
     ids = rows.select("destination", "stage", "at", "result", "ids", "failed", F.posexplode("ids").alias("place", "id"))
-    done = ids.withColumn("result", F.when(concerned(), F.col("result")).otherwise(OK))
-    done = done.where(F.col("result").isin(OK, UNKNOWN))
-    surely, accepted = F.col("result") == OK, _sum_of("accepted")
-    sums = {
-        "accepted": F.when(surely, accepted).otherwise(0),
-        "dead_lettered": F.lit(0),
-        "doubted": F.lit(0),
-    }
-    for name in ("delivered", "stored", "removed"):
-        sums[name] = F.when(surely, _sum_of(name)).otherwise(0)
-        sums[f"maybe_{name}"] = F.when(surely, 0).otherwise(_sum_of(name))
-    return _tallies(done, sums)
+    surely, perhaps = (F.col("result") == OK) | ~concerned(), F.col("result") == UNKNOWN
+    number = F.when(surely, _number("stage", _DONE)).when(perhaps, _number("stage", _MAYBE, len(_DONE)))
+    return _numbered(ids, number)
 
 
 def concerned(message: str = "id") -> Column:
     """Whether the operation's result is that of this id: of the first so many as `failed` names it.
 
-    Of rows with `ids` and `failed`, and the id with its `place`.
+    Of rows with `ids` and `failed`, and the id with its `place`. No lambda is in it: Spark would not compile the stage,
+    and copy all the ids for each of them.
     """
-    said = F.coalesce(F.size("failed"), F.lit(0)) > 0
-    failures = F.expr(f"size(filter(failed, one -> one = {message}))")
-    before = F.expr(f"size(filter(slice(ids, 1, place), one -> one = {message}))")
-    return F.when(said, before < failures).otherwise(F.lit(True))
 
+    def times(ids: str) -> str:
+        return f"(size({ids}) - size(array_remove({ids}, {message})))"
 
-def _sum_of(name: str) -> Column:
-    """What an operation of this stage adds."""
-    stages = [str(stage) for stage, effect in EFFECTS.items() if getattr(effect, name)]
-    return F.when(F.col("stage").isin(stages), 1).otherwise(0)
-
-
-_MOVED: Final[Mapping[Move, Mapping[str, int]]] = {
-    Move.DEAD_LETTERED: {"dead_lettered": 1},
-    Move.RESUBMITTED: {"dead_lettered": -1},
-    # From here on it is a message for another entity: what was accepted and stored goes with it.
-    Move.REDIRECTED: {"accepted": 1, "stored": 1},
-    Move.POSSIBLE_DUPLICATE: {"doubted": 1},
-}
-_LEFT: Final[Mapping[Move, Mapping[str, int]]] = {Move.REDIRECTED: {"accepted": -1, "stored": -1, "dead_lettered": -1}}
+    named = F.expr(times("failed"))
+    return F.coalesce(F.size("failed") <= 0, F.lit(True)) | (
+        (named > 0) & (F.expr(times("slice(ids, 1, place)")) < named)
+    )
 
 
 def _of_movements(entries: DataFrame) -> DataFrame:
     moves = entries.where(F.col("kind") == Movement.kind)
-
-    def side(column: str, effects: Mapping[Move, Mapping[str, int]]) -> DataFrame:
-        rows = moves.where(F.col("move").isin([str(move) for move in effects]))
-        ids = rows.select(F.lower(column).alias("destination"), "move", "at", F.explode("ids").alias("id"))
-        return _tallies(ids, {name: _moved(effects, name) for name in SUMS})
-
-    return side("destination", _MOVED).unionAll(side("source", _LEFT))
+    ids = moves.select("source", "destination", "move", "at", F.explode("ids").alias("id"))
+    away = ids.where(F.col("move") == str(Move.REDIRECTED))
+    ids = ids.unionAll(away.withColumns({"destination": F.col("source"), "move": F.lit(_AWAY)}))
+    number = _number("move", _MOVED, len(_DONE) + len(_MAYBE))
+    return _numbered(ids.withColumn("destination", F.lower("destination")), number)
 
 
-def _moved(effects: Mapping[Move, Mapping[str, int]], name: str) -> Column:
-    none = F.lit(0)
-    return reduce(
-        lambda rest, move: F.when(F.col("move") == str(move), effects[move].get(name, 0)).otherwise(rest), effects, none
-    )
+def _number(column: str, words: Iterable[str], first: int = 0) -> Column:
+    whens = (f"when '{word}' then {number}" for number, word in enumerate(words, first))
+    return F.expr(f"case {column} {' '.join(whens)} end")
 
 
-def _tallies(rows: DataFrame, sums: Mapping[str, Column]) -> DataFrame:
-    rows = rows.select("destination", "id", "at", *(sums[name].cast("int").alias(name) for name in SUMS))
-    accepted = F.when(F.col("accepted") > 0, F.col("at"))
-    return rows.select(
-        "destination",
-        "id",
-        *SUMS,
-        accepted.alias("first_accepted"),
-        accepted.alias("last_accepted"),
-        F.col("at").alias("last"),
-    )
+def _numbered(rows: DataFrame, number: Column) -> DataFrame:
+    """Only what has an effect."""
+    return rows.select("destination", "id", "at", number.alias("effect")).where("effect is not null")
+
+
+def _adds(name: str) -> Column:
+    more, less = ([number for number, added in enumerate(_ADDED) if added.get(name) == by] for by in (1, -1))
+    return F.when(F.col("effect").isin(more), 1).when(F.col("effect").isin(less), -1).otherwise(0)
 
 
 def merge(tallies: DataFrame) -> DataFrame:
