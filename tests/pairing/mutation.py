@@ -26,11 +26,12 @@ FOLDER = ROOT / "src" / "twinbus" / "pairing"
 SEEDS = 300
 SECONDS = 20
 """Of CPU: one that hangs is killed after that."""
+FAILOVER = ("test_failover.py", "test_failover_pings.py")
 PARTS = {
-    "failover/table.py": ("test_failover.py", "test_diagram.py"),
-    "failover/machine.py": ("test_failover.py", "test_options.py"),
-    "failover/events.py": ("test_failover.py",),
-    "failover/effects.py": ("test_failover.py",),
+    "failover/table.py": (*FAILOVER, "test_diagram.py"),
+    "failover/machine.py": (*FAILOVER, "test_options.py"),
+    "failover/events.py": FAILOVER,
+    "failover/effects.py": FAILOVER,
     "rotation.py": ("test_rotation.py",),
     "aliases.py": ("test_aliases.py",),
     "batching.py": ("test_batching.py",),

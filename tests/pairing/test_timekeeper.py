@@ -38,7 +38,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
 class Sender:
     """As much of one of the SDK as is there before its link is opened."""
 
-    _handler = None
+    _handler = _credential = None
 
     def __init__(self) -> None:
         self.ended = threading.Event()

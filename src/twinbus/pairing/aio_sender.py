@@ -22,7 +22,16 @@ from twinbus.pairing.aio_attempts import Attempts, wait
 from twinbus.pairing.aio_backlog import BacklogLinks
 from twinbus.pairing.aio_link import Link
 from twinbus.pairing.aio_sharing import can_overlap
-from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, Place, Steps, ToBacklog
+from twinbus.pairing.calls import (
+    FailedOverMeanwhileError,
+    LimitsOf,
+    OnPrimary,
+    Place,
+    Steps,
+    ToBacklog,
+    end_of_call,
+    shut,
+)
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
@@ -71,7 +80,7 @@ class PairedSender:
     # --- azure-servicebus' interface -------------------------------------------------------------------------------
 
     async def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
-        until = self._begin(timeout)
+        until = end_of_call(self._closed, timeout)
         message = identified(message)
         if type(message) is not ServiceBusMessage and is_empty(message):
             return
@@ -85,14 +94,14 @@ class PairedSender:
         batch = await self._call(
             lambda sender: sender.create_message_batch(max_size_in_bytes),
             lambda: calls.instead(lambda: empty_batch(self._link.sender, max_size_in_bytes)),
-            self._begin(None),
+            end_of_call(self._closed, None),
         )
         return IdentifiedBatch.of(batch)
 
     async def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
     ) -> list[int]:
-        until = self._begin(timeout)
+        until = end_of_call(self._closed, timeout)
         message = identified(messages)
         if is_empty(message):
             return []
@@ -110,7 +119,7 @@ class PairedSender:
     async def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **kwargs: Any
     ) -> None:
-        until = self._begin(timeout)
+        until = end_of_call(self._closed, timeout)
         if waiting := calls.in_backlog(sequence_numbers):
             raise ScheduledInBacklogError(waiting)
         given = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
@@ -138,7 +147,7 @@ class PairedSender:
                 link.end()
 
     async def __aenter__(self) -> Self:
-        await self._call(_opened, calls.nothing, self._begin(None))
+        await self._call(_opened, calls.nothing, end_of_call(self._closed, None))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -168,7 +177,7 @@ class PairedSender:
                 pass
             except Exception as error:
                 if self._closed:
-                    raise _shut() from error
+                    raise shut() from error
                 failed = error
             else:
                 after = self._place.cell.entity
@@ -185,7 +194,7 @@ class PairedSender:
                     result = await self._try(step, call, until)
                 except Exception as error:
                     if self._closed and isinstance(step, OnPrimary):
-                        raise _shut() from error
+                        raise shut() from error
                     step = steps.throw(error)
                 else:
                     step = steps.send(result)
@@ -248,7 +257,7 @@ class PairedSender:
     def _current(self) -> Link:
         """The link for a try that begins now."""
         if self._closed:
-            raise _shut()
+            raise shut()
         entity, link = self._place.cell.entity, self._link
         if entity.route is not _PRIMARY:
             raise FailedOverMeanwhileError
@@ -272,20 +281,6 @@ class PairedSender:
         """The entity was failing, or something happened to it, while this call was under way (S3, S5)."""
         self._place.cell.succeeded()
 
-    def _begin(self, timeout: float | None) -> float | None:
-        """Where the call has to end, on the monotonic clock."""
-        if self._closed:
-            raise _shut()
-        if timeout is None:
-            return None
-        if timeout <= 0:
-            raise ValueError("The timeout must be greater than 0.")
-        return time.monotonic() + timeout
-
 
 async def _opened(sender: ServiceBusSender) -> None:
     """Entering: all that is asked for is an open link."""
-
-
-def _shut() -> ValueError:
-    return ValueError("The handler has already been shutdown. Please use the pair to create a new instance.")

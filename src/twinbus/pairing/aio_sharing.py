@@ -81,7 +81,7 @@ class Answers:
         self._handler = handler
         self._link = handler._link
         self._complete = handler._on_send_complete_async
-        self._reading = False
+        self._reading = self._writing = False
         self._unsent: deque[Any] = deque()
         self._waiting: dict[Any, asyncio.Future[None]] = {}
         handler.send_message_async = self.send
@@ -131,30 +131,40 @@ class Answers:
 
     async def _write(self) -> None:
         """As much as there is credit for (AMQP 2.6.7): the SDK would grant itself more, and be thrown off for it."""
-        while self._unsent and self._link.current_link_credit > 0:
-            pending = self._unsent[0]
-            if not pending.settled:
-                try:
-                    await self._link._outgoing_transfer(pending)
-                except Exception as error:
-                    # Also where somebody else writes it: what cannot be encoded is its own sender's error.
-                    self._failed(pending, error)
-                    continue
-                if not pending.sent:
-                    # The session's window is closed.
+        if self._writing:
+            # Over a WebSocket it may wait: whoever reads meanwhile writes nothing twice.
+            return
+        self._writing = True
+        try:
+            while self._unsent and self._link.current_link_credit > 0:
+                pending = self._unsent[0]
+                if not await self._written(pending):
                     return
-            self._unsent.popleft()
+                # Unless its sender gave it up meanwhile.
+                if pending in self._unsent:
+                    self._unsent.remove(pending)
+        finally:
+            self._writing = False
 
-    def _failed(self, pending: Any, error: Exception) -> None:
-        self._forget(pending)
-        (delivery,) = pending.on_delivery_settled.args
-        delivery.state, delivery.error = MessageDeliveryState.Error, error
-        self._wake(delivery)
+    async def _written(self, pending: Any) -> bool:
+        """False where the session's window is closed."""
+        if pending.settled:
+            return True
+        try:
+            await self._link._outgoing_transfer(pending)
+        except Exception as error:
+            # Also where somebody else writes it: what cannot be encoded is its own sender's error.
+            (delivery,) = pending.on_delivery_settled.args
+            delivery.state, delivery.error = MessageDeliveryState.Error, error
+            self._link._pending_deliveries.remove(pending)
+            self._wake(delivery)
+            return True
+        return bool(pending.sent)
 
     async def _completed(self, delivery: Any, reason: Any, state: Any) -> None:
         await self._complete(delivery, reason, state)
         if delivery.error is not None and reason == LinkDeliverySettleReason.NOT_DELIVERED:
-            delivery.error = self._link._error or delivery.error
+            delivery.error.__cause__ = self._link._error
         self._wake(delivery)
 
     def _forget(self, pending: Any) -> None:

@@ -183,6 +183,26 @@ class Place:
         return found
 
 
+# --- beginning -------------------------------------------------------------------------------------------------------
+
+
+def end_of_call(closed: bool, timeout: float | None) -> float | None:
+    """Where a call that begins now must be over, on the monotonic clock, if its caller said so. Of a closed sender none
+    begins."""
+    if closed:
+        raise shut()
+    if timeout is None:
+        return None
+    if timeout <= 0:
+        raise ValueError("The timeout must be greater than 0.")
+    return time.monotonic() + timeout
+
+
+def shut() -> ValueError:
+    """As the SDK's own sender refuses."""
+    return ValueError("The handler has already been shutdown. Please use the pair to create a new instance.")
+
+
 # --- the primary, or else --------------------------------------------------------------------------------------------
 
 

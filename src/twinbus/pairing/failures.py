@@ -146,6 +146,8 @@ class Evidence:
 
 
 _LONGEST_CHAIN: Final = 16
+# The SDK's own, where nobody said anything: a cause behind it may know more.
+_UNTOLD: Final = "amqp:unknown-error"
 _ROOTS: Final = frozenset({"Exception", "BaseException", "object"})
 
 
@@ -158,7 +160,8 @@ def evidence_of(error: BaseException) -> Evidence:
     condition = number = status = None
     for link in _chain(error):
         names += (parent.__name__ for parent in type(link).__mro__ if parent.__name__ not in _ROOTS)
-        condition = condition or _text(getattr(link, "_condition", None) or getattr(link, "condition", None))
+        told = _text(getattr(link, "_condition", None) or getattr(link, "condition", None))
+        condition = condition or (None if told == _UNTOLD else told)
         status = status or _number(getattr(link, "status_code", None) or getattr(link, "_status_code", None))
         number = number or (errno.errorcode.get(link.errno or 0) if isinstance(link, OSError) else None)
     return Evidence(tuple(names), condition, status, number, str(error))

@@ -181,9 +181,9 @@ def _ready(sender: Any, handler: Any, interval: float | None) -> Callable[[], bo
 
 
 def _tell_why(link: Any) -> None:
-    """A send under way on a sync link that the service takes away is told why (S2): the SDK knows it, and says nothing.
+    """A send under way on a sync link that the service takes away fails because of that (S2); the SDK calls it unknown.
 
-    On a link of asyncio's: `aio_sharing`.
+    It may be tried again all the same: on another link, with another token. On a link of asyncio's: `aio_sharing`.
     """
     remove = getattr(link, "_remove_pending_deliveries", None)  # a receiver's link has none
     if remove is None:
@@ -193,7 +193,7 @@ def _tell_why(link: Any) -> None:
         deliveries = [pending.on_delivery_settled.args[0] for pending in link._pending_deliveries]
         remove()
         for delivery in deliveries:
-            delivery.error = link._error or delivery.error
+            delivery.error.__cause__ = link._error
 
     link._remove_pending_deliveries = told
 

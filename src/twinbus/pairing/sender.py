@@ -17,7 +17,17 @@ from twinbus.ledger import Stage
 from twinbus.pairing import calls
 from twinbus.pairing.attempts import Attempts, Call
 from twinbus.pairing.backlog import BacklogLinks
-from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, NoTurnError, OnPrimary, Place, Steps, ToBacklog
+from twinbus.pairing.calls import (
+    FailedOverMeanwhileError,
+    LimitsOf,
+    NoTurnError,
+    OnPrimary,
+    Place,
+    Steps,
+    ToBacklog,
+    end_of_call,
+    shut,
+)
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
@@ -65,7 +75,7 @@ class PairedSender:
 
     def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
         message = identified(message)
-        until = self._end(timeout)
+        until = end_of_call(self._closed, timeout)
         if type(message) is not ServiceBusMessage and is_empty(message):
             return
         self._call(
@@ -86,7 +96,9 @@ class PairedSender:
             return sender.create_message_batch(max_size_in_bytes)
 
         batch = self._call(
-            made, lambda: calls.instead(lambda: empty_batch(self._sender, max_size_in_bytes)), self._end(None)
+            made,
+            lambda: calls.instead(lambda: empty_batch(self._sender, max_size_in_bytes)),
+            end_of_call(self._closed, None),
         )
         return IdentifiedBatch.of(batch)
 
@@ -94,7 +106,7 @@ class PairedSender:
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
     ) -> list[int]:
         message = identified(messages)
-        until = self._end(timeout)
+        until = end_of_call(self._closed, timeout)
         if is_empty(message):
             return []
         return self._call(
@@ -122,7 +134,7 @@ class PairedSender:
                 lambda sender, seconds: sender.cancel_scheduled_messages(sequence_numbers, timeout=seconds, **kwargs),
             ),
             lambda: calls.cannot_cancel(given),
-            self._end(timeout),
+            end_of_call(self._closed, timeout),
         )
 
     def close(self) -> None:
@@ -137,7 +149,7 @@ class PairedSender:
             self._attempts.retire(lambda: self._sender, self._turn, self._place.cell)
 
     def __enter__(self) -> Self:
-        self._call(open_link_once, calls.nothing, self._end(None))
+        self._call(open_link_once, calls.nothing, end_of_call(self._closed, None))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,10 +176,10 @@ class PairedSender:
                 result = self._on_primary(call, until)
             except FailedOverMeanwhileError:
                 if self._closed:
-                    raise _shut() from None
+                    raise shut() from None
             except Exception as error:
                 if self._closed:
-                    raise _shut() from error
+                    raise shut() from error
                 failed = error
             else:
                 after = self._place.cell.entity
@@ -184,7 +196,7 @@ class PairedSender:
                     result = self._try(step, call, until)
                 except Exception as error:
                     if self._closed and isinstance(step, OnPrimary):
-                        raise _shut() from error
+                        raise shut() from error
                     step = steps.throw(error)
                 else:
                     step = steps.send(result)
@@ -211,7 +223,7 @@ class PairedSender:
             cut_short = self._wait_for_turn(until)
         try:
             if self._closed:
-                raise _shut()
+                raise shut()
             entity = self._place.cell.entity
             if entity.route is not _PRIMARY:
                 # It failed over while this call waited for its turn.
@@ -267,17 +279,3 @@ class PairedSender:
             if self._place.cell.entity.route is not Route.CLOSED:
                 self._sender = self._place.primary.made(self._make)
             self._attempts.discard(old)
-
-    def _end(self, timeout: float | None) -> float | None:
-        """When a call that begins now must be over."""
-        if self._closed:
-            raise _shut()
-        if timeout is None:
-            return None
-        if timeout <= 0:
-            raise ValueError("The timeout must be greater than 0.")
-        return time.monotonic() + timeout
-
-
-def _shut() -> ValueError:
-    return ValueError("The handler has already been shutdown. Please use the pair to create a new instance.")

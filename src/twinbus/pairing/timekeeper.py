@@ -21,7 +21,7 @@ _AGAIN_SECONDS: Final = 0.1
 _NO_THREAD_SECONDS: Final = 1.0
 
 
-class Watch:
+class CallUnderWay:
     """One call under way on a sender of the SDK. Set by `begin`: there is one at every send."""
 
     __slots__ = ("at", "expired", "sender")
@@ -52,7 +52,7 @@ class Timekeeper:
         self._name = name
         self._run_in_worker = run
         self._changed = threading.Condition()
-        self._watches: set[Watch] = set()
+        self._watches: set[CallUnderWay] = set()
         self._timers: dict[Timer, float] = {}
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -60,8 +60,8 @@ class Timekeeper:
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    def begin(self, sender: Any, at: float) -> Watch:
-        watch = Watch()
+    def begin(self, sender: Any, at: float) -> CallUnderWay:
+        watch = CallUnderWay()
         watch.sender = sender
         watch.at = at
         watch.expired = False
@@ -76,7 +76,7 @@ class Timekeeper:
                 raise
         return watch
 
-    def end(self, watch: Watch) -> None:
+    def end(self, watch: CallUnderWay) -> None:
         self._watches.discard(watch)
 
     # --- timers ----------------------------------------------------------------------------------------------------

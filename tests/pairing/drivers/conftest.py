@@ -1,4 +1,7 @@
-"""Two real namespaces in processes of their own, to be broken one by one, and both drivers behind one face."""
+"""Two real namespaces in processes of their own, to be broken one by one, and both drivers behind one face.
+
+They are started once: a test has a queue of its own, and `healed` mends what it broke.
+"""
 
 from __future__ import annotations
 
@@ -21,31 +24,31 @@ from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.connect import ReceivedMessage, connect
 from twinbus.testing import LocalNamespace
 
-ENOUGH = 80
-NUMBERED = 76
-"""The rest are named by tests that need a second queue."""
+NUMBERED = 400
+"""Queues, a new one for each test: more than there are tests."""
 KEY = "SAS_KEY_VALUE"
 ALL = "RootManageSharedAccessKey"
-_numbers = itertools.count()
+_numbers, _queues = itertools.count(), itertools.count()
 SOON = 10.0
 
 
-def config(name: str, **queue: object) -> dict[str, object]:
-    queues: list[dict[str, object]] = [{"name": f"plain-{number}", **queue} for number in range(ENOUGH)]
+def config(name: str, numbered: int = NUMBERED) -> dict[str, object]:
+    names = [f"plain-{number}" for number in range(numbered)] + ["beside-it"]
+    queues: list[dict[str, object]] = [{"name": one} for one in names]
     queues += [{"name": f"sessions-{number}", "requires_session": True} for number in range(8)]
-    topics = [{"name": f"topic-{number}", "subscriptions": [{"name": "all"}]} for number in range(4)]
+    topics = [{"name": f"topic-{number}", "subscriptions": [{"name": "all"}]} for number in range(6)]
     claims = {ALL: ["Listen", "Manage", "Send"], "app": ["Listen", "Send"], "reader": ["Listen"], "writer": ["Send"]}
     rules = [{"name": rule, "claims": claim, "primary_key": KEY} for rule, claim in claims.items()]
     return {"namespaces": [{"name": name, "queues": queues, "topics": topics, "authorization_rules": rules}]}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def primary() -> Iterator[LocalNamespace]:
     with LocalNamespace("primary", memory=True, config=config("primary")) as found:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def secondary() -> Iterator[LocalNamespace]:
     with LocalNamespace("secondary", memory=True, config=config("secondary")) as found:
         yield found
@@ -64,7 +67,7 @@ def healed(primary: LocalNamespace, secondary: LocalNamespace) -> Iterator[None]
 
 @pytest.fixture
 def queue() -> str:
-    return f"plain-{next(_numbers) % NUMBERED}"
+    return f"plain-{next(_queues)}"
 
 
 class World:

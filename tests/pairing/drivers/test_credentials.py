@@ -192,7 +192,7 @@ async def test_c1_a_credential_that_every_backlog_queue_refuses_for_good_faults_
     monkeypatch.setattr("twinbus.pairing.sides.REFUSED_FOR_GOOD_SECONDS", 0.5)
     strings = world.primary.connection_string, world.secondary.connection_string.replace(KEY, "revoked")
     pair = await world.pair(provision="assume", keywords={"strings": strings, "retry_total": 0})
-    diverting, beside = await world.sender(pair, queue), await world.sender(pair, "plain-78")
+    diverting, beside = await world.sender(pair, queue), await world.sender(pair, "beside-it")
     await world.do(pair.force_failover, queue)
     with pytest.raises(BacklogUnavailableError):
         await world.send(diverting, ServiceBusMessage("refused"))
@@ -203,7 +203,7 @@ async def test_c1_a_credential_that_every_backlog_queue_refuses_for_good_faults_
     assert isinstance(raised.value.cause, CredentialRefusedError)
     assert (pair.primary.state, pair.secondary.state) == ("open", "faulted")
     await world.send(beside, ServiceBusMessage("healthy", message_id=f"beside-{world.driver}"))
-    assert f"beside-{world.driver}" in [one.message_id for one in await world.held("plain-78")]
+    assert f"beside-{world.driver}" in [one.message_id for one in await world.held("beside-it")]
 
 
 async def test_c1_a_primary_that_refuses_its_credential_never_faults_and_its_entity_still_diverts(

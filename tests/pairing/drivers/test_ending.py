@@ -55,8 +55,8 @@ async def busy(world: World, queue: str) -> tuple[Any, asyncio.Task[None]]:
     await world.do(pair.force_failover, "nowhere")
     await world.send(diverting, ServiceBusMessage("x"))
     await world.do(pair.get_queue_receiver(queue).peek_messages)
-    world.primary.faults.set("black-hole", entity="plain-76")
-    unanswered = asyncio.create_task(world.send(await world.sender(pair, "plain-76"), ServiceBusMessage("x")))
+    world.primary.faults.set("black-hole", entity="beside-it")
+    unanswered = asyncio.create_task(world.send(await world.sender(pair, "beside-it"), ServiceBusMessage("x")))
     await asyncio.wait([unanswered], timeout=0.2)
     return pair, unanswered
 

@@ -126,10 +126,10 @@ async def test_s11_a_drill_emits_its_events_and_returns_the_entity(world: World,
 async def test_s5_failover_is_the_entitys_alone(world: World, queue: str) -> None:
     pair = await world.pair()
     await world.do(pair.force_failover, queue.upper())
-    beside, diverting = await world.sender(pair, "plain-79"), await world.sender(pair, queue)
+    beside, diverting = await world.sender(pair, "beside-it"), await world.sender(pair, queue)
     await world.send(beside, ServiceBusMessage("direct", message_id="beside"))
     await world.send(diverting, ServiceBusMessage("diverted"))
-    assert "beside" in [one.message_id for one in await world.held("plain-79")]
+    assert "beside" in [one.message_id for one in await world.held("beside-it")]
     assert len(await world.backlog(pair)) == 1
 
 

@@ -353,7 +353,7 @@ def _fill(secondary: LocalNamespace, file: Path, queue: str) -> None:
 async def test_s6_a_backlog_queue_that_is_full_leaves_the_rotation_and_the_message_goes_to_another(
     world: World, queue: str, tmp_path: Path
 ) -> None:
-    with LocalNamespace("filled", data=tmp_path, config=config("filled")) as filled:
+    with LocalNamespace("filled", data=tmp_path, config=config("filled", 0)) as filled:
         world.secondary = filled
         # Time for a second try: the first one after the restart finds the old connection broken.
         pair = await world.pair(probation=timedelta(minutes=1), try_timeout=timedelta(seconds=10))

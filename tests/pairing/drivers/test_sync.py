@@ -94,17 +94,17 @@ async def test_s12_a_log_handler_that_hangs_stops_no_deadline_and_no_timer(
     world: World, queue: str, stuck: Stuck
 ) -> None:
     pair = await world.pair(failover_interval=timedelta(seconds=0.2), keywords={"retry_total": 0})
-    failing, beside = await world.sender(pair, queue), await world.sender(pair, "plain-77")
+    failing, beside = await world.sender(pair, queue), await world.sender(pair, "beside-it")
     await world.send(beside, ServiceBusMessage("before"))
     world.primary.faults.set("internal-error", entity=queue)
     with pytest.raises(ServiceBusError):
         await world.send(failing, ServiceBusMessage("refused"))
     await world.until(stuck.entered.is_set)
-    world.primary.faults.set("black-hole", entity="plain-77")
+    world.primary.faults.set("black-hole", entity="beside-it")
     async with asyncio.timeout(AT_ONCE):
         with pytest.raises(OperationTimeoutError):
             await world.send(beside, ServiceBusMessage("given up"))
-    await world.state(pair, "plain-77", "failed_over")
+    await world.state(pair, "beside-it", "failed_over")
     stuck.released.set()
 
 
