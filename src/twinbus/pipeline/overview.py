@@ -81,7 +81,7 @@ def overview(tables: Tables, prices: Prices, scenario: Scenario, window: Window 
     operations, entries = history(tables, tables.version(), Window(until=window.until).days())
     spread = latency.spread(latency.tally(operations, entries), window).first()
     assert spread is not None, "an aggregate without keys has a row"
-    reasons = incomplete(tables)
+    reasons = sorted(incomplete(tables))
     open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
     incidents, days = (so_far(tables, JOBS[name], window) for name in ("incidents", "latency"))
     balance = so_far(tables, JOBS["reconcile"], window).persist()
