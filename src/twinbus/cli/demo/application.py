@@ -74,6 +74,8 @@ class Kept:
     )
     errors: list[str] = field(default_factory=list)
     redelivered: int = 0
+    diverted: int = 0
+    """As the pair has counted them, at the end."""
 
     @property
     def has_all(self) -> bool:

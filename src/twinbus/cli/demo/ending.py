@@ -140,8 +140,8 @@ def _verdict(console: Console, found: Told, proof: Verdict) -> None:
         return
     console.print(f"[bold {PRIMARY}]✓ Nothing lost, nothing duplicated.[/]")
     console.print(
-        f"  {proof.accepted:,} messages sent, {len(found.kept.errors)} errors in the application; "
-        "receivers have each once."
+        f"  {proof.accepted:,} messages sent, {proof.diverted:,} of them diverted, {len(found.kept.errors)} errors "
+        "in the application; receivers have each once."
     )
 
 
@@ -172,6 +172,7 @@ def summary(asked: Asked, found: Told, proof: Verdict, keep: Path | None, page: 
         "problems": proof.problems,
         **asdict(asked),
         "accepted": proof.accepted,
+        "diverted": proof.diverted,
         "received": proof.received,
         "missing": proof.missing,
         "duplicated": proof.duplicated,

@@ -107,6 +107,7 @@ async def _outage(asked: Asked, world: World, show: Lines, clock: _Clock, primar
                     await _drained(asked, world, show, watch)
                 await _received(application, strings["primary"])
                 clock.lap("receive")
+        application.kept.diverted = watch.look().flow.diverted
     return application.kept, primary
 
 

@@ -27,6 +27,7 @@ class Verdict:
     """`missing` and `duplicated`: ids, by the place they were, or should have been, received at."""
 
     accepted: int
+    diverted: int
     received: int
     missing: Mapping[str, tuple[str, ...]]
     duplicated: Mapping[str, tuple[str, ...]]
@@ -34,7 +35,8 @@ class Verdict:
 
     @property
     def problems(self) -> list[str]:
-        told = [f"{place} never received {_named(ids)}" for place, ids in self.missing.items()]
+        told = [] if self.diverted else ["no message was diverted: nobody noticed the outage, or the backlog was away"]
+        told += [f"{place} never received {_named(ids)}" for place, ids in self.missing.items()]
         told += (f"{place} received more than once {_named(ids)}" for place, ids in self.duplicated.items())
         told += (f"the ledger tells of {self.sums[name]} {said}" for name, said in _NONE.items() if self.sums[name])
         if self.sums["accepted"] != self.accepted:
@@ -54,6 +56,7 @@ def judge(kept: Kept, sums: Mapping[str, int]) -> Verdict:
     }
     return Verdict(
         accepted=kept.count_accepted(),
+        diverted=kept.diverted,
         received=kept.count_received(),
         missing={place: ids for place, ids in missing.items() if ids},
         duplicated={place: ids for place, ids in doubled.items() if ids},
