@@ -49,7 +49,9 @@ def demo(
 ) -> None:
     """An outage, live: killed, diverted, brought home, accounted for.
 
-    Two local namespaces, a pair, senders and receivers; the primary is killed with -9 and comes back. Everything is real: the commands that are shown are run.
+    Two local namespaces, a pair, senders and receivers; the primary is killed with -9 and comes back.
+
+    Everything is real: the commands that are shown are run.
 
     Ends with 0 when every message arrived once and the books say so, with 3 when not, with 1 when it could not work.
 
