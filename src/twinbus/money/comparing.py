@@ -46,11 +46,16 @@ _MORE: Final[Mapping[str, str]] = {
     Stage.RECEIVE_PRIMARY: "messages that came again, or were there before",
     Stage.COMPLETE_PRIMARY: "messages that came again, or were there before",
 }
-_MOVED: Final = "still in the backlog, put aside less often, or moved by a syphon that tells another ledger"
+_MOVED: Final = "still in the backlog, or moved by a syphon that tells another ledger"
+_PUT_ASIDE: Final = "fewer probes, or messages that came when the primary was back already"
 _FEWER: Final[Mapping[str, str]] = {
     Stage.SEND_PRIMARY: "fewer sends failed before the failover",
     Stage.SEND_BACKLOG: "part of what was foreseen failed",
-    **dict.fromkeys(_DIVERTED - {Stage.SEND_BACKLOG}, _MOVED),
+    Stage.RECEIVE_BACKLOG: _MOVED,
+    Stage.RETURN_PRIMARY: _MOVED,
+    Stage.COMPLETE_BACKLOG: _MOVED,
+    Stage.SETTLE_BACKLOG: _PUT_ASIDE,
+    Stage.RECEIVE_DEFERRED: _PUT_ASIDE,
     Stage.EMPTY_RECEIVE: "polls under way, queues that were not empty, or syphons that ran for less than the period",
     Stage.PEEK_BACKLOG: "looks that fell beyond the period, or syphons that ran for less of it",
     Stage.PING: "pings that nobody heard, and fewer intervals",
