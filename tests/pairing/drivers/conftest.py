@@ -27,6 +27,8 @@ from twinbus.testing import LocalNamespace
 NUMBERED = 400
 """Queues, a new one for each test: more than there are tests."""
 KEY = "SAS_KEY_VALUE"
+BRIEF = timedelta(seconds=1)
+"""The `try_timeout` of tests in which nobody answers, or tries go on; the others have time on a busy machine."""
 ALL = "RootManageSharedAccessKey"
 _numbers, _queues = itertools.count(), itertools.count()
 SOON = 10.0
@@ -78,6 +80,7 @@ class World:
         self.primary = primary
         self.secondary = secondary
         self.stack = AsyncExitStack()
+        self.try_timeout = timedelta(seconds=20)
 
     async def do(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """A call of a pair or sender: awaited, or in a thread."""
@@ -93,7 +96,7 @@ class World:
             "failover_interval": timedelta(0),
             "ping_interval": timedelta(minutes=1),
             "ping_jitter": 0.0,
-            "try_timeout": timedelta(seconds=1),
+            "try_timeout": self.try_timeout,
             "probation": timedelta(seconds=1),
             "primary_name": f"t{os.getpid()}-{next(_numbers)}",
         }

@@ -12,7 +12,7 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
 from twinbus.testing import LocalNamespace
 
-from .conftest import World, state_of
+from .conftest import BRIEF, World, state_of
 
 # As in test_outages: much more than any time-out here, much less than the SDK takes by itself.
 AT_ONCE = 8.0
@@ -251,7 +251,7 @@ async def test_s13_each_task_that_waits_for_a_link_gets_an_error_of_its_own(worl
 async def test_s13_a_sender_is_shared_by_tasks_and_every_message_reported_safe_is_there(
     world: World, queue: str
 ) -> None:
-    pair = await world.pair(backlog_queue_count=1)
+    pair = await world.pair(backlog_queue_count=1, try_timeout=BRIEF)
     sender = await world.sender(pair, queue)
     safe: list[str] = []
 

@@ -16,13 +16,18 @@ from twinbus.connect import Receiver, connect
 from twinbus.ledger import read_ledger
 from twinbus.ledger.entries import Operation, State
 
-from .conftest import KEY, World
+from .conftest import BRIEF, KEY, World
 from .test_ending import Traces
 
 OFTEN: dict[str, Any] = {
     "backlog_check_interval": timedelta(milliseconds=100),
     "backlog_unattended_after": timedelta(seconds=1),
 }
+
+
+@pytest.fixture(autouse=True)
+def brief(world: World) -> None:
+    world.try_timeout = BRIEF
 
 
 async def diverted(world: World, queue: str, *ids: str, **options: Any) -> Any:

@@ -22,7 +22,7 @@ from twinbus.amqp.values import Long, Timestamp
 from twinbus.message import BodyType
 from twinbus.pairing.packing import DEFLATE, unpack
 
-from .conftest import World
+from .conftest import BRIEF, World
 
 LIMIT = 262_144
 IN_A_YEAR = datetime.now(UTC).replace(microsecond=0) + timedelta(days=365)
@@ -108,7 +108,7 @@ async def test_s7_an_absolute_expiry_without_a_time_to_live_is_carried_however_f
 
 
 async def test_s8_a_mapping_has_one_id_on_the_primary_and_in_the_backlog(world: World, queue: str) -> None:
-    pair = await world.pair(backlog_queue_count=1)
+    pair = await world.pair(backlog_queue_count=1, try_timeout=BRIEF)
     sender = await world.sender(pair, queue)
     world.primary.faults.set("drop-ack", entity=queue, points=["send"], count=1)
     await world.send(sender, {"body": "stored twice"})
@@ -169,7 +169,7 @@ async def test_s9_one_that_cannot_be_made_to_fit_says_by_how_much(world: World, 
 
 
 async def test_s9_a_part_that_fails_names_the_safe_and_the_unsafe(world: World, queue: str) -> None:
-    pair, sender = await diverting(world, queue, probation=timedelta(minutes=1))
+    pair, sender = await diverting(world, queue, probation=timedelta(minutes=1), keywords={"retry_total": 0})
     await world.send(sender, ServiceBusMessage("warm"))
     (backlog,) = pair.backlog_queues
     # The first of three parts is taken, and the others' answer is an error.

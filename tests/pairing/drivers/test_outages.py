@@ -26,11 +26,16 @@ from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.sdk import kind_of
 from twinbus.testing import LocalNamespace
 
-from .conftest import ALL, KEY, World, config, state_of
+from .conftest import ALL, BRIEF, KEY, World, config, state_of
 
 # try_timeout is 1 s, and the rest is for a machine under load; without a deadline of ours the SDK takes minutes.
 AT_ONCE = 8.0
 BACKLOG_BYTES = 5120 * 1024 * 1024  # P5
+
+
+@pytest.fixture(autouse=True)
+def brief(world: World) -> None:
+    world.try_timeout = BRIEF
 
 
 def killed(primary: LocalNamespace, _: str) -> None:

@@ -27,9 +27,14 @@ from twinbus.pairing.paths import Endpoint, primary_name
 from twinbus.pairing.recording import size_of
 from twinbus.testing import LocalNamespace
 
-from .conftest import World
+from .conftest import BRIEF, World
 
 SECONDARY_LIMIT = 256 * 1024
+
+
+@pytest.fixture(autouse=True)
+def brief(world: World) -> None:
+    world.try_timeout = BRIEF
 
 
 async def closed(world: World, pair: Any, folder: Path) -> list[Operation]:

@@ -14,7 +14,7 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 from twinbus.pairing.calls import NoTurnError
 from twinbus.testing import LocalNamespace
 
-from .conftest import World, state_of
+from .conftest import BRIEF, World, state_of
 
 # As in test_outages: much more than any time-out here, much less than the SDK takes by itself.
 AT_ONCE = 8.0
@@ -93,7 +93,7 @@ def stuck() -> Iterator[Stuck]:
 async def test_s12_a_log_handler_that_hangs_stops_no_deadline_and_no_timer(
     world: World, queue: str, stuck: Stuck
 ) -> None:
-    pair = await world.pair(failover_interval=timedelta(seconds=0.2), keywords={"retry_total": 0})
+    pair = await world.pair(failover_interval=timedelta(seconds=0.2), try_timeout=BRIEF, keywords={"retry_total": 0})
     failing, beside = await world.sender(pair, queue), await world.sender(pair, "beside-it")
     await world.send(beside, ServiceBusMessage("before"))
     world.primary.faults.set("internal-error", entity=queue)

@@ -12,7 +12,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus import PairClosedError, PartialSendError
 from twinbus.pairing.calls import NoTurnError
 
-from .conftest import World, state_of
+from .conftest import BRIEF, World, state_of
 
 # As in test_outages: much more than any time-out here, much less than the SDK takes by itself.
 AT_ONCE = 8.0
@@ -81,7 +81,7 @@ async def test_s6_waiting_for_a_turn_on_a_backlog_link_ends_with_the_callers_tim
 
 
 async def test_s6_the_callers_time_out_bounds_all_queues_tried(world: World, queue: str) -> None:
-    pair = await world.pair(backlog_queue_count=4, probation=LONG)
+    pair = await world.pair(backlog_queue_count=4, probation=LONG, try_timeout=BRIEF)
     sender = await world.sender(pair, queue)
     await world.do(pair.force_failover, queue)
     os.kill(world.secondary.pid, signal.SIGSTOP)
