@@ -40,13 +40,14 @@ async def send_aio(paired: bool, messages: int, primary: str, secondary: str) ->
     os._exit(0)  # What closing costs is not asked.
 
 
-def instructions(*run: str) -> int:
+def instructions_of(script: str, *run: str) -> int:
+    """Of one run of that script, in all its threads."""
     command = [
         "valgrind",
         "--tool=callgrind",
         "--callgrind-out-file=/dev/null",
         sys.executable,
-        __file__,
+        script,
         "--run",
         *run,
     ]
@@ -61,7 +62,11 @@ def instructions(*run: str) -> int:
 def compare(kind: str, *strings: str) -> None:
     # Two lengths, so that starting and opening, which are the same in both, fall out.
     bare, paired = (
-        (instructions(kind, shape, str(MANY), *strings) - instructions(kind, shape, str(FEW), *strings)) / (MANY - FEW)
+        (
+            instructions_of(__file__, kind, shape, str(MANY), *strings)
+            - instructions_of(__file__, kind, shape, str(FEW), *strings)
+        )
+        / (MANY - FEW)
         for shape in ("bare", "paired")
     )
     print(

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings, pair_namespaces
 from twinbus.cli.main import app
-from twinbus.connect import ReceivedMessage, connect
+from twinbus.connect import MessageState, ReceivedMessage, connect
 from twinbus.connect.sas import make_token
 from twinbus.errors import OperatorError
 from twinbus.ledger import Role, Stage, balance, read_ledger
@@ -129,6 +129,13 @@ class World:
         async with connect(self.namespaces["primary"].connection_string, timeout=10) as bus:
             return await bus.management(self.queue).peek(0, 100)
 
+    async def brought(self, count: int) -> list[ReceivedMessage]:
+        found: list[ReceivedMessage] = []
+        async with asyncio.timeout(SOON):
+            while len(found) < count:
+                found = await self.arrived()
+        return found
+
     async def until(self, holds: Callable[[], bool], seconds: float = SOON) -> None:
         async with asyncio.timeout(seconds):
             while not holds():  # noqa: ASYNC110 - it happens in threads and other processes
@@ -169,9 +176,7 @@ async def test_m1_after_an_outage_the_ledger_of_a_pair_with_its_syphon_balances(
     faults.clear()
     await world.until(lambda: bool(restored))
     await world.do(sender.send_messages, ServiceBusMessage("x", message_id="after"))
-    async with asyncio.timeout(SOON):
-        while len(await world.arrived()) < 22:
-            pass
+    await world.brought(22)
     await world.do(pair.close)
     checked = await asyncio.to_thread(CliRunner().invoke, app, ["ledger", "check", str(tmp_path)])
     assert checked.exit_code == 0, checked.output
@@ -184,6 +189,29 @@ async def test_m1_after_an_outage_the_ledger_of_a_pair_with_its_syphon_balances(
     assert {Stage.SEND_BACKLOG, Stage.RECEIVE_BACKLOG, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG} <= stages
 
 
+async def test_s9_a_body_that_was_stored_compressed_comes_home_as_it_was(world: World) -> None:
+    pair = await world.pair()
+    pair.force_failover(world.queue)
+    sender = await world.do(pair.get_queue_sender, world.queue)
+    body = b"compressible " * 20_154  # fits the primary, and with its aliases no backlog queue
+    await world.do(sender.send_messages, ServiceBusMessage(body, message_id="large", session_id="s" * 100))
+    (found,) = await world.brought(1)
+    assert found.body == body
+    assert found.session_id == "s" * 100
+    assert not found.application_properties
+
+
+async def test_s10_what_was_scheduled_while_failed_over_is_scheduled_on_the_primary(world: World) -> None:
+    pair = await world.pair()
+    pair.force_failover(world.queue)
+    sender = await world.do(pair.get_queue_sender, world.queue)
+    due = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    (handle,) = await world.do(sender.schedule_messages, ServiceBusMessage("x", message_id="later"), due)
+    assert handle < 0
+    (found,) = await world.brought(1)
+    assert (found.message_id, found.state, found.scheduled_enqueue_time) == ("later", MessageState.SCHEDULED, due)
+
+
 async def test_y7_the_pairs_option_deducts_the_time_spent_in_the_backlog(world: World) -> None:
     pair = await world.pair(enable_syphon=False)
     pair.force_failover(world.queue)
@@ -191,11 +219,8 @@ async def test_y7_the_pairs_option_deducts_the_time_spent_in_the_backlog(world: 
     await world.do(sender.send_messages, ServiceBusMessage("x", message_id="1", time_to_live=timedelta(seconds=100)))
     await world.do(pair.close)
     pair = await world.pair(ttl="absolute")
-    found: list[ReceivedMessage] = []
-    async with asyncio.timeout(SOON):
-        while not found:
-            found = await world.arrived()
-    left = found[0].time_to_live
+    (found,) = await world.brought(1)
+    left = found.time_to_live
     assert left is not None
     assert left < timedelta(seconds=100)
 

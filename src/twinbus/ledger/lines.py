@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from twinbus.ledger.encoding import (
     encode,
-    ending,
     id_text,
     intent_line,
     listed,
@@ -19,8 +18,9 @@ from twinbus.ledger.encoding import (
     success_number,
     success_place,
 )
-from twinbus.ledger.entries import OK, Metered, Movement, Operation, Stage, State
-from twinbus.ledger.running import RunningOperation
+from twinbus.ledger.encoding import ending as how_it_ended
+from twinbus.ledger.entries import Metered, Movement, Operation, Stage, State
+from twinbus.ledger.running import ALL, INTENT, SEEN, WELL, RunningOperation
 from twinbus.ledger.units import UNIT, units
 
 Item = RunningOperation | Operation | State | Movement | Metered
@@ -37,53 +37,53 @@ class Lines:
         self._places: dict[_Place, str] = {}
         # The usual line, but for its numbers and its message id: it is put together of as few parts as can be.
         self._number = success_number(prefix)
-        self._last: tuple[_Place, str] = ((Stage.PING, "", "", None), "")
+        self._last: tuple[Stage, str, str, str | None, str] = (Stage.PING, "", "", None, "")
 
     def of(self, item: Item, offset: float) -> str:
         """Its line, "" where everything about it was told. `offset` turns the operations' clock into wall time."""
         if type(item) is not RunningOperation:
             return encode(item)  # type: ignore[arg-type] # mypy does not narrow by type()
-        # First this, then a look at the result: an end that comes between the two queues it once more.
-        item.taken = True
-        result = item.result
-        if item.told:
-            return ""
-        ids, size = item.ids, item.size
-        if result != OK or item.intended or item.failed or len(ids) != 1 or type(size) is not int or size > UNIT:
-            return self._operation(item, result, offset)
+        if item.state:
+            return self._again(item, offset)
+        # First this, then a look at its end: one that comes between the two queues it once more.
+        item.state = SEEN
+        stage, namespace, entity, ids, size, destination = item.said
+        if item.ending is not WELL or len(ids) != 1 or type(size) is not int or size > UNIT:
+            return self._again(item, offset)
         # Nearly all there are.
-        item.told = True
-        (stage, namespace, entity, destination), there = self._last
-        if (
-            item.entity is not entity
-            or item.stage is not stage
-            or item.destination is not destination
-            or item.namespace is not namespace
-        ):
-            there = self._success(item)
+        item.state = ALL
+        last = self._last
+        if entity is last[2] and stage is last[0] and destination is last[3] and namespace is last[1]:
+            there = last[4]
+        else:
+            there = success_place(self._place((stage, namespace, entity, destination)))
+            self._last = (stage, namespace, entity, destination, there)
+        id_ = ids[0]
+        if type(id_) is not str or ":" in id_:
+            id_ = id_text(id_)
         begun = item.begun
-        at, seconds = int((offset + begun) * 1000), item.ended - begun
-        return success_line(at, self._number, item.number, there, quoted(id_text(ids[0])), size, seconds)
+        return success_line(
+            int((offset + begun) * 1000), self._number, item.number, there, quoted(id_), size, item.ended - begun
+        )
 
-    def _success(self, operation: RunningOperation) -> str:
-        key = (operation.stage, operation.namespace, operation.entity, operation.destination)
-        there = success_place(self._place(key))
-        self._last = key, there
-        return there
-
-    def _operation(self, operation: RunningOperation, result: str | None, offset: float) -> str:
+    def _again(self, operation: RunningOperation, offset: float) -> str:
+        """One that is not over, or did not end in the usual way, or of which the intent is written."""
+        ending, state = operation.ending, operation.state
+        if state == ALL or (state == INTENT and ending is None):
+            return ""
         number, begun = f"{self._prefix}-{operation.number}", operation.begun
-        there = self._place((operation.stage, operation.namespace, operation.entity, operation.destination))
-        ids, size = operation.ids, operation.size
+        stage, namespace, entity, ids, size, destination = operation.said
+        there = self._place((stage, namespace, entity, destination))
         total = size if isinstance(size, int) else sum(size)
         said = listed(map(id_text, ids)), total, units(len(ids), size)
-        if result is None:
-            operation.intended = True
+        if ending is None:
+            operation.state = INTENT
             return intent_line(int((offset + begun) * 1000), number, there, *said)
-        operation.told = True
+        operation.state = ALL
+        result, cause, failed = ending
         ended = operation.ended
-        end = ending(ended - begun, result, operation.cause, tuple(map(id_text, operation.failed)))
-        if operation.intended:
+        end = how_it_ended(ended - begun, result, cause, tuple(map(id_text, failed)))
+        if state == INTENT:
             return outcome_line(int((offset + ended) * 1000), number, end)
         return operation_line(int((offset + begun) * 1000), number, there, *said, end)
 

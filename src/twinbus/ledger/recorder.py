@@ -23,7 +23,7 @@ from twinbus.ledger.entries import OK, Fact, Metered, Move, Movement, Operation,
 from twinbus.ledger.errors import LedgerUnavailableError
 from twinbus.ledger.housekeeping import Opening
 from twinbus.ledger.options import LedgerOptions
-from twinbus.ledger.running import RunningOperation
+from twinbus.ledger.running import NOTHING, RunningOperation, Said
 from twinbus.ledger.segments import SegmentWriter
 from twinbus.ledger.units import units
 from twinbus.ledger.writer import Writer
@@ -76,6 +76,10 @@ class Ledger:
         `size`: of each message, or of all together. `destination`: the `namespace/entity` on the primary that the
         messages are for, where the operation is on another entity.
         """
+        return self.begin_as((stage, namespace, entity, ids, size, destination))
+
+    def begin_as(self, said: Said) -> RunningOperation:
+        """`begin`, for who has all of it put together."""
         writer = self._writer
         if self._stops and (self._closed or writer.failure is not None):
             self.check()
@@ -83,14 +87,9 @@ class Ledger:
         operation = RunningOperation()
         operation.writer = writer
         operation.number = next(self._numbers)
-        operation.stage = stage
-        operation.namespace = namespace
-        operation.entity = entity
-        operation.ids = ids
-        operation.size = size
-        operation.destination = destination
-        operation.result = None
-        operation.taken = operation.intended = operation.told = False
+        operation.said = said
+        operation.ending = None
+        operation.state = NOTHING
         operation.begun = writer.now()
         writer.put(operation)
         return operation

@@ -6,38 +6,35 @@ Its fields are read by the writer's thread, without a lock; the order in which `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from twinbus.ledger.entries import OK, Stage
 
 if TYPE_CHECKING:
     from twinbus.ledger.writer import Writer
 
+Said = tuple[Stage, str, str, Sequence[object], int | Sequence[int], str | None]
+"""Stage, namespace, entity, ids, size, destination: as `Ledger.begin` takes them."""
+Ending = tuple[str, str | None, Sequence[object]]
+"""Result, cause, and the ids that it is about where not all are."""
+WELL: Final[Ending] = (OK, None, ())
+
+# How much of it the writer has told.
+NOTHING, SEEN, INTENT, ALL = range(4)
+
 
 class RunningOperation:
     """What `Ledger.begin` returns, which sets its fields. Call `end` once; never ended, its outcome is unknown."""
 
-    __slots__ = (
-        "begun", "cause", "destination", "ended", "entity", "failed", "ids", "intended", "namespace", "number",
-        "result", "size", "stage", "taken", "told", "writer",
-    )  # fmt: skip
+    __slots__ = ("begun", "ended", "ending", "number", "said", "state", "writer")
 
     writer: Writer
     number: int
-    stage: Stage
-    namespace: str
-    entity: str
-    ids: Sequence[object]
-    size: int | Sequence[int]
-    destination: str | None
+    said: Said
     begun: float
-    result: str | None
-    cause: str | None
-    failed: Sequence[object]
     ended: float
-    taken: bool
-    intended: bool
-    told: bool
+    ending: Ending | None
+    state: int
 
     @property
     def id(self) -> str:
@@ -49,12 +46,11 @@ class RunningOperation:
 
         `failed`: the ids that the result is about, where the others are well.
         """
-        if self.result is not None:
+        if self.ending is not None:
             return
-        self.cause = cause
-        self.failed = failed
-        self.ended = self.writer.now()
+        writer = self.writer
+        self.ended = writer.now()
         # From here on the writer may see it. Where it has looked before, it is told that there is something to add.
-        self.result = result
-        if self.taken:
-            self.writer.put(self)
+        self.ending = WELL if result is OK and not failed else (result, cause, failed)
+        if self.state:
+            writer.put(self)

@@ -190,10 +190,10 @@ class Writer:
         """What is queued becomes lines; what the buffer does not hold is missing."""
         offset = time.time() - self.now()
         lines: list[str] = []
+        take, line_of, add = self._queue.popleft, self._lines.of, lines.append
         for _ in range(len(self._queue)):
-            item = self._queue.popleft()
             try:
-                lines.append(self._lines.of(item, offset))
+                add(line_of(take(), offset))
             except Exception as error:
                 _log.exception("ledger: an entry cannot be put down in words")
                 self._miss(1, f"it cannot be put down in words: {error}")

@@ -17,6 +17,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from twinbus.ledger import OK, UNKNOWN, Ledger, LedgerOptions, Role, RunningOperation, Stage
+from twinbus.ledger.running import Said
 from twinbus.ledger.units import UNIT
 from twinbus.pairing.failures import REFUSED, FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
@@ -26,12 +27,11 @@ from twinbus.pairing.sdk import GIVEN_UP, kind_of, open_link_once, was_given_up
 T = TypeVar("T")
 Call = Callable[[Any, float | None], T]
 AioCall = Callable[[Any], Coroutine[Any, Any, T]]
-# Of `Ledger.begin`: stage, namespace, entity, ids, sizes, destination.
-_Said = tuple[Stage, str, str, Sequence[object], int | Sequence[int], str | None]
 
 # What a message takes beside its body and what is counted, with an id of 36 letters; and how far that may be off.
 _PLAIN_BYTES: Final = 64
 _DOUBT_BYTES: Final = 2048
+_TEXTS: Final = ("subject", "correlation_id", "group_id", "content_type", "to", "reply_to", "reply_to_group_id")
 
 
 def ledger_of(options: SendAvailabilityOptions) -> Ledger | None:
@@ -111,10 +111,10 @@ class Recording:
 UNRECORDED: Final = Recording(None, "")
 
 
-def _tried(ledger: Ledger, said: _Said, call: Call[T], sender: Any, seconds: float | None) -> T:
+def _tried(ledger: Ledger, said: Said, call: Call[T], sender: Any, seconds: float | None) -> T:
     if seconds is not None:
         open_link_once(sender, seconds)
-    operation = ledger.begin(*said)
+    operation = ledger.begin_as(said)
     try:
         result = call(sender, None)
     except BaseException as error:
@@ -124,8 +124,8 @@ def _tried(ledger: Ledger, said: _Said, call: Call[T], sender: Any, seconds: flo
     return result
 
 
-async def _aio_tried(ledger: Ledger, said: _Said, call: AioCall[T], sender: Any) -> T:
-    operation = ledger.begin(*said)
+async def _aio_tried(ledger: Ledger, said: Said, call: AioCall[T], sender: Any) -> T:
+    operation = ledger.begin_as(said)
     try:
         result = await call(sender)
     except BaseException as error:
@@ -162,7 +162,8 @@ def ids_and_sizes(message: Any) -> tuple[Sequence[object], int | Sequence[int]]:
     if type(message) is ServiceBusMessage:
         # Nearly always. Properties are not asked whether they are true: the SDK counts its fields for that.
         raw = message._raw_amqp_message
-        return (raw.properties.message_id if raw.properties is not None else None,), size_of(raw)
+        told = raw._properties
+        return (told.message_id if told is not None else None,), size_of(raw)
     raws = [] if message is None else raws_of(message)
     ids = [raw.properties.message_id if raw.properties is not None else None for raw in raws]
     return ids, [size_of(raw) for raw in raws]
@@ -177,23 +178,22 @@ def size_of(raw: AmqpAnnotatedMessage) -> int:
     if body is None:
         return encoded_size(raw)
     size = _PLAIN_BYTES + (len(body[0]) if len(body) == 1 else sum(map(len, body)))
-    told = raw.properties
-    if told is not None:
-        for value in (
-            told.subject,
-            told.correlation_id,
-            told.group_id,
-            told.content_type,
-            told.to,
-            told.reply_to,
-            told.reply_to_group_id,
-        ):
-            if value is not None:
-                size += _length(value)
-    if raw.application_properties:
-        size += _named(raw.application_properties)
-    if raw.annotations:
-        size += _named(raw.annotations)
+    told = raw._properties
+    # One question after the other: most have an id and nothing else, and a loop would take twice the time.
+    if told is not None and (
+        told.subject is not None
+        or told.correlation_id is not None
+        or told.group_id is not None
+        or told.content_type is not None
+        or told.to is not None
+        or told.reply_to is not None
+        or told.reply_to_group_id is not None
+    ):
+        size += sum(_length(value) for name in _TEXTS if (value := getattr(told, name)) is not None)
+    if raw._application_properties:
+        size += _named(raw._application_properties)
+    if raw._annotations:
+        size += _named(raw._annotations)
     if size < UNIT - _DOUBT_BYTES or _DOUBT_BYTES < size % UNIT < UNIT - _DOUBT_BYTES:
         return size
     return encoded_size(raw)

@@ -1,0 +1,82 @@
+"""What the ledger costs a paired sender, in instructions of the whole process, its writer's thread included: a figure
+that a busy machine does not blur.
+
+Needs valgrind, and several minutes. Run: python bench/ledger_instructions.py [--kinds sync,aio]
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from azure.servicebus import ServiceBusMessage
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.pairing_instructions import BODY, CONFIG, FEW, MANY, QUEUE, instructions_of
+from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
+from twinbus.testing import LocalNamespace
+
+AIM = 1.03
+
+
+def options(folder: str) -> SendAvailabilityOptions:
+    return SendAvailabilityOptions(provision="assume", ledger=folder or None)
+
+
+def send(messages: int, folder: str, primary: str, secondary: str) -> None:
+    pair = pair_connection_strings(primary, secondary, options=options(folder))
+    sender = pair.get_queue_sender(QUEUE)
+    for _ in range(messages):
+        sender.send_messages(ServiceBusMessage(BODY))
+    if pair._state.ledger is not None:
+        pair._state.ledger.flush()
+
+
+async def send_aio(messages: int, folder: str, primary: str, secondary: str) -> None:
+    pair = await aio.pair_connection_strings(primary, secondary, options=options(folder))
+    sender = pair.get_queue_sender(QUEUE)
+    for _ in range(messages):
+        await sender.send_messages(ServiceBusMessage(BODY))
+    if pair._state.ledger is not None:
+        await pair._state.ledger.flushed()
+
+
+def compare(kind: str, *strings: str) -> None:
+    def instructions(folder: str) -> float:
+        # Two lengths, so that starting and opening fall out.
+        many, few = (instructions_of(__file__, kind, str(count), folder, *strings) for count in (MANY, FEW))
+        return (many - few) / (MANY - FEW)
+
+    off = instructions("")
+    with tempfile.TemporaryDirectory() as folder:
+        on = instructions(folder)
+    verdict = "met" if on / off <= AIM else "missed"
+    print(
+        f"{kind:5} without {off:9.0f}  with the ledger {on:9.0f} instructions a message  ratio {on / off:.4f}, "
+        f"aim ≤ {AIM}: {verdict}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", default="sync,aio")
+    parser.add_argument("--run", nargs=5, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.run:
+        kind, messages, folder, *strings = given.run
+        if kind == "aio":
+            asyncio.run(send_aio(int(messages), folder, *strings))
+        else:
+            send(int(messages), folder, *strings)
+        os._exit(0)  # What closing costs is not asked.
+    with LocalNamespace("primary", memory=True, config=CONFIG) as primary, LocalNamespace("secondary") as secondary:
+        for kind in given.kinds.split(","):
+            compare(kind, primary.connection_string, secondary.connection_string)
+
+
+if __name__ == "__main__":
+    main()
