@@ -76,10 +76,10 @@ class Overview:
 
 def overview(tables: Tables, prices: Prices, scenario: Scenario, window: Window | None = None) -> Overview:
     """All of it, of the whole ledger or of a window. Of the scenario, tier and bandwidth are used."""
-    window = window or Window()
-    # How deep the backlog was at the window's beginning is told before it.
-    operations, entries = history(tables, tables.version(), Window(until=window.until).days())
-    spread = latency.spread(latency.tally(operations, entries), window).first()
+    window, version = window or Window(), tables.version()
+    # How deep the backlog was at the window's beginning is told before it; when messages came home, also after it.
+    before = history(tables, version, Window(until=window.until).days())
+    spread = latency.spread(latency.tally(*history(tables, version, window.days_onward())), window).first()
     assert spread is not None, "an aggregate without keys has a row"
     reasons = sorted(incomplete(tables))
     open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
@@ -97,7 +97,7 @@ def overview(tables: Tables, prices: Prices, scenario: Scenario, window: Window 
         Some([{"reason": reason} for reason in reasons[:REASONS]], len(reasons)),
         _some(incidents, INCIDENTS, open_first, F.desc("diverted"), F.col("began")),
         entities,
-        timeline(operations, entries, window),
+        timeline(*before, window),
         spread.asDict(),
         _some(days, DAYS, F.desc("diverted"), F.col("day")),
         Seen(tables, window).spent(prices, scenario),
@@ -132,7 +132,7 @@ def _balance(rows: DataFrame) -> tuple[dict[str, int], dict[str, Some]]:
 
 
 def timeline(operations: DataFrame, entries: DataFrame, window: Window) -> Timeline | None:
-    """Of all destinations together. The operations are those from the beginning on."""
+    """Of all destinations together. Operations and entries are those from the beginning on."""
     extent = series.extent(operations, entries, window).first()
     if extent is None or extent["first"] is None:
         return None

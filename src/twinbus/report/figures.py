@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from decimal import Decimal
 from itertools import pairwise
 from typing import Final
 
@@ -12,7 +13,7 @@ from twinbus.money import Prices, Scenario
 from twinbus.pipeline.latency import EDGES
 from twinbus.pipeline.overview import Overview, Values
 from twinbus.report.markup import Markup, element
-from twinbus.report.measures import money, number, size, span
+from twinbus.report.measures import money, number, span
 from twinbus.report.pictures import bar, legend
 from twinbus.report.tables import Column, counted, more, spanned, table
 
@@ -138,11 +139,9 @@ def _stages(rows: Sequence[Values], currency: str) -> Markup:
         Column("Stage", lambda row: _stage(row)[1], look="class"),
         Column("", lambda row: bar(_stage(row)[0], row["units"] / most), look="drawn"),
         counted("Units", "units"),
-        Column("Data", lambda row: size(row["bytes"]), look="number"),
         Column(f"Cost, {currency}", lambda row: money(row["cost"]), look="number"),
     ]
-    names = ("units", "bytes", "cost")
-    total: Values = {name: sum((row[name] for row in rows), start=type(rows[0][name])()) for name in names}
+    total = {"units": sum(row["units"] for row in rows), "cost": sum((row["cost"] for row in rows), Decimal(0))}
     cells = [
         element("td", said, class_=column.look, data_label=column.title)
         for column, said in zip(columns, ("All", "", *(column.say(total) for column in columns[2:])), strict=True)

@@ -30,16 +30,6 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
-def size(count: int) -> str:
-    """Of bytes, in tenfold thousands."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}" if unit != "B" else f"{count} B"
-        value /= 1000
-    return f"{value:,.3g} TB" if value < 1000 else f"{value:,.0f} TB"
-
-
 def span(seconds: float | None) -> str:
     """At most two units: 250 ms, 4.2 s, 3 min 20 s, 2 d 5 h."""
     if seconds is None:
