@@ -80,7 +80,7 @@ def demo(
             found = _run(asked, folder, console)
             proof = judge(found.kept, found.sums)
             page = _page(found.page, stays=keep is not None)
-        end(console, asked, found, proof, keep, page)
+        end(console, found, proof, keep, page)
         if json:
             typer.echo(json_text.dumps(summary(asked, found, proof, keep, page)))
         if proof.problems:

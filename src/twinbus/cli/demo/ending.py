@@ -28,14 +28,14 @@ _EXPLAINED: Final = 3
 _PARTS: Final = ("delivered", "in_backlog", "dead_lettered", "unknown", "lost")
 
 
-def end(console: Console, asked: Asked, found: Told, proof: Verdict, keep: Path | None, page: Path | None) -> None:
+def end(console: Console, found: Told, proof: Verdict, keep: Path | None, page: Path | None) -> None:
     _reconciliation(console, found, proof)
     if found.incidents is not None:
         _incidents(console, found.incidents)
     if found.cost is not None:
         _cost(console, found.cost)
     _verdict(console, found, proof)
-    _where(console, asked, found, keep, page)
+    _where(console, found, keep, page)
 
 
 def _reconciliation(console: Console, found: Told, proof: Verdict) -> None:
@@ -145,7 +145,7 @@ def _verdict(console: Console, found: Told, proof: Verdict) -> None:
     )
 
 
-def _where(console: Console, asked: Asked, found: Told, keep: Path | None, page: Path | None) -> None:
+def _where(console: Console, found: Told, keep: Path | None, page: Path | None) -> None:
     console.print()
     for label, text in _places(found, keep, page):
         console.print(f"[dim]{label:8}[/] {escape(text)}", soft_wrap=True)
@@ -158,10 +158,7 @@ def _places(found: Told, keep: Path | None, page: Path | None) -> Iterator[tuple
         yield "ledger", "gone with the demo's folder; `twinbus demo --keep DIR` keeps it"
     else:
         yield "ledger", str(keep.absolute() / LEDGER)
-        if page is None:
-            yield "", f"pip install 'twinbus[spark]', then: twinbus report {keep / LEDGER} -o report.html"
-        else:
-            yield "", f"a report of it: twinbus report {keep / LEDGER} -o report.html"
+        yield "", f"a report of it, which needs twinbus[spark]: twinbus report {keep / LEDGER} -o report.html"
     yield "took", ", ".join(f"{name} {seconds:g} s" for name, seconds in found.took.items())
 
 

@@ -182,9 +182,10 @@ async def _books(asked: Asked, world: World, show: Lines, clock: _Clock, kept: K
         clock.lap("books")
         code, process = await world.run("report", TABLES, "-o", _PAGE, "--title", "Twinbus demo", heard=lambda _: None)
     if code:
-        raise OperatorError(f"`twinbus report` ended with {code}", process.said())
+        # The proof stands without its picture.
+        show.say(f"there is no report: {process.said()}")
     clock.lap("report")
-    return Told(kept, sums, incidents, cost, world.folder / _PAGE, clock.laps)
+    return Told(kept, sums, incidents, cost, None if code else world.folder / _PAGE, clock.laps)
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
