@@ -21,6 +21,7 @@ from twinbus.cli.demo.screen import BACKLOG, DOWN, HOME, PRIMARY
 from twinbus.cli.demo.story import Asked, Told
 from twinbus.cli.demo.verdict import Verdict
 from twinbus.cli.demo.world import LEDGER
+from twinbus.cli.ledger import SUMS
 
 _BAR: Final = 36
 _EXPLAINED: Final = 3
@@ -43,7 +44,7 @@ def _reconciliation(console: Console, found: Told, proof: Verdict) -> None:
     console.print("\n[bold]Reconciliation[/] [dim]what became of every message that a sender was told is safe[/]")
     for name in _PARTS:
         hue = PRIMARY if name == "delivered" else "dim" if not sums[name] else DOWN
-        console.print(f"  [{hue}]{_words(name):16}{sums[name]:>8,}[/]")
+        console.print(f"  [{hue}]{SUMS[name].strip():16}{sums[name]:>8,}[/]")
     console.print(f"  [bold]{'accepted':16}{sums['accepted']:>8,}[/]")
     hue = DOWN if sums["duplicated"] else "dim"
     console.print(f"  [{hue}]{'duplicated':16}{sums['duplicated']:>8,}[/]")
