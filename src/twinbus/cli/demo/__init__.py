@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NOT_PROVEN: Final = 3
 _SIGNALLED: Final = 128
+_PATIENCE_SECONDS: Final = 60.0
 
 
 def demo(
@@ -114,7 +115,7 @@ def _run(asked: Asked, folder: Path, console: Console) -> Told:
 
 
 async def _obeying(asked: Asked, folder: Path, console: Console) -> Told:
-    """The story, unless a signal breaks it off. A second one does not wait for what the first has begun."""
+    """The story, unless a signal breaks it off. After a second one, or a while, nothing is waited for."""
     from twinbus.cli.demo.showing import showing  # noqa: PLC0415 - slow
     from twinbus.cli.demo.story import tell  # noqa: PLC0415
     from twinbus.cli.demo.world import World  # noqa: PLC0415
@@ -125,10 +126,14 @@ async def _obeying(asked: Asked, folder: Path, console: Console) -> Told:
 
     def signalled(number: int) -> None:
         if broken:
-            world.kill()
-            os._exit(_SIGNALLED + number)
+            cut_off(number)
         broken.append(number)
         telling.cancel()
+        asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, cut_off, number)
+
+    def cut_off(number: int) -> None:
+        world.kill()
+        os._exit(_SIGNALLED + number)
 
     async def told_of() -> Told:
         async with world:

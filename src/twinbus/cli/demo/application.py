@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
@@ -97,6 +97,7 @@ class Application:
         self._rate = rate
         self._seed = seed
         self._stopped = asyncio.Event()
+        self._over = False
         self._turns = asyncio.Semaphore(_AT_ONCE * len(ENTITIES))
         self._sending: list[asyncio.Task[None]] = []
 
@@ -141,7 +142,8 @@ class Application:
     async def _receive(self, place: str) -> None:
         queue, _, subscription = place.partition("/")
         given: dict[str, Any] = {"quiet_while_down": True, "max_wait_time": _WAIT_SECONDS}
-        while True:
+        # A cancellation alone would not do: the SDK may take it for its own.
+        while not self._over:
             if subscription:
                 receiver = self.pair.get_subscription_receiver(queue, subscription, **given)
             else:
@@ -152,8 +154,8 @@ class Application:
                     await self._work(receiver, self.kept.received[place])
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _work(self, receiver: Any, found: dict[str, set[int]]) -> NoReturn:
-        while True:
+    async def _work(self, receiver: Any, found: dict[str, set[int]]) -> None:
+        while not self._over:
             messages = await receiver.receive_messages(_AT_ONCE, _WAIT_SECONDS)
             for message in messages:
                 numbers = found[str(message.message_id)]
@@ -178,6 +180,7 @@ async def running(
                     yield made
                 finally:
                     made._stopped.set()
+                    made._over = True
                     for task in receiving:
                         task.cancel()
         except BaseExceptionGroup as group_of:
