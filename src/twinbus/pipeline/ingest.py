@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from twinbus.ledger.entries import Intent, Operation, Outcome
 from twinbus.pipeline.lines import looked_at, parsed
 from twinbus.pipeline.segment_source import LedgerDataSource
+from twinbus.pipeline.starting import started
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables, Version, columns
 
 _OPERATION, _INTENT, _OUTCOME = Operation.kind, Intent.kind, Outcome.kind
@@ -66,7 +67,7 @@ def ingest(
     checkpoint = root.absolute() / "checkpoints" / hashlib.sha256(str(ledger.absolute()).encode()).hexdigest()[:16]
     writer = source.load().writeStream.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
-    return writer.foreachBatch(partial(_take, ledger.absolute(), root.absolute(), extend)).start()
+    return started(writer.foreachBatch(partial(_take, ledger.absolute(), root.absolute(), extend)).start)
 
 
 def _take(ledger: Path, root: Path, extend: Extend | None, lines: DataFrame, _: int) -> None:
@@ -103,7 +104,10 @@ def _written(tables: Tables, before: Version, batch: Batch, looked: DataFrame | 
     after = replace(before, newest=max(before.newest, batch.newest))
     if looked is not None:
         good = good.unionAll(looked.where("problem is null").select(*names))
-        after = _added(tables, after, PROBLEMS, problems(looked, ledger))
+        known_ones = tables.read(PROBLEMS, version=before).select("file", "line")
+        after = _added(
+            tables, after, PROBLEMS, problems(looked, ledger).join(known_ones, ["file", "line"], "left_anti")
+        )
     fresh = unknown(good, known(tables, before, batch)).persist()
     try:
         halves = fresh.where(F.col("kind").isin(_INTENT, _OUTCOME)).unionAll(tables.read(PENDING, version=before))

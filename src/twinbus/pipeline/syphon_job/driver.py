@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 from twinbus.errors import OperatorError
 from twinbus.ledger import Ledger, Role
 from twinbus.pairing.errors import OptionError
+from twinbus.pipeline.starting import started
 from twinbus.pipeline.syphon_job.planning import Planner
 from twinbus.pipeline.syphon_job.source import PLAN_FILE, SyphonSource
 from twinbus.pipeline.syphon_job.watch import Watch
@@ -273,7 +274,7 @@ class SparkSyphon:
         )
         checkpoint = self.options.checkpoint or str(Path(self._folder.name) / "checkpoint")
         writer = stream.load().writeStream.foreachBatch(self._took).option("checkpointLocation", checkpoint)
-        return writer.queryName(source.name()).start()
+        return started(writer.queryName(source.name()).start)
 
     def _took(self, frame: DataFrame, batch: int) -> None:
         """In a thread of Spark's. Collecting is what runs the lanes."""

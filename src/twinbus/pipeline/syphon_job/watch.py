@@ -73,7 +73,12 @@ class Watch:
     async def _polled(self, queue: str, receiver: Receiver) -> bool:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        found = await receiver.receive(1, self._poll)
+        try:
+            found = await receiver.receive(1, self._poll)
+        except asyncio.CancelledError:
+            # Its credit is taken back; it was asked for all the same (M1).
+            self._books.done(Stage.EMPTY_RECEIVE, queue, (), loop.time() - began)
+            raise
         seconds = loop.time() - began
         if not found:
             self._books.done(Stage.EMPTY_RECEIVE, queue, (), seconds)
