@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
+from twinbus.cli import deadletter
 from twinbus.ledger import Move, read_ledger
 from twinbus.ledger.entries import Movement
 from twinbus.pairing import aliases
@@ -72,6 +73,13 @@ def test_y6_a_long_list_is_shown_page_by_page(backlog: Backlog) -> None:
     elsewhere = invoke("deadletter", "list", "--after", "nosuch:3", **backlog.environment)
     assert elsewhere.exit_code == 1
     assert "'nosuch' is none of the backlog queues" in elsewhere.stderr
+
+
+def test_y6_all_of_a_long_list_are_drawn_a_table_at_a_time(backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadletter, "_ROWS", 3)
+    shown = invoke("deadletter", "list", "--limit", "0", **backlog.environment)
+    assert shown.stdout.count("destination") == 2
+    assert shown.stdout.splitlines()[-1] == "4 dead letters"
 
 
 @pytest.mark.parametrize("verb", [("list",), ("resubmit", "--all", "--yes")])
