@@ -9,9 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -25,20 +25,21 @@ from twinbus.ledger import balance, read_ledger
 from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Stage
 from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.jobs import JOBS, following, so_far
-from twinbus.pipeline.landing import land, landed, to_database
+from twinbus.pipeline.jobs import JOBS, following, over_history, so_far
+from twinbus.pipeline.landing import RESULTS
 from twinbus.pipeline.reconcile import JUDGED
-from twinbus.pipeline.tables import OPERATIONS, Tables
+from twinbus.pipeline.tables import OPERATIONS, Tables, struct
 
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
 PATIENCE = 500.0
 JAR = Path("/usr/share/java/postgresql.jar")
+PASSWORD = "open-sesame"
 
 
-def run(*arguments: str) -> tuple[int, str]:
-    """In this process, whose Spark session the verb finds."""
-    done = CliRunner().invoke(app, ["ledger", *arguments], env={"COLUMNS": "250"})
-    return done.exit_code, done.output
+def run(*arguments: str, **environment: str) -> tuple[int, str]:
+    """In this process, whose Spark session the verb finds: how it ended, and what it told or what was wrong."""
+    done = CliRunner().invoke(app, ["ledger", *arguments], env={"COLUMNS": "250", **environment})
+    return done.exit_code, done.stdout or done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,11 @@ def test_d3_d4_cost_incidents_and_latency_are_told_and_land_in_files(
     assert code == 0, said
     assert "contoso/orders" in said
     for job in ("cost", "incidents", "latency"):
-        assert landed(Tables(spark, folder), JOBS[job]).count() > 0
+        kept = spark.read.parquet(str(folder / RESULTS / job))
+        assert kept.count() > 0
+        assert [(one.name, one.dataType) for one in kept.schema] == [
+            (one.name, one.dataType) for one in struct(JOBS[job].result)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -104,14 +109,39 @@ def test_what_cannot_work_is_told_before_spark_starts(arguments: list[str], told
     assert told in said
 
 
-def test_without_pyspark_a_verb_says_what_to_install(
-    ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("spark")
+def test_d3_a_ledger_without_entries_has_nothing_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    code, said = run("ingest", str(tmp_path / "ledger"), str(tmp_path / "tables"), "--format", "json")
+    assert (code, json.loads(said)) == (0, {"operations": 0, "pending": 0, "entries": 0, "problems": []})
+    for verb in ("cost", "incidents", "latency"):
+        code, said = run(verb, str(tmp_path / "tables"), "--ledger", str(tmp_path / "ledger"), "--format", "json")
+        assert (code, json.loads(said)) == (0, [])
+    code, said = run("reconcile", str(tmp_path / "tables"), "--ledger", str(tmp_path / "ledger"), "--format", "json")
+    assert (code, json.loads(said)["accepted"]) == (0, 0)
+
+
+def test_d3_while_another_process_writes_the_tables_a_second_is_refused_in_a_line(
+    spark: SparkSession, ledger: Path, tmp_path: Path
 ) -> None:
-    find = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "pyspark" else find(name, *rest))
-    code, said = run("ingest", str(ledger), str(tmp_path / "tables"))
+    tables = Tables(spark, tmp_path / "tables")
+    with tables.changing():
+        code, said = run("ingest", str(ledger), str(tables.root))
     assert code == 1
-    assert "pip install 'twinbus[spark]'" in said
+    assert f"another process is writing the tables in {tables.root}" in said
+    assert "Traceback" not in said
+    code, said = run("ingest", str(ledger), str(tables.root))
+    assert code == 0, said
+
+
+@pytest.mark.usefixtures("spark")
+def test_d3_a_segment_that_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
+    segment = tmp_path / "ledger" / segment_name(1)
+    segment.mkdir(parents=True)
+    code, said = run("ingest", str(segment.parent), str(tmp_path / "tables"))
+    assert code == 1
+    assert f"Is a directory: '{segment}'" in said
+    assert "Traceback" not in said
 
 
 # --- a process that is killed ----------------------------------------------------------------------------------------
@@ -121,11 +151,11 @@ import sys
 from pathlib import Path
 from tests.pipeline.conftest import QUICK
 from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.jobs import following
+from twinbus.pipeline.jobs import JOBS, following
 from twinbus.pipeline.session import session
 spark = session("follower", settings={"spark.driver.defaultJavaOptions": QUICK})
 ledger, tables = map(Path, sys.argv[1:])
-ingest(spark, ledger, tables, every=1, most_bytes=20_000, extend=following(["reconcile"])).awaitTermination()
+ingest(spark, ledger, tables, every=1, most_bytes=20_000, extend=following(tuple(JOBS))).awaitTermination()
 """
 
 
@@ -149,11 +179,16 @@ def test_d3_a_stream_whose_driver_and_jvm_are_killed_goes_on_where_it_was(spark:
         follower.wait()
     reached = tables.version()
     assert reached.number >= 2
-    assert reached.followed == {"reconcile": reached.number}
+    assert reached.followed == dict.fromkeys(JOBS, reached.number)
     whole = balance(read_ledger(ledger, lambda _: None))
     assert tables.read(OPERATIONS).count() > 0
-    ingest(spark, ledger, tables.root, extend=following(["reconcile"])).awaitTermination()
-    assert tables.version().number > reached.number
+    ingest(spark, ledger, tables.root, extend=following(tuple(JOBS))).awaitTermination()
+    version = tables.version()
+    assert version.number > reached.number
+    assert version.followed == dict.fromkeys(JOBS, version.number)
+    for job in JOBS.values():
+        followed, anew = so_far(tables, job).collect(), over_history(tables, job).collect()
+        assert sorted(map(str, followed)) == sorted(map(str, anew))
     rows = so_far(tables, JOBS["reconcile"]).collect()
     for name in (name for name in JUDGED if name != "in_flight"):
         assert sum(row[name] for row in rows) == getattr(whole, name).total()
@@ -175,8 +210,7 @@ def postgres() -> Iterator[str]:
     assert folder is not None
     # It refuses to run as root.
     user = "postgres" if os.geteuid() == 0 else None
-    data = Path(f"/tmp/twinbus-postgres-{os.getpid()}")
-    data.mkdir(mode=0o700)
+    data = Path(tempfile.mkdtemp(prefix="twinbus-postgres-"))
     if user:
         shutil.chown(data, user)
     with socket.socket() as free:
@@ -195,10 +229,14 @@ def postgres() -> Iterator[str]:
         f"-p {port} -c listen_addresses=127.0.0.1 -k {data}",
     ]
     try:
-        call(folder / "initdb", "-D", data / "db", "-U", "books", "-A", "trust", "-N")
+        (data / "password").write_text(PASSWORD)
+        if user:
+            shutil.chown(data / "password", user)
+        words: list[str | Path] = ["-A", "scram-sha-256", "--pwfile", data / "password"]
+        call(folder / "initdb", "-D", data / "db", "-U", "books", *words, "-N")
         call(*control, "-l", data / "log", "start")
         try:
-            yield f"jdbc:postgresql://127.0.0.1:{port}/postgres?user=books"
+            yield f"jdbc:postgresql://127.0.0.1:{port}/postgres?user=books&password={PASSWORD}"
         finally:
             call(*control, "-m", "immediate", "stop")
     finally:
@@ -209,13 +247,20 @@ def postgres() -> Iterator[str]:
 def test_d4_results_land_in_postgresql_and_a_second_one_takes_the_place_of_the_first(
     spark: SparkSession, ledger: Path, tmp_path: Path, postgres: str
 ) -> None:
+    tables = str(tmp_path / "tables")
+    code, said = run("ingest", str(ledger), tables)
+    assert code == 0, said
+    code, said = run("reconcile", tables, TWINBUS_JDBC=postgres)
+    assert (code, "--jars postgresql.jar" in said) == (1, True), "the session has no driver yet"
     spark.sql(f"add jar '{JAR}'")
-    tables = Tables(spark, tmp_path / "tables")
-    ingest(spark, ledger, tables.root).awaitTermination()
-    job = JOBS["reconcile"]
-    found = land(tables, job, so_far(tables, job))
+    code, said = run("reconcile", tables, TWINBUS_JDBC=postgres.replace(PASSWORD, "wrong-word"))
+    assert (code, "password authentication failed" in said, "wrong-word" in said) == (1, True, False)
     for _ in range(2):
-        assert to_database(job, found, postgres) == "twinbus_reconcile"
+        code, said = run("cost", tables, "--format", "json", TWINBUS_JDBC=postgres)
+        assert code == 0, said
+    assert PASSWORD not in said
     reader = spark.read.format("jdbc").option("url", postgres).option("driver", "org.postgresql.Driver")
-    kept = reader.option("dbtable", "twinbus_reconcile").load()
-    assert sorted(map(str, kept.collect())) == sorted(map(str, found.collect()))
+    kept = reader.option("dbtable", "twinbus_cost").load()
+    assert sorted(map(str, kept.collect())) == sorted(
+        map(str, over_history(Tables(spark, tables), JOBS["cost"]).collect())
+    )

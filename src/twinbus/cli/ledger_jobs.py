@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json as json_text
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from enum import StrEnum
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from twinbus.pipeline.tables import Tables, Version
 
 _POLL_SECONDS: Final = 1
+# The last line of a Python trace: the error, with the module it comes from.
+_RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (.+)$", re.MULTILINE)
 
 
 class Format(StrEnum):
@@ -253,33 +257,50 @@ def _versions(tables: Tables, query: StreamingQuery | None, asked: Asked) -> Ite
     """The tables as they are now; with --follow, again after every commit until a signal ends it."""
     if query is None or not asked.follow:
         if query is not None:
-            with waiting(f"reading {asked.ledger}"):
+            with waiting(f"reading {asked.ledger}"), _told_by_spark():
                 query.awaitTermination()
         yield tables.version()
         return
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: query.stop())
-    shown = 0
-    while not query.awaitTermination(_POLL_SECONDS):
+    shown, ended = 0, False
+    while not ended:
+        with _told_by_spark():
+            ended = bool(query.awaitTermination(_POLL_SECONDS))
         version = tables.version()
         if version.number != shown:
             shown = version.number
             yield version
 
 
+@contextmanager
+def _told_by_spark() -> Iterator[None]:
+    """What ended a stream, without the traces of three processes around it."""
+    from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - there only with the extra
+
+    try:
+        yield
+    except StreamingQueryException as error:
+        raised = _RAISED.findall(str(error))
+        if not raised:
+            raise
+        raise OperatorError(f"the ledger could not be read into the tables: {raised[-1]}") from error
+
+
 def _results(name: str, asked: Asked) -> Iterator[tuple[Tables, DataFrame]]:
     tables, query = _opened(asked, (name,))
     from twinbus.pipeline.jobs import JOBS, so_far  # noqa: PLC0415 - there only with the extra
-    from twinbus.pipeline.landing import land, to_database  # noqa: PLC0415
+    from twinbus.pipeline.landing import landed, to_database  # noqa: PLC0415
     from twinbus.pipeline.window import Window  # noqa: PLC0415
 
     job, window = JOBS[name], Window(in_utc(asked.since), in_utc(asked.until))
     for _ in _versions(tables, query, asked):
-        with waiting(f"computing {name}"):
-            rows = land(tables, job, so_far(tables, job, window))
-        if asked.jdbc is not None:
-            to_database(job, rows, asked.jdbc)
-        yield tables, rows
+        with ExitStack() as stack:
+            with waiting(f"computing {name}"):
+                rows = stack.enter_context(landed(tables, job, so_far(tables, job, window)))
+            if asked.jdbc is not None:
+                to_database(job, rows, asked.jdbc)
+            yield tables, rows
 
 
 def in_utc(instant: datetime | None) -> datetime | None:

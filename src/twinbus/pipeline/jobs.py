@@ -134,8 +134,8 @@ def incomplete(tables: Tables) -> list[str]:
     """Why the ledger does not hold everything, in the balance's own words, and the lines that could not be read."""
     version = tables.version()
     kinds = [Header.kind, Closed.kind, Gap.kind, Dropped.kind]
-    told = tables.read(ENTRIES, version=version).where(F.col("kind").isin(kinds)).collect()
-    alone = tables.read(PENDING, version=version).where(F.col("kind") == Outcome.kind).collect()
+    told = tables.read(ENTRIES, version=version).where(F.col("kind").isin(kinds)).orderBy("at", "id").collect()
+    alone = tables.read(PENDING, version=version).where(F.col("kind") == Outcome.kind).orderBy("at", "id").collect()
     problems = tables.read("problems", version=version).orderBy("file", "line").collect()
     found = balance(_entry(row.asDict()) for row in (*told, *alone)).incomplete
     return [*found, *(f"{row.file}, line {row.line}: {row.cause}" for row in problems)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 from uuid import uuid4
 
 from pyspark.sql import DataFrame
 
+from twinbus.errors import OperatorError
 from twinbus.pipeline.jobs import Job
 from twinbus.pipeline.tables import Tables, columns
 
@@ -16,25 +19,27 @@ RESULTS: Final = "results"
 _DRIVERS: Final = {"jdbc:postgresql:": "org.postgresql.Driver"}
 
 
-def land(tables: Tables, job: Job, result: DataFrame) -> DataFrame:
-    """What the job found before gives way to this. They are worked out once, and read from there."""
-    folder = tables.root / RESULTS
-    new, old = folder / f".{uuid4().hex}", folder / f".{uuid4().hex}"
-    result.select(*columns(job.result)).write.parquet(str(new))
-    place = folder / job.name
-    if place.exists():
-        place.rename(old)
-    new.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
-    return landed(tables, job)
+@contextmanager
+def landed(tables: Tables, job: Job, result: DataFrame) -> Iterator[DataFrame]:
+    """The rows, worked out once; in the folder they have taken the place of those before.
 
-
-def landed(tables: Tables, job: Job) -> DataFrame:
-    return tables.spark.read.schema(job.result).parquet(str(place_of(tables, job)))
-
-
-def place_of(tables: Tables, job: Job) -> Path:
-    return tables.root / RESULTS / job.name
+    Others may land theirs meanwhile: whoever asks is told what it found itself.
+    """
+    found = result.select(*columns(job.result)).persist()
+    try:
+        folder = tables.root / RESULTS
+        new, old = folder / f".{uuid4().hex}", folder / f".{uuid4().hex}"
+        found.write.parquet(str(new))
+        place = folder / job.name
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if place.exists():
+                place.rename(old)
+            new.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
+        yield found
+    finally:
+        found.unpersist()
 
 
 def to_database(job: Job, result: DataFrame, url: str) -> str:
@@ -44,5 +49,16 @@ def to_database(job: Job, result: DataFrame, url: str) -> str:
     # With `truncate` the table stays, and with it what was granted on it.
     writer = result.coalesce(1).write.format("jdbc").mode("overwrite").option("truncate", "true")
     writer = writer.option("url", url).option("dbtable", table)
-    (writer.option("driver", driver) if driver else writer).save()
+    try:
+        (writer.option("driver", driver) if driver else writer).save()
+    except Exception as error:  # what a driver throws is nothing that Python knows
+        raise _not_written(table, url, error) from None  # a trace might hold the address, and in it the password
     return table
+
+
+def _not_written(table: str, url: str, error: Exception) -> OperatorError:
+    thrown = getattr(error, "java_exception", None)
+    text = (str(error) if thrown is None else str(thrown.toString())).partition("\n")[0].replace(url, "the address")
+    missing = "ClassNotFoundException" in text or "No suitable driver" in text
+    hint = "Give Spark the driver of the database: --jars postgresql.jar." if missing else "Look at the address."
+    return OperatorError(f"the table {table} could not be written: {text}", hint)
