@@ -7,7 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from twinbus.syphon.transport import Held
 from twinbus.testing import LocalNamespace
 
 ENOUGH = 20
+# From the receipt of a message to its removal, everything a victim may be killed between.
+MOVES = (Step.RECEIVED, Step.INTENDED, Step.SENDING, Step.CONFIRMED, Step.COMPLETED)
 WINDOW = 500
 _numbers = itertools.count()
 
@@ -74,7 +76,7 @@ class Backlog:
             **{**usual, **settings},
         )
 
-    async def fill(self, count: int, path: str | None = None, queue: int = 0) -> None:
+    async def fill(self, count: int, path: str | None = None, queue: int = 0, body: bytes = b"x") -> None:
         """As a paired sender would: diverted, and put into the ledger."""
         path, name = path or self.orders, self.queues[queue]
         numbers = [str(number) for number in range(self._first, self._first + count)]
@@ -83,8 +85,8 @@ class Backlog:
         with Ledger(self.ledger, Role.CLIENT) as ledger:
             async with connect(self.secondary.connection_string) as bus:
                 sender = await bus.sender(name)
-                await sender.send([Message(b"x", message_id=one, application_properties=properties) for one in numbers])
-            sizes = (1,) * count
+                await sender.send([Message(body, message_id=one, application_properties=properties) for one in numbers])
+            sizes = (len(body),) * count
             ledger.done(Stage.SEND_BACKLOG, "secondary", name, numbers, sizes, f"primary/{path}", seconds=0.1)
 
     @asynccontextmanager
@@ -125,15 +127,32 @@ def watched(watch: Callable[[Step, Sequence[Held]], None]) -> type[SyphonSource]
     return type("Watched", (SyphonSource,), {"steps": staticmethod(watch)})
 
 
-def killing_at(folder: Path, *steps: Step) -> type[SyphonSource]:
+def killing_workers(folder: Path) -> type[SyphonSource]:
     """A Python worker ends itself as kill -9 would, once at each step; Spark's second try is left alone."""
 
     def watch(step: Step, held: Sequence[Held]) -> None:
-        task = TaskContext.get()
-        if step in steps and task is not None and task.attemptNumber() == 0 and first(folder / step.name):
+        if step in MOVES and is_first_try() and first(folder / step.name):
             os.kill(os.getpid(), signal.SIGKILL)
 
     return watched(watch)
+
+
+def killing_when_told(order: Path) -> type[SyphonSource]:
+    """Where the file is there: the process that it names, at the step that it names."""
+
+    def watch(step: Step, held: Sequence[Held]) -> None:
+        with suppress(FileNotFoundError):
+            pid, at = order.read_text().split()
+            if step.name == at:
+                order.unlink()  # whoever can do that is the first
+                os.kill(int(pid), signal.SIGKILL)
+
+    return watched(watch)
+
+
+def is_first_try() -> bool:
+    task = TaskContext.get()
+    return task is not None and task.attemptNumber() == 0
 
 
 def first(mark: Path) -> bool:

@@ -11,26 +11,29 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
-from tests.pipeline.backlogs import first, watched
+from tests.pipeline.backlogs import MOVES, first, is_first_try, watched
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import session
+from twinbus.pipeline.starting import started
 from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
-from twinbus.pipeline.syphon_job.source import SyphonSource
+from twinbus.pipeline.syphon_job.source import LanePartition, LaneReader, SyphonSource
 from twinbus.pipeline.syphon_job.words import Job
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.room import Step
 from twinbus.syphon.transport import Held
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-MOVING = "moving"
 READ = "read"
+LANES = len(MOVES) + 1
 _FOR_EVER = 3600.0
 
 
@@ -63,31 +66,43 @@ def reading(
         connectionString=text, entity=queue, maxMessagesPerTrigger="10", partitions="1", pollInterval="1"
     )
     writer = stream.load().writeStream.foreachBatch(take).option("checkpointLocation", str(folder / "checkpoint"))
-    return (writer.trigger(availableNow=True) if now else writer.trigger(processingTime="1 second")).start()
+    return started((writer.trigger(availableNow=True) if now else writer.trigger(processingTime="1 second")).start)
 
 
 # --- D2: the syphon ---------------------------------------------------------------------------------------------------
 
 
-def stuck_at(step: Step, folder: Path) -> type[SyphonSource]:
-    """The first lane that comes there goes no further."""
+def stuck(folder: Path) -> type[SyphonSource]:
+    """Of the lanes of one batch, the first that comes to a step goes no further: in the end there is one at each."""
 
-    def watch(at: Step, held: Sequence[Held]) -> None:
-        if at is step and first(folder / MOVING):
+    def watch(step: Step, held: Sequence[Held]) -> None:
+        if step in MOVES and first(folder / step.name):
             time.sleep(_FOR_EVER)
 
-    return watched(watch)
+    class Reader(LaneReader):
+        def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
+            assert isinstance(partition, LanePartition)
+            # Too few would be stuck for ever, and nobody at the steps behind theirs.
+            self._steps = watch if len(partition.plan.slices) >= LANES else None
+            return super().read(partition)
+
+    class Stuck(SyphonSource):
+        def streamReader(self, schema: StructType) -> Reader:  # noqa: N802  # Spark's name
+            return Reader(Path(self.options["folder"]), Job.of_json(self.options["secret"]), None)
+
+    return Stuck
 
 
-def killing_an_executor(folder: Path) -> type[SyphonSource]:
-    """Once two executors have moved messages, the JVM of one is killed between a send and its completion."""
+def killing_executors(folder: Path) -> type[SyphonSource]:
+    """Once two executors have moved messages, the JVM of the one that comes to a step is killed; once at each."""
 
     def watch(step: Step, held: Sequence[Held]) -> None:
         daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
         executor = int(daemon.rpartition(")")[2].split()[1])
         if step is Step.COMPLETED:
             (folder / f"executor-{executor}").touch()
-        elif step is Step.CONFIRMED and len(list(folder.glob("executor-*"))) > 1 and first(folder / "killed"):
+        both = len(list(folder.glob("executor-*"))) > 1
+        if both and step in MOVES and is_first_try() and first(folder / step.name):
             os.kill(executor, signal.SIGKILL)
 
     return watched(watch)
@@ -112,8 +127,8 @@ def main(told: dict[str, Any]) -> None:
             assert query.isActive, query.exception()
             time.sleep(0.1)
     makers: dict[str, Callable[[Path], type[SyphonSource]]] = {
-        "executor": killing_an_executor,
-        "driver": lambda at: stuck_at(Step.CONFIRMED, at),
+        "executor": killing_executors,
+        "driver": stuck,
     }
     print(asyncio.run(syphoned(spark, told["syphon"], makers[told["killed"]](folder))), flush=True)
 

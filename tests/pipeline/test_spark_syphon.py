@@ -5,31 +5,38 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
 
 from tests.cli.syphoned import invoke
-from tests.pipeline.backlogs import WINDOW, Backlog, first, killing_at, namespaces, watched
+from tests.pipeline.backlogs import MOVES, WINDOW, Backlog, killing_when_told, killing_workers, namespaces, watched
 from tests.syphon.ground import numbered, until
 from twinbus.connect import connect
 from twinbus.ledger import Stage, read_ledger
-from twinbus.ledger.entries import Header, Role
+from twinbus.ledger.entries import Header, Metered, Role
 from twinbus.message import Message
+from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
+from twinbus.pipeline.syphon_job.source import LaneReader, SyphonSource
 from twinbus.pipeline.syphon_job.watch import Watch
+from twinbus.pipeline.syphon_job.words import Job
 from twinbus.syphon.books import Books
+from twinbus.syphon.discovery import Named
 from twinbus.syphon.progress import Counts, Progress
 from twinbus.syphon.room import Step
+from twinbus.syphon.syphon import SyphonState
 from twinbus.syphon.transport import Held
 from twinbus.testing import LocalNamespace
 
 pytestmark = pytest.mark.timeout(300)
 LONG = 240.0
-MOVES = (Step.RECEIVED, Step.INTENDED, Step.SENDING, Step.CONFIRMED, Step.COMPLETED)
 
 
 async def reached(running: asyncio.Task[Progress], holds: Callable[[], object]) -> None:
@@ -88,6 +95,26 @@ async def test_d2_y2_idle_one_long_poll_a_queue_is_out_and_no_batch_is_planned(
     assert await backlog.arrived() == numbered(10)
 
 
+async def test_d2_y2_idle_the_meter_of_the_secondary_counts_the_polls_and_two_looks(
+    spark: SparkSession, backlog: Backlog, tmp_path: Path
+) -> None:
+    queues = [f"primary/x-servicebus-transfer/{index}" for index in range(2)]
+    told = {"name": "metered", "ledger": str(tmp_path / "meter"), "queues": [{"name": queue} for queue in queues]}
+    with LocalNamespace("metered", config={"namespaces": [told]}) as metered:
+        job = replace(backlog.job(), secondary=metered.connection_string)
+        async with SparkSyphon(spark, Named(queues), job, SparkSyphonOptions(poll=0.5)) as syphon:
+            running = asyncio.create_task(syphon.run())
+            await reached(running, lambda: syphon.progress().operations.get(Stage.EMPTY_RECEIVE, 0) >= 8)
+            await reached(running, lambda: syphon.progress().operations.get(Stage.PEEK_BACKLOG))
+            syphon.stop()
+            operations = (await running).operations
+    counted: Counter[str] = Counter()
+    for entry in read_ledger(tmp_path / "meter"):
+        if isinstance(entry, Metered):
+            counted[entry.operation] += entry.units
+    assert counted == {"receive_empty": operations[Stage.EMPTY_RECEIVE], "peek": len(queues)}
+
+
 async def test_d2_y2_what_ends_a_poll_is_given_back_as_it_was(backlog: Backlog) -> None:
     queue, text = backlog.queues[0], backlog.secondary.connection_string
     ended = asyncio.Event()
@@ -111,7 +138,7 @@ async def test_d2_kill_9_of_a_python_worker_at_each_step_loses_nothing(
     marks = tmp_path / "marks"
     marks.mkdir()
     # More lanes than steps: the first try of each is killed at a step of its own.
-    async with backlog.syphon(spark, drain=True, lanes=3, source=killing_at(marks, *MOVES)) as syphon:
+    async with backlog.syphon(spark, drain=True, lanes=3, source=killing_workers(marks)) as syphon:
         await syphon.run()
     assert {mark.name for mark in marks.iterdir()} == {step.name for step in MOVES}
     arrived = await backlog.arrived()
@@ -122,29 +149,35 @@ async def test_d2_kill_9_of_a_python_worker_at_each_step_loses_nothing(
     backlog.check_ledger(arrived)
 
 
-async def test_d2_kill_9_of_the_destination_and_of_the_backlog_loses_nothing(
+async def test_d2_kill_9_of_the_destination_and_of_the_backlog_at_each_step_loses_nothing(
     spark: SparkSession, backlog: Backlog, tmp_path: Path
 ) -> None:
-    await backlog.fill(6_000)
-    await backlog.fill(4_000, backlog.watchful, queue=1)
-    servers = {Step.SENDING: backlog.primary, Step.CONFIRMED: backlog.secondary}
-    pids = {step: server.pid for step, server in servers.items()}
-    marks = tmp_path
-
-    def watch(step: Step, held: Sequence[Held]) -> None:
-        if step in pids and first(marks / step.name):
-            os.kill(pids[step], signal.SIGKILL)
-
-    async with backlog.syphon(spark, backlog.job(timeout=3.0), drain=True, source=watched(watch)) as syphon:
+    kills = [(server, step) for step in MOVES for server in (backlog.primary, backlog.secondary)]
+    order = tmp_path / "order"
+    async with backlog.syphon(spark, backlog.job(timeout=3.0), source=killing_when_told(order)) as syphon:
         running = asyncio.create_task(syphon.run())
-        for server in servers.values():
+        for server, step in kills:
+            # Nothing is moved before the order is there, and nothing is sent after it.
+            syphon.pause()
+            await reached(running, lambda: syphon.state is SyphonState.PAUSED)
+            await backlog.fill(600)
+            await backlog.fill(400, backlog.watchful, queue=1)
+            (tmp_path / "new").write_text(f"{server.pid} {step.name}")
+            (tmp_path / "new").rename(order)
+            syphon.resume()
+            await reached(running, lambda: not order.exists())
             await asyncio.to_thread(server.wait, LONG)
             await asyncio.to_thread(server.start)
+        syphon.stop()
         await running
-    arrived = await backlog.arrived()
-    assert set(arrived) == set(numbered(6_000))
-    assert arrived.total() <= 6_000 + 4 * WINDOW
-    assert await backlog.arrived(backlog.watchful) == numbered(4_000, 6_000)
+    async with backlog.syphon(spark, drain=True) as syphon:
+        await syphon.run()
+    arrived, watchful = await backlog.arrived(), await backlog.arrived(backlog.watchful)
+    assert (arrived + watchful).keys() == numbered(10_000).keys()
+    # Two lanes, one on each queue, lose what they hold.
+    assert arrived.total() <= 6_000 + 2 * WINDOW * len(kills)
+    assert watchful.total() == 4_000
+    assert await backlog.left() == Counter()
     backlog.check_ledger(arrived)
 
 
@@ -186,26 +219,57 @@ async def test_d2_y5_a_drain_that_can_move_nothing_ends_and_the_next_one_finds_w
     assert await backlog.arrived() == numbered(300)
 
 
-async def test_d2_a_clean_stop_settles_what_is_in_flight(spark: SparkSession, backlog: Backlog, tmp_path: Path) -> None:
+async def test_d2_a_clean_stop_at_any_step_settles_what_is_in_flight(
+    spark: SparkSession, backlog: Backlog, tmp_path: Path
+) -> None:
     await backlog.fill(10_000)
-    moving = tmp_path / "moving"
+    arrived: Counter[str] = Counter()
+    for step in MOVES:
+        there = tmp_path / step.name
 
-    def watch(step: Step, held: Sequence[Held]) -> None:
-        if step is Step.CONFIRMED:
-            moving.touch()
+        def watch(at: Step, held: Sequence[Held], step: Step = step, there: Path = there) -> None:
+            if at is step:
+                there.touch()
 
-    async with backlog.syphon(spark, backlog.job(budget=1.0), rate=2_000, source=watched(watch)) as syphon:
-        running = asyncio.create_task(syphon.run())
-        await reached(running, moving.exists)
-        syphon.stop()
-        ended = await running
-    arrived = await backlog.arrived()
-    assert 0 < arrived.total() == ended.total.returned < 10_000
+        async with backlog.syphon(spark, backlog.job(budget=0.5), rate=1_000, source=watched(watch)) as syphon:
+            running = asyncio.create_task(syphon.run())
+            await reached(running, there.exists)
+            syphon.stop()
+            ended = await running
+        before = arrived.total()
+        arrived += await backlog.arrived()
+        assert arrived.total() - before == ended.total.returned
+    assert 0 < arrived.total() < 10_000
     async with backlog.syphon(spark, drain=True) as syphon:
         await syphon.run()
     arrived += await backlog.arrived()
     assert arrived == numbered(10_000)
     backlog.check_ledger(arrived)
+
+
+async def test_d2_no_body_passes_the_driver(spark: SparkSession, backlog: Backlog, tmp_path: Path) -> None:
+    said, body = tmp_path / "said", b"confidential" * 1_000
+    said.mkdir()
+
+    class Reader(LaneReader):
+        def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
+            for row in super().read(partition):
+                (said / uuid4().hex).write_text(row[0])
+                yield row
+
+    class Overheard(SyphonSource):
+        def streamReader(self, schema: StructType) -> Reader:  # noqa: N802  # Spark's name
+            return Reader(Path(self.options["folder"]), Job.of_json(self.options["secret"]), None)
+
+    await backlog.fill(300, body=body)
+    notes = tmp_path / "checkpoint"
+    async with backlog.syphon(spark, drain=True, checkpoint=str(notes), source=Overheard) as syphon:
+        assert (await syphon.run()).total.returned == 300
+    # What tasks tell the driver, and what it tells them: Spark notes each plan before it is handed out.
+    told = [path.read_bytes() for folder in (said, notes) for path in folder.rglob("*") if path.is_file()]
+    assert sum(b"returned" in text for text in told) > 0
+    assert not any(b"confidential" in text for text in told)
+    assert sum(map(len, told)) < 300 * len(body) / 10
 
 
 def test_d2_the_verb_drains_on_spark_and_tells_as_the_native_engine_does(spark: SparkSession, backlog: Backlog) -> None:
