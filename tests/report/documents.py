@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -11,6 +12,8 @@ from twinbus.pipeline.overview import Overview
 from twinbus.report.page import About, page
 
 VOID = {"meta"}
+MOMENT = re.compile(r"<time.*?</time>")
+"""When the page was made."""
 LOADING = ("src", "href", "srcset", "data", "action", "poster", "background", "xlink:href")
 
 
