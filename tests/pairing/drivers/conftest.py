@@ -30,6 +30,8 @@ KEY = "SAS_KEY_VALUE"
 BRIEF = timedelta(seconds=1)
 """The `try_timeout` of tests in which nobody answers, or tries go on; the others have time on a busy machine."""
 ALL = "RootManageSharedAccessKey"
+PATIENCE = 100.0
+"""Seconds for a server to start on a busy machine."""
 _numbers, _queues = itertools.count(), itertools.count()
 SOON = 10.0
 
@@ -46,14 +48,16 @@ def config(name: str, numbered: int = NUMBERED) -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def primary() -> Iterator[LocalNamespace]:
-    with LocalNamespace("primary", memory=True, config=config("primary")) as found:
-        yield found
+    found = LocalNamespace("primary", memory=True, config=config("primary")).start(PATIENCE)
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="session")
 def secondary() -> Iterator[LocalNamespace]:
-    with LocalNamespace("secondary", memory=True, config=config("secondary")) as found:
-        yield found
+    found = LocalNamespace("secondary", memory=True, config=config("secondary")).start(PATIENCE)
+    yield found
+    found.close()
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +66,7 @@ def healed(primary: LocalNamespace, secondary: LocalNamespace) -> Iterator[None]
     yield
     for namespace in (primary, secondary):
         if not namespace.running:
-            namespace.start()
+            namespace.start(PATIENCE)
         os.kill(namespace.pid, signal.SIGCONT)
         namespace.faults.clear()
 
