@@ -21,7 +21,7 @@ from twinbus.money.comparing import Spent, compare
 pytestmark = pytest.mark.timeout(300)
 NAMES = [story.name for story in STORIES]
 SENDS = (Stage.SEND_PRIMARY, Stage.RETURN_PRIMARY)
-SPREAD = 25
+SPREAD = 50
 """What a stage of few operations may be off by: polls, peeks and probes fall as the machine's clock has it."""
 
 

@@ -50,7 +50,7 @@ def report(
     master: Master = None,
     debug: Debug = False,
 ) -> None:
-    """One page to look at: does it add up, what happened, what it cost.
+    """One page to look at: does it add up, what was, what it cost.
 
     Failovers of each entity, rates and backlog over time, how long diverted messages were on their way, cost by stage.
     The page is one file that needs no network. Ends with 0 whatever the ledger tells: it is `twinbus ledger reconcile`

@@ -66,6 +66,7 @@ def over_history(tables: Tables, job: Job, window: Window | None = None) -> Data
 
 def history(tables: Tables, version: Version, days: Column) -> tuple[DataFrame, DataFrame]:
     """Operations, those that were only begun included, and other entries, of these days."""
+    tables.divide(version, OPERATIONS, PENDING, ENTRIES)
     operations = tables.read(OPERATIONS, version=version).unionByName(_begun(tables, version))
     return operations.where(days), tables.read(ENTRIES, version=version).where(days)
 
@@ -121,6 +122,7 @@ def so_far(tables: Tables, job: Job, window: Window | None = None) -> DataFrame:
     version = tables.version()
     if version.followed.get(job.name) != version.number:
         return over_history(tables, job, window)
+    tables.divide(version, TALLIES + job.name, PENDING)
     kept = tables.read(TALLIES + job.name, job.tallies, version)
     nothing = tables.read_parts((), SCHEMAS[ENTRIES])
     doubtful = job.tally(_begun(tables, version), nothing).select(*columns(job.tallies))

@@ -36,8 +36,6 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "2g",
-    # Sums are added in as many pieces as keep each in memory, few where there is little.
-    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "64",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
     "spark.shuffle.sort.bypassMergeThreshold": "8",  # else every task would make a file for every piece

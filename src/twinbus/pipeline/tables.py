@@ -45,6 +45,10 @@ _CURRENT: Final = "current.json"
 _TOGETHER: Final = 16
 # Those who read a part while it is replaced have so many commits' time.
 _KEPT_COMMITS: Final = 16
+_PIECES: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
+# Of files, which hold several times as much in memory.
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+_MOST_PIECES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,16 @@ class Tables:
             return self.spark.createDataFrame([], schema)
         frames = [self.spark.read.schema(schema).parquet(str(self.root / part.path)) for part in parts]
         return _union(frames)
+
+    def divide(self, version: Version, *tables: str) -> None:
+        """Let what is computed from these be added in as many pieces as keep each in memory, few where there is little.
+
+        Sixty-four for a few rows would take seconds; two for a hundred million would not fit.
+        """
+        parts = [self.root / part.path for table in tables for part in version.of(table)]
+        size = sum(file.stat().st_size for part in parts for file in part.glob("**/*.parquet"))
+        least = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        self.spark.conf.set(_PIECES, str(max(least, min(_MOST_PIECES, size // _PIECE_BYTES))))
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
