@@ -197,7 +197,7 @@ def test_d3_a_stream_that_dies_at_any_step_goes_on_from_its_state_and_ends_where
 
     def run() -> bool:
         """Whether it came to its end."""
-        query = ingest(spark, books.ledger, tables.root, most_bytes=60_000, extend=follow)
+        query = ingest(spark, books.ledger, tables.root, most_bytes=150_000, extend=follow)
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
