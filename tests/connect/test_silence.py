@@ -269,3 +269,4 @@ async def test_a_last_answer_that_comes_with_the_end_of_the_time_is_an_answer(
     monkeypatch.setattr(Confirmation, "answered", answered)
     sender = await bus.sender("q")
     await sender.send([Message(b"1"), Message(b"2")], timeout=SHORT)
+    assert len(peer.received) == 1, "both went as one batch"

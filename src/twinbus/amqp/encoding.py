@@ -153,10 +153,6 @@ def encode_map_of(count: int, content: bytes) -> bytes:
     return _compound(0xC1, 0xD1, count, content)
 
 
-def encode_described(descriptor: bytes, value: bytes) -> bytes:
-    return b"\x00" + descriptor + value
-
-
 def _compound(code8: int, code32: int, count: int, content: bytes) -> bytes:
     size = len(content)
     if size < 255 and count < 256:

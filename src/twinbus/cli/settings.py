@@ -49,13 +49,11 @@ def apply(context: typer.Context, path: Path) -> None:
     _warn_if_open(path, table)
     verbs = context.command
     assert isinstance(verbs, TyperGroup)
-    shared: dict[str, Any] = {}
-    for name in _TABLES:
-        values = _table(path, name, table.pop(name, {}))
-        shared |= {_SHARED[name, key]: value for key, value in values.items() if (name, key) in _SHARED}
-        # The rest of [pairing] is for applications and read by SendAvailabilityOptions.from_file.
-        if name == "connections":
-            _refuse_unknown(path, "[connections]", values, [key for one, key in _SHARED if one == name])
+    given = {name: _table(path, name, table.pop(name, {})) for name in _TABLES}
+    # The rest of [pairing] is for applications and read by SendAvailabilityOptions.from_file.
+    known = [key for name, key in _SHARED if name == "connections"]
+    _refuse_unknown(path, "[connections]", given["connections"], known)
+    shared = {variable: given[name][key] for (name, key), variable in _SHARED.items() if key in given[name]}
     context.default_map = _defaults(_Reader(context, path, shared), verbs, table, ())
 
 

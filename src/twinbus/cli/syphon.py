@@ -22,7 +22,7 @@ from twinbus.cli import reaching
 from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.progress import LINE_SECONDS, Display, display, span
 from twinbus.cli.reaching import Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.telling import Debug, told
+from twinbus.cli.telling import SIGNALLED, Debug, told
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LEFT_BEHIND = 3
-_SIGNALLED = 128
 
 
 class Carrier(StrEnum):
@@ -281,7 +280,7 @@ def _obeying(syphon: Syphon | SparkSyphon) -> Iterator[None]:
         if told_to_stop:
             # As safe as a crash: what was not completed comes again (Y3).
             sys.stdout.flush()
-            os._exit(_SIGNALLED + number)
+            os._exit(SIGNALLED + number)
         told_to_stop = True
         syphon.stop()
 

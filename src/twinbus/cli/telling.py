@@ -13,6 +13,8 @@ import typer
 from twinbus.errors import OperatorError, TwinbusError
 
 FAILED = 1
+SIGNALLED = 128
+"""And the number of the signal that ended it, as shells have it."""
 Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
 
 

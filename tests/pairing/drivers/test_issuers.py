@@ -68,6 +68,13 @@ def issuer() -> Iterator[Made]:
         one.answers.set()
 
 
+async def begun(world: World, queue: str, primary: Any, secondary: Any) -> tuple[Any, Any]:
+    """A pair with these credentials, and a sender of it."""
+    clients = [client(world, world.primary, primary), client(world, world.secondary, secondary)]
+    pair = await paired(world, clients)
+    return pair, await world.sender(pair, queue)
+
+
 def link_of(sender: Any) -> Any:
     return sender._link.sender if hasattr(sender, "_link") else sender._sender
 
@@ -76,9 +83,7 @@ async def test_s2_an_issuer_that_hangs_while_a_link_opens_reaches_the_caller_and
     world: World, queue: str, issuer: Made
 ) -> None:
     given = issuer(world, world.primary)
-    clients = [client(world, world.primary, given), client(world, world.secondary, tokens(world, world.secondary))]
-    pair = await paired(world, clients)
-    sender = await world.sender(pair, queue)
+    pair, sender = await begun(world, queue, given, tokens(world, world.secondary))
     given.answers.clear()
     for _ in range(2):
         with pytest.raises(OperationTimeoutError, match="issuer") as raised:
@@ -97,9 +102,7 @@ async def test_s2_s12_an_issuer_that_hangs_when_a_token_is_renewed_ends_the_call
     world: World, queue: str, issuer: Made
 ) -> None:
     given = issuer(world, world.primary)
-    clients = [client(world, world.primary, given), client(world, world.secondary, tokens(world, world.secondary))]
-    pair = await paired(world, clients)
-    sender = await world.sender(pair, queue)
+    pair, sender = await begun(world, queue, given, tokens(world, world.secondary))
     await world.send(sender, ServiceBusMessage("x", message_id="before"))
     # As if its last tenth had begun: the SDK renews it in the next call, on the open link.
     link_of(sender)._handler._cbs_authenticator._refresh_window = 3600
@@ -116,9 +119,7 @@ async def test_s2_s12_an_issuer_that_hangs_when_a_token_is_renewed_ends_the_call
 
 async def test_s6_an_issuer_that_hangs_evicts_no_backlog_queue(world: World, queue: str, issuer: Made) -> None:
     given = issuer(world, world.secondary)
-    clients = [client(world, world.primary, tokens(world, world.primary)), client(world, world.secondary, given)]
-    pair = await paired(world, clients)
-    sender = await world.sender(pair, queue)
+    pair, sender = await begun(world, queue, tokens(world, world.primary), given)
     await world.do(pair.force_failover, queue)
     given.answers.clear()
     with pytest.raises(OperationTimeoutError, match="issuer"):
@@ -133,9 +134,7 @@ async def test_s2_an_issuer_that_cannot_be_reached_is_no_connection_that_the_pri
     world: World, queue: str, issuer: Made
 ) -> None:
     given = issuer(world, world.primary)
-    clients = [client(world, world.primary, given), client(world, world.secondary, tokens(world, world.secondary))]
-    pair = await paired(world, clients)
-    sender = await world.sender(pair, queue)
+    pair, sender = await begun(world, queue, given, tokens(world, world.secondary))
     given.away = True
     with pytest.raises(ServiceBusError, match="issuer") as raised:
         await world.send(sender, ServiceBusMessage("x"))

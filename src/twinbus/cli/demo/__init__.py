@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from twinbus.cli.syphon import Engine
-from twinbus.cli.telling import Debug, told
+from twinbus.cli.telling import SIGNALLED, Debug, told
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from twinbus.cli.demo.story import Asked, Told
 
 NOT_PROVEN: Final = 3
-_SIGNALLED: Final = 128
 _PATIENCE_SECONDS: Final = 60.0
 
 
@@ -133,7 +132,7 @@ async def _obeying(asked: Asked, folder: Path, console: Console) -> Told:
 
     def cut_off(number: int) -> None:
         world.kill()
-        os._exit(_SIGNALLED + number)
+        os._exit(SIGNALLED + number)
 
     async def told_of() -> Told:
         async with world:
@@ -146,7 +145,7 @@ async def _obeying(asked: Asked, folder: Path, console: Console) -> Told:
         return await telling
     except asyncio.CancelledError:
         console.print("broken off: all its processes have ended")
-        raise typer.Exit(_SIGNALLED + broken[0]) from None
+        raise typer.Exit(SIGNALLED + broken[0]) from None
 
 
 def _page(made: Path | None, *, stays: bool) -> Path | None:
