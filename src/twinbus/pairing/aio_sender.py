@@ -270,6 +270,9 @@ class PairedSender:
 
     async def _paused(self, seconds: float) -> None:
         """Between two tries, cut short where calls go another way meanwhile (S5, C3)."""
+        if self._closed or self._place.cell.entity.route is not _PRIMARY:
+            # They went it while the try that failed was under way: the next one finds it out.
+            return
         rerouted = asyncio.Event()
         self._place.cell.rerouted.add(rerouted.set)
         try:

@@ -59,6 +59,21 @@ async def test_s5_a_call_whose_entity_fails_over_in_its_retry_pause_diverts_at_o
     assert [one.message_id for one in await world.held(queue)] == ["before"]
 
 
+async def test_s5_a_try_that_fails_only_after_the_failover_diverts_without_a_pause(world: World, queue: str) -> None:
+    pauses = {"retry_mode": "fixed", "retry_backoff_factor": 50, "retry_total": 3}
+    pair = await world.pair(keywords=pauses, try_timeout=timedelta(minutes=2), failover_interval=LONG)
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("x", message_id="before"))
+    world.primary.faults.set("black-hole", entity=queue, points=["send"], count=1)
+    under_way = asyncio.create_task(world.send(sender, ServiceBusMessage("x", message_id="under way")))
+    await world.struck(world.primary)
+    await world.do(pair.force_failover, queue)
+    os.kill(world.primary.pid, signal.SIGKILL)
+    async with asyncio.timeout(AT_ONCE):
+        await under_way
+    assert [one.message_id for one in await world.backlog(pair)] == ["under way"]
+
+
 async def test_s6_waiting_for_a_turn_on_a_backlog_link_ends_with_the_callers_time_and_evicts_no_queue(
     world: World, queue: str
 ) -> None:
