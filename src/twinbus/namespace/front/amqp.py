@@ -317,7 +317,7 @@ class AmqpConnection:
         """Carry out a request to `$cbs` or `$management`."""
         if request.address.node is Node.CBS:
             request.answer(put_token(request, self.claims, self.driver.now()))
-            self._watch_tokens()
+            self._expire_tokens()
             return
         fault = self.strike(Point.REQUEST, request.address.entity, request.link.name)
         if fault is None:
@@ -379,19 +379,16 @@ class AmqpConnection:
         """Other mechanisms than PLAIN open nothing yet: tokens do."""
         return mechanism != "PLAIN" or self.claims.put_key(response)
 
-    def _watch_tokens(self) -> None:
-        if self._token_timer is not None:
-            self._token_timer.cancel()
-        now = self.driver.now()
-        at = self.claims.next_expiry(now)
-        if at is not None:
-            self._token_timer = self._loop.call_later(min((at - now) / 1000 + 0.001, 86_400), self._expire_tokens)
-
     def _expire_tokens(self) -> None:
+        """Whenever a token came, or the next one ends: one that has just ended must not be left to a new timer."""
         now = self.driver.now()
         for link, attached in list(self._links.items()):
             claim = attaching.claim_of(attached)
             if claim is not None and not self.claims.allow(*claim, now):
                 expired = Refusal(Condition.UNAUTHORIZED_ACCESS, "The token has expired; put a new one on $cbs.")
                 self.detach(link, expired)
-        self._watch_tokens()
+        if self._token_timer is not None:
+            self._token_timer.cancel()
+        at = self.claims.next_expiry(now)
+        if at is not None:
+            self._token_timer = self._loop.call_later(min((at - now) / 1000 + 0.001, 86_400), self._expire_tokens)
