@@ -20,7 +20,6 @@ from unittest.mock import patch
 from tests.chaos.entities import PRIMARY, QUEUES, SECONDARY
 from tests.chaos.logs import Log
 from twinbus.ledger.recorder import Ledger
-from twinbus.pairing.failures import REFUSED
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.moving import Mover
 from twinbus.syphon.native import NativeDestination, NativeTransport
@@ -144,7 +143,7 @@ class WatchedDestination:
         except SendFailedError as error:
             unsafe = set(map(id, error.failed))
             watch.tell("confirmed", [one for one in messages if id(one) not in unsafe])
-            watch.tell("refused" if error.untried or error.kind in REFUSED else "unsure", error.failed)
+            watch.tell("refused" if error.refused else "unsure", error.failed)
             raise
         except BaseException:
             watch.tell("unsure", messages)

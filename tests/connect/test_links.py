@@ -22,6 +22,7 @@ from twinbus.connect.errors import (
     MessageAlreadySettled,
     MessageLockLostError,
     MessageSizeExceededError,
+    MessagingEntityDisabledError,
     ServiceBusArgumentError,
     ServiceBusConnectionError,
     ServiceBusServerBusyError,
@@ -156,6 +157,40 @@ class TestSending:
         await sender.send([Message(b"2")])
         assert [split(event.payload).data for event in peer.received] == [[b"1"], [b"2"]]
         assert len(peer.lines) == 2
+
+    @pytest.mark.parametrize("end", ["link", "session", "connection"])
+    async def test_what_ends_a_link_answers_nothing_that_was_under_way(
+        self, sender: Sender, peer: Peer, end: str
+    ) -> None:
+        peer.answers = False
+        message = Message(b"1")
+        task = asyncio.ensure_future(sender.send([message]))
+        await peer.until(lambda: peer.received)
+        link, why = peer.line.link("q"), Error(Condition.ENTITY_DISABLED, "not now")
+        match end:
+            case "link":
+                link.detach(error=why)
+            case "session":
+                link.session.end(why)
+            case _:
+                peer.line.core.close(why)
+        peer.line.flush()
+        with pytest.raises(MessagingEntityDisabledError) as caught:
+            await task
+        assert (caught.value.cut_off, caught.value.failed) == (True, (message,))
+
+    async def test_a_rejection_and_an_attach_that_is_refused_are_answers(
+        self, bus: ServiceBusConnection, sender: Sender, peer: Peer
+    ) -> None:
+        why = Error(Condition.ENTITY_DISABLED, "not now")
+        peer.outcome = Rejected(why)
+        with pytest.raises(MessagingEntityDisabledError) as rejected:
+            await sender.send([Message(b"1")])
+        peer.attach_error = why
+        with pytest.raises(MessagingEntityDisabledError) as refused:
+            await bus.sender("another")
+        assert not rejected.value.cut_off
+        assert not refused.value.cut_off
 
     async def test_a_detached_link_is_attached_again_on_the_same_connection(self, sender: Sender, peer: Peer) -> None:
         await sender.room()

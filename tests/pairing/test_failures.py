@@ -33,6 +33,7 @@ from twinbus.pairing.failures import (
     classify,
     counting,
     evidence_of,
+    was_refused,
 )
 
 K = FailureKind
@@ -206,3 +207,64 @@ def test_s2_failover_on_adds_and_removes_kinds() -> None:
     assert counting([K.CERTIFICATE]) == COUNTING | {K.CERTIFICATE}
     with pytest.raises(ValueError, match="nonsense"):
         counting(["-nonsense"])
+
+
+# --- what was answered -----------------------------------------------------------------------------------------------
+
+NO = [Condition.UNAUTHORIZED_ACCESS, Condition.ENTITY_DISABLED, Condition.NOT_FOUND, Condition.SERVER_BUSY,
+      Condition.RESOURCE_LIMIT_EXCEEDED]  # fmt: skip
+
+
+def rejected(condition: str) -> Exception:
+    """As the SDK reads it from a disposition."""
+    try:
+        return amqp.MessageSendFailed(amqp.ErrorCondition(condition.encode()))
+    except ValueError:
+        return amqp.MessageException(condition.encode())
+
+
+def told_why(error: Exception) -> BaseException:
+    """As the SDK fails a send under way, with the cause that a pair's link adds."""
+    failed = amqp.MessageSendFailed(amqp.ErrorCondition.UnknownError)
+    failed.__cause__ = error
+    return from_sdk(failed)
+
+
+@pytest.mark.parametrize("condition", NO)
+def test_s8_a_condition_is_a_refusal_where_it_answers_and_none_where_it_takes_the_link_away(condition: str) -> None:
+    raw = condition.encode()
+    assert was_refused(from_sdk(rejected(condition)))
+    answer = ours.error_for(condition, "no")
+    assert was_refused(answer)
+    gone = answer.again()
+    gone.cut_off = True
+    assert not was_refused(gone.again("entity"))
+    for lost in (amqp.AMQPLinkError, amqp.AMQPSessionError, amqp.AMQPConnectionError):
+        assert not was_refused(from_sdk(lost(raw)))
+        assert not was_refused(told_why(lost(raw)))
+        assert classify(evidence_of(told_why(amqp.AMQPLinkError(raw)))) is classify(evidence_of(answer))
+
+
+def test_s8_the_status_of_a_request_is_an_answer_and_the_end_of_its_link_is_none() -> None:
+    with pytest.raises(sdk.ServiceBusError) as answered:
+        PyamqpTransport.handle_amqp_mgmt_error(Silent(), "Scheduling failed.", b"com.microsoft:server-busy", "", 503)  # type: ignore[arg-type]  # a logger, and what the SDK passes
+    assert was_refused(answered.value)
+    assert not was_refused(from_sdk(ValueError("Management Operation error occurred.")))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        from_sdk(refused_token(401, b"")),
+        from_sdk(amqp.TokenExpired(amqp.ErrorCondition.InternalError)),
+        ClientAuthenticationError("no login"),
+        ServiceRequestError("the issuer is away"),
+    ],
+)
+def test_s8_a_token_that_is_not_renewed_answers_nothing_that_was_under_way(error: BaseException) -> None:
+    assert not was_refused(error)
+
+
+@pytest.mark.parametrize("error", [from_sdk(ValueError("no message")), sdk.MessageSizeExceededError(message="large")])
+def test_s8_what_cannot_be_sent_has_not_left(error: BaseException) -> None:
+    assert was_refused(error)

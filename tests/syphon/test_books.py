@@ -80,15 +80,16 @@ def test_y4_a_lock_that_was_lost_makes_a_possible_duplicate_of_that_message_alon
     assert found.delivered == {A: 1, B: 1}
 
 
-@pytest.mark.parametrize("untried", [True, False])
-def test_a_send_that_failed_before_it_left_duplicates_nothing(case: Case, untried: bool) -> None:
+@pytest.mark.parametrize("refused", [True, False])
+@pytest.mark.parametrize("kind", [FailureKind.CONNECTION_LOST, FailureKind.ENTITY_DISABLED])
+def test_a_send_that_was_refused_or_never_left_duplicates_nothing(case: Case, kind: FailureKind, refused: bool) -> None:
     lost = case.books.sending("Orders", case.messages)
-    case.books.failed(lost, "Orders", FailureKind.CONNECTION_LOST, case.messages, [], 0.0, untried=untried)
+    case.books.failed(lost, SendFailedError("Orders", kind, case.messages, refused=refused), [], 0.0)
     case.delivered()
     case.completed([])
     found = case.balance()
     assert found.delivered == {A: 1, B: 1}
-    assert found.possibly_duplicated == ({} if untried else {A: 1, B: 1})
+    assert found.possibly_duplicated == ({} if refused else {A: 1, B: 1})
 
 
 async def test_a_send_without_a_connection_never_left() -> None:
@@ -96,14 +97,15 @@ async def test_a_send_without_a_connection_never_left() -> None:
     transport = NativeTransport(f"{nobody}UseDevelopmentEmulator=true", f"{nobody}UseDevelopmentEmulator=true")
     with pytest.raises(SendFailedError) as raised:
         await transport.destination("orders").send([Outgoing("orders", "a", 1, b"x", Stored("a"))])
-    assert raised.value.untried
+    assert raised.value.refused
     assert raised.value.kind is FailureKind.CONNECTION_LOST
     await transport.close()
 
 
 def test_a_completion_without_an_answer_may_have_happened(case: Case) -> None:
     refused = case.books.sending("Orders", case.messages)
-    case.books.failed(refused, "Orders", FailureKind.SERVER_BUSY, case.messages, [], 0.0)
+    error = SendFailedError("Orders", FailureKind.SERVER_BUSY, case.messages, refused=True)
+    case.books.failed(refused, error, [], 0.0)
     case.completed([message.held for message in case.messages], "timeout")
     found = case.balance()
     assert found.unknown == {A: 1, B: 1}

@@ -105,11 +105,12 @@ class Attachment:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def _finish(self, error: ServiceBusError, *, end: bool) -> None:
-        self.error = error
+        self.error = error.again()
+        self.error.cut_off = True
         if not self._attached.done():
             self._attached.set_exception(error)
             self._attached.exception()  # whoever waited for it may have given up
-        self.failed(error)
+        self.failed(self.error)
         if end:
             self._end()
 

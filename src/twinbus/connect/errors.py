@@ -13,9 +13,13 @@ from twinbus.errors import CallerError, OperatorError, RetryError, TwinbusError
 
 
 class ServiceBusError(TwinbusError):
-    """`failed` holds the messages it is about, where an operation had several; a send's or a settlement's."""
+    """`failed` holds the messages it is about, where an operation had several; a send's or a settlement's.
+
+    `cut_off`: it ended a link that was in use, and answers nothing: what was under way may have been carried out.
+    """
 
     default_hint: ClassVar[str] = ""
+    cut_off: bool = False
 
     def __init__(
         self,
@@ -34,9 +38,11 @@ class ServiceBusError(TwinbusError):
 
     def again(self, entity: str | None = None, failed: Sequence[Any] = ()) -> Self:
         """The same error for another who waited: one exception is raised once only, or its traceback would grow."""
-        return type(self)(
+        made = type(self)(
             self.description, condition=self.condition, entity=entity or self.entity, failed=failed or self.failed
         )
+        made.cut_off = self.cut_off
+        return made
 
     def __str__(self) -> str:
         place = f" (entity {self.entity})" if self.entity else ""

@@ -16,6 +16,12 @@ OK: Final = "ok"
 # The operation may or may not have happened: a time-out, a connection that broke before the answer, a crash.
 UNKNOWN: Final = "unknown"
 
+
+def result_of_failure(kind: str, *, refused: bool) -> tuple[str, str | None]:
+    """Result and cause of an operation that failed so: it surely did not happen, or nobody knows."""
+    return (kind, None) if refused and kind != UNKNOWN else (UNKNOWN, kind)
+
+
 Fact = str | int | float | bool
 
 

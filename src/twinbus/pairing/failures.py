@@ -101,7 +101,7 @@ CALLERS: Final = frozenset(kind for kind, row in JUDGEMENTS.items() if row.blame
 CREDENTIAL_REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
 # G4: the entity is gone, or the credential refused.
 UNUSABLE: Final = CREDENTIAL_REFUSED | {FailureKind.ENTITY_NOT_FOUND}
-# The service said no, or was never asked: it cannot have taken the messages. Of any other failure nobody knows (S8).
+# The service says no so, or was never asked. Where it may have taken the messages all the same, `was_refused` tells.
 REFUSED: Final = frozenset(
     {
         FailureKind.DNS,
@@ -136,13 +136,17 @@ def counting(failover_on: Iterable[str] = ()) -> frozenset[FailureKind]:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`names` are those of the exceptions from the outermost to the innermost, each with its parents' after it."""
+    """`names` are those of the exceptions from the outermost to the innermost, each with its parents' after it.
+
+    `cut_off`: `twinbus.connect` says that it ended a link with what was under way on it.
+    """
 
     names: tuple[str, ...]
     condition: str | None = None
     status: int | None = None
     errno: str | None = None
     text: str = ""
+    cut_off: bool = False
 
 
 _LONGEST_CHAIN: Final = 16
@@ -158,13 +162,15 @@ def evidence_of(error: BaseException) -> Evidence:
     """
     names: list[str] = []
     condition = number = status = None
+    cut_off = False
     for link in _chain(error):
         names += (parent.__name__ for parent in type(link).__mro__ if parent.__name__ not in _ROOTS)
         told = _text(getattr(link, "_condition", None) or getattr(link, "condition", None))
         condition = condition or (None if told == _UNTOLD else told)
         status = status or _number(getattr(link, "status_code", None) or getattr(link, "_status_code", None))
         number = number or (errno.errorcode.get(link.errno or 0) if isinstance(link, OSError) else None)
-    return Evidence(tuple(names), condition, status, number, str(error))
+        cut_off = cut_off or getattr(link, "cut_off", False)
+    return Evidence(tuple(names), condition, status, number, str(error), cut_off)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -322,6 +328,24 @@ def classify(evidence: Evidence) -> FailureKind:
     if evidence.errno == "ETIMEDOUT":
         return FailureKind.TIMEOUT
     return _first(NAMES, evidence.names) or FailureKind.UNKNOWN
+
+
+# What ends a link, a session or a connection, or fails to prolong the right to them, answers nothing that was asked on
+# them. The text is all that the SDK says when a link to `$management` ends.
+_NO_ANSWERS: Final = frozenset(
+    {"AMQPLinkError", "AMQPSessionError", "AMQPConnectionError", "AuthenticationException"}
+).union(name for name, _ in NAMES_BEFORE_CONDITIONS)
+_NO_ANSWER: Final = "Management Operation error occurred"
+
+
+def was_refused(error: BaseException) -> bool:
+    """Of an operation that began on an open link: it was answered with no, or cannot have left.
+
+    Of one that failed otherwise nobody knows whether the service carried it out, whatever the condition says.
+    """
+    evidence = evidence_of(error)
+    unanswered = evidence.cut_off or _NO_ANSWER in evidence.text or not _NO_ANSWERS.isdisjoint(evidence.names)
+    return not unanswered and classify(evidence) in REFUSED
 
 
 def _first(table: tuple[tuple[str, FailureKind], ...], names: tuple[str, ...]) -> FailureKind | None:

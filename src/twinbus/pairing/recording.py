@@ -16,10 +16,11 @@ from typing import Any, Final, TypeVar
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from twinbus.ledger import OK, UNKNOWN, Ledger, LedgerOptions, Role, RunningOperation, Stage
+from twinbus.ledger import OK, Ledger, LedgerOptions, Role, RunningOperation, Stage
+from twinbus.ledger.entries import result_of_failure
 from twinbus.ledger.running import Said
 from twinbus.ledger.units import UNIT
-from twinbus.pairing.failures import REFUSED, FailureKind
+from twinbus.pairing.failures import REFUSED, FailureKind, was_refused
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.outgoing import encoded_size, raws_of
 from twinbus.pairing.sdk import GIVEN_UP, kind_of, open_link_once, was_given_up
@@ -101,7 +102,7 @@ class Recording:
     def managed(self, entity: str, began: float, requests: int = 1, failure: FailureKind | None = None) -> None:
         """So many requests to the management API; `began` by the monotonic clock."""
         if self.ledger is not None:
-            result, cause = (OK, None) if failure is None else _outcome(failure)
+            result, cause = (OK, None) if failure is None else result_of_failure(failure, refused=failure in REFUSED)
             seconds = time.monotonic() - began
             self.ledger.done(
                 Stage.MANAGE, self.namespace, entity, (), (0,) * requests, seconds=seconds, result=result, cause=cause
@@ -118,7 +119,7 @@ def _tried(ledger: Ledger, said: Said, call: Call[T], sender: Any, seconds: floa
     try:
         result = call(sender, None)
     except BaseException as error:
-        _failed(operation, FailureKind.TIMEOUT if was_given_up(sender) else kind_of(error))
+        _failed(operation, error, given_up=was_given_up(sender))
         raise
     operation.end()
     return result
@@ -129,29 +130,22 @@ async def _aio_tried(ledger: Ledger, said: Said, call: AioCall[T], sender: Any) 
     try:
         result = await call(sender)
     except BaseException as error:
-        _failed(operation, _kind(error))
+        _failed(operation, error)
         raise
     operation.end()
     return result
 
 
-def _failed(operation: RunningOperation, kind: FailureKind) -> None:
-    result, cause = _outcome(kind)
+def _failed(operation: RunningOperation, error: BaseException, *, given_up: bool = False) -> None:
+    result, cause = outcome_of(error, given_up=given_up)
     operation.end(result, cause=cause)
 
 
-def _outcome(kind: FailureKind) -> tuple[str, str | None]:
-    """Result and cause."""
-    return (str(kind), None) if kind in REFUSED else (UNKNOWN, str(kind))
-
-
-def outcome_of(error: BaseException) -> tuple[str, str | None]:
-    return _outcome(_kind(error))
-
-
-def _kind(error: BaseException) -> FailureKind:
-    past_deadline = isinstance(error, asyncio.CancelledError) and error.args == (GIVEN_UP,)
-    return FailureKind.TIMEOUT if past_deadline else kind_of(error)
+def outcome_of(error: BaseException, *, given_up: bool = False) -> tuple[str, str | None]:
+    """Result and cause of an operation that began on an open link; `given_up` at its deadline."""
+    if given_up or (isinstance(error, asyncio.CancelledError) and error.args == (GIVEN_UP,)):
+        return result_of_failure(FailureKind.TIMEOUT, refused=False)
+    return result_of_failure(kind_of(error), refused=was_refused(error))
 
 
 # --- what a message is -----------------------------------------------------------------------------------------------

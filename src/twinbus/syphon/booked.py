@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from twinbus.ledger.entries import OK, Stage
-from twinbus.syphon.books import Books, outcome
+from twinbus.ledger.entries import OK, Stage, result_of_failure
+from twinbus.syphon.books import Books
 from twinbus.syphon.transport import PAGE, Backlog, BacklogFailedError, Credit, Held, Peeked
 
 T = TypeVar("T")
@@ -161,7 +161,8 @@ class BookedBacklog:
         self._books.done(stage, self._queue, size, self._now() - began, result)
 
     def _failed(self, stage: Stage, size: int | Sequence[int], began: float, error: BacklogFailedError) -> None:
-        self._books.done(stage, self._queue, size, self._now() - began, *outcome(error.kind))
+        result, cause = result_of_failure(error.kind, refused=error.refused)
+        self._books.done(stage, self._queue, size, self._now() - began, result, cause)
 
 
 def _is_gone(seen: Peeked | None) -> bool:

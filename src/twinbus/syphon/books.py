@@ -8,22 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from twinbus.ledger.entries import OK, UNKNOWN, Move, Stage
+from twinbus.ledger.entries import OK, UNKNOWN, Move, Stage, result_of_failure
 from twinbus.ledger.recorder import Ledger
 from twinbus.ledger.running import RunningOperation
-from twinbus.pairing.failures import REFUSED, FailureKind
 from twinbus.syphon.progress import Counts
-from twinbus.syphon.transport import Held, Outgoing
+from twinbus.syphon.transport import Held, Outgoing, SendFailedError
 
 NOT_TRIED: Final = "not_tried"
 """The result of an intent that the ledger could not take: nothing was asked of anybody."""
-
-
-def outcome(kind: FailureKind, *, untried: bool = False) -> tuple[str, str | None]:
-    """Result and cause of an operation that failed so: it surely did not happen, or nobody knows."""
-    if kind in REFUSED or (untried and kind is not FailureKind.UNKNOWN):
-        return str(kind), None
-    return UNKNOWN, str(kind)
 
 
 class Books:
@@ -74,20 +66,16 @@ class Books:
     def failed(
         self,
         operation: RunningOperation | None,
-        path: str,
-        kind: FailureKind,
-        failed: Sequence[Outgoing],
+        error: SendFailedError,
         arrived: Sequence[Outgoing],
         now: float,
-        *,
-        untried: bool = False,
     ) -> None:
         if operation is not None:
-            ids = [message.message_id for message in failed] if arrived else ()
-            result, cause = outcome(kind, untried=untried)
+            ids = [message.message_id for message in error.failed] if arrived else ()
+            result, cause = result_of_failure(error.kind, refused=error.refused)
             operation.end(result, cause=cause, failed=ids)
         if arrived:
-            self.counts.returned(path, len(arrived), sum(message.size for message in arrived), now)
+            self.counts.returned(error.path, len(arrived), sum(message.size for message in arrived), now)
 
     def completed(
         self, queue: str, path: str, messages: Sequence[Outgoing], lost: Sequence[Held], why: str, seconds: float

@@ -19,8 +19,10 @@ from twinbus.connect.management import Management
 from twinbus.errors import OperatorError, RetryError
 from twinbus.ledger import OK, UNKNOWN, Ledger, LedgerUnavailableError, Move, Stage
 from twinbus.ledger.encoding import id_text
+from twinbus.ledger.entries import result_of_failure
 from twinbus.message import MessageId
-from twinbus.syphon.books import NOT_TRIED, outcome
+from twinbus.pairing.failures import was_refused
+from twinbus.syphon.books import NOT_TRIED
 from twinbus.syphon.native import kind_of
 from twinbus.syphon.translation import destination_of, resubmittable
 from twinbus.syphon.transport import PAGE
@@ -272,6 +274,8 @@ class DeadLetters:
         self, stage: Stage, queue: str, size: int | Sequence[int], began: float, error: ServiceBusError | None = None
     ) -> None:
         if self._ledger is not None:
-            result, cause = (OK, None) if error is None else outcome(kind_of(error))
+            result, cause = OK, None
+            if error is not None:
+                result, cause = result_of_failure(kind_of(error), refused=was_refused(error))
             seconds = time.monotonic() - began
             self._ledger.done(stage, self._secondary, queue, (), size, seconds=seconds, result=result, cause=cause)

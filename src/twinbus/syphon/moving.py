@@ -179,7 +179,7 @@ class Mover:
         unsafe = set(map(id, failed))
         arrived = [message for message in shipment.messages if id(message) not in unsafe]
         now = room.now()
-        room.books.failed(shipment.operation, path, error.kind, failed, arrived, now, untried=error.untried)
+        room.books.failed(shipment.operation, error, arrived, now)
         if arrived:
             await self._complete(load, path, arrived)
         verdict = room.destinations.failed(

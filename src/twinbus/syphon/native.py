@@ -15,12 +15,11 @@ from twinbus.connect import MessageState, ReceivedMessage, Receiver, Sender, Ser
 from twinbus.connect.errors import (
     MessageLockLostError,
     OperationTimeoutError,
-    ServiceBusCommunicationError,
     ServiceBusError,
 )
 from twinbus.connect.settling import COMPLETE, RELEASE, Outcome, abandon, dead_letter, defer
 from twinbus.message import MessageId
-from twinbus.pairing.failures import FailureKind, classify, evidence_of
+from twinbus.pairing.failures import FailureKind, classify, evidence_of, was_refused
 from twinbus.syphon.credentials import Place
 from twinbus.syphon.quick import quick
 from twinbus.syphon.translation import destination_of, translate
@@ -107,11 +106,16 @@ class NativeDestination:
 
     async def send(self, messages: Sequence[Outgoing]) -> None:
         raws = [message.content for message in messages]
+        begun = False
         try:
             sender = await self._open()
+            begun = True
             await sender.send(raws)
         except Exception as error:  # a credential may raise anything
-            raise self._failure(error, messages, raws) from error
+            refused = not begun or was_refused(error)
+            raise SendFailedError(
+                self._path, kind_of(error), _unsafe(error, messages, raws), str(error), refused=refused
+            ) from error
 
     async def close(self) -> None:
         sender, self._sender = self._sender, None
@@ -122,13 +126,13 @@ class NativeDestination:
         async with self._opening:
             if self._sender is None:
                 self._sender = await self._bus.sender(self._path)
-            return self._sender
+        await self._sender.open()
+        return self._sender
 
-    def _failure(self, error: Exception, messages: Sequence[Outgoing], raws: Sequence[bytes]) -> SendFailedError:
-        unsafe = {id(raw) for raw in getattr(error, "failed", ())}
-        failed = [one for one, raw in zip(messages, raws, strict=True) if id(raw) in unsafe] if unsafe else messages
-        untried = isinstance(error, ServiceBusCommunicationError)  # there was no connection to send it on
-        return SendFailedError(self._path, kind_of(error), failed, str(error), untried=untried)
+
+def _unsafe(error: Exception, messages: Sequence[Outgoing], raws: Sequence[bytes]) -> Sequence[Outgoing]:
+    unsafe = {id(raw) for raw in getattr(error, "failed", ())}
+    return [one for one, raw in zip(messages, raws, strict=True) if id(raw) in unsafe] if unsafe else messages
 
 
 class NativeBacklog:
@@ -210,6 +214,7 @@ class NativeBacklog:
         lost: list[Held] = []
         failures: Sequence[tuple[ReceivedMessage, Exception]]
         error: Exception | None = None
+        refused = True
         for number in range(_SETTLE_TRIES):
             if number:
                 await asyncio.sleep(_SETTLE_PAUSE * number)
@@ -225,19 +230,20 @@ class NativeBacklog:
             if not rest:
                 return lost
             left, error = [message for message, _ in rest], rest[0][1]
+            refused = refused and all(was_refused(why) for _, why in rest)
             for message in left:
                 by_message[id(message)].unanswered = True
         assert error is not None
-        raise self._failure(error) from error
+        raise self._failure(error, refused) from error
 
     async def _asked(self, call: Awaitable[T]) -> T:
         try:
             return await call
         except Exception as error:  # a credential may raise anything
-            raise self._failure(error) from error
+            raise self._failure(error, was_refused(error)) from error
 
-    def _failure(self, error: Exception) -> BacklogFailedError:
-        return BacklogFailedError(self._queue, kind_of(error), str(error))
+    def _failure(self, error: Exception, refused: bool) -> BacklogFailedError:
+        return BacklogFailedError(self._queue, kind_of(error), str(error), refused=refused)
 
 
 def kind_of(error: BaseException) -> FailureKind:

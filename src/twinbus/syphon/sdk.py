@@ -20,8 +20,18 @@ from twinbus.connect.batches import halving
 from twinbus.connect.deadlines import deadline
 from twinbus.connect.encoding import to_millis
 from twinbus.pairing.batching import LONG_SECTION, split
+from twinbus.pairing.failures import was_refused
 from twinbus.pairing.outgoing import ENVELOPE
-from twinbus.pairing.sdk import Limits, check_version, keep_alive_of, kind_of, limits_of, open_link, quick_to_open
+from twinbus.pairing.sdk import (
+    Limits,
+    check_version,
+    keep_alive_of,
+    kind_of,
+    limits_of,
+    open_link,
+    quick_to_open,
+    without_retries,
+)
 from twinbus.syphon import sdk_bytes
 from twinbus.syphon.native import TRY_SECONDS, peeked
 from twinbus.syphon.sdk_bytes import SdkHeld
@@ -188,7 +198,7 @@ class SdkBacklog:
         except passing:
             raise
         except Exception as error:
-            raise BacklogFailedError(self._queue, kind_of(error), str(error)) from error
+            raise BacklogFailedError(self._queue, kind_of(error), str(error), refused=was_refused(error)) from error
 
 
 class SdkDestination:
@@ -197,14 +207,17 @@ class SdkDestination:
     def __init__(self, client: ServiceBusClient, path: str, timeout: float) -> None:
         self._path = path
         self._timeout = timeout
-        self._sender = quick_to_open(client.get_queue_sender(path))
+        # Or a try that was answered would hide one before it that was not.
+        self._sender = without_retries(quick_to_open(client.get_queue_sender(path)))
         self._turn = asyncio.Lock()
 
     async def send(self, messages: Sequence[Outgoing]) -> None:
         accepted: set[int] = set()
+        begun = False
         try:
             async with deadline(self._timeout, "send", self._path), self._turn:
                 await open_link(self._sender, self._timeout)
+                begun = True
                 limits = limits_of(self._sender)
                 parts = split([message.size for message in messages], limits.batch, envelope=ENVELOPE)
                 for group in (*parts.groups, *((position,) for position in parts.oversized)):
@@ -212,7 +225,8 @@ class SdkDestination:
                     accepted.update(group)
         except Exception as error:
             waiting = [message for position, message in enumerate(messages) if position not in accepted]
-            raise SendFailedError(self._path, kind_of(error), waiting, str(error)) from error
+            refused = not begun or was_refused(error)
+            raise SendFailedError(self._path, kind_of(error), waiting, str(error), refused=refused) from error
 
     async def _sent(self, contents: Sequence[Content], limits: Limits) -> None:
         first = contents[0]

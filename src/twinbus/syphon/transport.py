@@ -168,24 +168,27 @@ class CannotCarryError(OperatorError):
 
 
 class SendFailedError(RetryError):
-    """`failed` are those that may not have arrived; some of them may have, all the same, unless they are `untried`."""
+    """`failed` are those that may not have arrived; some of them may have, all the same, unless it was `refused`: the
+    service said no to them, or was never asked.
+    """
 
     def __init__(
-        self, path: str, kind: FailureKind, failed: Sequence[Outgoing], detail: str = "", *, untried: bool = False
+        self, path: str, kind: FailureKind, failed: Sequence[Outgoing], detail: str = "", *, refused: bool = False
     ) -> None:
         super().__init__(f"{path}: {kind}{f' ({detail})' if detail else ''}: {len(failed)} messages were not confirmed")
         self.path = path
         self.kind = kind
         self.failed = tuple(failed)
         self.detail = detail
-        self.untried = untried
+        self.refused = refused
 
 
 class BacklogFailedError(RetryError):
-    """The backlog queue did not do what was asked; of what was asked, some may be done."""
+    """The backlog queue did not do what was asked; of what was asked, some may be done, unless it was `refused`."""
 
-    def __init__(self, queue: str, kind: FailureKind, detail: str = "") -> None:
+    def __init__(self, queue: str, kind: FailureKind, detail: str = "", *, refused: bool = False) -> None:
         super().__init__(f"backlog queue {queue}: {kind}{f' ({detail})' if detail else ''}")
         self.queue = queue
         self.kind = kind
         self.detail = detail
+        self.refused = refused

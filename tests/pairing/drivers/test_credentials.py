@@ -3,6 +3,7 @@
 import asyncio
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.connect.sas import make_token
+from twinbus.ledger import UNKNOWN, balance, read_ledger
+from twinbus.ledger.entries import Outcome
 from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
 from twinbus.pairing.sdk import kind_of
 from twinbus.pairing.sides import CredentialRefusedError
@@ -36,12 +39,13 @@ class Tokens:
     def __init__(self, namespace: LocalNamespace, seconds: int = 3600) -> None:
         self.key = KEY
         self.seconds = seconds
+        self.until: int | None = None  # an end for all of them, whatever their seconds
         self.given = 0
         self._namespace = namespace
 
     def get_token(self, *_scopes: str, **_: Any) -> AccessToken:
         self.given += 1
-        until = int(time.time()) + self.seconds
+        until = self.until or int(time.time()) + self.seconds
         return AccessToken(make_token(f"sb://localhost:{self._namespace.port}/", ALL, self.key, until), until)
 
 
@@ -127,6 +131,26 @@ async def test_s2_a_key_revoked_under_an_open_link_reaches_the_caller_and_never_
             await sent()
     assert set(kinds) <= CREDENTIAL_REFUSED, kinds
     assert state_of(pair, queue) == "healthy"
+
+
+async def test_m1_a_send_under_way_when_its_link_is_taken_away_may_have_happened(
+    world: World, queue: str, tmp_path: Path
+) -> None:
+    short = tokens(world, world.primary)
+    clients = [client(world, world.primary, short), client(world, world.secondary, tokens(world, world.secondary))]
+    pair = await paired(world, clients, failover_interval=LONG, try_timeout=LONG, ledger=tmp_path)
+    sender = await world.sender(pair, queue)
+    world.primary.faults.set("drop-ack", entity=queue, points=["send"], count=1)
+    while await asyncio.to_thread(world.primary.faults.list):  # the token may end before its link is open
+        short.until = int(time.time()) + 3
+        with pytest.raises(ServiceBusError):
+            await world.send(sender, ServiceBusMessage("x", message_id="stored"))
+    assert [one.message_id for one in await world.held(queue)] == ["stored"]
+    await world.do(pair.close)
+    [outcome] = [entry for entry in read_ledger(tmp_path) if isinstance(entry, Outcome)]
+    assert outcome.result == UNKNOWN
+    assert outcome.cause in CREDENTIAL_REFUSED
+    assert [message.id for message in balance(read_ledger(tmp_path)).unconfirmed] == ["stored"]
 
 
 async def test_s2_a_send_under_way_when_its_token_ends_is_told_so_and_fails_nothing_over(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusServerBusyError
+from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError, ServiceBusServerBusyError
 from typer.testing import CliRunner
 
 from twinbus import PartialSendError
@@ -213,6 +213,20 @@ async def test_m1_scheduling_and_cancelling_are_operations(world: World, queue: 
     assert told(cancelled) == ("cancel_primary", queue, (), "ok")
     assert cancelled.units == 1
     assert (diverted.stage, diverted.ids) == ("send_backlog", ("diverted",))
+
+
+async def test_m1_scheduling_under_way_when_its_link_is_taken_away_may_have_happened(
+    world: World, queue: str, tmp_path: Path
+) -> None:
+    pair = await world.pair(ledger=tmp_path, failover_interval=timedelta(minutes=1), keywords={"retry_total": 0})
+    sender = await world.sender(pair, queue)
+    world.primary.faults.set("detach", entity=queue, points=["request"])
+    at = datetime.now(UTC) + timedelta(hours=1)
+    with pytest.raises(ServiceBusError):
+        await world.do(sender.schedule_messages, ServiceBusMessage(b"", message_id="later"), at)
+    [scheduled] = await closed(world, pair, tmp_path)
+    assert told(scheduled) == ("schedule_primary", queue, ("later",), UNKNOWN)
+    assert [message.id for message in balance(read_ledger(tmp_path)).unconfirmed] == ["later"]
 
 
 @pytest.mark.parametrize(("ping", "operations_"), [("message", ["ping"]), ("link", [])])

@@ -141,7 +141,7 @@ class Entity:
                 if self.chance.random() < 0.3:
                     self._arrive([message])
                     letter_of(message.held).excuses += 1
-        raise SendFailedError(self.path, struck.kind, messages[safe:])
+        raise SendFailedError(self.path, struck.kind, messages[safe:], refused=struck.kind in CERTAIN)
 
     @staticmethod
     def _arrive(messages: Sequence[Outgoing]) -> None:
@@ -320,7 +320,7 @@ class SimulatedDestination:
         await self._life.alive()
         bad = [message for message in messages if letter_of(message.held).flaw == "large"]
         if bad:
-            raise SendFailedError(self._entity.path, FailureKind.MESSAGE_TOO_LARGE, messages)
+            raise SendFailedError(self._entity.path, FailureKind.MESSAGE_TOO_LARGE, messages, refused=True)
         for message in messages:
             letter_of(message.held).operations += 1
         await self._entity.take(messages)

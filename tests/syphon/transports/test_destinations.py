@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
+from azure.core.credentials import AccessToken
+from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.amqp.sections import Header, Properties, message, split
 from twinbus.amqp.values import (
@@ -27,6 +31,7 @@ from twinbus.amqp.values import (
     ULong,
 )
 from twinbus.connect import MessageState
+from twinbus.connect.sas import make_token
 from twinbus.pairing import aliases
 from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.sdk import SdkTransport
@@ -155,6 +160,7 @@ async def test_y5_a_destination_that_takes_nothing_says_why_and_names_what_it_di
         await world.transport.destination(path).send(outgoing)
     assert raised.value.kind is kind
     assert raised.value.failed == tuple(outgoing)
+    assert raised.value.refused
 
 
 @pytest.mark.parametrize(
@@ -171,6 +177,7 @@ async def test_y5_a_destination_recovers_with_the_next_send(
     with pytest.raises(SendFailedError) as raised:
         await destination.send(outgoing)
     assert raised.value.kind is kind
+    assert raised.value.refused is (kind is FailureKind.SERVER_BUSY)
     await destination.send(outgoing)
     assert ids_of(await world.arrived()) == {"1"}
 
@@ -184,6 +191,45 @@ async def test_a_lost_acknowledgement_is_a_failure_though_the_message_arrived(
     with pytest.raises(SendFailedError) as raised:
         await world.transport.destination(world.path).send(outgoing)
     assert raised.value.kind is FailureKind.TIMEOUT
+    assert ids_of(await world.arrived()) == {"1"}
+
+
+class Ending:
+    """A credential whose tokens all end at one instant: then the server takes their links away."""
+
+    def __init__(self, host: str) -> None:
+        self.until = 0
+        self._audience = f"sb://{host}/"
+
+    async def get_token(self, *_scopes: str, **_: Any) -> AccessToken:
+        token = make_token(self._audience, "RootManageSharedAccessKey", "SAS_KEY_VALUE", self.until)
+        return AccessToken(token, self.until)
+
+    async def close(self) -> None: ...
+
+
+async def test_m1_a_send_under_way_when_its_link_is_taken_away_was_not_refused(
+    world: World, namespaces: LocalNamespaces
+) -> None:
+    await world.divert("1")
+    outgoing = world.restore(await world.receive(1))
+    primary = namespaces["primary"]
+    primary.faults.set("drop-ack", entity=world.path, points=["send"], count=1)
+    host = f"localhost:{primary.port}"
+    ending: Any = Ending(host)
+    async with ServiceBusClient(host, ending, use_tls=False) as client:
+        make: Any = type(world.transport)
+        transport = make(client, client, try_timeout=60.0)
+        destination = transport.destination(world.path)
+        failures: list[SendFailedError] = []
+        while await asyncio.to_thread(primary.faults.list):  # the token may end before its link is open
+            ending.until = int(time.time()) + 3
+            with pytest.raises(SendFailedError) as raised:
+                await destination.send(outgoing)
+            failures.append(raised.value)
+        await transport.close()
+    assert failures[-1].kind is not FailureKind.TIMEOUT
+    assert not failures[-1].refused
     assert ids_of(await world.arrived()) == {"1"}
 
 
