@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import util
 from pathlib import Path
 
@@ -35,8 +36,10 @@ def test_d4_a_ledger_and_its_tables_have_one_page(books: Books, tmp_path: Path) 
 @pytest.mark.usefixtures("spark")
 def test_d4_an_empty_ledger_has_a_page_that_says_so(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    code, said = run(write_ledger(tmp_path / "ledger", []), "-o", page, "--title", "Last <night>")
+    code, said = run(write_ledger(tmp_path / "ledger", []), "-o", page, "--title", "Last <night>", "--json")
     assert code == 0, said
+    told = json.loads(said)
+    assert (told["page"], told["accepted"], told["lost"]) == (str(page), 0, 0)
     document = Document(page.read_text())
     assert {"Nothing happened", "Last <night>"} <= set(document.said)
     assert "svg" not in document.tags

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_text
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -47,6 +48,7 @@ def report(
     bandwidth: Annotated[
         str, typer.Option(help="Of the price table: inter_region, internet; or none.")
     ] = "inter_region",
+    json: Annotated[bool, typer.Option("--json", help="Print what it adds up to as JSON.")] = False,
     master: Master = None,
     debug: Debug = False,
 ) -> None:
@@ -59,6 +61,7 @@ def report(
     Examples:
       twinbus report ./ledger -o report.html
       twinbus report ./ledger --tables ./tables --since 2026-11-01 --title "November"
+      twinbus report ./tables --json
     """
     with told(debug=debug):
         from twinbus.report.writing import refuse_unwritable, write_page  # noqa: PLC0415 - other verbs start without
@@ -75,8 +78,11 @@ def report(
             found = overview(place, billed, scenario, Window(in_utc(since), in_utc(until)))
             about = About(title, ledger.absolute().name, datetime.now(UTC), billed, scenario, _asked(since, until))
             write_page(output, page(found, about))
-        sums = ", ".join(f"{found.sums[name]:,} {name}" for name in ("accepted", "lost", "unknown", "duplicated"))
-        typer.echo(f"{output}: {sums}")
+        if json:
+            typer.echo(json_text.dumps({"page": str(output.absolute()), **found.sums}))
+        else:
+            sums = ", ".join(f"{found.sums[name]:,} {name}" for name in ("accepted", "lost", "unknown", "duplicated"))
+            typer.echo(f"{output}: {sums}")
 
 
 @contextmanager
