@@ -53,7 +53,7 @@ class SqliteStore:
         self._to_purge: list[int] = []
         self._to_forget: dict[int, int] = {}
         self._shares = False
-        """Whether there may be shared bodies: where there are none, nobody need ask what went of them."""
+        """Whether there may be shared bodies: where there are none, nobody need look after them."""
         self._freed: Counter[int] = Counter()
 
     def open(self) -> Opened:
@@ -83,8 +83,8 @@ class SqliteStore:
             self._let_go()
             raise
         self._gone = set(self._to_purge)
-        self._shares = any(stored.shared_bytes for stored in opened.entities)
         self._writer = Writer(self._writing)
+        self._share(opened.next_body > 1)
         self._reader = Reader(self._reading)
         return opened
 
@@ -102,11 +102,12 @@ class SqliteStore:
     def commit(self, writes: Sequence[Write]) -> None:
         plan = planned(writes, self._gone)
         connection = self._connection()
+        if plan.bodies and not self._shares:
+            self._share(True)
         try:
             connection.execute("BEGIN IMMEDIATE")
             self._writer.carry_out(plan)
             purged = self._purge(_PURGE_WITH_COMMIT)
-            self._shares = self._shares or bool(plan.bodies)
             freed = self._writer.settle_freed() if self._shares else {}
             connection.execute("COMMIT")
         except BaseException as error:
@@ -161,6 +162,11 @@ class SqliteStore:
         if self._writing is None:
             raise _closed(self.path)
         return self._writing
+
+    def _share(self, shares: bool) -> None:
+        """The triggers see to shared bodies alone, and cost every row that is dropped as much again."""
+        self._shares = shares
+        self._connection().config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, int(shares))
 
     def _purge(self, limit: int) -> tuple[int | None, int | None]:
         """Remove a bounded number of rows nobody can reach; what became empty by that is told to `_done`."""
