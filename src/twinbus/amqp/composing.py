@@ -10,6 +10,7 @@ from uuid import UUID
 
 from twinbus.amqp.conditions import EncodeError
 from twinbus.amqp.encoding import (
+    binary_head,
     encode,
     encode_binary,
     encode_bool,
@@ -129,7 +130,10 @@ def with_sections(
 
 def batch_payload(messages: Iterable[bytes]) -> bytes:
     """The payload of a transfer of message-format 0x80013700."""
-    return b"".join([b"\x00\x53\x75" + encode_binary(raw) for raw in messages])
+    parts: list[bytes] = []
+    for raw in messages:
+        parts += (b"\x00\x53\x75" + binary_head(len(raw)), raw)
+    return b"".join(parts)
 
 
 def _annotations(values: Mapping[str, object]) -> bytes:

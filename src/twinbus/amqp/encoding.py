@@ -124,6 +124,13 @@ def _variable(code8: bytes, code32: bytes) -> Callable[[bytes], bytes]:
 
 
 encode_binary = _variable(b"\xa0", b"\xb0")
+
+
+def binary_head(size: int) -> bytes:
+    """What stands before so many bytes of a binary."""
+    return b"\xa0" + ONE_BYTE[size] if size < 256 else b"\xb0" + _U32(size)
+
+
 _write_str = _variable(b"\xa1", b"\xb1")
 _write_symbol = _variable(b"\xa3", b"\xb3")
 

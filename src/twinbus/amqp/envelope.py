@@ -159,6 +159,9 @@ def _read_properties(envelope: Envelope, start: int, end: int) -> None:
             after = pos + 2 + raw[pos + 1]
             _set_property(envelope, index, raw[pos + 2 : after].decode())
             pos = after
+        elif form == 0x83 and index in _TIMES:
+            _set_property(envelope, index, _I64(raw, pos + 1)[0])
+            pos += 9
         else:
             value, pos = decode(raw, pos)
             if not isinstance(value, PROPERTY_TYPES[index]):
@@ -195,8 +198,12 @@ def _measure_properties(envelope: Envelope, start: int, end: int) -> None:
             pos = skip(raw, pos)
         else:
             raise DecodeError("the key of an application property is no string")
-        width = WIDTHS[raw[pos]]
-        after = pos + 1 + width if width >= 0 else skip(raw, pos)
+        form = raw[pos]
+        if form == 0xA1:
+            after = pos + 2 + raw[pos + 1]
+        else:
+            width = WIDTHS[form]
+            after = pos + 1 + width if width >= 0 else skip(raw, pos)
         largest = max(largest, after - pos)
         pos = after
     if pos != end:

@@ -107,16 +107,20 @@ def _destination(raw: bytes, at: int) -> tuple[str, bytes, int] | None:
         if raw[pos] != 0xA1:
             return None
         middle = pos + 2 + raw[pos + 1]
-        width = WIDTHS[raw[middle]]
-        after = middle + 1 + width if width >= 0 else skip(raw, middle)
+        form = raw[middle]
+        if form == 0xA1:
+            after = middle + 2 + raw[middle + 1]
+        else:
+            width = WIDTHS[form]
+            after = middle + 1 + width if width >= 0 else skip(raw, middle)
         if raw[pos + 2] == 0x78:  # an x
             name = raw[pos + 2 : middle]
-            if name in _OTHERS:
-                return None
             if name == _PATH:
-                if path_end or raw[middle] != 0xA1:
+                if path_end or form != 0xA1:
                     return None
                 path, path_at, path_end = raw[middle + 2 : after].decode(), pos, after
+            elif name in _OTHERS:
+                return None
         pos = after
     if not path or pos != end:
         return None
