@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json as json_text
 import os
 import signal
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LEFT_BEHIND = 3
+# As in a server (`namespace.hosting`): messages on their way are in no cycle, and need not be looked through for one.
+_COLLECT_AFTER = 50_000
 
 
 class Carrier(StrEnum):
@@ -181,6 +184,8 @@ class _Work:
 
         async with AsyncExitStack() as stack:
             transport = await self._transport(stack)
+            gc.freeze()
+            gc.set_threshold(_COLLECT_AFTER)
             book = stack.enter_context(Ledger(ledger, role=Role.SYPHON)) if ledger is not None else None
             discovery = reaching.discovery(self.name, self.secondary, transport, self.seconds, book)
             made = Syphon(

@@ -29,6 +29,9 @@ _DRAIN_SECONDS: Final = 10.0
 # Each step of a commit gives the interpreter lock away, and waits this long at most to have it back from a busy loop:
 # with Python's own 5 ms, a commit of 100 rows beside one took 22 ms instead of 5 (docs/decisions/0006).
 _SWITCH_SECONDS: Final = 0.001
+# A message on its way is a few objects, none in a cycle. With Python's own 700 they are looked through again and again
+# while they wait; with this many, thousands of messages come and go without (docs/decisions/0016).
+_COLLECT_AFTER: Final = 50_000
 
 Show = Callable[[Sequence[NamespaceServer]], None]
 
@@ -109,6 +112,7 @@ async def _serve(options: Sequence[NamespaceOptions], show: Show, exit_with_stdi
             running.append(server)
         # What was loaded stays: a full collection need not look at it again and again.
         gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER)
         if not asked.is_set():
             show(running)
         await asyncio.wait([waiting, *(server.ended for server in running)], return_when=asyncio.FIRST_COMPLETED)
