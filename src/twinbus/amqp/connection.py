@@ -121,10 +121,10 @@ class Connection:
         events = self._events = []
         buf = bytes(data)
         if self._buffer:
-            self._buffer += data
-            if len(self._buffer) < self._needed:
+            if len(self._buffer) + len(data) < self._needed:
+                self._buffer += data
                 return events
-            buf = bytes(self._buffer)
+            buf = b"".join((self._buffer, data))
             self._buffer.clear()
         try:
             pos = self._consume(buf)
