@@ -128,9 +128,9 @@ def with_sections(
     return b"".join((*parts, sections.raw[sections.body_start :]))
 
 
-def batch_payload(messages: Iterable[bytes]) -> bytes:
-    """The payload of a transfer of message-format 0x80013700."""
-    parts: list[bytes] = []
+def batch_payload(messages: Iterable[bytes], before: bytes = b"") -> bytes:
+    """The payload of a transfer of message-format 0x80013700, with these sections before the messages."""
+    parts = [before]
     for raw in messages:
         parts += (b"\x00\x53\x75" + binary_head(len(raw)), raw)
     return b"".join(parts)

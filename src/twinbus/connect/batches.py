@@ -52,7 +52,7 @@ def pack(messages: Sequence[bytes], limit: int) -> list[Batch]:
 def _batch(messages: Sequence[bytes], first: int, end: int) -> Batch:
     if end - first == 1:
         return Batch(messages[first], 0, first, end)
-    payload = _envelope(messages[first]) + batch_payload(messages[first:end])
+    payload = batch_payload(messages[first:end], before=_envelope(messages[first]))
     return Batch(payload, BATCH_FORMAT, first, end)
 
 
