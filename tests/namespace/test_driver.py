@@ -97,7 +97,7 @@ async def send(driver: Driver, path: str, *bodies: str) -> None:
 
 
 class Greedy:
-    """A receiver that grants one more credit in the middle of being delivered to, as a link does."""
+    """A receiver that grants as much credit again in the middle of being delivered to, as a link does."""
 
     def __init__(self, driver: Driver, path: str, wanted: int) -> None:
         self._driver, self._path, self._wanted = driver, path, wanted
@@ -107,13 +107,13 @@ class Greedy:
         self.done = asyncio.Event()
 
     def deliver(self, effect: Deliver) -> None:
-        self.limit += 1
+        self.limit += len(effect.rows)
         entity = self._driver.namespace.find(self._path)
         assert entity is not None
         self._driver.submit(entity, CreditGranted(self, self.limit, drain=False))
-        assert effect.token is not None
-        self.seqs.append(effect.row.seq)
-        self.tokens.append(effect.token)
+        self.seqs += [row.seq for row in effect.rows]
+        self.tokens += [token for token in effect.tokens if token is not None]
+        assert len(self.tokens) == len(self.seqs)
         if len(self.seqs) == self._wanted:
             self.done.set()
 

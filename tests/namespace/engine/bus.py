@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from twinbus.amqp.sections import Envelope, Header, message, read_envelope
 from twinbus.amqp.sections import Properties as MessageProperties
@@ -33,11 +33,19 @@ START = 1_700_000_000_000
 PING = "application/vnd.ms-servicebus-ping"
 
 
+class Delivery(NamedTuple):
+    """One message of a Deliver."""
+
+    row: Row
+    token: bytes | None
+    locked_until: int | None
+
+
 @dataclass(eq=False, repr=False)
 class Receiver:
     """What a link of the front would be: it keeps what it was told."""
 
-    deliveries: list[Deliver] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
     drained: int = 0
     session: str | None = None
     locked_until: int | None = None
@@ -183,8 +191,8 @@ class Bus:
                     self.answers.append(result)
                     if callable(reply):
                         reply(result)
-                case Deliver(receiver):
-                    receiver.deliveries.append(effect)
+                case Deliver(receiver, rows, tokens, until):
+                    receiver.deliveries += [Delivery(*each, until) for each in zip(rows, tokens, strict=True)]
                 case Drain(receiver):
                     receiver.drained += 1
                 case AcceptSession(receiver, session, until):

@@ -16,11 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
-from twinbus.namespace.engine.effects import Deliver, Refusal
+from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.rows import BrowseRows, Lane, Row
 from twinbus.namespace.engine.topic import Topic
 
-from .bus import Bus, Receiver, envelope, text_of
+from .bus import Bus, Delivery, Receiver, envelope, text_of
 from .model import LANES, Holder, Message, Model
 
 OUTCOMES: dict[str, events.Outcome] = {
@@ -373,7 +373,7 @@ class World(RuleBasedStateMachine):
         assert guest.receiver.locked_until is not None
         model.holders[guest] = Holder(session, guest.receiver.locked_until)
 
-    def _check(self, guest: Guest, delivery: Deliver, now: int) -> None:
+    def _check(self, guest: Guest, delivery: Delivery, now: int) -> None:
         model = self.models[guest.path]
         message = model.messages[text_of(delivery.row)]
         assert message.state == ("dead" if guest.dead else "active"), "delivered from where it stands"

@@ -56,11 +56,14 @@ class Answer(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Send one message to a receiver. In receive-and-delete (`token` None) it was dropped by this step's writes."""
+    """Send messages to a receiver, in this order, each under its token until `locked_until`.
+
+    In receive-and-delete (tokens and `locked_until` None) they were dropped by this step's writes.
+    """
 
     receiver: Any
-    row: Row
-    token: bytes | None
+    rows: list[Row]
+    tokens: list[bytes | None]
     locked_until: int | None
 
 

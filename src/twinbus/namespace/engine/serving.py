@@ -77,6 +77,7 @@ def _deliver_ready(shelf: Shelf, feed: Feed, now: int, step: Step) -> None:
     session, hungry, effects = feed.session, feed.hungry, step.effects
     until = now + shelf.settings.lock_duration if session is None else session.until
     take, new_token, lock = feed.window.take, shelf.supplies.new_token, shelf.locks.take
+    runs: dict[Consumer, Deliver] = {}
     count = size = more = 0
     while hungry and (row := take()) is not None:
         if row.expires is not None and row.expires <= now:
@@ -84,14 +85,19 @@ def _deliver_ready(shelf: Shelf, feed: Feed, now: int, step: Step) -> None:
             continue
         consumer = hungry[0]
         consumer.taken += 1
-        consumer.fed = True
+        run = runs.get(consumer)
+        if run is None:
+            consumer.fed = True
+            run = runs[consumer] = Deliver(consumer.receiver, [], [], until if consumer.peek_lock else None)
+            effects.append(run)
+        token = None
         if consumer.peek_lock:
             token = new_token()
             lock(token, row, until, session)
-            effects.append(Deliver(consumer.receiver, row, token, until))
         else:
             drop(shelf, row, step)
-            effects.append(Deliver(consumer.receiver, row, None, None))
+        run.rows.append(row)
+        run.tokens.append(token)
         count += 1
         size += row.size
         if row.size > UNIT:

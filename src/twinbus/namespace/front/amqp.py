@@ -258,10 +258,10 @@ class AmqpConnection:
             if not disposition.settled:
                 self.dispose_sent(session, delivery_id, delivery_id, disposition.state)
 
-    def remember(self, session: Session, delivery_id: int, link: OutgoingLink, token: bytes) -> None:
-        """A delivery left and waits to be settled."""
+    def remember(self, session: Session, deliveries: dict[int, tuple[OutgoingLink, bytes]]) -> None:
+        """Deliveries left and wait to be settled."""
         unsettled = self._unsettled[session]
-        unsettled[delivery_id] = (link, token)
+        unsettled.update(deliveries)
         if len(unsettled) >= self._look_again_at.get(session, _MANY_UNSETTLED):
             self._let_go_of_lapsed(session, unsettled)
 

@@ -44,6 +44,8 @@ _SLICE_BYTES = 2 * 1024 * 1024
 _SLICE = 500
 # The header's ttl is a uint of milliseconds: 49 days (AMQP 3.2.1).
 _LONGEST_TTL = 0xFFFF_FFFF
+_Held = tuple[Row, bytes | None, int | None]
+"""A delivery that waits: row, token, locked until."""
 _STATES = {Lane.DEFERRED: 1, Lane.DEAD_DEFERRED: 1, Lane.TRANSFER_DEAD_DEFERRED: 1, Lane.SCHEDULED: 2}
 
 
@@ -88,7 +90,7 @@ class OutgoingLink:
         self._decided = 0
         self._limit = 0
         self._granted = 0
-        self._held: deque[Deliver] = deque()
+        self._held: deque[_Held] = deque()
         self._swallowed_by: Fault | None = None
         self._owes_drain = False
         self._slice = _SLICE
@@ -180,22 +182,32 @@ class OutgoingLink:
     # --- from the engine ---------------------------------------------------------------------------------------
 
     def deliver(self, effect: Deliver) -> None:
-        """Send one message to the peer."""
-        self._decided += 1
+        """Send messages to the peer."""
+        rows, tokens, until = effect.rows, effect.tokens, effect.locked_until
+        self._decided += len(rows)
         if self._held or self._is_swallowed():
-            self._held.append(effect)
-        elif self._open and self._link.credit > 0:
-            self._send(effect)
-        elif effect.token is not None:
-            # The link is gone, or its credit was taken back meanwhile: as if it had not been delivered.
-            settled = MessagesSettled(_ignore, (effect.token,), Release(), self.session)
-            self._connection.driver.submit(self.entity, settled)
-        elif self._open:
-            self._held.append(effect)  # deleted already: it has to reach this receiver
+            self._held.extend((row, token, until) for row, token in zip(rows, tokens, strict=True))
         else:
-            _log.warning("a message received and deleted found its receiver gone", extra={"entity": self.entity.path})
+            sent = min(len(rows), self._link.credit) if self._open else 0
+            self._send(rows[:sent], tokens[:sent], until)
+            if sent < len(rows):
+                self._keep_or_release(rows[sent:], tokens[sent:])
         if self._granted < self._limit and self._granted - self._decided <= self._slice // 2:
             self._grant()
+
+    def _keep_or_release(self, rows: list[Row], tokens: list[bytes | None]) -> None:
+        """The link is gone, or its credit was taken back meanwhile."""
+        if locked := tuple(token for token in tokens if token is not None):
+            # As if they had not been delivered.
+            self._connection.driver.submit(self.entity, MessagesSettled(_ignore, locked, Release(), self.session))
+        elif self._open:
+            self._held.extend((row, None, None) for row in rows)  # deleted already: they have to reach this receiver
+        else:
+            _log.warning(
+                "%d messages received and deleted found their receiver gone",
+                len(rows),
+                extra={"entity": self.entity.path},
+            )
 
     def _is_swallowed(self) -> bool:
         """Whether a black hole lies between this delivery and its receiver; what it holds goes on when it is over."""
@@ -217,16 +229,26 @@ class OutgoingLink:
 
     def _send_held(self) -> None:
         while self._held and self._link.credit > 0 and not self._is_swallowed():
-            self._send(self._held.popleft())
+            row, token, until = self._held.popleft()
+            self._send([row], [token], until)
 
-    def _send(self, effect: Deliver) -> None:
-        row, token = effect.row, effect.token
-        parts = encoded(row, token=token, locked_until=effect.locked_until)
-        tag = token if token is not None else self._decided.to_bytes(8, "big")
-        delivery_id = self._link.send(tag, parts, message_format=0, settled=token is None)
-        if token is not None:
-            self._connection.remember(self._link.session, delivery_id, self, token)
-        self._slice = _SLICE if row.size * _SLICE <= _SLICE_BYTES else max(8, _SLICE_BYTES // row.size)
+    def _send(self, rows: list[Row], tokens: list[bytes | None], until: int | None) -> None:
+        if not rows:
+            return
+        link, send = self._link, self._link.send
+        unsettled: dict[int, tuple[OutgoingLink, bytes]] = {}
+        for row, token in zip(rows, tokens, strict=True):
+            try:
+                parts = encoded(row, token=token, locked_until=until)
+                if token is None:
+                    send(link.delivery_count.to_bytes(8, "big"), parts, settled=True)
+                else:
+                    unsettled[send(token, parts)] = (self, token)
+            except Exception:  # one message's trouble must not keep others from their receiver
+                _log.exception("a message could not be sent", extra={"entity": self.entity.path})
+        self._connection.remember(link.session, unsettled)
+        size = rows[-1].size
+        self._slice = _SLICE if size * _SLICE <= _SLICE_BYTES else max(8, _SLICE_BYTES // size)
         self._connection.flush_soon()
 
     def drain(self) -> None:
