@@ -101,7 +101,7 @@ def measure(tables: Tables, entries: int, rounds: int, meter: ProcessMeter) -> d
     database = oracle.connect(tables.root, tables.version())
     database.execute(f"set threads = {os.cpu_count() or 2}")
     jobs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "reconcile": (lambda: spark_reconcile(tables), lambda: oracle.named(database, oracle.RECONCILE)),
+        "reconcile": (lambda: spark_reconcile(tables), lambda: oracle.named(database, oracle.RECONCILE_UNREDIRECTED)),
         "cost": (lambda: spark_cost(tables), lambda: oracle.rows(database, oracle.COST)),
     }
     found = {}

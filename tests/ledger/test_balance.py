@@ -180,17 +180,36 @@ def test_a_dead_letter_resubmitted_to_another_entity_is_a_message_for_that_one()
     assert balance([*history, home, gone]).delivered == Counter({elsewhere: 1})
 
 
-def test_a_dead_letter_redirected_where_nothing_else_is_known_of_it_is_one_message_of_the_other_entity() -> None:
+@pytest.mark.parametrize("before", [[], ["unknown"], ["server_busy", "unknown"]])
+def test_a_dead_letter_redirected_that_was_never_accepted_is_unconfirmed_at_the_other_entity(before: list[str]) -> None:
     elsewhere = Message("contoso/elsewhere", "a")
-    redirected = Movement(
-        at=0, id="m", move=Move.REDIRECTED, ids=("a",), source=DESTINATION, destination=elsewhere.destination
+    history: list[Entry] = [operation(DIVERT, "a", result=result) for result in before]
+    history += redirection("a", DESTINATION, elsewhere.destination)
+    assert balance(history).unconfirmed == Counter({elsewhere: 1})
+    assert counts(balance(history)) == {"unconfirmed": 1}
+    history += redirection("a", elsewhere.destination, "contoso/third")
+    assert balance(history).unconfirmed == Counter({Message("contoso/third", "a"): 1})
+    assert counts(balance(history)) == {"unconfirmed": 1}
+
+
+def test_what_is_redirected_more_often_than_it_was_accepted_is_accepted_as_often_as_it_was() -> None:
+    history: list[Entry] = [operation(DIVERT, "a"), operation(DIVERT, "a", result="unknown")]
+    history += [*redirection("a", DESTINATION, "contoso/one"), *redirection("a", DESTINATION, "contoso/two")]
+    # The same id for an entity that nothing was redirected to is another message.
+    history.append(replace(operation(Stage.SEND_PRIMARY, "a"), entity="aside"))
+    found = balance(history)
+    assert found.in_backlog == Counter({Message("contoso/two", "a"): 1})
+    assert found.unconfirmed == Counter({Message("contoso/one", "a"): 1})
+    assert found.delivered == Counter({Message("contoso/aside", "a"): 1})
+    assert counts(found) == {"accepted": 2, "in_backlog": 1, "delivered": 1, "unconfirmed": 1}
+
+
+def redirection(name: str, source: str, destination: str) -> list[Entry]:
+    """As `deadletter resubmit --to` writes it."""
+    moved = Movement(
+        at=0, id=f"{source}-{destination}", move=Move.REDIRECTED, ids=(name,), source=source, destination=destination
     )
-    moved = [replace(operation(stage, "a"), destination=elsewhere.destination) for stage in (RESUBMIT, COMPLETE)]
-    found = balance([*moved, redirected])
-    assert found.accepted == found.in_backlog == Counter({elsewhere: 1})
-    assert counts(found) == {"accepted": 1, "in_backlog": 1}
-    unsure = balance([operation(DIVERT, "a", result="unknown"), *moved, redirected])
-    assert counts(unsure) == {"accepted": 1, "in_backlog": 1}
+    return [*(replace(operation(stage, name), destination=destination) for stage in (RESUBMIT, COMPLETE)), moved]
 
 
 def test_what_the_ledger_does_not_hold_is_told() -> None:

@@ -17,7 +17,7 @@ _TYPES: Final = {
     "map<string,string>": "map(varchar, varchar)",
 }
 
-RECONCILE: Final = """
+_RECONCILE: Final = """
 with each as (
     select destination, stage, "at", unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids, failed, result
     from operations
@@ -40,7 +40,7 @@ with each as (
         count(*) filter (result = 'unknown' and stage in ('send_backlog', 'resubmit_backlog')) as maybe_stored,
         count(*) filter (result = 'ok' and stage = 'complete_backlog') as removed,
         count(*) filter (result = 'unknown' and stage = 'complete_backlog') as maybe_removed,
-        0 as dead, 0 as doubted
+        0 as dead, 0 as doubted, 0 as redirected
     from judged where result in ('ok', 'unknown') group by all
 ), moved as (
     select lower(destination) as destination, unnest(ids) as id, lower(source) as source, move
@@ -49,20 +49,22 @@ with each as (
     select destination, id, count(*) filter (move = 'redirected') as accepted, 0 as delivered, 0 as maybe_delivered,
         count(*) filter (move = 'redirected') as stored, 0 as maybe_stored, 0 as removed, 0 as maybe_removed,
         count(*) filter (move = 'dead_lettered') - count(*) filter (move = 'resubmitted') as dead,
-        count(*) filter (move = 'possible_duplicate') as doubted
+        count(*) filter (move = 'possible_duplicate') as doubted, count(*) filter (move = 'redirected') as redirected
     from moved group by all
     union all
-    select source, id, -count(*), 0, 0, -count(*), 0, 0, 0, -count(*), 0
+    select source, id, -count(*), 0, 0, -count(*), 0, 0, 0, -count(*), 0, 0
     from moved where move = 'redirected' group by all
 ), sums as (
-    select destination, id, greatest(0, sum(accepted)) as n, sum(delivered) as d, sum(maybe_delivered) as md,
-        sum(stored) as s, sum(maybe_stored) as ms, sum(removed) as r, sum(maybe_removed) as mr,
-        sum(dead) as dead, sum(doubted) as doubted
+    select destination, id, sum(accepted) as a, sum(redirected) as redirected, sum(delivered) as d,
+        sum(maybe_delivered) as md, sum(stored) as s, sum(maybe_stored) as ms, sum(removed) as r,
+        sum(maybe_removed) as mr, sum(dead) as dead, sum(doubted) as doubted
     from (select * from effects union all select * from moves) group by all
+), resolved as (
+    {resolved}
 ), bounds as (
     select *, greatest(0, s - r - mr) as held, greatest(0, s + ms - r) as hoped,
         greatest(0, n - d - md - greatest(0, s + ms - r)) as lost, greatest(0, d - greatest(n, 1)) as duplicated
-    from sums
+    from resolved
 ), verdicts as (
     select destination, id, n as accepted, least(n, d) as delivered, greatest(0, n - d - held) - lost as unknown, lost,
         duplicated, n - least(n, d) - greatest(0, n - d - held) as there, greatest(0, dead) as dead,
@@ -77,6 +79,19 @@ select count(*) as messages, sum(accepted) as accepted, sum(delivered) as delive
     sum(unconfirmed) as unconfirmed
 from verdicts
 """
+
+RECONCILE: Final = _RECONCILE.format(
+    resolved="""
+    -- What was redirected more often than accepted brought no acceptance along.
+    select *, greatest(0, a) - least(brought, greatest(0, debt - coalesce(paid, 0))) as n
+    from (select *, sum(greatest(0, -a)) over (partition by id) as debt,
+              sum(brought) over (partition by id order by destination rows between unbounded preceding
+                                 and 1 preceding) as paid
+          from (select *, greatest(0, least(a, redirected)) as brought from sums))
+    """
+)
+# Of a ledger in which nothing was redirected.
+RECONCILE_UNREDIRECTED: Final = _RECONCILE.format(resolved="select *, a as n from sums")
 
 COST: Final = """
 select day, stage, lower(namespace), lower(entity), count(*), sum(len(ids)), sum(units), sum(bytes),

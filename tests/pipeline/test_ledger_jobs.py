@@ -16,10 +16,10 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from tests.pipeline import oracle
-from tests.pipeline.books import HOUR, MIDNIGHT, history, operation, segment_name, state, write_segments
+from tests.pipeline.books import HOUR, MIDNIGHT, history, movement, operation, segment_name, state, write_segments
 from twinbus.ledger import Balance, Message, balance, read_ledger
 from twinbus.ledger.encoding import encode
-from twinbus.ledger.entries import Closed, Entry, Header, Intent, Role, Stage
+from twinbus.ledger.entries import Closed, Entry, Header, Intent, Move, Role, Stage
 from twinbus.pipeline import cost, latency, series
 from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.jobs import JOBS, following, incomplete, over_history, so_far
@@ -315,6 +315,59 @@ def test_d3_what_may_yet_be_told_at_the_edges_is_in_flight_and_what_came_home_la
         .collect()
     }
     assert days == {22: 7, 23: 4}
+
+
+def redirection(name: str, source: str, destination: str, at: int) -> list[Entry]:
+    """As `deadletter resubmit --to` writes it."""
+    moved = movement(Move.REDIRECTED, name, at=at, to=destination, source=f"CONTOSO/{source}")
+    return [
+        *(operation(stage, name, at=at, to=destination) for stage in (Stage.RESUBMIT_BACKLOG, Stage.COMPLETE_BACKLOG)),
+        moved,
+    ]
+
+
+def test_d3_what_was_redirected_is_accepted_where_it_went_as_often_as_it_was_before(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    later = MIDNIGHT + 24 * HOUR
+    first: list[Entry] = [
+        operation(Stage.SEND_BACKLOG, "known", "twice", "lost", "aside"),
+        operation(Stage.SEND_BACKLOG, "unsure", result="unknown"),
+        operation(Stage.SEND_PRIMARY, "never", "unsure", to="aside"),
+    ]
+    second: list[Entry] = [
+        entry
+        for name in ("known", "unsure", "never", "twice", "lost")
+        for entry in redirection(name, "orders", "elsewhere", later)
+    ]
+    second += redirection("twice", "orders", "another", later)
+    second += [*redirection("never", "elsewhere", "another", later), *redirection("never", "another", "third", later)]
+    second += [
+        operation(stage, "known", at=later, to="elsewhere") for stage in (Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG)
+    ]
+    second += [operation(Stage.COMPLETE_BACKLOG, "lost", at=later, to="elsewhere")]
+    tables, ledger = Tables(spark, tmp_path / "tables"), tmp_path / "ledger"
+    for number, entries in enumerate((first, second), 1):
+        write(ledger, number, entries)
+        ingest(spark, ledger, tables.root, extend=following(["reconcile"])).awaitTermination()
+    found = balance(read_ledger(ledger))
+    assert {(message.destination, message.id) for message in found.unconfirmed} == {
+        ("contoso/elsewhere", "unsure"), ("contoso/third", "never"), ("contoso/another", "twice")
+    }  # fmt: skip
+    assert found.lost == {Message("contoso/elsewhere", "lost"): 1}
+    for run in (over_history, so_far):
+        assert found_in(run(tables, JOBS["reconcile"]).collect()) == expected_of(found)
+    sums = {name: getattr(found, name).total() for name in JUDGED if name != "in_flight"}
+    said = oracle.named(oracle.connect(tables.root, tables.version()), oracle.RECONCILE)
+    assert sums == {name: said[name] for name in sums}
+    # A message that may have been accepted before the window may not be called unconfirmed without a word.
+    rows = over_history(tables, JOBS["reconcile"], Window(DAY.replace(day=23))).where("id is not null").collect()
+    assert {(row.destination, row.id): (row.unconfirmed, row.in_flight, row.lost) for row in rows} == {
+        ("contoso/elsewhere", "unsure"): (1, 1, 0),
+        ("contoso/third", "never"): (1, 1, 0),
+        ("contoso/another", "twice"): (1, 1, 0),
+        ("contoso/elsewhere", "lost"): (0, 0, 1),
+    }
 
 
 def test_d3_operations_of_thousands_of_messages_of_which_many_failed_and_ids_beyond_measure_add_up(

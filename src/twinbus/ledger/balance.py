@@ -67,6 +67,7 @@ class _Sums:
     maybe_removed: int = 0
     dead_lettered: int = 0
     doubted: int = 0
+    redirected: int = 0
 
     def add(self, effect: _Effect, result: str) -> None:
         if result == OK:
@@ -149,6 +150,7 @@ def balance(entries: Iterable[Entry]) -> Balance:
     if ended:
         result.incomplete.append(f"{len(ended)} outcomes have no intent: {', '.join(sorted(ended)[:5])}")
     result.incomplete += _missing(written, closed)
+    _resolve(sums)
     for message, sum_ in sums.items():
         _judge(result, message, sum_)
     return result
@@ -182,15 +184,31 @@ def _move(sums: dict[Message, _Sums], entry: Movement) -> None:
                 before.accepted, before.stored = before.accepted - 1, before.stored - 1
                 before.dead_lettered -= 1
                 sum_.accepted, sum_.stored = sum_.accepted + 1, sum_.stored + 1
+                sum_.redirected += 1
             case Move.POSSIBLE_DUPLICATE:
                 sum_.doubted += 1
             case Move.KEPT:
                 pass
 
 
+def _resolve(sums: Mapping[Message, _Sums]) -> None:
+    """What was redirected more often than it was accepted, as far as this ledger knows, brought no acceptance along.
+
+    Where its id went to several destinations, the first by name lack it.
+    """
+    debts: Counter[str] = Counter()
+    for message, before in sums.items():
+        if before.accepted < 0:
+            debts[message.id] -= before.accepted
+    for message in sorted(one for one, after in sums.items() if one.id in debts and after.redirected):
+        after = sums[message]
+        lacking = max(0, min(after.accepted, after.redirected, debts[message.id]))
+        after.accepted -= lacking
+        debts[message.id] -= lacking
+
+
 def _judge(result: Balance, message: Message, sums: _Sums) -> None:
-    # What was redirected may have been accepted where this ledger does not reach.
-    accepted = max(0, sums.accepted)
+    accepted = max(0, sums.accepted)  # below 0 where it was redirected more often
     # The worst and the best of the ways in which the operations of unknown outcome may have gone.
     held = max(0, sums.stored - sums.removed - sums.maybe_removed)
     hoped = max(0, sums.stored + sums.maybe_stored - sums.removed)

@@ -1,4 +1,4 @@
-"""The ledger's jobs, each three functions from rows to rows, and the two ways to run them: over history, or followed.
+"""The ledger's jobs, each a few functions from rows to rows, and the two ways to run them: over history, or followed.
 
 Followed, the tallies of every batch are kept and committed with the batch; a restart goes on from there, and a job that
 was not followed for a while begins anew. What a job finds is decided in its own module.
@@ -23,6 +23,7 @@ from twinbus.pipeline.window import Window
 
 Tally = Callable[[DataFrame, DataFrame], DataFrame]
 Merge = Callable[[DataFrame], DataFrame]
+Resolve = Callable[[DataFrame, DataFrame], DataFrame]
 Settle = Callable[[DataFrame, Window, int], DataFrame]
 
 
@@ -31,7 +32,8 @@ class Job:
     """`tally` reads operations and other entries, row by row; `merge` adds tallies; `settle` says what they amount to.
 
     `merge` of merged ones is `merge` of all: that is what lets a stream go on where it was. `onward`: what happens to
-    messages of a window is told after it, too.
+    messages of a window is told after it, too. `resolve`: between the last two, from the sums and the entries, or the
+    tallies that were kept: what the sums of one message owe to those of another.
     """
 
     name: str
@@ -41,12 +43,21 @@ class Job:
     merge: Merge
     settle: Settle
     onward: bool = True
+    resolve: Resolve = lambda sums, _: sums
 
 
 JOBS: Final[Mapping[str, Job]] = {
     job.name: job
     for job in (
-        Job("reconcile", reconcile.TALLIES, reconcile.RESULT, reconcile.tally, reconcile.merge, reconcile.settle),
+        Job(
+            "reconcile",
+            reconcile.TALLIES,
+            reconcile.RESULT,
+            reconcile.tally,
+            reconcile.merge,
+            reconcile.settle,
+            resolve=reconcile.resolve,
+        ),
         Job("cost", cost.TALLIES, cost.RESULT, cost.tally, cost.merge, cost.settle, onward=False),
         Job("incidents", incidents.TALLIES, incidents.RESULT, incidents.tally, incidents.merge, incidents.settle),
         Job("latency", latency.TALLIES, latency.RESULT, latency.tally, latency.merge, latency.settle),
@@ -61,7 +72,8 @@ def over_history(tables: Tables, job: Job, window: Window | None = None) -> Data
     """What a job finds in all that was ingested, or in a window of it."""
     version, window = tables.version(), window or Window()
     operations, entries = history(tables, version, window.days_onward() if job.onward else window.days())
-    return job.settle(job.merge(job.tally(operations, entries)), window, version.newest)
+    sums = job.resolve(job.merge(job.tally(operations, entries)), entries)
+    return job.settle(sums, window, version.newest)
 
 
 def history(tables: Tables, version: Version, days: Column) -> tuple[DataFrame, DataFrame]:
@@ -126,7 +138,8 @@ def so_far(tables: Tables, job: Job, window: Window | None = None) -> DataFrame:
     kept = tables.read(TALLIES + job.name, job.tallies, version)
     nothing = tables.read_parts((), SCHEMAS[ENTRIES])
     doubtful = job.tally(_begun(tables, version), nothing).select(*columns(job.tallies))
-    return job.settle(job.merge(kept.unionAll(doubtful)), window or Window(), version.newest)
+    sums = job.resolve(job.merge(kept.unionAll(doubtful)), kept)
+    return job.settle(sums, window or Window(), version.newest)
 
 
 # --- what is missing -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The balance of `twinbus.ledger.balance` over any number of messages: one shuffle, and nothing but sums.
 
-A tally is what one operation or movement did to one message; tallies of a message are added; the sums are judged. The
-stages' effects are the balance's own.
+A tally is what one operation or movement did to one message; tallies of a message are added; the sums are judged. Where
+messages were redirected, their sums are resolved first, by a second shuffle. The stages' effects are the balance's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from operator import or_
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger.balance import EFFECTS
@@ -29,6 +30,7 @@ SUMS: Final = (
     "maybe_removed",
     "dead_lettered",
     "doubted",
+    "redirected",
 )
 TALLIES: Final = (
     "destination string, id string, "
@@ -62,7 +64,7 @@ _MOVED: Final[Mapping[str, Mapping[str, int]]] = {
     Move.DEAD_LETTERED: {"dead_lettered": 1},
     Move.RESUBMITTED: {"dead_lettered": -1},
     # From here on it is a message for another entity: what was accepted and stored goes with it.
-    Move.REDIRECTED: {"accepted": 1, "stored": 1},
+    Move.REDIRECTED: {"accepted": 1, "stored": 1, "redirected": 1},
     _AWAY: {"accepted": -1, "stored": -1, "dead_lettered": -1},
     Move.POSSIBLE_DUPLICATE: {"doubted": 1},
 }
@@ -148,6 +150,25 @@ def merge(tallies: DataFrame) -> DataFrame:
         F.max("last_accepted").alias("last_accepted"),
         F.max("last").alias("last"),
     )
+
+
+def resolve(sums: DataFrame, told: DataFrame) -> DataFrame:
+    """As the balance does it: an acceptance that was never there is brought along by no message that was redirected.
+
+    `told`: the entries or tallies that say whether any was, which is asked at once: it is seldom so.
+    """
+    redirected = F.col("redirected") > 0 if "redirected" in told.columns else F.col("move") == str(Move.REDIRECTED)
+    if told.where(redirected).isEmpty():
+        return sums
+    same = Over.partitionBy("id")
+    before = same.orderBy("destination").rowsBetween(Over.unboundedPreceding, -1)
+    debt = F.sum(F.greatest(F.lit(0), -F.col("accepted"))).over(same)
+    brought = F.greatest(F.lit(0), F.least("accepted", "redirected"))
+    paid = F.coalesce(F.sum(brought).over(before), F.lit(0))
+    lacking = F.least(brought, F.greatest(F.lit(0), debt - paid))
+    rows = sums.withColumn("accepted", (F.col("accepted") - lacking).cast("int"))
+    known = (F.col("redirected") == 0) | (F.col("accepted") > 0)
+    return rows.withColumns({name: F.when(known, F.col(name)) for name in ("first_accepted", "last_accepted")})
 
 
 # --- judgement -------------------------------------------------------------------------------------------------------
