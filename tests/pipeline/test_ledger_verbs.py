@@ -171,14 +171,14 @@ def test_d3_a_stream_whose_driver_and_jvm_are_killed_goes_on_where_it_was(spark:
     )
     try:
         deadline = time.monotonic() + PATIENCE
-        while tables.version().number < 2 and time.monotonic() < deadline:
+        while tables.version().number < 1 and time.monotonic() < deadline:
             assert follower.poll() is None, "the follower ended by itself"
             time.sleep(0.05)
     finally:
         os.killpg(follower.pid, signal.SIGKILL)
         follower.wait()
     reached = tables.version()
-    assert reached.number >= 2
+    assert reached.number >= 1
     assert reached.followed == dict.fromkeys(JOBS, reached.number)
     whole = balance(read_ledger(ledger, lambda _: None))
     assert tables.read(OPERATIONS).count() > 0

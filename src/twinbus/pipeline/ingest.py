@@ -37,6 +37,7 @@ class Batch:
     """Lines that were parsed. `first` and `last`: their days, as numbers since 1970."""
 
     rows: DataFrame
+    count: int
     rejected: int
     first: int
     last: int
@@ -82,6 +83,7 @@ def take(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None =
     try:
         batch = _measured(rows)
         before = tables.version()
+        tables.divide(before, PENDING, rows=batch.count)
         looked = looked_at(rows.where("line is not null"), ledger).persist() if batch.rejected else None
         after = _written(tables, before, batch, looked, ledger)
         after = extend(tables, before, after) if extend is not None else after
@@ -93,9 +95,9 @@ def take(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None =
 
 
 def _measured(rows: DataFrame) -> Batch:
-    found = rows.agg(F.count("line"), F.min("day"), F.max("day"), F.max("at")).first()
+    found = rows.agg(F.count("*"), F.count("line"), F.min("day"), F.max("day"), F.max("at")).first()
     assert found is not None, "an aggregate without keys has a row"
-    return Batch(rows, found[0], found[1] or 0, found[2] or 0, found[3] or 0)
+    return Batch(rows, found[0], found[1], found[2] or 0, found[3] or 0, found[4] or 0)
 
 
 def _written(tables: Tables, before: Version, batch: Batch, looked: DataFrame | None, ledger: Path) -> Version:

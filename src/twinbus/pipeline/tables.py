@@ -48,6 +48,8 @@ _KEPT_COMMITS: Final = 16
 _PIECES: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 # Of files, which hold several times as much in memory.
 _PIECE_BYTES: Final = 4 * 1024 * 1024
+_ROW_BYTES: Final = 40
+_FEWEST_PIECES: Final = 2
 _MOST_PIECES: Final = 200
 
 
@@ -108,15 +110,17 @@ class Tables:
         frames = [self.spark.read.schema(schema).parquet(str(self.root / part.path)) for part in parts]
         return _union(frames)
 
-    def divide(self, version: Version, *tables: str) -> None:
+    def divide(self, version: Version, *tables: str, rows: int = 0) -> None:
         """Let what is computed from these be added in as many pieces as keep each in memory, few where there is little.
 
-        Sixty-four for a few rows would take seconds; two for a hundred million would not fit.
+        Sixty-four for a few rows would take seconds; two for a hundred million would not fit. `rows`: that are not in
+        the tables yet.
         """
         parts = [self.root / part.path for table in tables for part in version.of(table)]
-        size = sum(file.stat().st_size for part in parts for file in part.glob("**/*.parquet"))
-        least = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        self.spark.conf.set(_PIECES, str(max(least, min(_MOST_PIECES, size // _PIECE_BYTES))))
+        size = sum(file.stat().st_size for part in parts for file in part.glob("**/*.parquet")) + rows * _ROW_BYTES
+        # Spark's own setting, 200 where nobody has set it, is for who has more than these bytes would ask for.
+        most = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        self.spark.conf.set(_PIECES, str(max(_FEWEST_PIECES, min(max(_MOST_PIECES, most), size // _PIECE_BYTES))))
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
