@@ -77,6 +77,7 @@ FIRST_LIST = [
     (asyncio.IncompleteReadError(b"", 8), K.CONNECTION_LOST),
     (from_sdk(amqp.AMQPLinkError(amqp.ErrorCondition.LinkDetachForced)), K.DETACHED),
     (from_sdk(amqp.AMQPLinkError(amqp.ErrorCondition.LinkStolen)), K.DETACHED),
+    (from_sdk(ValueError("Management Operation error occurred.")), K.DETACHED),
     (from_sdk(amqp.AMQPLinkError(amqp.ErrorCondition.InternalError)), K.INTERNAL),
     (from_sdk(amqp.AMQPException(b"com.microsoft:never-heard-of")), K.INTERNAL),
     (from_sdk(AttributeError("'NoneType' object has no attribute 'work'")), K.INTERNAL),

@@ -197,9 +197,11 @@ def _number(value: object) -> int | None:
 
 # --- what it is called -----------------------------------------------------------------------------------------------
 
-# ValueError and TypeError of the SDK that are no bad argument: the last is its own state, gone with the connection.
+# ValueError and TypeError of the SDK that are no bad argument. The second is all it says when a link to `$management` ends;
+# the last is its own state, gone with the connection.
 TEXTS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("handler has already been shutdown", FailureKind.CLOSED),
+    ("Management Operation error occurred", FailureKind.DETACHED),
     ("reciprocal protocol header", FailureKind.PROTOCOL),
     ("Handler failed: 'NoneType' object", FailureKind.INTERNAL),
 )
@@ -331,11 +333,10 @@ def classify(evidence: Evidence) -> FailureKind:
 
 
 # What ends a link, a session or a connection, or fails to prolong the right to them, answers nothing that was asked on
-# them. The text is all that the SDK says when a link to `$management` ends.
+# them.
 _NO_ANSWERS: Final = frozenset(
     {"AMQPLinkError", "AMQPSessionError", "AMQPConnectionError", "AuthenticationException"}
 ).union(name for name, _ in NAMES_BEFORE_CONDITIONS)
-_NO_ANSWER: Final = "Management Operation error occurred"
 
 
 def was_refused(error: BaseException) -> bool:
@@ -344,7 +345,7 @@ def was_refused(error: BaseException) -> bool:
     Of one that failed otherwise nobody knows whether the service carried it out, whatever the condition says.
     """
     evidence = evidence_of(error)
-    unanswered = evidence.cut_off or _NO_ANSWER in evidence.text or not _NO_ANSWERS.isdisjoint(evidence.names)
+    unanswered = evidence.cut_off or not _NO_ANSWERS.isdisjoint(evidence.names)
     return not unanswered and classify(evidence) in REFUSED
 
 

@@ -296,6 +296,17 @@ async def test_s5_a_call_in_flight_that_fails_after_the_failover_diverts_and_suc
     assert state_of(pair, queue) == "failed_over"
 
 
+async def test_s2_s10_scheduling_that_is_thrown_off_again_and_again_diverts(world: World, queue: str) -> None:
+    pair = await world.pair()
+    sender = await world.sender(pair, queue)
+    world.primary.faults.set("detach", entity=queue, points=["request"])
+    later = datetime.now(UTC) + timedelta(hours=1)
+    async with asyncio.timeout(AT_ONCE):
+        await world.do(sender.schedule_messages, ServiceBusMessage("x", message_id="later"), later)
+    assert state_of(pair, queue) == "failed_over"
+    assert [one.message_id for one in await world.backlog(pair)] == ["later"]
+
+
 @pytest.mark.parametrize("call", ["send_messages", "create_message_batch", "schedule_messages", "open"])
 async def test_s12_every_call_ends_on_a_port_that_accepts_and_says_nothing(world: World, queue: str, call: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
