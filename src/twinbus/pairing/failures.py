@@ -197,8 +197,8 @@ def _number(value: object) -> int | None:
 
 # --- what it is called -----------------------------------------------------------------------------------------------
 
-# ValueError and TypeError of the SDK that are no bad argument. The second is all it says when a link to `$management` ends;
-# the last is its own state, gone with the connection.
+# ValueError and TypeError of the SDK that are no bad argument. The second is all it says when a link to `$management`
+# ends; the last is its own state, gone with the connection.
 TEXTS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("handler has already been shutdown", FailureKind.CLOSED),
     ("Management Operation error occurred", FailureKind.DETACHED),
