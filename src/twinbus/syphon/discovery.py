@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from twinbus.pairing.administration import LISTING, Administration, AioAdministration, failure_of
 from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
 from twinbus.pairing.paths import backlog_queue_index, backlog_queue_path, extra_backlog_queues
+from twinbus.syphon.progress import Tally
 from twinbus.syphon.transport import BacklogFailedError, Transport
 
 _log = logging.getLogger(__name__)
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 _GAP: Final = 10
 # The management API answers with so many at a time.
 _PAGE: Final = 100
+_COUNT_SECONDS: Final = 10.0
 
 
 class Discovery(Protocol):
@@ -32,6 +34,25 @@ class Discovery(Protocol):
         """Messages in all of them, dead-lettered ones not counted; None where nobody can tell."""
 
     async def close(self) -> None: ...
+
+
+class Remainder:
+    """What is left, for those who look on: `told` is what the secondary said last.
+
+    It is asked every few seconds at most, and only if something was moved since: idle, a syphon costs its polls (Y2).
+    """
+
+    def __init__(self, discovery: Discovery) -> None:
+        self.told: int | None = None
+        self._discovery = discovery
+        self._asked: tuple[float, int] | None = None
+
+    async def count(self, total: Tally, now: float) -> int | None:
+        moved = total.returned + total.deferred + total.dead_lettered
+        if self._asked is None or (now - self._asked[0] > _COUNT_SECONDS and moved != self._asked[1]):
+            self.told = await self._discovery.remaining()
+            self._asked = (now, moved)
+        return self.told
 
 
 def _further_pages(asked: Administration | AioAdministration, found: Sequence[object], began: float) -> None:

@@ -20,7 +20,7 @@ from twinbus.errors import OperatorError, TwinbusError
 from twinbus.ledger.recorder import Ledger
 from twinbus.pairing.failures import CREDENTIAL_REFUSED
 from twinbus.syphon.books import Books
-from twinbus.syphon.discovery import Discovery
+from twinbus.syphon.discovery import Discovery, Remainder
 from twinbus.syphon.plan import key_of
 from twinbus.syphon.plan.destinations import DestinationState
 from twinbus.syphon.progress import Counts, Progress
@@ -34,7 +34,6 @@ LOOK_AGAIN_SECONDS: Final = 3600.0
 """For backlog queues that were created since."""
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
-_COUNT_SECONDS: Final = 10.0
 # A right that was given just now may need a moment to be known everywhere.
 _REFUSALS: Final = 3
 _NAMED: Final = 5
@@ -99,7 +98,7 @@ class Syphon:
         self._paused = False
         self._look_at = float("-inf")
         self._pause = _FIRST_PAUSE
-        self._remaining: tuple[float, int, int | None] | None = None
+        self._remainder = Remainder(discovery)
 
     async def __aenter__(self) -> Self:
         return self
@@ -220,7 +219,7 @@ class Syphon:
     def progress(self) -> Progress:
         now, counts = self._room.now(), self._counts
         rate = counts.rate(now)
-        remaining = self._remaining[2] if self._remaining is not None else None
+        remaining = self._remainder.told
         return Progress(
             seconds=now - counts.began,
             total=counts.total,
@@ -236,9 +235,5 @@ class Syphon:
         )
 
     async def count_remaining(self) -> int | None:
-        """Asks the secondary, at most every few seconds and only if something was moved since; `progress` tells it."""
-        now, total = self._room.now(), self._counts.total
-        moved = total.returned + total.deferred + total.dead_lettered
-        if self._remaining is None or (now - self._remaining[0] > _COUNT_SECONDS and moved != self._remaining[1]):
-            self._remaining = (now, moved, await self._discovery.remaining())
-        return self._remaining[2]
+        """Asks the secondary, if there may be news; `progress` tells it from then on."""
+        return await self._remainder.count(self._counts.total, self._room.now())

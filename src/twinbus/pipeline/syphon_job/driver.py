@@ -27,7 +27,7 @@ from twinbus.pipeline.syphon_job.source import PLAN_FILE, SyphonSource
 from twinbus.pipeline.syphon_job.watch import Watch
 from twinbus.pipeline.syphon_job.words import Job, Plan, Report
 from twinbus.syphon.books import Books
-from twinbus.syphon.discovery import Discovery
+from twinbus.syphon.discovery import Discovery, Remainder
 from twinbus.syphon.plan.destinations import DestinationState
 from twinbus.syphon.progress import Counts, Progress
 from twinbus.syphon.syphon import LOOK_AGAIN_SECONDS, SyphonBrokenError, SyphonState
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_COUNT_SECONDS: Final = 10.0
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _LEAST_WAIT: Final = 0.01
@@ -107,7 +106,7 @@ class SparkSyphon:
         self._busy: set[str] = set()
         self._moved_at = self._loop.time()
         self._looked_at = float("-inf")
-        self._remaining: tuple[float, int | None] | None = None
+        self._remainder = Remainder(discovery)
 
     async def __aenter__(self) -> Self:
         return self
@@ -296,7 +295,7 @@ class SparkSyphon:
         """As of the last lanes that have ended."""
         now, counts = self._loop.time(), self._counts
         rate = counts.rate(now)
-        remaining = self._remaining[1] if self._remaining is not None else None
+        remaining = self._remainder.told
         memories = self._planner.memories(now)
         return Progress(
             seconds=now - counts.began,
@@ -313,8 +312,5 @@ class SparkSyphon:
         )
 
     async def count_remaining(self) -> int | None:
-        """Asks the secondary, at most every few seconds; `progress` tells it from then on."""
-        now = self._loop.time()
-        if self._remaining is None or now - self._remaining[0] > _COUNT_SECONDS:
-            self._remaining = (now, await self._discovery.remaining())
-        return self._remaining[1]
+        """Asks the secondary, if there may be news; `progress` tells it from then on."""
+        return await self._remainder.count(self._counts.total, self._loop.time())
