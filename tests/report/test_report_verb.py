@@ -17,9 +17,9 @@ pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes i
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:
-    """In this process, whose Spark session the verb finds."""
+    """In this process, whose Spark session the verb finds: how it ended, and what it told or what was wrong."""
     done = CliRunner().invoke(app, ["report", *map(str, arguments)], env={"COLUMNS": "250"})
-    return done.exit_code, done.output
+    return done.exit_code, done.stdout or done.stderr
 
 
 def test_d4_a_ledger_and_its_tables_have_one_page(books: Books, tmp_path: Path) -> None:
