@@ -124,10 +124,12 @@ class NativeDestination:
 
     async def _open(self) -> Sender:
         async with self._opening:
-            if self._sender is None:
-                self._sender = await self._bus.sender(self._path)
-        await self._sender.open()
-        return self._sender
+            sender = self._sender
+            if sender is None:
+                sender = self._sender = await self._bus.sender(self._path)
+        # It may be closed meanwhile.
+        await sender.open()
+        return sender
 
 
 def _unsafe(error: Exception, messages: Sequence[Outgoing], raws: Sequence[bytes]) -> Sequence[Outgoing]:

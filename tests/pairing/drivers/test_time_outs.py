@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
@@ -44,33 +45,32 @@ async def test_s4_a_call_with_a_time_out_of_its_own_keeps_time_for_the_backlog(w
     assert [one.message_id for one in await world.backlog(pair)] == ["diverted"]
 
 
-async def test_s5_a_call_whose_entity_fails_over_in_its_retry_pause_diverts_at_once(world: World, queue: str) -> None:
+async def failed_over_under(world: World, queue: str, fault: str) -> tuple[Any, asyncio.Task[None]]:
+    """A pair whose entity fails over while a send of `under way` is struck; pauses between its tries are long."""
     pauses = {"retry_mode": "fixed", "retry_backoff_factor": 50, "retry_total": 3}
     pair = await world.pair(keywords=pauses, try_timeout=timedelta(minutes=2), failover_interval=LONG)
     sender = await world.sender(pair, queue)
     await world.send(sender, ServiceBusMessage("x", message_id="before"))
-    world.primary.faults.set("internal-error", entity=queue, points=["send"], count=1)
-    pausing = asyncio.create_task(world.send(sender, ServiceBusMessage("x", message_id="pausing")))
+    world.primary.faults.set(fault, entity=queue, points=["send"], count=1)
+    under_way = asyncio.create_task(world.send(sender, ServiceBusMessage("x", message_id="under way")))
     await world.struck(world.primary)
     await world.do(pair.force_failover, queue)
+    return pair, under_way
+
+
+async def test_s5_a_call_whose_entity_fails_over_in_its_retry_pause_diverts_at_once(world: World, queue: str) -> None:
+    pair, pausing = await failed_over_under(world, queue, "internal-error")
     async with asyncio.timeout(AT_ONCE):
         await pausing
-    assert [one.message_id for one in await world.backlog(pair)] == ["pausing"]
+    assert [one.message_id for one in await world.backlog(pair)] == ["under way"]
     assert [one.message_id for one in await world.held(queue)] == ["before"]
 
 
 async def test_s5_a_try_that_fails_only_after_the_failover_diverts_without_a_pause(world: World, queue: str) -> None:
-    pauses = {"retry_mode": "fixed", "retry_backoff_factor": 50, "retry_total": 3}
-    pair = await world.pair(keywords=pauses, try_timeout=timedelta(minutes=2), failover_interval=LONG)
-    sender = await world.sender(pair, queue)
-    await world.send(sender, ServiceBusMessage("x", message_id="before"))
-    world.primary.faults.set("black-hole", entity=queue, points=["send"], count=1)
-    under_way = asyncio.create_task(world.send(sender, ServiceBusMessage("x", message_id="under way")))
-    await world.struck(world.primary)
-    await world.do(pair.force_failover, queue)
+    pair, unanswered = await failed_over_under(world, queue, "black-hole")
     os.kill(world.primary.pid, signal.SIGKILL)
     async with asyncio.timeout(AT_ONCE):
-        await under_way
+        await unanswered
     assert [one.message_id for one in await world.backlog(pair)] == ["under way"]
 
 
