@@ -43,12 +43,3 @@ def merge(tallies: DataFrame) -> DataFrame:
 def settle(sums: DataFrame, window: Window, newest: int) -> DataFrame:
     """Whole days: those that the window touches."""
     return sums.where(window.days()).select(*KEYS, *SUMS)
-
-
-def priced(costs: DataFrame, prices: DataFrame) -> DataFrame:
-    """With the column `cost`: `prices` has the `price` of one unit, and the columns of `costs` that it depends on.
-
-    Null where there is none.
-    """
-    joined = costs.join(F.broadcast(prices), [name for name in prices.columns if name != "price"], "left")
-    return joined.withColumn("cost", F.col("units") * F.col("price")).select(*costs.columns, "price", "cost")

@@ -7,6 +7,7 @@ decided here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -31,6 +32,8 @@ ENTITIES: Final = 25
 IDS: Final = 100
 REASONS: Final = 25
 DAYS: Final = 50
+# So many questions to Spark at a time.
+_AT_ONCE: Final = 4
 RATES: Final = ("direct", "diverted", "returned", "failed")
 
 Values = Mapping[str, Any]
@@ -76,32 +79,52 @@ class Overview:
 
 def overview(tables: Tables, prices: Prices, scenario: Scenario, window: Window | None = None) -> Overview:
     """All of it, of the whole ledger or of a window. Of the scenario, tier and bandwidth are used."""
-    window, version = window or Window(), tables.version()
-    # How deep the backlog was at the window's beginning is told before it; when messages came home, also after it.
-    before = history(tables, version, Window(until=window.until).days())
-    spread = latency.spread(latency.tally(*history(tables, version, window.days_onward())), window).first()
-    assert spread is not None, "an aggregate without keys has a row"
-    reasons = sorted(incomplete(tables))
+    window = window or Window()
     open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
-    incidents, days = (so_far(tables, JOBS[name], window) for name in ("incidents", "latency"))
-    balance = so_far(tables, JOBS["reconcile"], window).persist()
-    try:
-        sums, listed = _balance(balance)
-        by_entity = balance.groupBy("destination").agg(*(F.sum(name).alias(name) for name in JUDGED))
-        entities = _some(by_entity, ENTITIES, *map(F.desc, _WORST))
-    finally:
-        balance.unpersist()
+    # All at once: while one is planned, another is computed.
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        balance = pool.submit(_balance, tables, window)
+        over_time = pool.submit(_over_time, tables, window)
+        incidents = pool.submit(
+            _found, tables, "incidents", window, INCIDENTS, open_first, F.desc("diverted"), F.col("began")
+        )
+        spread = pool.submit(_spread, tables, window)
+        days = pool.submit(_found, tables, "latency", window, DAYS, F.desc("diverted"), F.col("day"))
+        reasons = pool.submit(_reasons, tables)
+        spent = pool.submit(Seen, tables, window, outages=False)
+    sums, listed, entities = balance.result()
     return Overview(
         sums,
         listed,
-        Some([{"reason": reason} for reason in reasons[:REASONS]], len(reasons)),
-        _some(incidents, INCIDENTS, open_first, F.desc("diverted"), F.col("began")),
+        reasons.result(),
+        incidents.result(),
         entities,
-        timeline(*before, window),
-        spread.asDict(),
-        _some(days, DAYS, F.desc("diverted"), F.col("day")),
-        Seen(tables, window).spent(prices, scenario),
+        over_time.result(),
+        spread.result(),
+        days.result(),
+        spent.result().spent(prices, scenario),
     )
+
+
+def _found(tables: Tables, job: str, window: Window, most: int, *order: Column) -> Some:
+    return _some(so_far(tables, JOBS[job], window), most, *order)
+
+
+def _reasons(tables: Tables) -> Some:
+    reasons = sorted(incomplete(tables))
+    return Some([{"reason": reason} for reason in reasons[:REASONS]], len(reasons))
+
+
+def _spread(tables: Tables, window: Window) -> Values:
+    told = history(tables, tables.version(), window.days_onward())
+    found = latency.spread(latency.tally(*told), window).first()
+    assert found is not None, "an aggregate without keys has a row"
+    return found.asDict()
+
+
+def _over_time(tables: Tables, window: Window) -> Timeline | None:
+    # How deep the backlog was at the window's beginning is told before it; when messages came home, also after it.
+    return timeline(*history(tables, tables.version(), Window(until=window.until).days()), window)
 
 
 def _some(rows: DataFrame, most: int, *order: Column) -> Some:
@@ -111,7 +134,16 @@ def _some(rows: DataFrame, most: int, *order: Column) -> Some:
     return Some(kept, kept[0]["total"] if kept else 0)
 
 
-def _balance(rows: DataFrame) -> tuple[dict[str, int], dict[str, Some]]:
+def _balance(tables: Tables, window: Window) -> tuple[dict[str, int], dict[str, Some], Some]:
+    rows = so_far(tables, JOBS["reconcile"], window).persist()
+    try:
+        by_entity = rows.groupBy("destination").agg(*(F.sum(name).alias(name) for name in JUDGED))
+        return *_judged(rows), _some(by_entity, ENTITIES, *map(F.desc, _WORST))
+    finally:
+        rows.unpersist()
+
+
+def _judged(rows: DataFrame) -> tuple[dict[str, int], dict[str, Some]]:
     named = {name: F.col("id").isNotNull() & (F.col(name) != 0) for name in LISTED}
     sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in JUDGED]
     counts = [F.count(F.when(is_named, 1)).alias(f"listed_{name}") for name, is_named in named.items()]

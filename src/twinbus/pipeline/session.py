@@ -28,6 +28,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.python.worker.faulthandler.enabled": "true",
+    # Else every function on a column asks the JVM four times more, to tell in an error which line of ours it was.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     _PATIENCE: "120s",  # a Python starts slowly on a busy machine: 15 s end the query
 }
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {

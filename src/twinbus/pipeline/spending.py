@@ -6,11 +6,13 @@ Both are what `twinbus.money.comparing` wants. Prices and bands are the table's,
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, Row
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger.entries import OK, Metered, Stage
@@ -20,7 +22,6 @@ from twinbus.money.prices import Prices
 from twinbus.money.scenario import OutageKind, Scenario, SyphonRuns
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.paths import TRANSFER
-from twinbus.pipeline.cost import priced
 from twinbus.pipeline.jobs import JOBS, history, so_far
 from twinbus.pipeline.tables import ENTRIES, Tables
 from twinbus.pipeline.window import Window
@@ -40,7 +41,6 @@ _UNHEARD: Final = (
     FailureKind.CERTIFICATE,
     FailureKind.TOKEN_UNAVAILABLE,
 )
-_MONTHLY: Final = "month string, stage string, units long, bytes long"
 _WELL, _VAIN, _UNSENT = "well", "vain", "unsent"
 """How a call went; `unsent`: it was intended, and found no connection to be made on, so that nobody was asked."""
 
@@ -48,30 +48,34 @@ _WELL, _VAIN, _UNSENT = "well", "vain", "unsent"
 class Seen:
     """A ledger in tables, or the whole days of it that a window touches."""
 
-    def __init__(self, tables: Tables, window: Window | None = None) -> None:
+    def __init__(self, tables: Tables, window: Window | None = None, *, outages: bool = True) -> None:
+        """`outages`: whether `scenario` will be asked for."""
         self._tables = tables
         self._window = window or Window()
-        self._sums = self._by_stage().collect()
+        # All at once: while one is planned, another is computed.
+        with ThreadPoolExecutor() as pool:
+            sums, costs, metered = (pool.submit(one) for one in (self._by_stage, self._costs, self._metered))
+            incidents = pool.submit(self._incidents) if outages else None
+        self._sums = sums.result()
+        self._monthly = self._told(costs.result(), metered.result())
+        self._failovers = [] if incidents is None else incidents.result()
 
     def __bool__(self) -> bool:
         return bool(self._sums)
 
     def spent(self, prices: Prices, scenario: Scenario) -> list[Spent]:
         """By stage. Each month has its own bands, and a price of the unit that is the mean of them."""
-        rows = self._monthly()
-        units: Counter[str] = Counter()
-        for month, _, count, _ in rows:
+        units, totals = Counter[str](), dict[str, _Total]()
+        for month, _, count, _ in self._monthly:
             units[month] += count
         other = scenario.other_operations
-        each = [
-            (month, float(unit_price(count, prices, scenario.tier, other_operations=other)))
-            for month, count in units.items()
-        ]
-        made = self._tables.spark.createDataFrame
-        found = priced(made(rows, _MONTHLY), made(each, "month string, price double"))
-        totals = found.groupBy("stage").agg(*(F.sum(name).alias(name) for name in ("units", "bytes", "cost"))).collect()
+        each = {
+            month: unit_price(count, prices, scenario.tier, other_operations=other) for month, count in units.items()
+        }
+        for month, stage, count, size in self._monthly:
+            totals[stage] = totals.get(stage, _Total()).plus(count, size, count * each[month])
         carried = bill(
-            [Usage(stage=row.stage, operations=0, units=0, bytes=row.bytes) for row in totals],
+            [Usage(stage=stage, operations=0, units=0, bytes=total.bytes) for stage, total in totals.items()],
             prices,
             scenario.tier,
             bandwidth=scenario.bandwidth,
@@ -79,14 +83,14 @@ class Seen:
         )
         return [
             Spent(
-                stage=row.stage,
-                messages=self._sum(row.stage, "messages"),
-                units=row.units,
-                vain=self._sum(row.stage, "units", _VAIN),
-                unsent=self._sum(row.stage, "units", _UNSENT),
-                cost=Decimal(row.cost) + line.cost,
+                stage=stage,
+                messages=self._sum(stage, "messages"),
+                units=total.units,
+                vain=self._sum(stage, "units", _VAIN),
+                unsent=self._sum(stage, "units", _UNSENT),
+                cost=total.cost + line.cost,
             )
-            for row, line in zip(totals, carried.lines, strict=True)
+            for (stage, total), line in zip(totals.items(), carried.lines, strict=True)
         ]
 
     def scenario(self, asked: Scenario) -> dict[str, Any]:
@@ -121,9 +125,9 @@ class Seen:
                 seen["syphon"] = SyphonRuns.STANDING if standing else SyphonRuns.AFTER
         return seen
 
-    def _by_stage(self) -> DataFrame:
+    def _by_stage(self) -> list[Row]:
         operations, _ = history(self._tables, self._tables.version(), self._window.days())
-        return operations.groupBy(_month(), _stage().alias("stage"), _how().alias("how")).agg(
+        rows = operations.groupBy(_month(), _stage().alias("stage"), _how().alias("how")).agg(
             F.count("*").alias("calls"),
             F.sum(F.size("ids")).alias("messages"),
             F.sum("units").alias("units"),
@@ -134,41 +138,64 @@ class Seen:
             F.collect_set(F.when(_in_backlog(), F.lower("entity"))).alias("queues"),
             F.count_distinct(F.substring("id", 1, 16)).alias("writers"),
         )
+        return rows.collect()
 
     def _sum(self, stage: str, column: str, how: str = _WELL) -> int:
         return sum(int(row[column]) for row in self._sums if (row.stage, row.how) == (stage, how))
 
-    def _monthly(self) -> list[tuple[str, str, int, int]]:
+    def _costs(self) -> list[Row]:
+        costs = so_far(self._tables, JOBS["cost"], self._window)
+        return costs.groupBy(_month(), _stage().alias("stage")).agg(*_units_and_bytes()).collect()
+
+    def _metered(self) -> list[Row]:
+        entries = self._tables.read(ENTRIES).where(self._window.days())
+        own = entries.where((F.col("kind") == Metered.kind) & F.col("operation").isin(*_METERED) & ~_in_backlog())
+        return own.groupBy(_month(), "operation").agg(*_units_and_bytes()).collect()
+
+    def _incidents(self) -> list[Row]:
+        incidents = so_far(self._tables, JOBS["incidents"], self._window)
+        return incidents.where("began is not null").select("began", "restored").collect()
+
+    def _told(self, costs: Sequence[Row], metered: Sequence[Row]) -> list[tuple[str, str, int, int]]:
         """Units and bytes by month and stage: the cost job's, less what was never sent.
 
         Where no client tells what the application's receivers did, a namespace's meter may.
         """
-        sums = (F.sum("units").alias("units"), F.sum("bytes").alias("bytes"))
-        costs = so_far(self._tables, JOBS["cost"], self._window).groupBy(_month(), _stage().alias("stage")).agg(*sums)
-        entries = self._tables.read(ENTRIES).where(self._window.days())
-        own = entries.where((F.col("kind") == Metered.kind) & F.col("operation").isin(*_METERED) & ~_in_backlog())
         unsent = {(row.month, row.stage): row for row in self._sums if row.how == _UNSENT}
         found = []
-        for month, stage, units, size in costs.collect():
+        for month, stage, units, size in costs:
             less = unsent.get((month, stage))
             found.append((month, stage, units - (less.units if less else 0), size - (less.bytes if less else 0)))
         told = {stage for _, stage, _, _ in found}
-        for row in own.groupBy(_month(), "operation").agg(*sums).collect():
+        for row in metered:
             if _METERED[row.operation] not in told:
                 found.append((row.month, _METERED[row.operation], row.units, row.bytes))
         return found
 
     def _outages(self, newest: int) -> list[tuple[int, int]]:
         """From a failover to its restore; those of several entities that overlap are one."""
-        incidents = so_far(self._tables, JOBS["incidents"], self._window).where("began is not null")
-        rows = sorted((row.began, row.restored or newest) for row in incidents.select("began", "restored").collect())
         found: list[tuple[int, int]] = []
-        for began, ended in rows:
+        for began, ended in sorted((row.began, row.restored or newest) for row in self._failovers):
             if found and began <= found[-1][1]:
                 found[-1] = (found[-1][0], max(found[-1][1], ended))
             else:
                 found.append((began, ended))
         return found
+
+
+class _Total(NamedTuple):
+    """Of a stage."""
+
+    units: int = 0
+    bytes: int = 0
+    cost: Decimal = Decimal(0)
+
+    def plus(self, units: int, size: int, cost: Decimal) -> _Total:
+        return _Total(self.units + units, self.bytes + size, self.cost + cost)
+
+
+def _units_and_bytes() -> tuple[Column, Column]:
+    return F.sum("units").alias("units"), F.sum("bytes").alias("bytes")
 
 
 def _month() -> Column:

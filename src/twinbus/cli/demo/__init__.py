@@ -33,7 +33,7 @@ _PATIENCE_SECONDS: Final = 60.0
 
 def demo(
     rate: Annotated[float, typer.Option(min=1, max=500, help="Messages a second, for all entities together.")] = 60.0,
-    seconds: Annotated[float, typer.Option(min=1, help="How long the primary is away.")] = 12.0,
+    seconds: Annotated[float, typer.Option(min=1, help="How long the primary is away.")] = 10.0,
     seed: Annotated[int, typer.Option(help="Of the messages: the same seed sends the same ones.")] = 1,
     engine: Annotated[
         Engine, typer.Option(help="What brings the backlog home, and adds up the ledger.")

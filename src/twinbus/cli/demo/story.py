@@ -35,8 +35,8 @@ from twinbus.pairing.failover import FailoverEngaged, Mode, Restored
 from twinbus.syphon.discovery import Listed
 
 # The calm before and after; shorter where the outage is.
-_HEALTHY_SECONDS: Final = 6.0
-_AFTER_SECONDS: Final = 3.0
+_HEALTHY_SECONDS: Final = 5.0
+_AFTER_SECONDS: Final = 2.0
 _LOOK_AGAIN_SECONDS: Final = 0.2
 _BACK_SECONDS: Final = 60.0
 _QUIET_LOOKS: Final = 60
