@@ -26,7 +26,7 @@ from twinbus.ledger import (
     balance,
     read_ledger,
 )
-from twinbus.ledger.entries import Closed, Header, Intent, Metered, Movement, Operation, Outcome, State
+from twinbus.ledger.entries import Closed, Gap, Header, Intent, Metered, Movement, Operation, Outcome, State
 from twinbus.ledger.errors import LedgerOptionError
 from twinbus.ledger.segments import segments
 
@@ -325,3 +325,32 @@ async def test_a_disk_that_hangs_is_waited_for_no_longer_than_said_and_told(
         answers.set()
     assert await ledger.flushed()
     ledger.close()
+
+
+def test_behind_a_disk_that_hangs_entries_wait_in_a_queue_with_an_end_and_those_beyond_it_are_told_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, hangs = threading.Event(), threading.Event()
+    fsync = os.fsync
+
+    def hanging(number: int) -> None:
+        hangs.set()
+        answers.wait()
+        fsync(number)
+
+    begun = 110_000
+    with Ledger(tmp_path) as ledger:
+        monkeypatch.setattr(os, "fsync", hanging)
+        try:
+            send(ledger, "first")
+            assert hangs.wait(10)
+            for number in range(begun - 1):
+                send(ledger, str(number))
+        finally:
+            answers.set()
+        assert ledger.flush()
+        missing = ledger.missing
+    told = list(read_ledger(tmp_path))
+    assert 0 < missing < begun
+    assert sum(isinstance(entry, Operation) for entry in told) == begun - missing
+    assert sum(entry.count for entry in told if isinstance(entry, Gap)) == missing

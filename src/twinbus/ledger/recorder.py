@@ -26,7 +26,7 @@ from twinbus.ledger.options import LedgerOptions
 from twinbus.ledger.running import NOTHING, RunningOperation, Said
 from twinbus.ledger.segments import SegmentWriter
 from twinbus.ledger.units import units
-from twinbus.ledger.writer import Writer
+from twinbus.ledger.writer import LOOK_EVERY, Writer
 
 _log = logging.getLogger("twinbus.ledger")
 
@@ -86,12 +86,15 @@ class Ledger:
         # Set here and not in a constructor, which would take a quarter of the time of all this.
         operation = RunningOperation()
         operation.writer = writer
-        operation.number = next(self._numbers)
+        operation.number = number = next(self._numbers)
         operation.said = said
         operation.ending = None
         operation.state = NOTHING
         operation.begun = writer.now()
-        writer.put(operation)
+        # `put`, without its call.
+        writer.queue.append(operation)
+        if writer.asleep or not number % LOOK_EVERY:
+            writer.look()
         return operation
 
     def done(

@@ -29,6 +29,8 @@ RETRY_SECONDS: Final = 1.0
 _REMIND_SECONDS: Final = 60.0
 # Its lines are made in one go, and other threads wait meanwhile.
 _LONGEST_GROUP: Final = 1000
+LOOK_EVERY: Final = 256
+"""Who puts many entries into the queue himself need not look at it each time."""
 # A disk that hangs must not fill the memory.
 _LONGEST_QUEUE: Final = 100_000
 
@@ -58,11 +60,13 @@ class Writer:
         self._buffer_bytes = buffer_bytes
         self.now = now
         self._lines = Lines(self.prefix)
-        self._queue: deque[Item] = deque()
+        self.queue: deque[Item] = deque()
+        """What is taken for the next group; `put` it there, or `look`."""
         self._waiting: deque[Future[bool]] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._asleep = True
+        self.asleep = True
+        """Nothing is written before it is roused, by `look` or `flush`."""
         self._something = threading.Event()
         self._hurry = threading.Event()
         self._closing = False
@@ -75,15 +79,24 @@ class Writer:
 
     def put(self, item: Item) -> None:
         """Take it for the next group."""
-        length = len(self._queue)
-        if length < _LONGEST_QUEUE:
-            self._queue.append(item)
-        else:
-            self._miss(1, "the disk is too slow")
-        if self._asleep:
+        self.queue.append(item)
+        self.look()
+
+    def look(self) -> None:
+        """At the queue, after something was put there: at once while `asleep`, and else every LOOK_EVERY at least."""
+        length = len(self.queue)
+        if length > _LONGEST_QUEUE:
+            self._cut_off()
+        if self.asleep:
             self._rouse()
-        elif length == _LONGEST_GROUP:
+        elif length >= _LONGEST_GROUP:
             self._hurry.set()
+
+    def _cut_off(self) -> None:
+        """The newest go: those before them may be half told."""
+        while len(self.queue) > _LONGEST_QUEUE:
+            self.queue.pop()
+            self._miss(1, "the disk is too slow")
 
     def flush(self) -> Future[bool]:
         """Done with True once all that was taken before is on the disk; with False when it could not be written."""
@@ -107,7 +120,7 @@ class Writer:
         thread = self.finish()
         if thread is not None:
             thread.join(timeout)
-        whole = not (self._queue or self._unwritten or self._gap.count or (thread is not None and thread.is_alive()))
+        whole = not (self.queue or self._unwritten or self._gap.count or (thread is not None and thread.is_alive()))
         if not whole:
             _log.error("ledger: closed, but not everything is in %s: %s", self.directory, self.failure or "too slow")
         return whole
@@ -131,7 +144,7 @@ class Writer:
                             _tell(self._waiting.popleft(), False)
                         return
                     self._thread = thread
-                self._asleep = False
+                self.asleep = False
                 self._something.set()
                 return
         if self._thread is None or not self._thread.is_alive():
@@ -139,9 +152,9 @@ class Writer:
 
     def _refuse(self) -> None:
         """It is closed: what comes now is in no segment."""
-        if self._queue:
-            _log.error("ledger: %d entries came after closing and are not in %s", len(self._queue), self.directory)
-            self._queue.clear()
+        if self.queue:
+            _log.error("ledger: %d entries came after closing and are not in %s", len(self.queue), self.directory)
+            self.queue.clear()
         while self._waiting:
             _tell(self._waiting.popleft(), False)
 
@@ -157,7 +170,7 @@ class Writer:
             self._turn()
         self._turn()
         self._end()
-        self._asleep = True
+        self.asleep = True
         self._refuse()
 
     def _sleep(self) -> None:
@@ -165,15 +178,15 @@ class Writer:
         if self.failure is not None:
             self._hurry.wait(RETRY_SECONDS)
             return
-        if not self._queue and not self._waiting:
-            self._asleep = True
+        if not self.queue and not self._waiting:
+            self.asleep = True
             # Looked at once more: what came just before this thread was known to be asleep has roused nobody.
-            if not self._queue and not self._waiting and not self._closing:
+            if not self.queue and not self._waiting and not self._closing:
                 left = self._segments.seconds_left()
                 self._something.wait(None if math.isinf(left) else max(left, 0.0))
-            self._asleep = False
+            self.asleep = False
             self._something.clear()
-        if self._queue:
+        if self.queue:
             self._hurry.wait(self._group_seconds)
 
     def _turn(self) -> None:
@@ -190,8 +203,8 @@ class Writer:
         """What is queued becomes lines; what the buffer does not hold is missing."""
         offset = time.time() - self.now()
         lines: list[str] = []
-        take, line_of, add = self._queue.popleft, self._lines.of, lines.append
-        for _ in range(len(self._queue)):
+        take, line_of, add = self.queue.popleft, self._lines.of, lines.append
+        for _ in range(len(self.queue)):
             try:
                 add(line_of(take(), offset))
             except Exception as error:
