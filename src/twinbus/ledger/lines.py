@@ -48,7 +48,7 @@ class Lines:
         # First this, then a look at its end: one that comes between the two queues it once more.
         item.state = SEEN
         stage, namespace, entity, ids, size, destination = item.said
-        if item.ending is not WELL or len(ids) != 1 or type(size) is not int or size > UNIT:
+        if item.ending is not WELL or type(ids) is not str or type(size) is not int or size > UNIT:
             return self._again(item, offset)
         # Nearly all there are.
         item.state = ALL
@@ -58,12 +58,11 @@ class Lines:
         else:
             there = success_place(self._place((stage, namespace, entity, destination)))
             self._last = (stage, namespace, entity, destination, there)
-        id_ = ids[0]
-        if type(id_) is not str or ":" in id_:
-            id_ = id_text(id_)
+        if ":" in ids:
+            ids = id_text(ids)
         begun = item.begun
         return success_line(
-            int((offset + begun) * 1000), self._number, item.number, there, quoted(id_), size, item.ended - begun
+            int((offset + begun) * 1000.0), self._number, item.number, there, quoted(ids), size, item.ended - begun
         )
 
     def _again(self, operation: RunningOperation, offset: float) -> str:
@@ -72,7 +71,8 @@ class Lines:
         if state == ALL or (state == INTENT and ending is None):
             return ""
         number, begun = f"{self._prefix}-{operation.number}", operation.begun
-        stage, namespace, entity, ids, size, destination = operation.said
+        stage, namespace, entity, given, size, destination = operation.said
+        ids = (given,) if type(given) is str else given
         there = self._place((stage, namespace, entity, destination))
         total = size if isinstance(size, int) else sum(size)
         said = listed(map(id_text, ids)), total, units(len(ids), size)

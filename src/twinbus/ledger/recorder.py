@@ -30,6 +30,7 @@ from twinbus.ledger.writer import LOOK_EVERY, Writer
 
 _log = logging.getLogger("twinbus.ledger")
 
+_LOOK_BITS: Final = LOOK_EVERY - 1
 FLUSH_SECONDS: Final = 30.0
 """What a disk may take to answer."""
 
@@ -90,10 +91,11 @@ class Ledger:
         operation.said = said
         operation.ending = None
         operation.state = NOTHING
-        operation.begun = writer.now()
+        now = writer.now  # and not `writer.now()`: Python looks for a method first, every time
+        operation.begun = now()
         # `put`, without its call.
         writer.queue.append(operation)
-        if writer.asleep or not number % LOOK_EVERY:
+        if writer.asleep or not number & _LOOK_BITS:
             writer.look()
         return operation
 

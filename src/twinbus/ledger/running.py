@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from twinbus.ledger.writer import Writer
 
 Said = tuple[Stage, str, str, Sequence[object], int | Sequence[int], str | None]
-"""Stage, namespace, entity, ids, size, destination: as `Ledger.begin` takes them."""
+"""Stage, namespace, entity, ids, size, destination: as `Ledger.begin` takes them. A text alone for ids is one id."""
 Ending = tuple[str, str | None, Sequence[object]]
 """Result, cause, and the ids that it is about where not all are."""
 WELL: Final[Ending] = (OK, None, ())
@@ -49,7 +49,8 @@ class RunningOperation:
         if self.ending is not None:
             return
         writer = self.writer
-        self.ended = writer.now()
+        now = writer.now
+        self.ended = now()
         # From here on the writer may see it. Where it has looked before, it is told that there is something to add.
         self.ending = WELL if result is OK and not failed else (result, cause, failed)
         if self.state:
