@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from tests.pipeline.backlogs import MOVES, first, is_first_try, watched
+from twinbus.pipeline.ingest import ingest
+from twinbus.pipeline.jobs import following
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import session
 from twinbus.pipeline.starting import started
@@ -108,6 +111,22 @@ def killing_executors(folder: Path) -> type[SyphonSource]:
     return watched(watch)
 
 
+# --- D3: a ledger that is followed ------------------------------------------------------------------------------------
+
+# All jobs die at every step in test_ledger_jobs.
+FOLLOWED = ("reconcile", "incidents")
+
+
+def follow(spark: SparkSession, folder: Path, ledger: Path, tables: Path) -> None:
+    """Once there is a lane at each step, so that it has the machine for itself."""
+    while not all((folder / step.name).exists() for step in MOVES):
+        time.sleep(0.1)
+    ingest(spark, ledger, tables, every=1, most_bytes=20_000, extend=following(FOLLOWED))
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
 async def syphoned(spark: SparkSession, told: dict[str, Any], source: type[SyphonSource]) -> int:
     options = SparkSyphonOptions(source=source, **told["options"])
     async with SparkSyphon(spark, Named(told["queues"]), Job.of_json(told["job"]), options) as syphon:
@@ -126,6 +145,9 @@ def main(told: dict[str, Any]) -> None:
         while not (committed(at) if read["dead_in"] is None else (at / READ).exists()):
             assert query.isActive, query.exception()
             time.sleep(0.1)
+    if followed := told.get("followed"):
+        arguments = (spark, folder, *map(Path, followed))
+        threading.Thread(target=follow, args=arguments, daemon=True).start()
     makers: dict[str, Callable[[Path], type[SyphonSource]]] = {
         "executor": killing_executors,
         "driver": stuck,

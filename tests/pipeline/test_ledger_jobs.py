@@ -193,7 +193,7 @@ def test_d3_a_stream_that_dies_at_any_step_goes_on_from_its_state_and_ends_where
 
     def run() -> bool:
         """Whether it came to its end."""
-        query = ingest(spark, books.ledger, tables.root, most_bytes=150_000, extend=follow)
+        query = ingest(spark, books.ledger, tables.root, most_bytes=200_000, extend=follow)
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
@@ -224,7 +224,7 @@ def test_d3_a_stream_that_dies_at_any_step_goes_on_from_its_state_and_ends_where
     assert tables.version().number == 1, "what was not committed is not there"
     assert run()
     version = tables.version()
-    assert version.number >= 3
+    assert version.number >= 2
     assert version.followed == dict.fromkeys(JOBS, version.number)
     again = Ingested(books.ledger, tables)
     for job in JOBS:

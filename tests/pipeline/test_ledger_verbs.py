@@ -1,16 +1,13 @@
-"""`twinbus ledger ingest|reconcile|…` as their users have them; a stream that is killed; results in PostgreSQL."""
+"""`twinbus ledger ingest|reconcile|…` as their users have them; results in PostgreSQL."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,17 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from tests.cli.running import environment
-from tests.pipeline.books import history, operation, segment_name, write_segments
+from tests.pipeline.books import operation, segment_name
 from twinbus.cli.main import app
-from twinbus.ledger import balance, read_ledger
 from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Stage
-from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.jobs import JOBS, following, over_history, so_far
+from twinbus.pipeline.jobs import JOBS, over_history
 from twinbus.pipeline.landing import RESULTS
-from twinbus.pipeline.reconcile import JUDGED
-from twinbus.pipeline.tables import OPERATIONS, Tables, struct
+from twinbus.pipeline.tables import Tables, struct
 
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
 PATIENCE = 500.0
@@ -117,7 +110,7 @@ def test_d3_a_ledger_without_entries_has_nothing_to_tell(tmp_path: Path) -> None
     for verb in ("cost", "incidents", "latency"):
         code, said = run(verb, str(tmp_path / "tables"), "--format", "json")
         assert (code, json.loads(said)) == (0, [])
-    code, said = run("reconcile", str(tmp_path / "tables"), "--ledger", str(tmp_path / "ledger"), "--format", "json")
+    code, said = run("reconcile", str(tmp_path / "tables"), "--format", "json")
     assert (code, json.loads(said)["accepted"]) == (0, 0)
 
 
@@ -142,58 +135,6 @@ def test_d3_a_segment_that_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> N
     assert code == 1
     assert f"Is a directory: '{segment}'" in said
     assert "Traceback" not in said
-
-
-# --- a process that is killed ----------------------------------------------------------------------------------------
-
-# All of them die at every step in test_ledger_jobs.
-FOLLOWED = ("reconcile", "incidents")
-FOLLOWER = f"""
-import sys
-from pathlib import Path
-from tests.pipeline.conftest import QUICK
-from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.jobs import following
-from twinbus.pipeline.session import session
-spark = session("follower", settings={{"spark.driver.defaultJavaOptions": QUICK}})
-ledger, tables = map(Path, sys.argv[1:])
-ingest(spark, ledger, tables, every=1, most_bytes=20_000, extend=following({FOLLOWED})).awaitTermination()
-"""
-
-
-def test_d3_a_stream_whose_driver_and_jvm_are_killed_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
-    ledger, tables = tmp_path / "ledger", Tables(spark, tmp_path / "tables")
-    write_segments(ledger, history(2), seed=2, count=12)
-    root = Path(__file__).resolve().parents[2]
-    follower = subprocess.Popen(
-        [sys.executable, "-c", FOLLOWER, str(ledger), str(tables.root)],
-        env={**environment(), "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while tables.version().number < 1 and time.monotonic() < deadline:
-            assert follower.poll() is None, "the follower ended by itself"
-            time.sleep(0.05)
-    finally:
-        os.killpg(follower.pid, signal.SIGKILL)
-        follower.wait()
-    reached = tables.version()
-    assert reached.number >= 1
-    assert reached.followed == dict.fromkeys(FOLLOWED, reached.number)
-    whole = balance(read_ledger(ledger, lambda _: None))
-    assert tables.read(OPERATIONS).count() > 0
-    ingest(spark, ledger, tables.root, extend=following(FOLLOWED)).awaitTermination()
-    version = tables.version()
-    assert version.number > reached.number
-    assert version.followed == dict.fromkeys(FOLLOWED, version.number)
-    for name in FOLLOWED:
-        followed, anew = so_far(tables, JOBS[name]).collect(), over_history(tables, JOBS[name]).collect()
-        assert sorted(map(str, followed)) == sorted(map(str, anew))
-    rows = so_far(tables, JOBS["reconcile"]).collect()
-    for name in (name for name in JUDGED if name != "in_flight"):
-        assert sum(row[name] for row in rows) == getattr(whole, name).total()
 
 
 # --- PostgreSQL ------------------------------------------------------------------------------------------------------

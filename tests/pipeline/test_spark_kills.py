@@ -1,4 +1,4 @@
-"""D1 and D2 where a whole process of Spark dies: the driver with its JVM, and executors of a real cluster.
+"""D1, D2 and D3 where a whole process of Spark dies: the driver with its JVM, and executors of a real cluster.
 
 | killed with -9, at every step of a move | test |
 | --- | --- |
@@ -29,14 +29,20 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.pipeline.backlogs import MOVES, WINDOW, Backlog, namespaces
-from tests.pipeline.driven import LANES, QUICK, READ, committed, reading, sink, syphoned
+from tests.pipeline.books import history, write_segments
+from tests.pipeline.driven import FOLLOWED, LANES, QUICK, READ, committed, reading, sink, syphoned
 from tests.syphon.ground import ids, numbered
 from twinbus.connect import connect
+from twinbus.ledger import balance, read_ledger
 from twinbus.message import Message
 from twinbus.namespace.ports import free_port
+from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.java import java_home
+from twinbus.pipeline.jobs import JOBS, following, over_history, so_far
+from twinbus.pipeline.reconcile import JUDGED
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.syphon_job.source import SyphonSource
+from twinbus.pipeline.tables import OPERATIONS, Tables
 from twinbus.testing import LocalNamespace
 
 pytestmark = pytest.mark.timeout(400)
@@ -105,10 +111,12 @@ def written(folder: Path, batches: Sequence[int]) -> set[str]:
     return {one for batch in batches for one in json.loads(sink(folder, batch).read_text())}
 
 
-async def test_d1_d2_kill_9_of_the_driver_and_its_jvm_loses_nothing(
+async def test_d1_d2_d3_kill_9_of_the_driver_and_its_jvm_loses_nothing(
     spark: SparkSession, backlog: Backlog, tmp_path: Path
 ) -> None:
-    """One driver dies with a stream read between two batches, another within one, and a lane at each step of a move."""
+    """It dies with a stream read between two batches, one within a batch, a lane at each step of a move, and a ledger
+    that is followed.
+    """
     between, within = Backlog(backlog.primary, backlog.secondary, tmp_path), tmp_path / "within"
     folders = {between.orders: tmp_path / "between", between.watchful: within}
     for queue, count in ((between.orders, 10), (between.watchful, 25)):
@@ -120,11 +128,15 @@ async def test_d1_d2_kill_9_of_the_driver_and_its_jvm_loses_nothing(
         {"text": backlog.primary.connection_string, "queue": queue, "folder": str(folder), "dead_in": dead_in}
         for (queue, folder), dead_in in zip(folders.items(), (None, 1), strict=True)
     ]
+    ledger, tables = tmp_path / "followed", Tables(spark, tmp_path / "tables")
+    write_segments(ledger, history(2), seed=2, count=12)
     log = tmp_path / "driver.log"
     told_all = {"folder": str(tmp_path), "killed": "driver", "syphon": told, "reads": reads}
+    told_all["followed"] = [str(ledger), str(tables.root)]
     with process(*driven({**told_all, "master": f"local[{LANES + 2},4]"}), log=log) as driver:
         marks = (*(tmp_path / step.name for step in MOVES), within / READ)
         until(lambda: all(mark.exists() for mark in marks) and committed(folders[between.orders]), driver, log)
+        until(lambda: tables.version().number, driver, log)
         kill(driver)
 
     spark.dataSource.register(ServiceBusDataSource)
@@ -140,6 +152,24 @@ async def test_d1_d2_kill_9_of_the_driver_and_its_jvm_loses_nothing(
     assert arrived.total() <= 10_000 + LANES * WINDOW
     assert await backlog.left() == Counter()
     backlog.check_ledger(arrived)
+    goes_on(spark, ledger, tables)
+
+
+def goes_on(spark: SparkSession, ledger: Path, tables: Tables) -> None:
+    """What was followed is, from where it was, and ends where a reading from the beginning does."""
+    reached = tables.version()
+    assert reached.followed == dict.fromkeys(FOLLOWED, reached.number)
+    assert tables.read(OPERATIONS).count() > 0
+    ingest(spark, ledger, tables.root, extend=following(FOLLOWED)).awaitTermination()
+    version = tables.version()
+    assert version.number > reached.number
+    assert version.followed == dict.fromkeys(FOLLOWED, version.number)
+    for name in FOLLOWED:
+        followed, anew = so_far(tables, JOBS[name]).collect(), over_history(tables, JOBS[name]).collect()
+        assert sorted(map(str, followed)) == sorted(map(str, anew))
+    rows, whole = so_far(tables, JOBS["reconcile"]).collect(), balance(read_ledger(ledger, lambda _: None))
+    for name in (name for name in JUDGED if name != "in_flight"):
+        assert sum(row[name] for row in rows) == getattr(whole, name).total()
 
 
 # --- an executor ------------------------------------------------------------------------------------------------------
