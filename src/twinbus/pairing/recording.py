@@ -173,8 +173,8 @@ def size_of(raw: AmqpAnnotatedMessage) -> int:
         return encoded_size(raw)
     size = _PLAIN_BYTES + (len(body[0]) if len(body) == 1 else sum(map(len, body)))
     if raw._properties is not None:
-        # Python finds these attributes slowly, one of the few that it does not remember the place of. One question after
-        # the other: most have an id and nothing else, and a loop would take twice the time.
+        # From the dictionary, as Python does not learn where these attributes are, and one question after the other:
+        # most have an id and nothing else, and a loop would take twice the time.
         told = raw._properties.__dict__
         if (
             told["subject"] is not None
