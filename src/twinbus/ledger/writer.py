@@ -30,7 +30,7 @@ _REMIND_SECONDS: Final = 60.0
 # Its lines are made in one go, and other threads wait meanwhile.
 _LONGEST_GROUP: Final = 1000
 LOOK_EVERY: Final = 256
-"""Who puts many entries into the queue himself need not look at it each time."""
+"""Who puts many entries into the queue himself need not look at it each time. A power of two."""
 # A disk that hangs must not fill the memory.
 _LONGEST_QUEUE: Final = 100_000
 
@@ -93,7 +93,7 @@ class Writer:
             self._hurry.set()
 
     def _cut_off(self) -> None:
-        """The newest go: those before them may be half told."""
+        """The newest go, which found no room."""
         while len(self.queue) > _LONGEST_QUEUE:
             self.queue.pop()
             self._miss(1, "the disk is too slow")
