@@ -24,7 +24,6 @@ from twinbus.pipeline.landing import RESULTS
 from twinbus.pipeline.tables import Tables, struct
 
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
-PATIENCE = 500.0
 JAR = Path("/usr/share/java/postgresql.jar")
 PASSWORD = "open-sesame"
 

@@ -22,7 +22,7 @@ class LedgerOptions:
     on_error: Literal["go_on", "stop"] = "go_on"
     """What becomes of operations while it cannot be written; either way it is logged as an error."""
     group_interval: timedelta = timedelta(seconds=1)
-    """How long entries are gathered before they are written and synced together (1 ms to 1 min), 1000 at most."""
+    """How long entries are gathered before they are written and synced together (1 ms to 1 min), about 1000 at most."""
     segment_bytes: int = 64 * _MIB
     """A segment is rolled at this size (≥ 4096), …"""
     segment_age: timedelta = timedelta(hours=1)

@@ -74,8 +74,8 @@ class Ledger:
     ) -> RunningOperation:
         """An operation is about to be tried; `end` it. LedgerUnavailableError where that must not be.
 
-        `size`: of each message, or of all together. `destination`: the `namespace/entity` on the primary that the
-        messages are for, where the operation is on another entity.
+        `ids`: a text alone is one id. `size`: of each message, or of all together. `destination`: the
+        `namespace/entity` on the primary that the messages are for, where the operation is on another entity.
         """
         return self.begin_as((stage, namespace, entity, ids, size, destination))
 

@@ -13,7 +13,7 @@ from twinbus.ledger.entries import OK, Stage
 if TYPE_CHECKING:
     from twinbus.ledger.writer import Writer
 
-Said = tuple[Stage, str, str, Sequence[object], int | Sequence[int], str | None]
+Said = tuple[Stage, str, str, str | Sequence[object], int | Sequence[int], str | None]
 """Stage, namespace, entity, ids, size, destination: as `Ledger.begin` takes them. A text alone for ids is one id."""
 Ending = tuple[str, str | None, Sequence[object]]
 """Result, cause, and the ids that it is about where not all are."""

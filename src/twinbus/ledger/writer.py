@@ -7,6 +7,7 @@ may go on without its entry is not decided here.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import math
 import threading
@@ -94,9 +95,10 @@ class Writer:
 
     def _cut_off(self) -> None:
         """The newest go, which found no room."""
-        while len(self.queue) > _LONGEST_QUEUE:
-            self.queue.pop()
-            self._miss(1, "the disk is too slow")
+        with contextlib.suppress(IndexError):  # the writer has come, and taken all
+            while len(self.queue) > _LONGEST_QUEUE:
+                self.queue.pop()
+                self._miss(1, "the disk is too slow")
 
     def flush(self) -> Future[bool]:
         """Done with True once all that was taken before is on the disk; with False when it could not be written."""
@@ -206,7 +208,11 @@ class Writer:
         take, line_of, add = self.queue.popleft, self._lines.of, lines.append
         for _ in range(len(self.queue)):
             try:
-                add(line_of(take(), offset))
+                item = take()
+            except IndexError:
+                break  # cut off meanwhile
+            try:
+                add(line_of(item, offset))
             except Exception as error:
                 _log.exception("ledger: an entry cannot be put down in words")
                 self._miss(1, f"it cannot be put down in words: {error}")

@@ -151,7 +151,7 @@ def outcome_of(error: BaseException, *, given_up: bool = False) -> tuple[str, st
 # --- what a message is -----------------------------------------------------------------------------------------------
 
 
-def ids_and_sizes(message: Any) -> tuple[Sequence[object], int | Sequence[int]]:
+def ids_and_sizes(message: Any) -> tuple[str | Sequence[object], int | Sequence[int]]:
     """The message ids as they are on the wire, a text alone for one, and what each message takes."""
     if type(message) is ServiceBusMessage:
         # Nearly always. Properties are not asked whether they are true: the SDK counts its fields for that.

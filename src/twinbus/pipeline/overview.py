@@ -7,7 +7,6 @@ decided here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -20,10 +19,11 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from twinbus.money import Prices, Scenario
 from twinbus.money.comparing import Spent
 from twinbus.pipeline import latency, series
+from twinbus.pipeline.asking import asking
 from twinbus.pipeline.jobs import JOBS, history, incomplete, so_far
 from twinbus.pipeline.reconcile import JUDGED, LISTED
 from twinbus.pipeline.spending import Seen
-from twinbus.pipeline.tables import Tables
+from twinbus.pipeline.tables import Tables, Version
 from twinbus.pipeline.window import Window
 
 BUCKETS: Final = 240
@@ -32,8 +32,6 @@ ENTITIES: Final = 25
 IDS: Final = 100
 REASONS: Final = 25
 DAYS: Final = 50
-# So many questions to Spark at a time.
-_AT_ONCE: Final = 4
 RATES: Final = ("direct", "diverted", "returned", "failed")
 
 Values = Mapping[str, Any]
@@ -79,31 +77,30 @@ class Overview:
 
 def overview(tables: Tables, prices: Prices, scenario: Scenario, window: Window | None = None) -> Overview:
     """All of it, of the whole ledger or of a window. Of the scenario, tier and bandwidth are used."""
-    window = window or Window()
+    window, version = window or Window(), tables.version()
     open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
-    # All at once: while one is planned, another is computed.
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with asking(tables) as pool:
         balance = pool.submit(_balance, tables, window)
-        over_time = pool.submit(_over_time, tables, window)
+        over_time = pool.submit(_over_time, tables, version, window)
         incidents = pool.submit(
             _found, tables, "incidents", window, INCIDENTS, open_first, F.desc("diverted"), F.col("began")
         )
-        spread = pool.submit(_spread, tables, window)
+        spread = pool.submit(_spread, tables, version, window)
         days = pool.submit(_found, tables, "latency", window, DAYS, F.desc("diverted"), F.col("day"))
         reasons = pool.submit(_reasons, tables)
         spent = pool.submit(Seen, tables, window, outages=False)
-    sums, listed, entities = balance.result()
-    return Overview(
-        sums,
-        listed,
-        reasons.result(),
-        incidents.result(),
-        entities,
-        over_time.result(),
-        spread.result(),
-        days.result(),
-        spent.result().spent(prices, scenario),
-    )
+        sums, listed, entities = balance.result()
+        return Overview(
+            sums,
+            listed,
+            reasons.result(),
+            incidents.result(),
+            entities,
+            over_time.result(),
+            spread.result(),
+            days.result(),
+            spent.result().spent(prices, scenario),
+        )
 
 
 def _found(tables: Tables, job: str, window: Window, most: int, *order: Column) -> Some:
@@ -115,16 +112,16 @@ def _reasons(tables: Tables) -> Some:
     return Some([{"reason": reason} for reason in reasons[:REASONS]], len(reasons))
 
 
-def _spread(tables: Tables, window: Window) -> Values:
-    told = history(tables, tables.version(), window.days_onward())
+def _spread(tables: Tables, version: Version, window: Window) -> Values:
+    told = history(tables, version, window.days_onward())
     found = latency.spread(latency.tally(*told), window).first()
     assert found is not None, "an aggregate without keys has a row"
     return found.asDict()
 
 
-def _over_time(tables: Tables, window: Window) -> Timeline | None:
+def _over_time(tables: Tables, version: Version, window: Window) -> Timeline | None:
     # How deep the backlog was at the window's beginning is told before it; when messages came home, also after it.
-    return timeline(*history(tables, tables.version(), Window(until=window.until).days()), window)
+    return timeline(*history(tables, version, Window(until=window.until).days()), window)
 
 
 def _some(rows: DataFrame, most: int, *order: Column) -> Some:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -22,6 +21,7 @@ from twinbus.money.prices import Prices
 from twinbus.money.scenario import OutageKind, Scenario, SyphonRuns
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.paths import TRANSFER
+from twinbus.pipeline.asking import asking
 from twinbus.pipeline.jobs import JOBS, history, so_far
 from twinbus.pipeline.tables import ENTRIES, Tables
 from twinbus.pipeline.window import Window
@@ -52,13 +52,12 @@ class Seen:
         """`outages`: whether `scenario` will be asked for."""
         self._tables = tables
         self._window = window or Window()
-        # All at once: while one is planned, another is computed.
-        with ThreadPoolExecutor() as pool:
+        with asking(tables) as pool:
             sums, costs, metered = (pool.submit(one) for one in (self._by_stage, self._costs, self._metered))
             incidents = pool.submit(self._incidents) if outages else None
-        self._sums = sums.result()
-        self._monthly = self._told(costs.result(), metered.result())
-        self._failovers = [] if incidents is None else incidents.result()
+            self._sums = sums.result()
+            self._monthly = self._told(costs.result(), metered.result())
+            self._failovers = None if incidents is None else incidents.result()
 
     def __bool__(self) -> bool:
         return bool(self._sums)
@@ -174,6 +173,7 @@ class Seen:
 
     def _outages(self, newest: int) -> list[tuple[int, int]]:
         """From a failover to its restore; those of several entities that overlap are one."""
+        assert self._failovers is not None, "they were not asked for"
         found: list[tuple[int, int]] = []
         for began, ended in sorted((row.began, row.restored or newest) for row in self._failovers):
             if found and began <= found[-1][1]:

@@ -88,6 +88,7 @@ class Tables:
     def __init__(self, spark: SparkSession, root: str | os.PathLike[str]) -> None:
         self.spark = spark
         self.root = Path(root).absolute()
+        self._settled = 0
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -116,11 +117,24 @@ class Tables:
         Sixty-four for a few rows would take seconds; two for a hundred million would not fit. `rows`: that are not in
         the tables yet.
         """
+        if self._settled:
+            return
         parts = [self.root / part.path for table in tables for part in version.of(table)]
         size = sum(file.stat().st_size for part in parts for file in part.glob("**/*.parquet")) + rows * _ROW_BYTES
         # Spark's own setting, 200 where nobody has set it, is for who has more than these bytes would ask for.
         most = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
         self.spark.conf.set(_PIECES, str(max(_FEWEST_PIECES, min(max(_MOST_PIECES, most), size // _PIECE_BYTES))))
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """Within, everything is added in as many pieces as all tables together ask for, whoever asks meanwhile."""
+        version = self.version()
+        self.divide(version, *version.parts)
+        self._settled += 1
+        try:
+            yield
+        finally:
+            self._settled -= 1
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

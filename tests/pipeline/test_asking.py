@@ -1,0 +1,45 @@
+"""Questions to Spark from several threads: how finely they are divided, and how they end."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from twinbus.pipeline.asking import asking
+from twinbus.pipeline.tables import OPERATIONS, PENDING, Part, Tables, Version
+
+PIECES = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
+
+
+@pytest.fixture
+def tables(spark: SparkSession, tmp_path: Path) -> Tables:
+    """Of 40 MB, as far as their length goes."""
+    made = Tables(spark, tmp_path)
+    folder = tmp_path / OPERATIONS / "part"
+    folder.mkdir(parents=True)
+    with (folder / "one.parquet").open("wb") as file:
+        file.truncate(40 * 1024 * 1024)
+    made.commit(Version().having(OPERATIONS, [Part(f"{OPERATIONS}/part")]))
+    return made
+
+
+def test_what_is_asked_at_once_has_pieces_for_all_tables_whoever_asks_meanwhile(tables: Tables) -> None:
+    with asking(tables) as pool:
+        pool.submit(tables.divide, tables.version(), PENDING).result()
+        assert tables.spark.conf.get(PIECES) == "10"
+    tables.divide(tables.version(), PENDING)
+    assert tables.spark.conf.get(PIECES) == "2"
+
+
+def test_when_one_fails_those_that_have_not_begun_never_do(tables: Tables) -> None:
+    go_on = threading.Event()
+    try:
+        with pytest.raises(LookupError), asking(tables) as pool:
+            asked = [pool.submit(go_on.wait) for _ in range(10)]
+            raise LookupError
+        assert [one.cancelled() for one in asked[-5:]] == [True] * 5
+    finally:
+        go_on.set()
