@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,16 @@ def test_what_is_asked_at_once_has_pieces_for_all_tables_whoever_asks_meanwhile(
 
 
 def test_when_one_fails_those_that_have_not_begun_never_do(tables: Tables) -> None:
-    go_on = threading.Event()
-    try:
-        with pytest.raises(LookupError), asking(tables) as pool:
-            asked = [pool.submit(go_on.wait) for _ in range(10)]
+    go_on, asked = threading.Event(), list[Future[bool]]()
+
+    def ask() -> None:
+        with asking(tables) as pool:
+            asked.extend(pool.submit(go_on.wait) for _ in range(10))
             raise LookupError
+
+    try:
+        with pytest.raises(LookupError):
+            ask()
         assert [one.cancelled() for one in asked[-5:]] == [True] * 5
     finally:
         go_on.set()
