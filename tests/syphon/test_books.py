@@ -39,7 +39,7 @@ class Case:
         self.ledger = Ledger(folder, Role.SYPHON, LedgerOptions(on_error="stop"))
         self.books = Books(self.ledger, "contoso", "paris", Counts(0.0))
         self.messages = [Outgoing("Orders", name, 10, b"", Stored(name)) for name in "ab"]
-        self.ledger.begin(Stage.SEND_BACKLOG, "paris", QUEUE, "ab", 20, "contoso/orders").end()
+        self.ledger.begin(Stage.SEND_BACKLOG, "paris", QUEUE, ["a", "b"], 20, "contoso/orders").end()
 
     def completed(self, lost: list[Held], why: str = "lock_lost") -> None:
         self.books.completed(QUEUE, "Orders", self.messages, lost, why, 0.1)
