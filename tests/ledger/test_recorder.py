@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -317,27 +318,35 @@ def test_one_id_is_told_alike_as_a_text_and_in_a_sequence(tmp_path: Path, id_: s
     assert replace(first, at=second.at, id=second.id, seconds=second.seconds) == second
 
 
-async def test_a_disk_that_hangs_is_waited_for_no_longer_than_said_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    answers = threading.Event()
+@contextmanager
+def hanging_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """One that does not answer within the block; the event tells that it was asked."""
+    answers, asked = threading.Event(), threading.Event()
     fsync = os.fsync
 
     def hanging(number: int) -> None:
+        asked.set()
         answers.wait()
         fsync(number)
 
-    ledger = Ledger(tmp_path, options=LedgerOptions(on_error="stop"))
     monkeypatch.setattr(os, "fsync", hanging)
     try:
+        yield asked
+    finally:
+        answers.set()
+
+
+async def test_a_disk_that_hangs_is_waited_for_no_longer_than_said_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(tmp_path, options=LedgerOptions(on_error="stop"))
+    with hanging_disk(monkeypatch):
         ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", ["1"], 1).end()
         with pytest.raises(LedgerUnavailableError):
             await ledger.flushed(0.05)
         with pytest.raises(LedgerUnavailableError):
             ledger.flush(0.05)
         assert caplog.text.count("has not answered for 0.05 s") == 2
-    finally:
-        answers.set()
     assert await ledger.flushed()
     ledger.close()
 
@@ -345,24 +354,13 @@ async def test_a_disk_that_hangs_is_waited_for_no_longer_than_said_and_told(
 def test_behind_a_disk_that_hangs_entries_wait_in_a_queue_with_an_end_and_those_beyond_it_are_told_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, hangs = threading.Event(), threading.Event()
-    fsync = os.fsync
-
-    def hanging(number: int) -> None:
-        hangs.set()
-        answers.wait()
-        fsync(number)
-
     begun = 110_000
     with Ledger(tmp_path) as ledger:
-        monkeypatch.setattr(os, "fsync", hanging)
-        try:
+        with hanging_disk(monkeypatch) as asked:
             send(ledger, "first")
-            assert hangs.wait(10)
+            assert asked.wait(10)
             for number in range(begun - 1):
                 send(ledger, str(number))
-        finally:
-            answers.set()
         assert ledger.flush()
         missing = ledger.missing
     told = list(read_ledger(tmp_path))
