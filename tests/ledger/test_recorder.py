@@ -243,7 +243,7 @@ def test_an_entry_that_cannot_be_put_down_is_told_as_a_gap_and_the_others_are_th
 ) -> None:
     with Ledger(tmp_path) as ledger, caplog.at_level(logging.ERROR, "twinbus.ledger"):
         send(ledger, "a")
-        ledger.begin(Stage.PING, "contoso", "orders", 7).end()  # type: ignore[arg-type] # that is the point
+        ledger.begin(Stage.PING, "contoso", "orders", (), object()).end()  # type: ignore[arg-type] # that is the point
         send(ledger, "b")
     assert ledger.missing == 1
     found = balance(read_ledger(tmp_path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 from uuid import UUID
@@ -42,6 +43,7 @@ def id_text(value: object) -> str:
 # --- the lines of operations -----------------------------------------------------------------------------------------
 
 
+@lru_cache(4096)
 def place(stage: Stage, namespace: str, entity: str, destination: str | None = None) -> str:
     """What the lines of one sender's operations have in common."""
     toward = "" if destination is None else f',"destination":{quoted(destination)}'
@@ -72,26 +74,6 @@ def operation_line(at: int, number: str, place: str, ids: str, size: int, units:
     return (
         f'{{"v":1,"kind":"operation","at":{at},"id":"{number}",{place},"ids":[{ids}],"bytes":{size},"units":{units},'
         f"{ending}}}\n"
-    )
-
-
-# The line of an operation of one message and one unit that went well: most lines are, so this is `operation_line` in as
-# few parts as can be. What the lines of one writer, and of one place, have in common comes put together.
-
-
-def success_number(prefix: str) -> str:
-    return f',"id":"{prefix}-'
-
-
-def success_place(place: str) -> str:
-    return f'",{place},"ids":['
-
-
-def success_line(at: int, prefix: str, number: int, place: str, id_: str, size: int, seconds: float) -> str:
-    """`prefix` and `place` of the two functions above."""
-    return (
-        f'{{"v":1,"kind":"operation","at":{at}{prefix}{number}{place}{id_}],"bytes":{size},"units":1,'
-        f'"seconds":{seconds:.6f},"result":"ok"}}\n'
     )
 
 

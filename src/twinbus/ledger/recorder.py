@@ -18,19 +18,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from twinbus.ledger.encoding import id_text
+from twinbus.ledger.encoding import id_text, place
 from twinbus.ledger.entries import OK, Fact, Metered, Move, Movement, Operation, Role, Stage, State
 from twinbus.ledger.errors import LedgerUnavailableError
 from twinbus.ledger.housekeeping import Opening
 from twinbus.ledger.options import LedgerOptions
-from twinbus.ledger.running import NOTHING, RunningOperation, Said
+from twinbus.ledger.running import NOTHING, RunningOperation
 from twinbus.ledger.segments import SegmentWriter
-from twinbus.ledger.units import units
+from twinbus.ledger.units import UNIT, units
 from twinbus.ledger.writer import LOOK_EVERY, Writer
 
 _log = logging.getLogger("twinbus.ledger")
 
-_LOOK_BITS: Final = LOOK_EVERY - 1
 FLUSH_SECONDS: Final = 30.0
 """What a disk may take to answer."""
 
@@ -77,10 +76,14 @@ class Ledger:
         `ids`: a text alone is one id. `size`: of each message, or of all together. `destination`: the
         `namespace/entity` on the primary that the messages are for, where the operation is on another entity.
         """
-        return self.begin_as((stage, namespace, entity, ids, size, destination))
+        if not isinstance(ids, str):
+            ids = tuple(ids)
+        elif not isinstance(size, int) or size > UNIT:
+            ids = (ids,)
+        return self.begin_as(place(stage, namespace, entity, destination), ids, size)
 
-    def begin_as(self, said: Said) -> RunningOperation:
-        """`begin`, for who has all of it put together."""
+    def begin_as(self, place: str, ids: object, size: int | Sequence[int]) -> RunningOperation:
+        """`begin`, for who has all of it put together, as a `RunningOperation` holds it."""
         writer = self._writer
         if self._stops and (self._closed or writer.failure is not None):
             self.check()
@@ -88,14 +91,16 @@ class Ledger:
         operation = RunningOperation()
         operation.writer = writer
         operation.number = number = next(self._numbers)
-        operation.said = said
+        operation.place = place
+        operation.ids = ids
+        operation.size = size
         operation.ending = None
         operation.state = NOTHING
         now = writer.now  # and not `writer.now()`: Python looks for a method first, every time
         operation.begun = now()
         # `put`, without its call.
         writer.queue.append(operation)
-        if writer.asleep or not number & _LOOK_BITS:
+        if writer.asleep or not number % LOOK_EVERY:
             writer.look()
         return operation
 

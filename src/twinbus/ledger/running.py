@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from twinbus.ledger.entries import OK, Stage
+from twinbus.ledger.entries import OK
 
 if TYPE_CHECKING:
     from twinbus.ledger.writer import Writer
 
-Said = tuple[Stage, str, str, str | Sequence[object], int | Sequence[int], str | None]
-"""Stage, namespace, entity, ids, size, destination: as `Ledger.begin` takes them. A text alone for ids is one id."""
 Ending = tuple[str, str | None, Sequence[object]]
 """Result, cause, and the ids that it is about where not all are."""
 WELL: Final[Ending] = (OK, None, ())
@@ -26,11 +24,15 @@ NOTHING, SEEN, INTENT, ALL = range(4)
 class RunningOperation:
     """What `Ledger.begin` returns, which sets its fields. Call `end` once; never ended, its outcome is unknown."""
 
-    __slots__ = ("begun", "ended", "ending", "number", "said", "state", "writer")
+    __slots__ = ("begun", "ended", "ending", "ids", "number", "place", "size", "state", "writer")
 
     writer: Writer
     number: int
-    said: Said
+    place: str
+    """As `encoding.place` has it."""
+    ids: object
+    """A list or tuple of them; anything else is the one id of a message of one billable unit."""
+    size: int | Sequence[int]
     begun: float
     ended: float
     ending: Ending | None
@@ -48,10 +50,8 @@ class RunningOperation:
         """
         if self.ending is not None:
             return
-        writer = self.writer
-        now = writer.now
-        self.ended = now()
+        self.ended = self.writer.now()
         # From here on the writer may see it. Where it has looked before, it is told that there is something to add.
         self.ending = WELL if result is OK and not failed else (result, cause, failed)
         if self.state:
-            writer.put(self)
+            self.writer.put(self)

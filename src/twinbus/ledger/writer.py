@@ -7,7 +7,6 @@ may go on without its entry is not decided here.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import math
 import threading
@@ -21,7 +20,7 @@ from typing import Final
 
 from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Closed, Gap
-from twinbus.ledger.lines import Item, Lines
+from twinbus.ledger.lines import Item, lines
 from twinbus.ledger.segments import SegmentWriter
 
 _log = logging.getLogger("twinbus.ledger")
@@ -31,7 +30,7 @@ _REMIND_SECONDS: Final = 60.0
 # Its lines are made in one go, and other threads wait meanwhile.
 _LONGEST_GROUP: Final = 1000
 LOOK_EVERY: Final = 256
-"""Who puts many entries into the queue himself need not look at it each time. A power of two."""
+"""Who puts entries into the queue himself looks at it at every so many of them."""
 # A disk that hangs must not fill the memory.
 _LONGEST_QUEUE: Final = 100_000
 
@@ -60,8 +59,7 @@ class Writer:
         self._group_seconds = group_seconds
         self._buffer_bytes = buffer_bytes
         self.now = now
-        self._lines = Lines(self.prefix)
-        self.queue: deque[Item] = deque()
+        self.queue: list[Item] = []
         """What is taken for the next group; `put` it there, or `look`."""
         self._waiting: deque[Future[bool]] = deque()
         self._lock = threading.Lock()
@@ -71,7 +69,7 @@ class Writer:
         self._something = threading.Event()
         self._hurry = threading.Event()
         self._closing = False
-        self._unwritten = bytearray()
+        self._unwritten = b""
         self._gap = _Gap()
         self._reminded = -math.inf
         _writers.add(self)
@@ -95,10 +93,11 @@ class Writer:
 
     def _cut_off(self) -> None:
         """The newest go, which found no room."""
-        with contextlib.suppress(IndexError):  # the writer has come, and taken all
-            while len(self.queue) > _LONGEST_QUEUE:
-                self.queue.pop()
-                self._miss(1, "the disk is too slow")
+        with self._lock:
+            found_no_room = len(self.queue) - _LONGEST_QUEUE
+            if found_no_room > 0:
+                del self.queue[-found_no_room:]
+                self._gap.add(found_no_room, _milliseconds(), "the disk is too slow")
 
     def flush(self) -> Future[bool]:
         """Done with True once all that was taken before is on the disk; with False when it could not be written."""
@@ -203,37 +202,35 @@ class Writer:
 
     def _take(self) -> None:
         """What is queued becomes lines; what the buffer does not hold is missing."""
-        offset = time.time() - self.now()
-        lines: list[str] = []
-        take, line_of, add = self.queue.popleft, self._lines.of, lines.append
-        for _ in range(len(self.queue)):
-            try:
-                item = take()
-            except IndexError:
-                break  # cut off meanwhile
-            try:
-                add(line_of(item, offset))
-            except Exception as error:
-                _log.exception("ledger: an entry cannot be put down in words")
-                self._miss(1, f"it cannot be put down in words: {error}")
-        group = "".join(lines).encode()
+        with self._lock:  # not cut off meanwhile; that something is added does no harm
+            items = self.queue[:]
+            del self.queue[: len(items)]
+        found = lines(items, self.prefix, time.time() - self.now(), self._wordless)
+        group = "".join(found).encode()
         if self.failure is not None and len(self._unwritten) + len(group) > self._buffer_bytes:
-            self._miss(sum(map(bool, lines)), self.failure)
+            self._miss(len(found), self.failure)
         else:
-            self._unwritten += group
+            # Not added to nothing: a copy of a group costs more than its bytes, as it takes fresh pages.
+            self._unwritten = self._unwritten + group if self._unwritten else group
+
+    def _wordless(self, error: Exception) -> None:
+        _log.error("ledger: an entry cannot be put down in words", exc_info=error)
+        self._miss(1, f"it cannot be put down in words: {error}")
 
     def _write(self) -> bool:
         with self._lock:
             gap = self._gap.copy()
-        told = encode(gap.entry(_milliseconds(), self.prefix, self.missing)).encode() if gap.count else b""
-        if not self._unwritten and not told:
+        lines = self._unwritten
+        if gap.count:
+            lines += encode(gap.entry(_milliseconds(), self.prefix, self.missing)).encode()
+        if not lines:
             return True
         try:
-            self._segments.append(bytes(self._unwritten) + told)
+            self._segments.append(lines)
         except OSError as error:
             self._failed(error)
             return False
-        self._unwritten.clear()
+        self._unwritten = b""
         with self._lock:
             self._gap.subtract(gap)
         self.missing += gap.count

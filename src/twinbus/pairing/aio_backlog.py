@@ -55,7 +55,9 @@ class BacklogLink:
     async def take(self, payload: Payload, seconds: float, destination: str) -> None:
         """`destination`: the `namespace/entity` on the primary that it is for."""
         send = self._recording.aio_recorded(
-            Stage.SEND_BACKLOG, self._queue, payload, lambda sender: sender.send_messages(payload), destination
+            self._recording.place(Stage.SEND_BACKLOG, self._queue, destination),
+            payload,
+            lambda sender: sender.send_messages(payload),
         )
 
         async def sent(sender: ServiceBusSender, left: float) -> None:

@@ -254,9 +254,9 @@ class Pair:
         await open_link(sender, self._attempts.seconds)
         if how == "message" or (how == "auto" and hides_pings(sender)):
             ping = ping_message()
-            send = self._state.on_primary.aio_recorded(
-                Stage.PING, sender.entity_name, ping, lambda link: link.send_messages(ping)
-            )
+            primary = self._state.on_primary
+            there = primary.place(Stage.PING, sender.entity_name)
+            send = primary.aio_recorded(there, ping, lambda link: link.send_messages(ping))
             await send(sender)
 
     def _look(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:

@@ -43,7 +43,6 @@ T = TypeVar("T")
 Call = Callable[[ServiceBusSender], Coroutine[Any, Any, T]]
 # Looked up once: a member of an Enum costs as much as half a microsecond at every use.
 _PRIMARY: Final = Route.PRIMARY
-_SEND: Final = Stage.SEND_PRIMARY
 
 
 class PairedSender:
@@ -68,7 +67,9 @@ class PairedSender:
         self._attempts = attempts
         self._retries = retries
         self._seconds = attempts.seconds
+        self._recording = recording
         self._recorded = recording.aio_recorded
+        self._sends = recording.place(Stage.SEND_PRIMARY, place.path)
         self._destination = f"{recording.namespace}/{place.path}"
         self._link = Link(make(), attempts, place.cell.entity.episode)
         self._before: WeakSet[Link] = WeakSet()
@@ -85,7 +86,7 @@ class PairedSender:
         if type(message) is not ServiceBusMessage and is_empty(message):
             return
         await self._call(
-            self._recorded(_SEND, self._place.path, message, lambda sender: sender.send_messages(message, **kwargs)),
+            self._recorded(self._sends, message, lambda sender: sender.send_messages(message, **kwargs)),
             lambda: calls.divert(self._place, raws_of(message), until),
             until,
         )
@@ -107,8 +108,7 @@ class PairedSender:
             return []
         return await self._call(
             self._recorded(
-                Stage.SCHEDULE_PRIMARY,
-                self._place.path,
+                self._recording.place(Stage.SCHEDULE_PRIMARY, self._place.path),
                 message,
                 lambda sender: sender.schedule_messages(message, schedule_time_utc, **kwargs),
             ),
@@ -125,8 +125,7 @@ class PairedSender:
         given = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
         await self._call(
             self._recorded(
-                Stage.CANCEL_PRIMARY,
-                self._place.path,
+                self._recording.place(Stage.CANCEL_PRIMARY, self._place.path),
                 None,
                 lambda sender: sender.cancel_scheduled_messages(sequence_numbers, **kwargs),
             ),

@@ -55,11 +55,9 @@ class BacklogLink:
     def take(self, payload: Payload, seconds: float, destination: str) -> None:
         """`destination`: the `namespace/entity` on the primary that it is for."""
         call = self._recording.recorded(
-            Stage.SEND_BACKLOG,
-            self._queue,
+            self._recording.place(Stage.SEND_BACKLOG, self._queue, destination),
             payload,
             lambda sender, left: sender.send_messages(payload, timeout=left),
-            destination,
         )
         with self._turn_within(seconds) as until:
             self._try(call, until)

@@ -266,9 +266,9 @@ class Pair:
         open_link_once(sender, seconds)
         if how == "message" or (how == "auto" and hides_pings(sender)):
             ping = ping_message()
-            send = self._state.on_primary.recorded(
-                Stage.PING, sender.entity_name, ping, lambda link, left: link.send_messages(ping, timeout=left)
-            )
+            primary = self._state.on_primary
+            there = primary.place(Stage.PING, sender.entity_name)
+            send = primary.recorded(there, ping, lambda link, left: link.send_messages(ping, timeout=left))
             send(sender, None)
 
     def _look(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:

@@ -11,15 +11,18 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 
 from twinbus.ledger import OK, Ledger, LedgerOptions, Role, RunningOperation, Stage
+from twinbus.ledger.encoding import place
 from twinbus.ledger.entries import result_of_failure
-from twinbus.ledger.running import Said
+from twinbus.ledger.running import NOTHING, WELL
 from twinbus.ledger.units import UNIT
+from twinbus.ledger.writer import LOOK_EVERY
 from twinbus.pairing.failures import REFUSED, FailureKind, was_refused
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.outgoing import encoded_size, raws_of
@@ -32,7 +35,11 @@ AioCall = Callable[[Any], Coroutine[Any, Any, T]]
 # What a message takes beside its body and what is counted, with an id of 36 letters; and how far that may be off.
 _PLAIN_BYTES: Final = 64
 _DOUBT_BYTES: Final = 2048
-_TEXTS: Final = ("subject", "correlation_id", "group_id", "content_type", "to", "reply_to", "reply_to_group_id")
+_SURELY_ONE: Final = UNIT - _DOUBT_BYTES
+_texts: Final = itemgetter(
+    "subject", "correlation_id", "group_id", "content_type", "to", "reply_to", "reply_to_group_id"
+)
+_ALL_BUT_ONE: Final = len(vars(AmqpMessageProperties())) - 1
 
 
 def ledger_of(options: SendAvailabilityOptions) -> Ledger | None:
@@ -50,33 +57,31 @@ class Recording:
         self.ledger = ledger
         self._stops = ledger is not None and ledger.options.on_error == "stop"
 
-    def recorded(
-        self, stage: Stage, entity: str, message: Any, call: Call[T], destination: str | None = None
-    ) -> Call[T]:
+    def place(self, stage: Stage, entity: str, destination: str | None = None) -> str:
+        """What operations have in common, for `recorded`. `destination` as in `Ledger.begin`."""
+        return place(stage, self.namespace, entity, destination)
+
+    def recorded(self, place: str, message: Any, call: Call[T]) -> Call[T]:
         """The call, each try of which is an operation. LedgerUnavailableError where none may be made.
 
-        `message`: what `identified` gave, None where there is none. `destination` as in `Ledger.begin`.
+        `message`: what `identified` gave, None where there is none.
         """
         ledger = self.ledger
         if ledger is None:
             return call
         if self._stops:
             ledger.check()
-        ids, sizes = ids_and_sizes(message)
         # Not a function within this one: its cells would cost more than all the rest.
-        return partial(_tried, ledger, (stage, self.namespace, entity, ids, sizes, destination), call)
+        return partial(_tried, ledger, place, message, call)
 
-    def aio_recorded(
-        self, stage: Stage, entity: str, message: Any, call: AioCall[T], destination: str | None = None
-    ) -> AioCall[T]:
+    def aio_recorded(self, place: str, message: Any, call: AioCall[T]) -> AioCall[T]:
         """`recorded`, for asyncio: its calls are made on open links."""
         ledger = self.ledger
         if ledger is None:
             return call
         if self._stops:
             ledger.check()
-        ids, sizes = ids_and_sizes(message)
-        return partial(_aio_tried, ledger, (stage, self.namespace, entity, ids, sizes, destination), call)
+        return partial(_aio_tried, ledger, place, message, call)
 
     @contextlib.contextmanager
     def peeked(self, queue: str) -> Iterator[list[Any]]:
@@ -112,28 +117,75 @@ class Recording:
 UNRECORDED: Final = Recording(None, "")
 
 
-def _tried(ledger: Ledger, said: Said, call: Call[T], sender: Any, seconds: float | None) -> T:
+def _tried(ledger: Ledger, place: str, message: Any, call: Call[T], sender: Any, seconds: float | None) -> T:
     if seconds is not None:
         open_link_once(sender, seconds)
-    operation = ledger.begin_as(said)
+    operation = _begun(ledger, place, message)
     try:
         result = call(sender, None)
     except BaseException as error:
         _failed(operation, error, given_up=was_given_up(sender))
         raise
-    operation.end()
+    # `operation.end()`, without its call.
+    writer = operation.writer
+    now = writer.now
+    operation.ended = now()
+    operation.ending = WELL
+    if operation.state:
+        writer.put(operation)
     return result
 
 
-async def _aio_tried(ledger: Ledger, said: Said, call: AioCall[T], sender: Any) -> T:
-    operation = ledger.begin_as(said)
+async def _aio_tried(ledger: Ledger, place: str, message: Any, call: AioCall[T], sender: Any) -> T:
+    operation = _begun(ledger, place, message)
     try:
         result = await call(sender)
     except BaseException as error:
         _failed(operation, error)
         raise
-    operation.end()
+    # `operation.end()`, without its call.
+    writer = operation.writer
+    now = writer.now
+    operation.ended = now()
+    operation.ending = WELL
+    if operation.state:
+        writer.put(operation)
     return result
+
+
+def _begun(ledger: Ledger, place: str, message: Any) -> RunningOperation:
+    """`Ledger.begin`. For a message with an id and a body and nothing else it is done here, in one function: what runs
+    once in a send is in no cache, and each call would cost as much as what it does (docs/decisions/0015-the-ledger.md).
+    """
+    if type(message) is ServiceBusMessage:
+        raw = message._raw_amqp_message
+        # Properties are not asked whether they are true: the SDK counts its fields for that. They are taken from the
+        # dictionary, as Python does not learn where these attributes are.
+        told = raw._properties.__dict__
+        match raw._data_body:
+            case [data] if (
+                (size := len(data) + _PLAIN_BYTES) < _SURELY_ONE
+                and [*told.values()].count(None) == _ALL_BUT_ONE
+                and not raw._application_properties
+                and not raw._annotations
+                and not ledger._stops
+            ):
+                # `Ledger.begin_as`, without its call.
+                operation = RunningOperation()
+                operation.writer = writer = ledger._writer
+                operation.number = number = next(ledger._numbers)
+                operation.place = place
+                operation.ids = told["message_id"]
+                operation.size = size
+                operation.ending = None
+                operation.state = NOTHING
+                now = writer.now
+                operation.begun = now()
+                writer.queue.append(operation)
+                if writer.asleep or not number % LOOK_EVERY:
+                    writer.look()
+                return operation
+    return ledger.begin_as(place, *_ids_and_sizes(message))
 
 
 def _failed(operation: RunningOperation, error: BaseException, *, given_up: bool = False) -> None:
@@ -151,13 +203,8 @@ def outcome_of(error: BaseException, *, given_up: bool = False) -> tuple[str, st
 # --- what a message is -----------------------------------------------------------------------------------------------
 
 
-def ids_and_sizes(message: Any) -> tuple[str | Sequence[object], int | Sequence[int]]:
-    """The message ids as they are on the wire, a text alone for one, and what each message takes."""
-    if type(message) is ServiceBusMessage:
-        # Nearly always. Properties are not asked whether they are true: the SDK counts its fields for that.
-        raw = message._raw_amqp_message
-        id_: object = raw._properties.message_id
-        return id_ if type(id_) is str else (id_,), size_of(raw)
+def _ids_and_sizes(message: Any) -> tuple[Sequence[object], Sequence[int]]:
+    """The message ids as they are on the wire, and what each message takes."""
     raws = [] if message is None else raws_of(message)
     ids = [raw.properties.message_id if raw.properties is not None else None for raw in raws]
     return ids, [size_of(raw) for raw in raws]
@@ -173,24 +220,12 @@ def size_of(raw: AmqpAnnotatedMessage) -> int:
         return encoded_size(raw)
     size = _PLAIN_BYTES + (len(body[0]) if len(body) == 1 else sum(map(len, body)))
     if raw._properties is not None:
-        # From the dictionary, as Python does not learn where these attributes are, and one question after the other:
-        # most have an id and nothing else, and a loop would take twice the time.
-        told = raw._properties.__dict__
-        if (
-            told["subject"] is not None
-            or told["correlation_id"] is not None
-            or told["group_id"] is not None
-            or told["content_type"] is not None
-            or told["to"] is not None
-            or told["reply_to"] is not None
-            or told["reply_to_group_id"] is not None
-        ):
-            size += sum(_length(value) for name in _TEXTS if (value := told[name]) is not None)
+        size += sum(_length(text) for text in _texts(raw._properties.__dict__) if text is not None)
     if raw._application_properties:
         size += _named(raw._application_properties)
     if raw._annotations:
         size += _named(raw._annotations)
-    if size < UNIT - _DOUBT_BYTES or _DOUBT_BYTES < size % UNIT < UNIT - _DOUBT_BYTES:
+    if size < _SURELY_ONE or _DOUBT_BYTES < size % UNIT < UNIT - _DOUBT_BYTES:
         return size
     return encoded_size(raw)
 

@@ -37,7 +37,6 @@ from twinbus.pairing.sdk import Retries, empty_batch, interrupt, is_open, keep_a
 T = TypeVar("T")
 # Looked up once: a member of an Enum costs as much as half a microsecond at every use.
 _PRIMARY: Final = Route.PRIMARY
-_SEND: Final = Stage.SEND_PRIMARY
 
 
 class PairedSender:
@@ -61,7 +60,9 @@ class PairedSender:
         self._links = links
         self._attempts = attempts
         self._retries = retries
+        self._recording = recording
         self._recorded = recording.recorded
+        self._sends = recording.place(Stage.SEND_PRIMARY, place.path)
         self._destination = f"{recording.namespace}/{place.path}"
         self._seconds = attempts.seconds
         self._turn = threading.Lock()
@@ -80,8 +81,7 @@ class PairedSender:
             return
         self._call(
             self._recorded(
-                _SEND,
-                self._place.path,
+                self._sends,
                 message,
                 lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
             ),
@@ -111,8 +111,7 @@ class PairedSender:
             return []
         return self._call(
             self._recorded(
-                Stage.SCHEDULE_PRIMARY,
-                self._place.path,
+                self._recording.place(Stage.SCHEDULE_PRIMARY, self._place.path),
                 message,
                 lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
             ),
@@ -128,8 +127,7 @@ class PairedSender:
         given = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
         self._call(
             self._recorded(
-                Stage.CANCEL_PRIMARY,
-                self._place.path,
+                self._recording.place(Stage.CANCEL_PRIMARY, self._place.path),
                 None,
                 lambda sender, seconds: sender.cancel_scheduled_messages(sequence_numbers, timeout=seconds, **kwargs),
             ),

@@ -1,0 +1,142 @@
+"""M1, M2: what an operation says of its message, whatever that holds. No server: the call is one that returns."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+
+from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, LedgerUnavailableError, Stage, read_ledger
+from twinbus.ledger.entries import Gap, Intent, Operation, Outcome
+from twinbus.ledger.units import units
+from twinbus.pairing.outgoing import _wrapped, encoded_size
+from twinbus.pairing.recording import Recording
+
+HUGE = 64 * 1024
+
+
+def plain(body: Any = b"x" * 1000, message_id: Any = "a", **properties: Any) -> ServiceBusMessage:
+    """`properties` by their names in AMQP: `message_id` need not be a text there."""
+    message = ServiceBusMessage(body, message_id="to be replaced")
+    for name, value in {"message_id": message_id, **properties}.items():
+        setattr(message.raw_amqp_message.properties, name, value)
+    return message
+
+
+def annotated(**sections: Any) -> ServiceBusMessage:
+    return _wrapped(AmqpAnnotatedMessage(properties={"message_id": "a"}, **sections))
+
+
+@contextmanager
+def recording(folder: Path, **options: Any) -> Iterator[Recording]:
+    with Ledger(folder, options=LedgerOptions(**options)) as ledger:
+        yield Recording(ledger, "contoso")
+
+
+def send(recording: Recording, message: Any) -> None:
+    place = recording.place(Stage.SEND_PRIMARY, "orders")
+    assert recording.recorded(place, message, lambda sender, seconds: 42)(None, None) == 42
+
+
+@pytest.mark.parametrize(
+    ("message", "id_"),
+    [
+        (plain(), "a"),
+        (plain(b""), "a"),
+        (plain(message_id=""), ""),
+        (plain(message_id='uuid:"é'), 'string:uuid:"é'),
+        (plain(message_id=7), "ulong:7"),
+        (plain(message_id=b"\x07"), "binary:07"),
+        (plain(message_id=UUID(int=7)), f"uuid:{UUID(int=7)}"),
+        (plain(b"x" * (HUGE - 3000)), "a"),
+        (plain(b"x" * (HUGE - 100)), "a"),
+        (plain(b"x" * HUGE), "a"),
+        (plain(b"x" * 3 * HUGE), "a"),
+        *((plain(**{name: "s" * 5000}), "a") for name in ("subject", "to", "reply_to", "correlation_id")),
+        *((plain(**{name: "s" * 5000}), "a") for name in ("content_type", "group_id", "reply_to_group_id")),
+        (plain(b"x" * (HUGE - 5000), subject="s" * 6000), "a"),
+        (ServiceBusMessage(b"x", message_id="a", application_properties={"name": "v" * 5000}), "a"),
+        (ServiceBusMessage(b"x", message_id="a", partition_key="k" * 100, time_to_live=timedelta(hours=1)), "a"),
+        (annotated(data_body=[b"x" * 500, b"y" * 500]), "a"),
+        (annotated(value_body="v" * 5000), "a"),
+        (annotated(sequence_body=[["v" * 5000]]), "a"),
+        (annotated(data_body=b"x", annotations={"x-opt": "v" * 5000}), "a"),
+        (annotated(data_body=b"x", application_properties={"name": "v" * 5000}), "a"),
+    ],
+)  # fmt: skip
+def test_m1_m2_an_operation_has_its_messages_id_size_and_units_whatever_the_message_holds(
+    tmp_path: Path, message: ServiceBusMessage, id_: str
+) -> None:
+    with recording(tmp_path) as told:
+        send(told, message)
+        send(told, [message])
+    one, listed = (entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation))
+    size = encoded_size(message.raw_amqp_message)
+    assert (one.ids, one.result, one.units) == ((id_,), "ok", units(1, [size]))
+    assert abs(one.bytes - size) < 64
+    assert (one.ids, one.bytes, one.units) == (listed.ids, listed.bytes, listed.units)
+
+
+def test_m1_operations_of_many_threads_are_each_there_once_whenever_the_writer_looks(tmp_path: Path) -> None:
+    count, workers = 2000, 4
+    with recording(tmp_path, group_interval=timedelta(milliseconds=1)) as told:
+
+        def work(name: int) -> None:
+            for number in range(count):
+                send(told, plain(b"x", f"{name}-{number}"))
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    entries = [entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation | Intent | Outcome | Gap)]
+    begun = [entry for entry in entries if isinstance(entry, Operation | Intent)]
+    outcomes = [entry for entry in entries if isinstance(entry, Outcome)]
+    assert Counter(entry.ids for entry in begun) == Counter(
+        (f"{name}-{number}",) for name in range(workers) for number in range(count)
+    )
+    assert Counter(entry.id for entry in outcomes) == Counter(e.id for e in begun if isinstance(e, Intent))
+    assert len(begun) + len(outcomes) == len(entries)
+
+
+def test_m1_a_call_that_outlasts_its_group_is_an_intent_and_an_outcome(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        told = Recording(ledger, "contoso")
+        call = told.recorded(told.place(Stage.SEND_PRIMARY, "orders"), plain(), lambda sender, seconds: ledger.flush())
+        assert call(None, None)
+    intent, outcome = (entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation | Intent | Outcome))
+    assert isinstance(intent, Intent)
+    assert isinstance(outcome, Outcome)
+    assert (intent.ids, intent.units, intent.id, outcome.result) == (("a",), 1, outcome.id, "ok")
+
+
+def test_s8_a_call_that_is_interrupted_is_unknown(tmp_path: Path) -> None:
+    def interrupted(sender: object, seconds: float | None) -> None:
+        raise KeyboardInterrupt
+
+    with recording(tmp_path) as told, pytest.raises(KeyboardInterrupt):
+        told.recorded(told.place(Stage.SEND_PRIMARY, "orders"), plain(), interrupted)(_Sender(), None)
+    (entry,) = (entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation))
+    assert (entry.ids, entry.result) == (("a",), UNKNOWN)
+
+
+class _Sender:
+    """One that was not given up."""
+
+
+def test_m1_a_ledger_that_stops_is_asked_before_every_try(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, options=LedgerOptions(on_error="stop"))
+    told = Recording(ledger, "contoso")
+    call = told.recorded(told.place(Stage.SEND_PRIMARY, "orders"), plain(), lambda sender, seconds: 42)
+    assert call(None, None) == 42
+    ledger.close()
+    with pytest.raises(LedgerUnavailableError, match="closed"):
+        call(None, None)
