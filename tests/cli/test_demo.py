@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Iterator
@@ -133,6 +134,31 @@ def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     assert stdout.endswith("broken off: all its processes have ended\n")
     assert living_in(tmp_path) == []
     assert list(tmp_path.glob("twinbus-demo-*")) == []
+
+
+def test_the_process_that_has_spark_ends_with_all_it_started_once_the_demo_is_gone() -> None:
+    program = (
+        "import subprocess, time\n"
+        "from twinbus.cli.demo.batch import listen\n"
+        "subprocess.Popen(['sleep', '600'])\n"
+        "print(listen().get(), end='', flush=True)\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"a command\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"a command\n"
+        process.stdin.close()
+        assert process.stdout.read() == b"", "to its end, which comes when the last that holds it is gone"
+        assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
 def test_on_a_terminal_of_80_columns_it_is_a_picture_that_lives(tmp_path: Path) -> None:

@@ -237,6 +237,16 @@ def test_y3_a_second_signal_ends_it_at_once_and_nothing_is_lost(backlog: Backlog
     assert ids_of(backlog.left()) == ["1"]
 
 
+def test_it_ends_without_a_word_when_nobody_reads_it_any_more(backlog: Backlog) -> None:
+    with running(backlog) as syphon:
+        syphon.until(lambda told: told["state"] == "running")
+        assert syphon.process.stdout is not None
+        syphon.process.stdout.close()
+        assert syphon.process.wait(PATIENCE) == 128 + signal.SIGPIPE
+        assert syphon.process.stderr is not None
+        assert "error" not in syphon.process.stderr.read()
+
+
 # --- words -----------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -46,5 +49,16 @@ def told(*, debug: bool) -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            # `| head`, which has seen enough. What is left in the buffer is not tried again when the program ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None
         tell(error, debug=debug)
         raise typer.Exit(FAILED) from None
+
+
+def _nobody_reads() -> bool:
+    """Whether the other end of stdout is closed: a connection may break too."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
