@@ -3,6 +3,10 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import apsw
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from twinbus.amqp.events import LinkAccepted, LinkFlowed
 from twinbus.amqp.limits import Limits
@@ -13,6 +17,7 @@ from twinbus.connect import ServiceBusConnection
 from twinbus.message import Message
 from twinbus.namespace.front.port import PortConnection
 from twinbus.namespace.server import NamespaceServer
+from twinbus.testing import LocalNamespace
 
 from .raw import Peer
 
@@ -152,3 +157,25 @@ async def test_two_receivers_share_what_comes(bus: ServiceBusConnection) -> None
     await (await bus.sender("orders")).send([Message("a"), Message("b")])
     bodies = [bytes(message.body) for received in await asyncio.gather(*waiting) for message in received]
     assert sorted(bodies) == [b"a", b"b"]
+
+
+def test_a_message_that_the_disk_damaged_takes_no_credit_from_the_next(tmp_path: Path) -> None:
+    config = {"namespaces": [{"name": "one", "queues": [{"name": "orders"}]}]}
+    with LocalNamespace("one", data=tmp_path, config=config) as namespace:
+        with (
+            ServiceBusClient.from_connection_string(namespace.connection_string) as client,
+            client.get_queue_sender("orders") as sender,
+        ):
+            sender.send_messages([ServiceBusMessage(body) for body in ("a", "b", "c")])
+        namespace.stop()
+        store = apsw.Connection(str(tmp_path / "one.sqlite"))
+        store.execute("UPDATE message SET raw = x'FF' WHERE seq = 2")
+        store.close()
+        namespace.start()
+        with (
+            ServiceBusClient.from_connection_string(namespace.connection_string) as client,
+            client.get_queue_receiver("orders") as receiver,
+        ):
+            # Each grants one, and no more until something came.
+            found = [receiver.receive_messages(1, max_wait_time=20) for _ in range(2)]
+        assert [message.sequence_number for some in found for message in some] == [1, 3]

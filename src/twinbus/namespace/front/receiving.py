@@ -246,6 +246,7 @@ class OutgoingLink:
                     unsettled[send(token, parts)] = (self, token)
             except Exception:  # one message's trouble must not keep others from their receiver
                 _log.exception("a message could not be sent", extra={"entity": self.entity.path})
+                self._limit += 1  # it took none of the peer's credit
         self._connection.remember(link.session, unsettled)
         size = rows[-1].size
         self._slice = _SLICE if size * _SLICE <= _SLICE_BYTES else max(8, _SLICE_BYTES // size)
