@@ -3,7 +3,7 @@
 On two primaries alike, from one thread. To messages with the ledger the CPU of other threads is added: the writer's,
 with its syncs. A run ends with its entries on the disk: a thousand, the group of a sender that goes at full speed.
 
-Run: python bench/ledger.py [--runs 60] [--messages 1000] [--driver sync|aio|both] [--rate 500]
+Run: python bench/ledger.py [--properties] [--stop] [--runs 60] [--messages 1000] [--driver sync|aio|both] [--rate 500]
 """
 
 import argparse
@@ -23,10 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.pairing import BODY, CONFIG, QUEUES, interval
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
-from twinbus.ledger import Ledger
+from twinbus.ledger import Ledger, LedgerOptions
 from twinbus.testing import LocalNamespace
 
 AIM = 1.03
+PROPERTIES = {"subject": "order", "session_id": "customer 17", "application_properties": {"kind": "coffee"}}
 
 
 Send = Callable[[ServiceBusMessage], Awaitable[None]]
@@ -34,7 +35,8 @@ Send = Callable[[ServiceBusMessage], Awaitable[None]]
 
 async def cost(sends: Sequence[Send], ledger: Ledger, given: Any) -> tuple[float, float]:
     """CPU in µs a message, without and with the ledger."""
-    batch = [ServiceBusMessage(BODY) for _ in range(2 * given.messages)]
+    more: dict[str, Any] = PROPERTIES if given.properties else {}
+    batch = [ServiceBusMessage(BODY, **more) for _ in range(2 * given.messages)]
     spent = [0.0, 0.0]
     begun, process, thread = time.perf_counter(), time.process_time(), time.thread_time()
     for number, message in enumerate(batch):
@@ -86,6 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--messages", type=int, default=1000)
+    parser.add_argument("--properties", action="store_true", help="messages with a subject, a session and a property")
+    parser.add_argument("--stop", action="store_true", help="a ledger that nothing may be sent without")
     parser.add_argument("--driver", choices=["sync", "aio", "both"], default="both")
     parser.add_argument(
         "--rate",
@@ -100,7 +104,7 @@ def main() -> None:
         LocalNamespace("primary", memory=True, config=CONFIG) as on,
         LocalNamespace("secondary", memory=True) as secondary,
         tempfile.TemporaryDirectory() as folder,
-        Ledger(folder) as ledger,
+        Ledger(folder, options=LedgerOptions(on_error="stop" if given.stop else "go_on")) as ledger,
     ):
         primaries = off.connection_string, on.connection_string
         for driver in drivers:

@@ -9,8 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +30,10 @@ from twinbus.ledger import (
 from twinbus.ledger.entries import Closed, Gap, Header, Intent, Metered, Movement, Operation, Outcome, State
 from twinbus.ledger.errors import LedgerOptionError
 from twinbus.ledger.segments import segments
+from twinbus.ledger.units import UNIT
 from twinbus.ledger.writer import LOOK_EVERY
+
+from .disks import hanging_disk
 
 
 def said(directory: Path) -> list[Entry]:
@@ -307,6 +309,37 @@ def test_an_option_out_of_range_is_refused_by_name_value_and_range(options: dict
         LedgerOptions(**options)  # type: ignore[arg-type] # wrong on purpose
 
 
+@pytest.mark.parametrize(
+    ("ids", "size", "told"),
+    [
+        ("a", 10, (("a",), 10, 1)),
+        ("a", True, (("a",), 1, 1)),
+        ("a", UNIT, (("a",), UNIT, 1)),
+        ("a", UNIT + 1, (("a",), UNIT + 1, 2)),
+        ("a", [UNIT + 1], (("a",), UNIT + 1, 2)),
+        (["a", "b"], 10, (("a", "b"), 10, 2)),
+        (["a", "b"], [UNIT + 1, 1], (("a", "b"), UNIT + 2, 3)),
+        ((), 0, ((), 0, 1)),
+    ],
+)
+def test_m2_an_operation_has_its_ids_its_size_and_its_units(
+    tmp_path: Path, ids: Sequence[object], size: int | Sequence[int], told: tuple[tuple[str, ...], int, int]
+) -> None:
+    with Ledger(tmp_path) as ledger:
+        operation = ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", ids, size)
+        if isinstance(ids, list):
+            ids.append("of the caller's next")
+        operation.end()
+    (entry,) = said(tmp_path)
+    assert isinstance(entry, Operation)
+    assert (entry.ids, entry.bytes, entry.units) == told
+
+
+def test_ids_that_are_none_are_refused_at_once(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger, pytest.raises(TypeError):
+        ledger.begin(Stage.PING, "contoso", "orders", 7)  # type: ignore[arg-type] # that is the point
+
+
 @pytest.mark.parametrize("id_", ["a", "uuid:x", ":", '"\\é\n', ""])
 def test_one_id_is_told_alike_as_a_text_and_in_a_sequence(tmp_path: Path, id_: str) -> None:
     with Ledger(tmp_path) as ledger:
@@ -316,24 +349,6 @@ def test_one_id_is_told_alike_as_a_text_and_in_a_sequence(tmp_path: Path, id_: s
     assert isinstance(first, Operation)
     assert isinstance(second, Operation)
     assert replace(first, at=second.at, id=second.id, seconds=second.seconds) == second
-
-
-@contextmanager
-def hanging_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """One that does not answer within the block; the event tells that it was asked."""
-    answers, asked = threading.Event(), threading.Event()
-    fsync = os.fsync
-
-    def hanging(number: int) -> None:
-        asked.set()
-        answers.wait()
-        fsync(number)
-
-    monkeypatch.setattr(os, "fsync", hanging)
-    try:
-        yield asked
-    finally:
-        answers.set()
 
 
 async def test_a_disk_that_hangs_is_waited_for_no_longer_than_said_and_told(
@@ -364,6 +379,9 @@ def test_behind_a_disk_that_hangs_entries_wait_in_a_queue_with_an_end_and_those_
         assert ledger.flush()
         missing = ledger.missing
     told = list(read_ledger(tmp_path))
+    names = {name for entry in told if isinstance(entry, Operation) for name in entry.ids}
+    assert {"first", "0", "99000"} <= names
+    assert "105000" not in names, "the newest found no room"
     assert 100_000 <= begun - 1 - missing < 100_000 + LOOK_EVERY, "the first was on its way to the disk"
     assert sum(isinstance(entry, Operation) for entry in told) == begun - missing
     assert sum(entry.count for entry in told if isinstance(entry, Gap)) == missing

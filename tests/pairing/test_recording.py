@@ -1,6 +1,8 @@
 """M1, M2: what an operation says of its message, whatever that holds. No server: the call is one that returns."""
 
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +15,8 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, LedgerUnavailableError, Stage, read_ledger
+from tests.ledger.disks import hanging_disk
+from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, LedgerUnavailableError, Stage, read_ledger, writer
 from twinbus.ledger.entries import Gap, Intent, Operation, Outcome
 from twinbus.ledger.units import units
 from twinbus.pairing.outgoing import _wrapped, encoded_size
@@ -68,6 +71,11 @@ def send(recording: Recording, message: Any) -> None:
         (annotated(value_body="v" * 5000), "a"),
         (annotated(sequence_body=[["v" * 5000]]), "a"),
         (annotated(data_body=b"x", annotations={"x-opt": "v" * 5000}), "a"),
+        (annotated(data_body=b"x", annotations={7: "v" * 5000}), "a"),
+        (annotated(data_body=b"x", annotations={"é": "é" * 5000, "n": 7, "b": b"b" * 5000}), "a"),
+        (plain(user_id=b"u" * 5000), "a"),
+        (plain(content_encoding="s" * 5000), "a"),
+        (plain(correlation_id=UUID(int=7), subject="é" * 3000), "a"),
         (annotated(data_body=b"x", application_properties={"name": "v" * 5000}), "a"),
     ],
 )  # fmt: skip
@@ -85,18 +93,33 @@ def test_m1_m2_an_operation_has_its_messages_id_size_and_units_whatever_the_mess
 
 
 def test_m1_operations_of_many_threads_are_each_there_once_whenever_the_writer_looks(tmp_path: Path) -> None:
-    count, workers = 2000, 4
-    with recording(tmp_path, group_interval=timedelta(milliseconds=1)) as told:
+    count, workers = 500, 4
+    interval = sys.getswitchinterval()
+    with Ledger(tmp_path, options=LedgerOptions(group_interval=timedelta(milliseconds=1))) as ledger:
+        told = Recording(ledger, "contoso")
+        place, over = told.place(Stage.SEND_PRIMARY, "orders"), threading.Event()
 
         def work(name: int) -> None:
             for number in range(count):
-                send(told, plain(b"x", f"{name}-{number}"))
+                # Others have their turn while it is under way.
+                told.recorded(place, plain(b"x", f"{name}-{number}"), lambda sender, seconds: time.sleep(0))(None, None)
+
+        def flush() -> None:
+            while not over.is_set():
+                ledger.flush()
 
         threads = [threading.Thread(target=work, args=(name,)) for name in range(workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        flusher = threading.Thread(target=flush)
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in (*threads, flusher):
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+            over.set()
+            flusher.join()
     entries = [entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation | Intent | Outcome | Gap)]
     begun = [entry for entry in entries if isinstance(entry, Operation | Intent)]
     outcomes = [entry for entry in entries if isinstance(entry, Outcome)]
@@ -105,6 +128,36 @@ def test_m1_operations_of_many_threads_are_each_there_once_whenever_the_writer_l
     )
     assert Counter(entry.id for entry in outcomes) == Counter(e.id for e in begun if isinstance(e, Intent))
     assert len(begun) + len(outcomes) == len(entries)
+    assert outcomes, "the writer has looked at some while they were under way"
+
+
+async def test_m1_a_call_of_asyncio_that_outlasts_its_group_is_an_intent_and_an_outcome(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        told = Recording(ledger, "contoso")
+        call = told.aio_recorded(told.place(Stage.SEND_PRIMARY, "orders"), plain(), lambda _: ledger.flushed())
+        assert await call(None)
+    intent, outcome = (entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation | Intent | Outcome))
+    assert isinstance(intent, Intent)
+    assert isinstance(outcome, Outcome)
+    assert (intent.ids, intent.id, outcome.result) == (("a",), outcome.id, "ok")
+
+
+def test_m1_behind_a_disk_that_hangs_the_queue_has_an_end_and_what_found_no_room_is_told_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, sent = 2000, 5000
+    monkeypatch.setattr(writer, "_LONGEST_QUEUE", room)
+    with Ledger(tmp_path) as ledger:
+        told = Recording(ledger, "contoso")
+        with hanging_disk(monkeypatch) as asked:
+            send(told, plain(message_id="first"))
+            assert asked.wait(10)
+            for number in range(sent):
+                send(told, plain(message_id=str(number)))
+        assert ledger.flush()
+        assert room <= sent - ledger.missing < room + writer.LOOK_EVERY
+    names = {name for entry in read_ledger(tmp_path) if isinstance(entry, Operation) for name in entry.ids}
+    assert {"first", "0", str(room - 1)} <= names
 
 
 def test_m1_a_call_that_outlasts_its_group_is_an_intent_and_an_outcome(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def _line(item: Item, prefix: str, offset: float) -> str:
     if state == ALL or (state == INTENT and ending is None):
         return ""
     number, begun = f"{prefix}-{item.number}", item.begun
-    ids = item.ids if isinstance(item.ids, list | tuple) else (item.ids,)
+    ids = (item.ids,) if isinstance(item.ids, str) else item.ids
     total = item.size if isinstance(item.size, int) else sum(item.size)
     said = item.place, listed(map(id_text, ids)), total, units(len(ids), item.size)
     if ending is None:

@@ -71,18 +71,21 @@ class Ledger:
         size: int | Sequence[int] = 0,
         destination: str | None = None,
     ) -> RunningOperation:
-        """An operation is about to be tried; `end` it. LedgerUnavailableError where that must not be.
+        """An operation is about to be tried; `end` it. LedgerUnavailableError where that must not be; TypeError for
+        ids that are no sequence.
 
         `ids`: a text alone is one id. `size`: of each message, or of all together. `destination`: the
         `namespace/entity` on the primary that the messages are for, where the operation is on another entity.
         """
+        if isinstance(size, int):
+            size = int(size)  # and not True
         if not isinstance(ids, str):
             ids = tuple(ids)
         elif not isinstance(size, int) or size > UNIT:
             ids = (ids,)
         return self.begin_as(place(stage, namespace, entity, destination), ids, size)
 
-    def begin_as(self, place: str, ids: object, size: int | Sequence[int]) -> RunningOperation:
+    def begin_as(self, place: str, ids: str | Sequence[object], size: int | Sequence[int]) -> RunningOperation:
         """`begin`, for who has all of it put together, as a `RunningOperation` holds it."""
         writer = self._writer
         if self._stops and (self._closed or writer.failure is not None):

@@ -30,8 +30,8 @@ class RunningOperation:
     number: int
     place: str
     """As `encoding.place` has it."""
-    ids: object
-    """A list or tuple of them; anything else is the one id of a message of one billable unit."""
+    ids: str | Sequence[object]
+    """A text alone is the one id of a message of one billable unit."""
     size: int | Sequence[int]
     begun: float
     ended: float

@@ -62,7 +62,8 @@ class Writer:
         self.queue: list[Item] = []
         """What is taken for the next group; `put` it there, or `look`."""
         self._waiting: deque[Future[bool]] = deque()
-        self._lock = threading.Lock()
+        # Entered twice where a ledger that nobody holds is collected by its own writer.
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self.asleep = True
         """Nothing is written before it is roused, by `look` or `flush`."""
@@ -220,13 +221,13 @@ class Writer:
     def _write(self) -> bool:
         with self._lock:
             gap = self._gap.copy()
-        lines = self._unwritten
+        group = self._unwritten
         if gap.count:
-            lines += encode(gap.entry(_milliseconds(), self.prefix, self.missing)).encode()
-        if not lines:
+            group += encode(gap.entry(_milliseconds(), self.prefix, self.missing)).encode()
+        if not group:
             return True
         try:
-            self._segments.append(lines)
+            self._segments.append(group)
         except OSError as error:
             self._failed(error)
             return False
