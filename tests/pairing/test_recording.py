@@ -1,11 +1,10 @@
-"""M1, M2: what an operation says of its message, whatever that holds. No server: the call is one that returns."""
+"""M1, M2: what the operation of a send says of its message, whatever that holds. No server: a sender that returns."""
 
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, LedgerUnavailableErro
 from twinbus.ledger.entries import Gap, Intent, Operation, Outcome
 from twinbus.ledger.units import units
 from twinbus.pairing.outgoing import _wrapped, encoded_size
-from twinbus.pairing.recording import Recording
+from twinbus.pairing.recording import Recording, aio_sent, sent
 
 HUGE = 64 * 1024
 
@@ -37,15 +36,29 @@ def annotated(**sections: Any) -> ServiceBusMessage:
     return _wrapped(AmqpAnnotatedMessage(properties={"message_id": "a"}, **sections))
 
 
-@contextmanager
-def recording(folder: Path, **options: Any) -> Iterator[Recording]:
-    with Ledger(folder, options=LedgerOptions(**options)) as ledger:
-        yield Recording(ledger, "contoso")
+PLACE = Recording(None, "contoso").place(Stage.SEND_PRIMARY, "orders")
 
 
-def send(recording: Recording, message: Any) -> None:
-    place = recording.place(Stage.SEND_PRIMARY, "orders")
-    assert recording.recorded(place, message, lambda sender, seconds: 42)(None, None) == 42
+class Sender:
+    """The SDK's, as far as it is asked."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def send_messages(self, message: object) -> None:
+        self._act()
+
+
+class AioSender:
+    def __init__(self, act: Callable[[], Awaitable[object]]) -> None:
+        self._act = act
+
+    async def send_messages(self, message: object) -> None:
+        await self._act()
+
+
+def send(ledger: Ledger, message: Any, act: Callable[[], object] = lambda: None) -> None:
+    sent(ledger, PLACE, message, {}, Sender(act), None)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +95,9 @@ def send(recording: Recording, message: Any) -> None:
 def test_m1_m2_an_operation_has_its_messages_id_size_and_units_whatever_the_message_holds(
     tmp_path: Path, message: ServiceBusMessage, id_: str
 ) -> None:
-    with recording(tmp_path) as told:
-        send(told, message)
-        send(told, [message])
+    with Ledger(tmp_path) as ledger:
+        send(ledger, message)
+        send(ledger, [message])
     one, listed = (entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation))
     size = encoded_size(message.raw_amqp_message)
     assert (one.ids, one.result, one.units) == ((id_,), "ok", units(1, [size]))
@@ -96,13 +109,12 @@ def test_m1_operations_of_many_threads_are_each_there_once_whenever_the_writer_l
     count, workers = 500, 4
     interval = sys.getswitchinterval()
     with Ledger(tmp_path, options=LedgerOptions(group_interval=timedelta(milliseconds=1))) as ledger:
-        told = Recording(ledger, "contoso")
-        place, over = told.place(Stage.SEND_PRIMARY, "orders"), threading.Event()
+        over = threading.Event()
 
         def work(name: int) -> None:
             for number in range(count):
                 # Others have their turn while it is under way.
-                told.recorded(place, plain(b"x", f"{name}-{number}"), lambda sender, seconds: time.sleep(0))(None, None)
+                send(ledger, plain(b"x", f"{name}-{number}"), lambda: time.sleep(0))
 
         def flush() -> None:
             while not over.is_set():
@@ -131,11 +143,9 @@ def test_m1_operations_of_many_threads_are_each_there_once_whenever_the_writer_l
     assert outcomes, "the writer has looked at some while they were under way"
 
 
-async def test_m1_a_call_of_asyncio_that_outlasts_its_group_is_an_intent_and_an_outcome(tmp_path: Path) -> None:
+async def test_m1_a_send_of_asyncio_that_outlasts_its_group_is_an_intent_and_an_outcome(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
-        told = Recording(ledger, "contoso")
-        call = told.aio_recorded(told.place(Stage.SEND_PRIMARY, "orders"), plain(), lambda _: ledger.flushed())
-        assert await call(None)
+        await aio_sent(ledger, PLACE, plain(), {}, AioSender(ledger.flushed))
     intent, outcome = (entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation | Intent | Outcome))
     assert isinstance(intent, Intent)
     assert isinstance(outcome, Outcome)
@@ -145,51 +155,52 @@ async def test_m1_a_call_of_asyncio_that_outlasts_its_group_is_an_intent_and_an_
 def test_m1_behind_a_disk_that_hangs_the_queue_has_an_end_and_what_found_no_room_is_told_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room, sent = 2000, 5000
+    room, more = 2000, 5000
     monkeypatch.setattr(writer, "_LONGEST_QUEUE", room)
     with Ledger(tmp_path) as ledger:
-        told = Recording(ledger, "contoso")
         with hanging_disk(monkeypatch) as asked:
-            send(told, plain(message_id="first"))
+            send(ledger, plain(message_id="first"))
             assert asked.wait(10)
-            for number in range(sent):
-                send(told, plain(message_id=str(number)))
+            for number in range(more):
+                send(ledger, plain(message_id=str(number)))
         assert ledger.flush()
-        assert room <= sent - ledger.missing < room + writer.LOOK_EVERY
+        assert room <= more - ledger.missing < room + writer.LOOK_EVERY
     names = {name for entry in read_ledger(tmp_path) if isinstance(entry, Operation) for name in entry.ids}
     assert {"first", "0", str(room - 1)} <= names
 
 
-def test_m1_a_call_that_outlasts_its_group_is_an_intent_and_an_outcome(tmp_path: Path) -> None:
+def test_m1_a_send_that_outlasts_its_group_is_an_intent_and_an_outcome(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
-        told = Recording(ledger, "contoso")
-        call = told.recorded(told.place(Stage.SEND_PRIMARY, "orders"), plain(), lambda sender, seconds: ledger.flush())
-        assert call(None, None)
+        send(ledger, plain(), ledger.flush)
     intent, outcome = (entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation | Intent | Outcome))
     assert isinstance(intent, Intent)
     assert isinstance(outcome, Outcome)
     assert (intent.ids, intent.units, intent.id, outcome.result) == (("a",), 1, outcome.id, "ok")
 
 
-def test_s8_a_call_that_is_interrupted_is_unknown(tmp_path: Path) -> None:
-    def interrupted(sender: object, seconds: float | None) -> None:
-        raise KeyboardInterrupt
+def interrupted() -> None:
+    raise KeyboardInterrupt
 
-    with recording(tmp_path) as told, pytest.raises(KeyboardInterrupt):
-        told.recorded(told.place(Stage.SEND_PRIMARY, "orders"), plain(), interrupted)(_Sender(), None)
+
+def test_s8_a_send_that_is_interrupted_is_unknown(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger, pytest.raises(KeyboardInterrupt):
+        send(ledger, plain(), interrupted)
     (entry,) = (entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation))
     assert (entry.ids, entry.result) == (("a",), UNKNOWN)
 
 
-class _Sender:
-    """One that was not given up."""
-
-
 def test_m1_a_ledger_that_stops_is_asked_before_every_try(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, options=LedgerOptions(on_error="stop"))
-    told = Recording(ledger, "contoso")
-    call = told.recorded(told.place(Stage.SEND_PRIMARY, "orders"), plain(), lambda sender, seconds: 42)
-    assert call(None, None) == 42
+    tries = Counter[str]()
+    send(ledger, plain(), lambda: tries.update(["before"]))
     ledger.close()
     with pytest.raises(LedgerUnavailableError, match="closed"):
-        call(None, None)
+        send(ledger, plain(), lambda: tries.update(["after"]))
+    assert tries == {"before": 1}
+
+
+async def test_m1_a_ledger_that_stops_is_asked_before_every_try_of_asyncio(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, options=LedgerOptions(on_error="stop"))
+    ledger.close()
+    with pytest.raises(LedgerUnavailableError, match="closed"):
+        await aio_sent(ledger, PLACE, plain(), {}, AioSender(lambda: pytest.fail("it was tried")))

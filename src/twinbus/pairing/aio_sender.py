@@ -35,7 +35,7 @@ from twinbus.pairing.calls import (
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
-from twinbus.pairing.recording import Recording
+from twinbus.pairing.recording import Recording, aio_sent
 from twinbus.pairing.sdk import Retries, empty_batch
 
 T = TypeVar("T")
@@ -68,7 +68,6 @@ class PairedSender:
         self._retries = retries
         self._seconds = attempts.seconds
         self._recording = recording
-        self._recorded = recording.aio_recorded
         self._sends = recording.place(Stage.SEND_PRIMARY, place.path)
         self._destination = f"{recording.namespace}/{place.path}"
         self._link = Link(make(), attempts, place.cell.entity.episode)
@@ -85,8 +84,11 @@ class PairedSender:
         message = identified(message)
         if type(message) is not ServiceBusMessage and is_empty(message):
             return
+        ledger = self._recording.ledger
         await self._call(
-            self._recorded(self._sends, message, lambda sender: sender.send_messages(message, **kwargs)),
+            (lambda sender: sender.send_messages(message, **kwargs))
+            if ledger is None
+            else (lambda sender: aio_sent(ledger, self._sends, message, kwargs, sender)),
             lambda: calls.divert(self._place, raws_of(message), until),
             until,
         )
@@ -107,7 +109,7 @@ class PairedSender:
         if is_empty(message):
             return []
         return await self._call(
-            self._recorded(
+            self._recording.aio_recorded(
                 self._recording.place(Stage.SCHEDULE_PRIMARY, self._place.path),
                 message,
                 lambda sender: sender.schedule_messages(message, schedule_time_utc, **kwargs),
@@ -124,7 +126,7 @@ class PairedSender:
             raise ScheduledInBacklogError(waiting)
         given = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
         await self._call(
-            self._recorded(
+            self._recording.aio_recorded(
                 self._recording.place(Stage.CANCEL_PRIMARY, self._place.path),
                 None,
                 lambda sender: sender.cancel_scheduled_messages(sequence_numbers, **kwargs),

@@ -1,8 +1,7 @@
 """What a pair tells its ledger (M1, S8): every try of an operation, with its stage, ids and size, and how it ended.
 
 An operation begins on an open link: what could not be opened was asked for nothing. Without a ledger a call stays as it
-is. Nothing is decided here but what an outcome is called. For speed it does by hand, in `_begun` and where a call goes
-well, what `Ledger.begin_as` and `RunningOperation.end` do: they change together.
+is. Nothing is decided here but what an outcome is called.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ class Recording:
             return call
         if self._stops:
             ledger.check()
-        # Not a function within this one: its cells would cost more than all the rest.
         return partial(_tried, ledger, place, message, call)
 
     def aio_recorded(self, place: str, message: Any, call: AioCall[T]) -> AioCall[T]:
@@ -123,45 +121,74 @@ UNRECORDED: Final = Recording(None, "")
 def _tried(ledger: Ledger, place: str, message: Any, call: Call[T], sender: Any, seconds: float | None) -> T:
     if seconds is not None:
         open_link_once(sender, seconds)
-    operation = _begun(ledger, place, message)
+    operation = ledger.begin_as(place, *_ids_and_sizes(message))
     try:
         result = call(sender, None)
     except BaseException as error:
         _failed(operation, error, given_up=was_given_up(sender))
         raise
-    # `operation.end()`, without its call.
-    writer = operation.writer
-    now = writer.now
-    operation.ended = now()
-    operation.ending = WELL
-    if operation.state:
-        writer.put(operation)
+    operation.end()
     return result
 
 
 async def _aio_tried(ledger: Ledger, place: str, message: Any, call: AioCall[T], sender: Any) -> T:
-    operation = _begun(ledger, place, message)
+    operation = ledger.begin_as(place, *_ids_and_sizes(message))
     try:
         result = await call(sender)
     except BaseException as error:
         _failed(operation, error)
         raise
-    # `operation.end()`, without its call.
+    operation.end()
+    return result
+
+
+# --- sends, which are nearly all -------------------------------------------------------------------------------------
+
+# What runs once in a send is in no cache, and each call costs as much as what it does: so these do in two functions
+# what `recorded`, `Ledger.begin_as` and `RunningOperation.end` do (docs/decisions/0015-the-ledger.md).
+
+
+def sent(
+    ledger: Ledger, place: str, message: Any, keywords: dict[str, Any], sender: Any, seconds: float | None
+) -> None:
+    """One try to send what `identified` gave. LedgerUnavailableError where it may not be made."""
+    if ledger._stops:
+        ledger.check()
+    if seconds is not None:
+        open_link_once(sender, seconds)
+    operation = _begun(ledger, place, message)
+    try:
+        sender.send_messages(message, **keywords)
+    except BaseException as error:
+        _failed(operation, error, given_up=was_given_up(sender))
+        raise
     writer = operation.writer
     now = writer.now
     operation.ended = now()
     operation.ending = WELL
     if operation.state:
         writer.put(operation)
-    return result
+
+
+async def aio_sent(ledger: Ledger, place: str, message: Any, keywords: dict[str, Any], sender: Any) -> None:
+    """`sent`, for asyncio, on an open link."""
+    if ledger._stops:
+        ledger.check()
+    operation = _begun(ledger, place, message)
+    try:
+        await sender.send_messages(message, **keywords)
+    except BaseException as error:
+        _failed(operation, error)
+        raise
+    writer = operation.writer
+    now = writer.now
+    operation.ended = now()
+    operation.ending = WELL
+    if operation.state:
+        writer.put(operation)
 
 
 def _begun(ledger: Ledger, place: str, message: Any) -> RunningOperation:
-    """`Ledger.begin_as`. For the message that most are it is done here, in one function: what runs once in a send is in
-    no cache, and each call would cost as much as what it does (docs/decisions/0015-the-ledger.md).
-    """
-    if ledger._stops:
-        ledger.check()
     if type(message) is ServiceBusMessage:
         raw = message._raw_amqp_message
         # Properties are not asked whether they are true: the SDK counts its fields for that. They are taken from the
@@ -194,6 +221,9 @@ def _begun(ledger: Ledger, place: str, message: Any) -> RunningOperation:
                         writer.look()
                     return operation
     return ledger.begin_as(place, *_ids_and_sizes(message))
+
+
+# --- how it ended ----------------------------------------------------------------------------------------------------
 
 
 def _failed(operation: RunningOperation, error: BaseException, *, given_up: bool = False) -> None:

@@ -31,7 +31,7 @@ from twinbus.pairing.calls import (
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
-from twinbus.pairing.recording import Recording
+from twinbus.pairing.recording import Recording, sent
 from twinbus.pairing.sdk import Retries, empty_batch, interrupt, is_open, keep_alive_of, open_link_once
 
 T = TypeVar("T")
@@ -61,7 +61,6 @@ class PairedSender:
         self._attempts = attempts
         self._retries = retries
         self._recording = recording
-        self._recorded = recording.recorded
         self._sends = recording.place(Stage.SEND_PRIMARY, place.path)
         self._destination = f"{recording.namespace}/{place.path}"
         self._seconds = attempts.seconds
@@ -79,12 +78,11 @@ class PairedSender:
         until = end_of_call(self._closed, timeout)
         if type(message) is not ServiceBusMessage and is_empty(message):
             return
+        ledger = self._recording.ledger
         self._call(
-            self._recorded(
-                self._sends,
-                message,
-                lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
-            ),
+            (lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs))
+            if ledger is None
+            else (lambda sender, seconds: sent(ledger, self._sends, message, kwargs, sender, seconds)),
             lambda: calls.divert(self._place, raws_of(message), until),
             until,
         )
@@ -110,7 +108,7 @@ class PairedSender:
         if is_empty(message):
             return []
         return self._call(
-            self._recorded(
+            self._recording.recorded(
                 self._recording.place(Stage.SCHEDULE_PRIMARY, self._place.path),
                 message,
                 lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
@@ -126,7 +124,7 @@ class PairedSender:
             raise ScheduledInBacklogError(waiting)
         given = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
         self._call(
-            self._recorded(
+            self._recording.recorded(
                 self._recording.place(Stage.CANCEL_PRIMARY, self._place.path),
                 None,
                 lambda sender, seconds: sender.cancel_scheduled_messages(sequence_numbers, timeout=seconds, **kwargs),
