@@ -85,6 +85,8 @@ class PairedSender:
         if type(message) is not ServiceBusMessage and is_empty(message):
             return
         ledger = self._recording.ledger
+        if ledger is not None and ledger._stops:
+            ledger.check()
         await self._call(
             (lambda sender: sender.send_messages(message, **kwargs))
             if ledger is None

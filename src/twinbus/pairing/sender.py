@@ -79,6 +79,8 @@ class PairedSender:
         if type(message) is not ServiceBusMessage and is_empty(message):
             return
         ledger = self._recording.ledger
+        if ledger is not None and ledger._stops:
+            ledger.check()
         self._call(
             (lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs))
             if ledger is None

@@ -346,7 +346,7 @@ async def test_m1_a_ledger_that_cannot_be_written_stops_every_call_before_it_is_
         with pytest.raises(LedgerUnavailableError, match=str(folder)):
             await attempt()
     pair.force_failover(queue)
-    with pytest.raises(LedgerUnavailableError):
+    with pytest.raises(LedgerUnavailableError, match=str(folder)):
         await world.send(sender, ServiceBusMessage(b""))
     assert len(await world.held(queue)) == held
     assert await world.backlog(pair) == []
