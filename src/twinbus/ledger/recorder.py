@@ -26,7 +26,7 @@ from twinbus.ledger.options import LedgerOptions
 from twinbus.ledger.running import NOTHING, RunningOperation
 from twinbus.ledger.segments import SegmentWriter
 from twinbus.ledger.units import UNIT, units
-from twinbus.ledger.writer import LOOK_EVERY, Writer
+from twinbus.ledger.writer import Writer
 
 _log = logging.getLogger("twinbus.ledger")
 
@@ -87,24 +87,17 @@ class Ledger:
 
     def begin_as(self, place: str, ids: str | Sequence[object], size: int | Sequence[int]) -> RunningOperation:
         """`begin`, for who has all of it put together, as a `RunningOperation` holds it."""
-        writer = self._writer
-        if self._stops and (self._closed or writer.failure is not None):
-            self.check()
-        # Set here and not in a constructor, which would take a quarter of the time of all this.
+        self.check()
         operation = RunningOperation()
-        operation.writer = writer
-        operation.number = number = next(self._numbers)
+        operation.writer = writer = self._writer
+        operation.number = next(self._numbers)
         operation.place = place
         operation.ids = ids
         operation.size = size
         operation.ending = None
         operation.state = NOTHING
-        now = writer.now  # and not `writer.now()`: Python looks for a method first, every time
-        operation.begun = now()
-        # `put`, without its call.
-        writer.queue.append(operation)
-        if writer.asleep or not number % LOOK_EVERY:
-            writer.look()
+        operation.begun = writer.now()
+        writer.put(operation)
         return operation
 
     def done(

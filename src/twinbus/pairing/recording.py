@@ -57,7 +57,6 @@ class Recording:
     def __init__(self, ledger: Ledger | None, namespace: str) -> None:
         self.namespace = namespace
         self.ledger = ledger
-        self._stops = ledger is not None and ledger.options.on_error == "stop"
 
     def place(self, stage: Stage, entity: str, destination: str | None = None) -> str:
         """What operations have in common, for `recorded`. `destination` as in `Ledger.begin`."""
@@ -71,8 +70,7 @@ class Recording:
         ledger = self.ledger
         if ledger is None:
             return call
-        if self._stops:
-            ledger.check()
+        ledger.check()
         return partial(_tried, ledger, place, message, call)
 
     def aio_recorded(self, place: str, message: Any, call: AioCall[T]) -> AioCall[T]:
@@ -80,8 +78,7 @@ class Recording:
         ledger = self.ledger
         if ledger is None:
             return call
-        if self._stops:
-            ledger.check()
+        ledger.check()
         return partial(_aio_tried, ledger, place, message, call)
 
     @contextlib.contextmanager
@@ -144,8 +141,8 @@ async def _aio_tried(ledger: Ledger, place: str, message: Any, call: AioCall[T],
 
 # --- sends, which are nearly all -------------------------------------------------------------------------------------
 
-# What runs once in a send is in no cache, and each call costs as much as what it does: so these do in two functions
-# what `recorded`, `Ledger.begin_as` and `RunningOperation.end` do (docs/decisions/0015-the-ledger.md).
+# What runs once in a send is in no cache, and each call costs as much as what it does: so these do without `recorded`,
+# and `_begun` without the call of `Ledger.begin_as` (docs/decisions/0015-the-ledger.md).
 
 
 def sent(
@@ -162,12 +159,7 @@ def sent(
     except BaseException as error:
         _failed(operation, error, given_up=was_given_up(sender))
         raise
-    writer = operation.writer
-    now = writer.now
-    operation.ended = now()
-    operation.ending = WELL
-    if operation.state:
-        writer.put(operation)
+    operation.end_as(WELL)
 
 
 async def aio_sent(ledger: Ledger, place: str, message: Any, keywords: dict[str, Any], sender: Any) -> None:
@@ -180,12 +172,7 @@ async def aio_sent(ledger: Ledger, place: str, message: Any, keywords: dict[str,
     except BaseException as error:
         _failed(operation, error)
         raise
-    writer = operation.writer
-    now = writer.now
-    operation.ended = now()
-    operation.ending = WELL
-    if operation.state:
-        writer.put(operation)
+    operation.end_as(WELL)
 
 
 def _begun(ledger: Ledger, place: str, message: Any) -> RunningOperation:
@@ -205,7 +192,7 @@ def _begun(ledger: Ledger, place: str, message: Any) -> RunningOperation:
                 if raw._annotations:
                     size += _named_length(raw._annotations)
                 if size < _SURELY_ONE:
-                    # `begin_as`, without its call.
+                    # `begin_as`, without a call: they change together.
                     operation = RunningOperation()
                     operation.writer = writer = ledger._writer
                     operation.number = number = next(ledger._numbers)
@@ -214,7 +201,7 @@ def _begun(ledger: Ledger, place: str, message: Any) -> RunningOperation:
                     operation.size = size
                     operation.ending = None
                     operation.state = NOTHING
-                    now = writer.now
+                    now = writer.now  # and not `writer.now()`: Python looks for a method first, every time
                     operation.begun = now()
                     writer.queue.append(operation)
                     if writer.asleep or not number % LOOK_EVERY:
