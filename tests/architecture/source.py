@@ -1,7 +1,6 @@
 """The house as data: its Python files, parsed."""
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,9 +26,6 @@ class Source:
     @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text, filename=self.name)
-
-    def functions(self) -> Iterator[Function]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, Function))
 
 
 def sources(folder: Path) -> list[Source]:

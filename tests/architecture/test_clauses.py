@@ -22,7 +22,7 @@ class Row:
 def rows() -> Iterator[Row]:
     for line in (ROOT / "docs" / "clauses.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if line.startswith("| ") and re.fullmatch(r"[PSGYCMND]\d+", cells[0]):
+        if line.startswith("| ") and re.fullmatch(r"[PSGYCLMNDXK]\d+", cells[0]):
             clause, _says, state, code, tests = cells
             yield Row(clause, state, QUOTED.findall(code), QUOTED.findall(tests))
 
