@@ -1,36 +1,56 @@
-"""docs/clauses.md is true: what it names exists, and what it calls done has code and a test."""
+"""docs/clauses.md names every clause of docs/spec.md, and nothing that does not exist."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from .source import ROOT, Source, names_of_tests
+from .source import PACKAGE, ROOT, Source, names_of_tests
 
 STATES = ("done", "part", "later")
-QUOTED = re.compile(r"`([^`]+)`")
-NAMESPACE = {"G3", "N1", "N2", "N3", "N4", "N5"}
+HEADING = re.compile(r"### ([A-Z]\d+) ")
+SHORT_CLAUSE = re.compile(r"- (K\d+) ")
+PART = re.compile(r"- (\w+): (.+)")
+REFERENCE = re.compile(r"  - (code|test): `([^`]+)`")
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass
+class Part:
+    """One part of a clause: what it is, how far it is built, and where."""
+
     clause: str
     state: str
-    code: list[str]
-    tests: list[str]
+    text: str
+    code: list[str] = field(default_factory=list)
+    tests: list[str] = field(default_factory=list)
 
 
-def rows() -> Iterator[Row]:
-    for line in (ROOT / "docs" / "clauses.md").read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if line.startswith("| ") and re.fullmatch(r"[PSGYCLMNDXK]\d+", cells[0]):
-            clause, _says, state, code, tests = cells
-            yield Row(clause, state, QUOTED.findall(code), QUOTED.findall(tests))
+def parts() -> list[Part]:
+    found: list[Part] = []
+    clause = ""
+    for line in lines_of("clauses.md"):
+        if heading := HEADING.match(line):
+            clause = heading[1]
+        elif part := PART.match(line):
+            found.append(Part(clause, part[1], part[2]))
+        elif reference := REFERENCE.match(line):
+            (found[-1].code if reference[1] == "code" else found[-1].tests).append(reference[2])
+    return found
+
+
+def lines_of(page: str) -> list[str]:
+    return (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+
+
+def specified() -> Iterator[str]:
+    for line in lines_of("spec.md"):
+        if found := HEADING.match(line) or SHORT_CLAUSE.match(line):
+            yield found[1]
 
 
 def exists(reference: str) -> bool:
-    """A folder or file; or `file::test`, the test found in the file's syntax tree, or, in JavaScript, as its title."""
+    """Return whether `tests` holds this file or folder, or `file::test`; in JavaScript the test is a title."""
     name, _, test = reference.partition("::")
-    path = ROOT / name
+    path = ROOT / "tests" / name
     if not path.exists() or not test:
         return path.exists()
     if path.suffix == ".py":
@@ -39,24 +59,25 @@ def exists(reference: str) -> bool:
     return any(f"{quote}{test}{quote}" in text for quote in "\"'`")
 
 
-def test_every_clause_of_the_namespace_has_rows_and_every_state_is_known() -> None:
-    assert {row.clause for row in rows()} >= NAMESPACE
-    assert {row.state for row in rows()} <= set(STATES)
+def test_every_clause_of_the_specification_has_a_part_and_every_part_a_clause() -> None:
+    assert list(dict.fromkeys(part.clause for part in parts())) == list(specified())
+    assert {part.state for part in parts()} <= set(STATES)
 
 
 def test_every_file_and_test_that_the_clauses_name_exists() -> None:
-    assert [name for row in rows() for name in row.code + row.tests if not exists(name)] == []
+    assert [name for part in parts() for name in part.code if not (PACKAGE / name).exists()] == []
+    assert [name for part in parts() for name in part.tests if not exists(name)] == []
 
 
-def test_what_is_called_done_names_its_code_and_its_test() -> None:
-    assert [row.clause for row in rows() if row.state == "done" and not (row.code and row.tests)] == []
+def test_what_is_done_names_its_code_and_its_test() -> None:
+    assert [part for part in parts() if part.state == "done" and not (part.code and part.tests)] == []
 
 
 def test_what_comes_later_names_nothing_yet() -> None:
-    assert [row.clause for row in rows() if row.state == "later" and (row.code or row.tests)] == []
+    assert [part for part in parts() if part.state == "later" and (part.code or part.tests)] == []
 
 
 def test_a_reference_to_nothing_is_found() -> None:
-    assert exists("tests/architecture/test_clauses.py::test_a_reference_to_nothing_is_found")
-    assert not exists("tests/architecture/test_clauses.py::test_that_nobody_wrote")
-    assert not exists("src/twinbus/nowhere.py")
+    assert exists("architecture/test_clauses.py::test_a_reference_to_nothing_is_found")
+    assert not exists("architecture/test_clauses.py::test_that_nobody_wrote")
+    assert not exists("nowhere.py")
