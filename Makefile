@@ -10,7 +10,7 @@ NODE_STAMP := $(JAVASCRIPT)/node_modules/.installed
 export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-peers crash chaos fuzz simulate node lock clean
+.PHONY: help demo test test-all soak lint bench bench-peers crash chaos fuzz simulate node lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -18,8 +18,16 @@ help: ## this list
 demo: $(STAMP) ## an outage, live: killed, diverted, brought home, accounted for
 	$(VENV)/bin/twinbus demo $(DEMO)
 
-test: $(STAMP) node ## all tests, import contracts and purity rules included
-	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -q
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist worksteal -q
+test: $(STAMP) node ## every proof once, in a few minutes: docs/testing.md
+	$(PYTEST) --tier quick
+
+test-all: $(STAMP) node ## all tests, with the budgets of continuous integration
+	$(PYTEST) --tier all
+
+soak: $(STAMP) node ## the large budgets, for hours: kills, chaos, worlds, fuzzed inputs
+	$(PYTEST) --tier soak --timeout 0 tests/crash tests/chaos tests/pairing/simulation tests/syphon/simulation
+	$(MAKE) fuzz INPUTS=1000000
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(VENV)/bin/ruff check $(CODE)
@@ -37,10 +45,11 @@ bench-peers: ## RabbitMQ, whose shovel bench/syphon.py measures beside ours (Deb
 crash: $(STAMP) ## 1,000 kills under load
 	$(VENV)/bin/python -m pytest tests/crash --kills 1000 --timeout 0 -q
 
-fuzz: $(STAMP) ## 100,000 inputs to the codec, 20,000 to each side of the front
-	$(VENV)/bin/python -m tests.fuzz.codec --inputs 100000
-	$(VENV)/bin/python -m tests.fuzz.front --inputs 20000
-	$(VENV)/bin/python -m tests.fuzz.http --inputs 20000
+INPUTS ?= 100000
+fuzz: $(STAMP) ## hostile inputs to the codec and to each side of the front: INPUTS=100000
+	$(VENV)/bin/python -m tests.fuzz.codec --inputs $(INPUTS)
+	$(VENV)/bin/python -m tests.fuzz.front --inputs $$(($(INPUTS) / 5))
+	$(VENV)/bin/python -m tests.fuzz.http --inputs $$(($(INPUTS) / 5))
 
 SEEDS ?= 100000
 START ?= 0

@@ -1,6 +1,6 @@
-"""Hypothesis profiles: `ci` repeats itself exactly, `explore` looks for something new (HYPOTHESIS_PROFILE=explore).
+"""Hypothesis profiles, the tiers of the tests, and the order in which tests run.
 
-And the order of tests.
+Profiles: `ci` repeats itself exactly, `explore` looks for something new (HYPOTHESIS_PROFILE=explore).
 """
 
 import os
@@ -8,14 +8,31 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests.tiers import VARIABLE, Tier, current_tier
+
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a Spark session first: so the first of several workers has them all, and one JVM is warmed, not two.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=list(Tier), help="how much of each proof to run: tests/tiers.py (all)")
 
-    Workers take from each other at the end of their lists.
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "thorough: only the tiers `all` and `soak` run it")
+    if tier := config.getoption("tier"):
+        os.environ[VARIABLE] = tier
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out thorough tests in the tier `quick`, and run tests with a Spark session first.
+
+    So the first of several workers gets all of them, and one JVM is started, not two: workers take tests from the end
+    of each other's lists.
     """
+    if current_tier() is Tier.QUICK:
+        thorough = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=thorough)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))

@@ -43,6 +43,28 @@ def names_of_tests(source: Source) -> set[str]:
     return {name for name in found if name.split("::")[-1].startswith("test_")}
 
 
+def thorough_tests(source: Source) -> set[str]:
+    """Return the tests that carry the mark `thorough`, by decorator or for the whole file (tests/tiers.py)."""
+    whole_file = any(
+        isinstance(node, ast.Assign)
+        and getattr(node.targets[0], "id", "") == "pytestmark"
+        and _names_thorough(node.value)
+        for node in source.tree.body
+    )
+    if whole_file:
+        return names_of_tests(source)
+    marked = {
+        node.name
+        for node in source.tree.body
+        if isinstance(node, Function) and any(_names_thorough(decorator) for decorator in node.decorator_list)
+    }
+    return names_of_tests(source) & marked
+
+
+def _names_thorough(expression: ast.expr) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == "thorough" for node in ast.walk(expression))
+
+
 def bindings(tree: ast.AST) -> dict[str, str]:
     """What each imported name stands for, by its full dotted path."""
     bound: dict[str, str] = {}

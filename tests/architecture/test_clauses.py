@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .source import PACKAGE, ROOT, Source, names_of_tests
+from .source import PACKAGE, ROOT, Source, names_of_tests, sources, thorough_tests
 
 STATES = ("done", "part", "later")
 HEADING = re.compile(r"### ([A-Z]\d+) ")
@@ -71,6 +71,24 @@ def test_every_file_and_test_that_the_clauses_name_exists() -> None:
 
 def test_what_is_done_names_its_code_and_its_test() -> None:
     assert [part for part in parts() if part.state == "done" and not (part.code and part.tests)] == []
+
+
+def is_quick(reference: str) -> bool:
+    """Return whether the tier `quick` runs this test, or a test of this file or folder."""
+    name, _, test = reference.partition("::")
+    path = ROOT / "tests" / name
+    if path.is_dir():
+        return any(names_of_tests(source) - thorough_tests(source) for source in sources(path))
+    if path.suffix != ".py":
+        return True
+    quick = names_of_tests(Source(path)) - thorough_tests(Source(path))
+    return test in quick if test else bool(quick)
+
+
+def test_make_test_touches_every_clause() -> None:
+    built = {part.clause for part in parts() if part.state != "later"}
+    touched = {part.clause for part in parts() if any(is_quick(reference) for reference in part.tests)}
+    assert built - touched == set()
 
 
 def test_what_comes_later_names_nothing_yet() -> None:

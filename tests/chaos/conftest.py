@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-SEEDS = 20
+from tests.tiers import budget
+
+SEEDS = budget(1, 20, 100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -63,12 +63,14 @@ def test_the_seeds_meet_every_outage_every_trouble_and_every_place() -> None:
 BUSY = Story(-1, Outage.KILL, 1.0, Trouble.PRIMARY_BUSY, (THREADS,), ((),), struck=False)
 
 
+@pytest.mark.thorough
 def test_a_syphon_that_completes_before_it_sends_is_found_out(ground: Ground, tmp_path: Path) -> None:
     books = lived(ground, BUSY, tmp_path, "completes first").books
     assert books.lost
     assert any(line.startswith("ledger: ") and line.endswith(" is lost") for line in books.wrong)
 
 
+@pytest.mark.thorough
 def test_a_syphon_that_sends_twice_is_found_out(ground: Ground, tmp_path: Path) -> None:
     books = lived(ground, replace(BUSY, trouble=Trouble.NONE), tmp_path, "sends twice").books
     assert any("received 2 times, sent 1 times" in line for line in books.wrong)

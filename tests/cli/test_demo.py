@@ -69,6 +69,7 @@ def living_in(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_short_demo_on_spark_proves_that_nothing_is_lost(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
     with started("--seconds", "3", "--keep", str(keep), "--json") as demo:
@@ -109,6 +110,7 @@ async def stolen(keep: Path) -> str:
                             return str(found[0].message_id)
 
 
+@pytest.mark.thorough
 def test_a_message_that_vanishes_from_the_backlog_fails_the_demo_by_its_id(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
     with started("--engine", "native", "--seconds", "4", "--keep", str(keep)) as demo:
@@ -121,6 +123,7 @@ def test_a_message_that_vanishes_from_the_backlog_fails_the_demo_by_its_id(tmp_p
     assert "Nothing lost" not in stdout
 
 
+@pytest.mark.thorough
 def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     """While Spark is starting, which is when there is most to end."""
     with started(TMPDIR=str(tmp_path)) as demo:
@@ -161,6 +164,7 @@ def test_the_process_that_has_spark_ends_with_all_it_started_once_the_demo_is_go
         assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
+@pytest.mark.thorough
 def test_on_a_terminal_of_80_columns_it_is_a_picture_that_lives(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     with subprocess.Popen(

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-KILLS = 100
+from tests.tiers import budget
+
+KILLS = budget(10, 100, 1000)
 KILLS_PER_RUN = 25
 
 

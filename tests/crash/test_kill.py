@@ -53,6 +53,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_again(
         assert told["copies that share a body"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 async def test_a_store_that_falls_back_to_an_earlier_instant_is_found_out(tmp_path: Path) -> None:
     async with Lives(WITH_A_LONG_LAST_LIFE, tmp_path) as lives:

@@ -9,11 +9,12 @@ import pytest
 
 from tests.crash.power_loss import Disk, Loss
 from tests.namespace.store.model import Engine, Model, assert_shows
+from tests.tiers import budget
 from twinbus.namespace.engine.rows import Opened
 from twinbus.namespace.store.errors import StoreError
 from twinbus.namespace.store.sqlite import SqliteStore
 
-SEEDS = 20
+SEEDS = budget(4, 20, 200)
 LIVES = 5
 CONTROLS = 4
 

@@ -59,6 +59,7 @@ def size(data: Path) -> int:
     return (data / "primary.sqlite").stat().st_size
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 async def test_the_room_of_a_body_comes_back_with_its_last_copy_and_is_used_again(tmp_path: Path) -> None:
     data, copy = tmp_path / "data", tmp_path / "copy"

@@ -203,6 +203,7 @@ async def live(together: Together, namespace: LocalNamespace, life: int) -> None
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 async def test_no_forward_is_lost_or_doubled_and_no_transaction_is_half_applied(tmp_path: Path) -> None:
     together = Together()

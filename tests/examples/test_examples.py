@@ -6,6 +6,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SHOWN = {
@@ -57,6 +59,7 @@ def run(name: str) -> str:
     return f"{name} ended with {done.returncode}, did not show {missing} and said:\n{done.stderr}"
 
 
+@pytest.mark.thorough
 def test_every_example_shows_what_it_is_for() -> None:
     # All at once: most of their time is the SDK's own waiting.
     with ThreadPoolExecutor(len(SHOWN)) as pool:

@@ -58,6 +58,7 @@ def foreseen(story: Story) -> Forecast:
     return forecast(scenario, Prices.default())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_m4_n5_operations_agree_with_the_namespaces_own_meters_within_1_percent(
     runs: dict[str, Run], folder: Path, name: str

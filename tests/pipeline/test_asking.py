@@ -27,6 +27,7 @@ def tables(spark: SparkSession, tmp_path: Path) -> Tables:
     return made
 
 
+@pytest.mark.thorough
 def test_what_is_asked_at_once_has_pieces_for_all_tables_whoever_asks_meanwhile(tables: Tables) -> None:
     with asking(tables) as pool:
         pool.submit(tables.divide, tables.version(), PENDING).result()

@@ -142,6 +142,7 @@ def test_d3_incidents_agree_with_duckdb(books: Ingested) -> None:
     assert any(row[6] == row[7] > 0 for row in found), "one of which all came home"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", [1000, HOUR, 24 * HOUR])
 def test_d4_the_series_agrees_with_duckdb_and_what_was_before_it_is_in_the_depth(books: Ingested, width: int) -> None:
     version = books.tables.version()
@@ -185,6 +186,7 @@ class BrokenOffError(Exception):
     """The stream dies here."""
 
 
+@pytest.mark.thorough
 def test_d3_a_stream_that_dies_at_any_step_goes_on_from_its_state_and_ends_where_the_batch_does(
     books: Ingested, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +238,7 @@ def test_d3_a_stream_that_dies_at_any_step_goes_on_from_its_state_and_ends_where
     assert there == alive, "nothing is left of batches that died"
 
 
+@pytest.mark.thorough
 def test_d3_a_ledger_read_anew_from_its_beginning_brings_nothing_twice(books: Ingested, spark: SparkSession) -> None:
     before = {table: books.tables.read(table).count() for table in SCHEMAS}
     for folder in (books.tables.root / "checkpoints").iterdir():
@@ -257,6 +260,7 @@ def write(directory: Path, number: int, entries: list[Entry], *, closed: bool = 
     (directory / segment_name(number)).write_text("".join(map(encode, [first, *entries, *last])))
 
 
+@pytest.mark.thorough
 def test_d3_what_may_yet_be_told_at_the_edges_is_in_flight_and_what_came_home_later_is_no_loss(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -322,6 +326,7 @@ def redirection(name: str, source: str, destination: str, at: int) -> list[Entry
     ]
 
 
+@pytest.mark.thorough
 def test_d3_what_was_redirected_is_accepted_where_it_went_as_often_as_it_was_before(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -366,6 +371,7 @@ def test_d3_what_was_redirected_is_accepted_where_it_went_as_often_as_it_was_bef
     }
 
 
+@pytest.mark.thorough
 def test_d3_operations_of_thousands_of_messages_of_which_many_failed_and_ids_beyond_measure_add_up(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -389,6 +395,7 @@ def test_d3_operations_of_thousands_of_messages_of_which_many_failed_and_ids_bey
     assert found_in(over_history(tables, JOBS["reconcile"]).collect()) == expected_of(found)
 
 
+@pytest.mark.thorough
 def test_d3_an_incident_of_two_processes_lasts_from_the_first_failover_to_the_last_message_home(
     spark: SparkSession, tmp_path: Path
 ) -> None:

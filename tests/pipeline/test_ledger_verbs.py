@@ -65,6 +65,7 @@ def test_d3_the_verbs_ingest_and_tell_and_a_loss_ends_with_1(ledger: Path, tmp_p
     assert code == 0, "nothing was lost before then"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("spark")
 def test_d3_d4_cost_incidents_and_latency_are_told_and_land_in_files(
     ledger: Path, tmp_path: Path, spark: SparkSession
@@ -101,6 +102,7 @@ def test_what_cannot_work_is_told_before_spark_starts(arguments: list[str], told
     assert told in said
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("spark")
 def test_d3_a_ledger_without_entries_has_nothing_to_tell(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
@@ -113,6 +115,7 @@ def test_d3_a_ledger_without_entries_has_nothing_to_tell(tmp_path: Path) -> None
     assert (code, json.loads(said)["accepted"]) == (0, 0)
 
 
+@pytest.mark.thorough
 def test_d3_while_another_process_writes_the_tables_a_second_is_refused_in_a_line(
     spark: SparkSession, ledger: Path, tmp_path: Path
 ) -> None:

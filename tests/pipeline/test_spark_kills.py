@@ -45,7 +45,7 @@ from twinbus.pipeline.syphon_job.source import SyphonSource
 from twinbus.pipeline.tables import OPERATIONS, Tables
 from twinbus.testing import LocalNamespace
 
-pytestmark = pytest.mark.timeout(700)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(700)]
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 300.0
 

@@ -95,6 +95,7 @@ async def test_d2_y2_idle_one_long_poll_a_queue_is_out_and_no_batch_is_planned(
     assert await backlog.arrived() == numbered(10)
 
 
+@pytest.mark.thorough
 async def test_d2_y2_idle_the_meter_of_the_secondary_counts_the_polls_and_two_looks(
     spark: SparkSession, backlog: Backlog, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ async def test_d2_y2_what_ends_a_poll_is_given_back_as_it_was(backlog: Backlog) 
     assert counts.operations == {Stage.RECEIVE_BACKLOG: 1, Stage.SETTLE_BACKLOG: 1}
 
 
+@pytest.mark.thorough
 async def test_d2_kill_9_of_a_python_worker_at_each_step_loses_nothing(
     spark: SparkSession, backlog: Backlog, tmp_path: Path
 ) -> None:
@@ -149,6 +151,7 @@ async def test_d2_kill_9_of_a_python_worker_at_each_step_loses_nothing(
     backlog.check_ledger(arrived)
 
 
+@pytest.mark.thorough
 async def test_d2_kill_9_of_the_destination_and_of_the_backlog_at_each_step_loses_nothing(
     spark: SparkSession, backlog: Backlog, tmp_path: Path
 ) -> None:
@@ -181,6 +184,7 @@ async def test_d2_kill_9_of_the_destination_and_of_the_backlog_at_each_step_lose
     backlog.check_ledger(arrived)
 
 
+@pytest.mark.thorough
 async def test_d2_y5_what_is_put_aside_comes_home_in_a_later_batch_at_few_operations(
     spark: SparkSession, backlog: Backlog
 ) -> None:
@@ -205,6 +209,7 @@ async def test_d2_y5_what_is_put_aside_comes_home_in_a_later_batch_at_few_operat
     assert operations <= 7 * 2_050 + 20 * syphon.plans
 
 
+@pytest.mark.thorough
 async def test_d2_y5_a_drain_that_can_move_nothing_ends_and_the_next_one_finds_what_was_put_aside(
     spark: SparkSession, backlog: Backlog
 ) -> None:
@@ -219,6 +224,7 @@ async def test_d2_y5_a_drain_that_can_move_nothing_ends_and_the_next_one_finds_w
     assert await backlog.arrived() == numbered(300)
 
 
+@pytest.mark.thorough
 async def test_d2_a_clean_stop_at_any_step_settles_what_is_in_flight(
     spark: SparkSession, backlog: Backlog, tmp_path: Path
 ) -> None:
@@ -247,6 +253,7 @@ async def test_d2_a_clean_stop_at_any_step_settles_what_is_in_flight(
     backlog.check_ledger(arrived)
 
 
+@pytest.mark.thorough
 async def test_d2_no_body_passes_the_driver(spark: SparkSession, backlog: Backlog, tmp_path: Path) -> None:
     said, body = tmp_path / "said", b"confidential" * 1_000
     said.mkdir()
@@ -272,6 +279,7 @@ async def test_d2_no_body_passes_the_driver(spark: SparkSession, backlog: Backlo
     assert sum(map(len, told)) < 300 * len(body) / 10
 
 
+@pytest.mark.thorough
 def test_d2_the_verb_drains_on_spark_and_tells_as_the_native_engine_does(spark: SparkSession, backlog: Backlog) -> None:
     asyncio.run(backlog.fill(500))
     done = invoke(

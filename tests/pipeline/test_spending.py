@@ -114,6 +114,7 @@ def actual(tables: Path, *options: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough
 def test_m4_d3_the_traffic_that_a_ledger_tells_is_forecast_and_compared_stage_by_stage(tables: Path) -> None:
     found = actual(tables)
     seen = found["forecast"]["scenario"]
@@ -142,6 +143,7 @@ def test_m4_d3_the_traffic_that_a_ledger_tells_is_forecast_and_compared_stage_by
     assert "40 more were intended" in stages["return_primary"]["parts"][0]["why"]
 
 
+@pytest.mark.thorough
 def test_m4_an_earlier_forecast_is_compared_with_what_came_and_the_traffic_explains_it(tables: Path) -> None:
     found = actual(tables, "--rate=2", "--outage=10m", "--ping-interval=60s", "--other-operations=13000000")
     stages = {one["stage"]: one for one in found["stages"]}

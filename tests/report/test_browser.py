@@ -13,6 +13,7 @@ from twinbus.pipeline.overview import Overview
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.timeout(600),  # where others are at work, Spark takes its time
     pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
 ]

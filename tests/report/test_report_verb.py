@@ -22,6 +22,7 @@ def run(*arguments: str | Path) -> tuple[int, str]:
     return done.exit_code, done.stdout or done.stderr
 
 
+@pytest.mark.thorough
 def test_d4_a_ledger_and_its_tables_have_one_page(books: Books, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text("what was there before")
@@ -33,6 +34,7 @@ def test_d4_a_ledger_and_its_tables_have_one_page(books: Books, tmp_path: Path) 
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"], "and nothing is left beside it"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("spark")
 def test_d4_an_empty_ledger_has_a_page_that_says_so(tmp_path: Path) -> None:
     page = tmp_path / "report.html"

@@ -198,6 +198,7 @@ async def received(receiver: Any, count: int) -> list[Any]:
     return found
 
 
+@pytest.mark.thorough
 async def test_m1_n5_of_a_whole_outage_the_ledger_holds_what_the_meters_counted(sides: Sides) -> None:
     pair = await aio.pair_connection_strings(sides.primary.text, sides.secondary.text, options=options(sides))
     async with AsyncExitStack() as stack:

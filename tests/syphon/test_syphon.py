@@ -155,6 +155,7 @@ async def test_y3_a_lost_acknowledgement_repeats_and_duplicate_detection_removes
     assert ids(await ground.arrived("watchful")) == numbered(20)
 
 
+@pytest.mark.thorough
 async def test_y4_locks_are_renewed_while_the_primary_is_slow(namespaces: LocalNamespaces) -> None:
     ground = Ground(namespaces, short_lock=True)
     await ground.fill(20)
@@ -179,6 +180,7 @@ async def test_y4_a_lock_that_was_lost_is_counted_as_a_possible_duplicate(namesp
     assert ids(await ground.arrived()) == Counter({str(number): 2 for number in range(5)})
 
 
+@pytest.mark.thorough
 async def test_y5_100000_messages_for_a_dead_destination_hold_up_ten_for_a_live_one_no_minute(ground: Ground) -> None:
     await ground.fill(100_000, "closed")
     await ground.fill(10, first=100_000)
@@ -265,6 +267,7 @@ async def test_y6_a_message_too_large_for_the_primary_is_found_among_others_and_
     assert ids(await ground.arrived()) == numbered(60)
 
 
+@pytest.mark.thorough
 async def test_y6_a_destination_that_stays_gone_has_its_messages_dead_lettered_one_that_comes_back_has_not(
     ground: Ground,
 ) -> None:
@@ -337,6 +340,7 @@ async def test_y9_progress_tells_rate_and_remaining_by_destination(ground: Groun
     assert [one.path for one in progress.not_ready] == ["closed"]
 
 
+@pytest.mark.thorough
 async def test_y9_stopping_finishes_what_is_in_flight_and_gives_back_the_rest(ground: Ground) -> None:
     await ground.fill(5000)
     async with ground.syphon(window=500) as syphon:
@@ -368,6 +372,7 @@ async def test_y5_a_drain_whose_key_the_primary_refuses_says_so_and_ends(
     assert len(await ground.left()) == 5
 
 
+@pytest.mark.thorough
 async def test_links_to_destinations_that_nothing_is_sent_to_are_closed(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -240,6 +240,7 @@ async def test_s13_the_first_sends_of_many_tasks_open_one_link_and_giving_up_on_
     assert state_of(pair, queue) == "healthy"
 
 
+@pytest.mark.thorough
 async def test_s13_each_task_that_waits_for_a_link_gets_an_error_of_its_own(world: World) -> None:
     sender = await world.sender(await world.pair(failover_interval=LONG), "no-such-queue")
     first, second = await asyncio.gather(sent(sender, "1"), sent(sender, "2"), return_exceptions=True)

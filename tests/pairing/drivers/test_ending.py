@@ -81,6 +81,7 @@ async def fault_the_secondary_beside_a_syphon(world: World, pair: Any) -> None:
 ENDS = [fault_both, fault_the_primary_beside_a_syphon, fault_the_secondary_beside_a_syphon]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 async def test_c2_c3_a_pair_that_faulted_leaves_nothing_and_can_be_made_again(
     world: World, queue: str, end: Callable[[World, Any], Any], monkeypatch: pytest.MonkeyPatch
@@ -102,6 +103,7 @@ async def test_c2_c3_a_pair_that_faulted_leaves_nothing_and_can_be_made_again(
     await traces.gone()
 
 
+@pytest.mark.thorough
 async def test_c3_a_primary_that_faulted_alone_leaves_no_task_thread_or_socket_of_either_side(
     world: World, queue: str
 ) -> None:
@@ -131,6 +133,7 @@ async def test_c3_a_secondary_that_faulted_alone_leaves_no_socket_and_the_primar
     assert [one.message_id for one in await world.held(queue)] == ["after"]
 
 
+@pytest.mark.thorough
 async def test_c3_a_pair_closed_under_a_call_that_nobody_answers_leaves_nothing(world: World, queue: str) -> None:
     traces = Traces(world)
     pair, unanswered = await busy(world, queue)
@@ -154,6 +157,7 @@ async def test_c3_a_pair_closed_while_a_sender_opens_leaves_nothing(world: World
     await traces.gone()
 
 
+@pytest.mark.thorough
 async def test_p8_c3_a_pair_that_faulted_while_it_still_looked_for_its_queues_leaves_nothing(world: World) -> None:
     traces = Traces(world)
     world.secondary.kill()

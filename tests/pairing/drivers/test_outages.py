@@ -337,6 +337,7 @@ async def test_s12_the_callers_own_time_out_is_kept_where_it_is_shorter(world: W
             await world.send(sender, ServiceBusMessage("x"), timeout=0.5)
 
 
+@pytest.mark.thorough
 async def test_s6_a_call_ends_though_queues_come_back_from_probation_while_it_tries_the_others(
     world: World, queue: str
 ) -> None:
@@ -366,6 +367,7 @@ def _fill(secondary: LocalNamespace, file: Path, queue: str) -> None:
     secondary.start()
 
 
+@pytest.mark.thorough
 async def test_s6_a_backlog_queue_that_is_full_leaves_the_rotation_and_the_message_goes_to_another(
     world: World, queue: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""20,000 worlds; `make simulate` runs any number more. A seed that fails is its own replay."""
+"""Worlds of two namespaces, by seed. A seed that fails is its own replay; `make simulate` runs any number."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.tiers import budget
 from twinbus.pairing.sdk import kind_of
 
 from .letters import LETTERS, contents
 from .places import KINDS, failure
 from .world import World
 
-SEEDS = 20_000
+SEEDS = budget(2_000, 20_000, 100_000)
 CHUNK = 500
 AS_MADE = contents(LETTERS)
 ENDINGS = {

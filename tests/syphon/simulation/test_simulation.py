@@ -2,9 +2,11 @@
 
 import pytest
 
+from tests.tiers import budget
+
 from .world import World
 
-SEEDS = 80
+SEEDS = budget(20, 80, 2_000)
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 20))
