@@ -11,7 +11,7 @@ from hypothesis import given
 from tests.amqp import strategies as amqp
 from twinbus.amqp.sections import Header, Properties, Sections, message, read_envelope, split
 from twinbus.amqp.types import encode
-from twinbus.amqp.values import Byte, Char, Decimal32, Described, Int, Long, Symbol, Timestamp, UInt
+from twinbus.amqp.values import Byte, Char, Decimal32, Described, Int, Long, NumberKeyedMap, Symbol, Timestamp, UInt
 from twinbus.syphon.sdk_single import single_of
 
 COMMON: dict[str, Any] = {
@@ -41,6 +41,7 @@ def sent(raw: bytes) -> bytes:
         {"data": b"body"},
         {"data": [b"one", b"two"]},
         {"value": [Long(5), Symbol("s"), {"a": Int(5)}]},
+        {"value": [NumberKeyedMap((UInt(key), None) for key in range(100))]},
         {"value": "text"},
         {"sequence": [[Long(5)], ["text"]]},
     ],

@@ -1,7 +1,8 @@
 """AMQP bytes to Python values (amqp-core-types §1.6), and skipping over a value without building it.
 
-Whatever the bytes are, the outcome is a value or a DecodeError, in time and memory bounded by their number:
-counts are believed only as far as bytes are there, and nesting ends at MAX_DEPTH.
+Whatever the bytes are, the outcome is a value or a DecodeError, in time and memory linear in their number: a count
+is checked against the bytes that are there, nesting ends at MAX_DEPTH, and a map with many keys whose hash the peer can
+predict becomes a NumberKeyedMap instead of a dict (docs/decisions/0020-linear-decoding.md).
 """
 
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from uuid import UUID
 from twinbus.amqp.conditions import DecodeError
 from twinbus.amqp.encoding import MAX_DEPTH
 from twinbus.amqp.values import (
+    MAX_PREDICTABLE_KEYS,
+    PREDICTABLE,
     Array,
     Byte,
     Char,
@@ -23,6 +26,7 @@ from twinbus.amqp.values import (
     Float32,
     Int,
     Long,
+    NumberKeyedMap,
     Short,
     Symbol,
     Timestamp,
@@ -30,10 +34,11 @@ from twinbus.amqp.values import (
     UInt,
     ULong,
     UShort,
+    seeded,
 )
 
 # Elements that take no bytes (null, true, uint0…) would let a short array claim four thousand million of them.
-MAX_EMPTY_ELEMENTS = 64
+MAX_EMPTY_ELEMENTS = 16
 
 _U32 = Struct(">I").unpack_from
 
@@ -203,25 +208,60 @@ def _list(wide: bool) -> Decoder:
 
 
 def _map(wide: bool) -> Decoder:
-    def read(buf: bytes, pos: int, depth: int) -> tuple[dict[Any, Any], int]:
+    def read(buf: bytes, pos: int, depth: int) -> tuple[dict[Any, Any] | NumberKeyedMap, int]:
         count, pos, end = _frame_of(buf, pos, wide, depth)
         if count & 1 or count > end - pos:
             raise DecodeError(f"a map of {count} keys and values in {end - pos} bytes")
+        if count > 2 * MAX_PREDICTABLE_KEYS:
+            return _large_map(buf, pos, depth, count, end)
         items: dict[Any, Any] = {}
         for _ in range(count >> 1):
             key, pos = _decode(buf, pos, depth + 1)
             item, pos = _decode(buf, pos, depth + 1)
             try:
                 if key in items:  # §1.6.23: two identical keys make a map invalid
-                    raise DecodeError(f"a map has the key {key!r} twice")
+                    raise _key_twice(key)
                 items[key] = item
             except TypeError:
-                raise DecodeError(f"a {type(key).__name__} cannot be the key of a map here") from None
+                raise _no_key(key) from None
         if pos != end:
             raise DecodeError("a map does not end where it says")
         return items, end
 
     return read
+
+
+def _large_map(buf: bytes, pos: int, depth: int, count: int, end: int) -> tuple[dict[Any, Any] | NumberKeyedMap, int]:
+    """Reads a map with so many keys that they must not reach a dict before it is known which of them can collide."""
+    entries: dict[Any, tuple[Any, Any]] = {}
+    predictable = 0
+    for _ in range(count >> 1):
+        key, pos = _decode(buf, pos, depth + 1)
+        item, pos = _decode(buf, pos, depth + 1)
+        stand_in = key
+        if isinstance(key, PREDICTABLE):
+            predictable += 1
+            stand_in = seeded(key)
+        try:
+            if stand_in in entries:
+                raise _key_twice(key)
+            entries[stand_in] = key, item
+        except TypeError:
+            raise _no_key(key) from None
+    if pos != end:
+        raise DecodeError("a map does not end where it says")
+    if predictable > MAX_PREDICTABLE_KEYS:
+        return NumberKeyedMap(entries.values()), end
+    return dict(entries.values()), end
+
+
+def _key_twice(key: Any) -> DecodeError:
+    text = repr(key)
+    return DecodeError(f"a map has the key {text if len(text) <= 100 else text[:99] + '…'} twice")
+
+
+def _no_key(key: Any) -> DecodeError:
+    return DecodeError(f"a {type(key).__name__} cannot be the key of a map here")
 
 
 def _described(buf: bytes, pos: int, depth: int) -> tuple[Described, int]:

@@ -21,6 +21,7 @@ from twinbus.amqp.values import (
     Float32,
     Int,
     Long,
+    NumberKeyedMap,
     Short,
     Symbol,
     Timestamp,
@@ -186,7 +187,7 @@ def _encode_list(value: list[Any] | tuple[Any, ...], depth: int) -> bytes:
     return encode_list_of([_encode(item, depth) for item in value])
 
 
-def _encode_map(value: dict[Any, Any], depth: int) -> bytes:
+def _encode_map(value: dict[Any, Any] | NumberKeyedMap, depth: int) -> bytes:
     parts = []
     for key, item in value.items():
         parts.append(_encode(key, depth))
@@ -225,6 +226,8 @@ def _fits(item: Any, element: type) -> bool:
     """A symbol array takes `str`, a uint array `int`; the array's type is what is written."""
     if element is Array or isinstance(item, Array):
         return element is Array and isinstance(item, Array)
+    if element is dict and isinstance(item, NumberKeyedMap):
+        return True
     python_type = next(known for known in element.__mro__ if known.__module__ in {"builtins", "uuid"})
     return isinstance(item, python_type) and (element is bool or not isinstance(item, bool))
 
@@ -319,6 +322,7 @@ _COMPOUNDS: dict[type, Callable[[Any, int], bytes]] = {
     list: _encode_list,
     tuple: _encode_list,
     dict: _encode_map,
+    NumberKeyedMap: _encode_map,
     Described: _encode_described,
     Array: _encode_array,
 }

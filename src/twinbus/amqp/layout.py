@@ -225,7 +225,14 @@ class Sections:
 
     def _map(self, code: int) -> dict[Any, Any]:
         span = self.spans.get(code)
-        return decode(self.raw, span[1])[0] if span else {}
+        if span is None:
+            return {}
+        found = decode(self.raw, span[1])[0]
+        if not isinstance(
+            found, dict
+        ):  # §3.2: the keys of every such section are symbols, strings or (reserved) ulongs
+            raise DecodeError(f"section 0x{code:02x} of the message has too many keys that are numbers or UUIDs")
+        return found
 
     def _fields(self, code: int, types: tuple[type | tuple[type, ...], ...]) -> list[Any]:
         span = self.spans.get(code)

@@ -3,9 +3,16 @@
 Each keeps enough to be encoded as the very type it was decoded from. Ranges are checked when a value is encoded.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import isnan
+from typing import Any, Final
+from uuid import UUID
+
+# Python computes the hash of a number or UUID from its value alone. A peer can therefore choose such keys so that all
+# of them collide in a dict. A decoded dict has at most this many of them; a map with more is a NumberKeyedMap.
+MAX_PREDICTABLE_KEYS: Final = 64
+PREDICTABLE: Final = (int, float, UUID)
 
 
 class UByte(int):
@@ -80,8 +87,62 @@ class Decimal128(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Described:
+    """A value with a descriptor. Its hash depends on Python's hash seed, so that a peer cannot predict it."""
+
     descriptor: Any
     value: Any
+
+    def __hash__(self) -> int:
+        return hash((seeded(self.descriptor), seeded(self.value)))
+
+
+def seeded(key: Any) -> Any:
+    """Returns a stand-in for a map key. Equal keys have equal stand-ins, and a peer cannot predict their hash."""
+    if isinstance(key, int):
+        return "number", str(int(key))
+    if isinstance(key, float):
+        if key.is_integer():
+            return "number", str(int(key))
+        # As in a dict, a NaN is found by identity only.
+        return ("nan", str(id(key))) if isnan(key) else ("number", float.__repr__(key))
+    if isinstance(key, UUID):
+        return "uuid", key.bytes
+    return key
+
+
+class NumberKeyedMap(Mapping[Any, Any]):
+    """A decoded map with more than MAX_PREDICTABLE_KEYS keys that are numbers or UUIDs.
+
+    It is read like a dict and keeps the order of its keys. It cannot be changed. Copying it into a dict takes time
+    quadratic in its size if a peer chose the keys for that.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, entries: Iterable[tuple[Any, Any]] = ()) -> None:
+        self._entries = {seeded(key): (key, value) for key, value in entries}
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return self._entries[seeded(key)][1]
+        except KeyError:
+            raise KeyError(key) from None
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key, _ in self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return len(self) == len(other) and all(key in other and other[key] == value for key, value in self.items())
+
+    __hash__ = None  # type: ignore[assignment]  # as of dict
+
+    def __repr__(self) -> str:
+        return f"NumberKeyedMap({list(self._entries.values())!r})"
 
 
 class Array(list[Any]):

@@ -19,6 +19,7 @@ from twinbus.amqp.values import (
     Float32,
     Int,
     Long,
+    NumberKeyedMap,
     Short,
     Symbol,
     Timestamp,
@@ -86,7 +87,7 @@ def _typed_values(values: dict[Any, Any]) -> dict[Any, Any]:
 def _typed(value: Any) -> dict[str, Any]:
     if type(value) is list:
         return {TYPE: AMQPTypes.list, VALUE: [_typed(one) for one in value]}
-    if type(value) is dict:
+    if type(value) in (dict, NumberKeyedMap):
         return {TYPE: AMQPTypes.map, VALUE: [(_typed(key), _typed(one)) for key, one in value.items()]}
     if isinstance(value, Described):
         return {TYPE: AMQPTypes.described, VALUE: (_typed(value.descriptor), _typed(value.value))}
