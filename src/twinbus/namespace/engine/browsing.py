@@ -31,6 +31,7 @@ from twinbus.namespace.engine.rows import (
     RowsBySeq,
     SessionState,
     StoredSessions,
+    distinct,
 )
 from twinbus.namespace.engine.sessions import HeldSession
 from twinbus.namespace.engine.settlement import drop, expire
@@ -81,7 +82,7 @@ def receive_deferred(shelf: Shelf, event: DeferredRequested, now: int, step: Ste
         step.effects.append(Answer(event.reply, refusal))
         return
     lane = _lanes(event)[1]
-    seqs = tuple(dict.fromkeys(event.seqs))
+    seqs = distinct(event.seqs)
     stored: list[Row] = yield RowsBySeq(shelf.counters.queue, (lane,), seqs)
     free = [row for row in stored if row.seq not in shelf.locks.by_seq and (held is None or row.session == held.id)]
     rows = [row for row in free if not is_overdue(row, now)]

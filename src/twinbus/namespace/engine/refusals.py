@@ -7,6 +7,8 @@ from typing import Final
 from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.effects import Refusal
 
+_MOST_NUMBERS: Final = 20  # of messages that a text names
+
 MESSAGE_LOCK_LOST: Final = Refusal(
     Condition.MESSAGE_LOCK_LOST,
     "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue.",
@@ -25,7 +27,9 @@ def not_found(path: str) -> Refusal:
 
 
 def messages_not_found(kind: str, seqs: list[int]) -> Refusal:
-    numbers = ", ".join(map(str, seqs))
+    numbers = ", ".join(map(str, seqs[:_MOST_NUMBERS]))
+    if len(seqs) > _MOST_NUMBERS:
+        numbers += f" and {len(seqs) - _MOST_NUMBERS} more"
     return Refusal(Condition.MESSAGE_NOT_FOUND, f"There is no {kind} message with the sequence number(s) {numbers}.")
 
 

@@ -6,6 +6,7 @@ All instants are milliseconds since the epoch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -72,6 +73,14 @@ class NextRows:
     limit: int
     max_bytes: int
     session: str | None = None
+
+
+def distinct(seqs: Iterable[int]) -> tuple[int, ...]:
+    """The sequence numbers without repeats, in their order.
+
+    Compared as text: a peer could choose numbers that all collide in a dict (X1).
+    """
+    return tuple({str(seq): seq for seq in seqs}.values())
 
 
 @dataclass(frozen=True, slots=True)

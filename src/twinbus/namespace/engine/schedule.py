@@ -13,7 +13,7 @@ from twinbus.namespace.engine.effects import Answer, Meter, Operation, Step
 from twinbus.namespace.engine.events import ScheduleCancelled
 from twinbus.namespace.engine.limits import MIB
 from twinbus.namespace.engine.refusals import messages_not_found
-from twinbus.namespace.engine.rows import DropRow, DueAnswer, DueRows, Lane, Need, PutRow, Row, RowsBySeq
+from twinbus.namespace.engine.rows import DropRow, DueAnswer, DueRows, Lane, Need, PutRow, Row, RowsBySeq, distinct
 
 _PAGE: Final = 256
 
@@ -42,7 +42,7 @@ class Schedule:
 
     def cancel(self, event: ScheduleCancelled, path: str, step: Step) -> Generator[Need, Any, None]:
         """All of them or none."""
-        seqs = tuple(dict.fromkeys(event.seqs))
+        seqs = distinct(event.seqs)
         queue = self.counters.queue
         rows: list[Row] = yield RowsBySeq(queue, (Lane.SCHEDULED,), seqs, with_raw=False)
         if len(rows) < len(seqs):

@@ -48,7 +48,7 @@ from twinbus.namespace.front.channel import Channel
 from twinbus.namespace.front.claims import Claims
 from twinbus.namespace.front.operations import translate
 from twinbus.namespace.front.receiving import OutgoingLink, outcome_of
-from twinbus.namespace.front.requests import Reply, ReplyLink, Request, RequestLink
+from twinbus.namespace.front.requests import Reply, ReplyLink, ReplyLinks, Request, RequestLink
 from twinbus.namespace.front.sending import IncomingLink
 from twinbus.namespace.front.site import Site
 from twinbus.namespace.front.struck import BlackHoles, Struck, carry_out
@@ -81,6 +81,7 @@ class AmqpConnection:
         )
         self._loop = asyncio.get_running_loop()
         self._links: dict[Link, Attached] = {}
+        self._reply_links = ReplyLinks()
         self._unsettled: defaultdict[Session, dict[int, tuple[OutgoingLink, bytes]]] = defaultdict(dict)
         self._look_again_at: dict[Session, int] = {}
         self._let_go: set[Session] = set()
@@ -98,7 +99,7 @@ class AmqpConnection:
     def data_received(self, data: bytes) -> None:
         for event in self._core.receive(data, self._loop.time()):
             self._handle(event)
-        if self._stalled:
+        if self._stalled and not self.channel.is_full:  # else `when_room` resumes them
             self._resume()
         self._flush()
         self._arm()
@@ -216,25 +217,31 @@ class AmqpConnection:
                 link.settled_in(transactional.transaction, event, outcome, dict(zip(ids, tokens, strict=True)))
 
     def _forget(self, links: list[Link]) -> None:
-        for link in links:
-            attached = self._links.pop(link, None)
-            if attached is None:
-                continue
+        known = {link: attached for link in links if (attached := self._links.pop(link, None)) is not None}
+        outgoing: defaultdict[Session, set[OutgoingLink]] = defaultdict(set)
+        for link, attached in known.items():
             if isinstance(attached, OutgoingLink):
-                self._forget_unsettled(link.session, attached)
+                outgoing[link.session].add(attached)
+            elif isinstance(attached, ReplyLink):
+                self._reply_links.remove(link, attached)
+        for session, gone in outgoing.items():
+            self._forget_unsettled(session, gone)
+        for attached in known.values():
             attached.detached()
 
-    def _forget_unsettled(self, session: Session, link: OutgoingLink) -> None:
-        """Deliveries of a link that is gone are settled through `$management`, if at all."""
+    def _forget_unsettled(self, session: Session, links: set[OutgoingLink]) -> None:
+        """Deliveries of links that are gone are settled through `$management`, if at all."""
         unsettled = self._unsettled.get(session)
         if unsettled:
-            self._unsettled[session] = {key: held for key, held in unsettled.items() if held[0] is not link}
+            self._unsettled[session] = {key: held for key, held in unsettled.items() if held[0] not in links}
 
     # --- for the links -----------------------------------------------------------------------------------------
 
     def attached(self, link: Link, attached: Attached) -> None:
         """The link is in use from now on."""
         self._links[link] = attached
+        if isinstance(attached, ReplyLink):
+            self._reply_links.add(link, attached)
 
     def accept(self, session: Session, delivery_id: int) -> None:
         """Accept a received delivery; neighbours leave in one frame."""
@@ -333,14 +340,10 @@ class AmqpConnection:
 
     def reply(self, session: Session, address: Address, reply_to: str | None, payload: bytes) -> None:
         """Send a reply on the link that was opened for it."""
-        candidates = [
-            (attached.is_named(reply_to), link.session is session, link, attached)
-            for link, attached in self._links.items()
-            if isinstance(attached, ReplyLink) and attached.address == address
-        ]
-        if not candidates:
+        found = self._reply_links.find(session, address, reply_to)
+        if found is None:
             return  # the asker has left
-        _, _, link, attached = max(candidates, key=lambda candidate: candidate[:2])
+        link, attached = found
         if not attached.send(payload):
             self.detach(link, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, "Too many replies are waiting to be read."))
         self.flush_soon()

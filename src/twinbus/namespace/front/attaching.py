@@ -41,6 +41,8 @@ _LONGEST_SESSION_WAIT = limits.DAY
 _EPOCH_TICKS = 621_355_968_000_000_000
 _SETTLED = 1
 _LARGEST_TRANSFER = 4 * limits.MIB
+# An entity's path has at most 260 characters; host, sub-queue and percent-encoding make an address longer.
+_LONGEST_ADDRESS = 4096
 
 
 def attach(connection: AmqpConnection, link: Link) -> None:
@@ -53,6 +55,9 @@ def attach(connection: AmqpConnection, link: Link) -> None:
         _refuse(link, Refusal(Condition.NOT_IMPLEMENTED, "Only a coordinator of transactions can be attached to so."))
     elif node is None or not isinstance(node.address, str):
         _refuse(link, Refusal(Condition.INVALID_FIELD, "The link names no address to attach to."))
+    elif len(node.address) > _LONGEST_ADDRESS:
+        text = f"The address of the link has {len(node.address)} characters; at most {_LONGEST_ADDRESS} are taken."
+        _refuse(link, Refusal(Condition.INVALID_FIELD, text))
     else:
         address = parse_address(node.address)
         if address.node is Node.ENTITY:

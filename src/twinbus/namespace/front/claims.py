@@ -47,6 +47,7 @@ class Claims:
         self._loopback = peer_is_loopback
         self._most = most
         self._granted: dict[str, _Grant] = {}
+        self._longest = 0  # characters of the longest path in `_granted` so far
 
     def put(self, audience: str, token: str, now: int) -> Refusal | None:
         """Take a token into account, or say why it is not kept; raises TokenRefusedError. `now` in milliseconds."""
@@ -65,6 +66,7 @@ class Claims:
             text = f"The connection holds tokens for {self._most} audiences already. Put one for the whole namespace."
             return Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text)
         self._granted[path] = _Grant(claims, (token_expiry(token) or 0) * 1000, owner)
+        self._longest = max(self._longest, len(path))
         return None
 
     def _has_room(self, now: int) -> bool:
@@ -82,7 +84,8 @@ class Claims:
 
     def allow(self, claim: Claim, path: str, now: int) -> bool:
         """Whether some token that is still valid covers the path: its own, its parents', or the namespace's."""
-        audience = path
+        # Prefixes longer than every granted path need no look: a path of many segments would take quadratic time.
+        audience = path if len(path) <= self._longest else path[: self._longest + 1].rpartition("/")[0]
         while True:
             granted = self._granted.get(audience, _NOTHING)
             if claim in granted.claims and granted.until > now and granted.covers(path):

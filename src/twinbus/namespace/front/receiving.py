@@ -13,6 +13,7 @@ from twinbus.amqp.events import Disposed
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
 from twinbus.amqp.sections import broker_annotations, delivered, delivered_under_lock, lock_token
+from twinbus.amqp.serial import runs
 from twinbus.namespace.engine.effects import Deliver, Refusal
 from twinbus.namespace.engine.events import (
     Abandon,
@@ -146,8 +147,8 @@ class OutgoingLink:
         refusal = self._connection.transactions.add(transaction, operation, len(held), ended)
         if not disposition.settled:
             state = disposition.state if refusal is None else Rejected(refusals.error_of(refusal))
-            for delivery_id in held:
-                self._connection.dispose_sent(self._link.session, delivery_id, delivery_id, state, settled=False)
+            for first, last in runs(list(held)):
+                self._connection.dispose_sent(self._link.session, first, last, state, settled=False)
 
     def _take_credit(self) -> None:
         if not self._open:

@@ -28,6 +28,10 @@ _STATUS = {
 }
 
 
+# A text may quote what the peer sent. A longer one is cut.
+_LONGEST_TEXT = 1000
+
+
 def status_of(refusal: Refusal) -> int:
     """The status code of a management reply."""
     return _STATUS.get(refusal.condition, 500)
@@ -35,7 +39,12 @@ def status_of(refusal: Refusal) -> int:
 
 def error_of(refusal: Refusal) -> Error:
     """The error of a rejected outcome, a detach or a close."""
-    return Error(refusal.condition.value, refusal.description)
+    return Error(refusal.condition.value, shortened(refusal.description))
+
+
+def shortened(text: str) -> str:
+    """The text, cut if it is too long for an answer."""
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
 
 
 def not_found(entity: str) -> Refusal:

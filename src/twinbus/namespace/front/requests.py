@@ -6,7 +6,7 @@ Which operation means what is in tokens.py and operations.py; here requests beco
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from twinbus.amqp.events import Delivered
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Rejected, Target
 from twinbus.amqp.sections import Properties, message, split
+from twinbus.amqp.session import Session
 from twinbus.amqp.transactions import read_transactional
 from twinbus.amqp.types import Int, Symbol
 from twinbus.namespace.engine.effects import Refusal
@@ -87,10 +88,11 @@ class ReplyLink:
         self._send_unread()
         return len(self._unread) <= _MOST_UNREAD_REPLIES and self._unread_bytes <= _MOST_UNREAD_BYTES
 
-    def is_named(self, reply_to: str | None) -> bool:
-        """Whether a request's reply-to means this link: by its name or by its target."""
+    @property
+    def names(self) -> set[str]:
+        """What a request's reply-to may call this link: its name and its target."""
         target = self._link.target.address if isinstance(self._link.target, Target) else None
-        return reply_to is not None and reply_to in (self._link.name, target)
+        return {self._link.name, target} if isinstance(target, str) else {self._link.name}
 
     def _send_unread(self) -> None:
         while self._unread and self._link.credit > 0:
@@ -102,6 +104,40 @@ class ReplyLink:
             self._link.send(self._sent.to_bytes(8, "big"), payload, message_format=0, settled=True)
             self._sent += 1
         self._connection.flush_soon()
+
+
+class ReplyLinks:
+    """Reply links of one connection, found without a search through all its links.
+
+    Each link is listed under its address alone, with its session, with each of its names, and with both.
+    """
+
+    def __init__(self) -> None:
+        self._listed: dict[tuple[Address, str | None, Session | None], dict[Link, ReplyLink]] = {}
+
+    def add(self, link: Link, reply_link: ReplyLink) -> None:
+        for key in self._keys(link, reply_link):
+            self._listed.setdefault(key, {})[link] = reply_link
+
+    def remove(self, link: Link, reply_link: ReplyLink) -> None:
+        for key in self._keys(link, reply_link):
+            listed = self._listed.get(key, {})
+            listed.pop(link, None)
+            if not listed:
+                self._listed.pop(key, None)
+
+    def find(self, session: Session, address: Address, reply_to: str | None) -> tuple[Link, ReplyLink] | None:
+        """The link for a reply: one that `reply_to` names before others, one of the same session before others."""
+        for name in (None,) if reply_to is None else (reply_to, None):
+            for owner in (session, None):
+                if listed := self._listed.get((address, name, owner)):
+                    return next(iter(listed.items()))
+        return None
+
+    def _keys(self, link: Link, reply_link: ReplyLink) -> Iterator[tuple[Address, str | None, Session | None]]:
+        for name in (None, *reply_link.names):
+            for session in (link.session, None):
+                yield reply_link.address, name, session
 
 
 class RequestLink:
@@ -153,12 +189,13 @@ class RequestLink:
 
 
 def _encoded(reply: Reply, request: Properties) -> bytes:
+    description = refusals.shortened(reply.description)
     status: dict[str, Any] = {
         # Both spellings: clients of `$cbs` read the first pair, of `$management` the second.
         "status-code": Int(reply.status),
-        "status-description": reply.description,
+        "status-description": description,
         "statusCode": Int(reply.status),
-        "statusDescription": reply.description,
+        "statusDescription": description,
     }
     if reply.condition is not None:
         status["errorCondition"] = Symbol(reply.condition)
