@@ -1,6 +1,7 @@
-"""Store files as older versions of Twinbus left them: their layout word for word, filled with a bit of everything.
+"""Store files as each version of the layout left them: the layout word for word, filled with a bit of everything.
 
-Made without the code under test, so that it cannot change with it.
+Made without the code under test, so that it cannot change with it. The newest layout is here already: a change of it
+adds one, and never edits this one. Data folders of a real server: `tests/formats`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,17 @@ _LAYOUT_2 = """
 ALTER TABLE counter ADD COLUMN transfer_dead INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE counter ADD COLUMN transfer_dead_deferred INTEGER NOT NULL DEFAULT 0;
 """
-LAYOUTS = {1: _LAYOUT_1, 2: _LAYOUT_1 + _LAYOUT_2}
+_LAYOUT_3 = """
+ALTER TABLE body ADD COLUMN topic INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE shared (topic INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) STRICT;
+CREATE TABLE freed (topic INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) STRICT;
+CREATE TRIGGER body_freed AFTER DELETE ON body
+BEGIN
+  INSERT INTO freed SELECT topic, length(old.raw) FROM shared WHERE topic = old.topic
+  ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+"""
+LAYOUTS = {1: _LAYOUT_1, 2: _LAYOUT_1 + _LAYOUT_2, 3: _LAYOUT_1 + _LAYOUT_2 + _LAYOUT_3}
 
 _PUT_COUNTER = """
 INSERT INTO counter (queue, next_seq, active, deferred, scheduled, dead, dead_deferred, size, accessed)
@@ -101,6 +112,8 @@ def older_store(path: Path, version: int) -> None:
         connection.pragma("user_version", version)
         connection.pragma("application_id", 0x54774275)
         _fill(connection)
+        if version >= 3:
+            _charge_once(connection)
     connection.close()
 
 
@@ -112,7 +125,7 @@ def _fill(connection: apsw.Connection) -> None:
     _entity(connection, OTHER_TOPIC, "topic", "other", path="other")
     connection.execute("UPDATE highest SET queue = ?", (GONE,))
     connection.execute("INSERT INTO dropped VALUES (?)", (GONE,))
-    connection.executemany("INSERT INTO body VALUES (?, ?)", SHARED.items())
+    connection.executemany("INSERT INTO body (id, raw) VALUES (?, ?)", SHARED.items())
     connection.execute("INSERT INTO session_state VALUES (?, 'session', x'01', 5)", (QUEUE,))
     connection.execute("INSERT INTO seen VALUES (?, 'an id', 5)", (QUEUE,))
     # queue, lane, seq, its raw or the id of its body
@@ -137,6 +150,14 @@ def _fill(connection: apsw.Connection) -> None:
         held = [len(SHARED[each[3]]) if isinstance(each[3], int) else len(each[3]) for each in rows if each[0] == queue]
         lanes = [sum(each[:2] == (queue, lane) for each in rows) for lane in range(5)]
         connection.execute(_PUT_COUNTER, (queue, *lanes, sum(held)))
+
+
+def _charge_once(connection: apsw.Connection) -> None:
+    """Since version 3 a topic is charged for a shared body, and a subscription 64 bytes for its copy."""
+    connection.execute("UPDATE body SET topic = ? WHERE id IN (1, 2)", (TOPIC,))
+    connection.execute("INSERT INTO shared VALUES (?, ?)", (TOPIC, len(SHARED[1]) + len(SHARED[2])))
+    connection.execute("UPDATE counter SET size = 64 + ? WHERE queue = ?", (len(b"of one alone"), FIRST))
+    connection.execute("UPDATE counter SET size = 2 * 64 WHERE queue = ?", (SECOND,))
 
 
 def _entity(connection: apsw.Connection, queue: int, kind: str, path: str, /, **fields: Any) -> None:

@@ -1,0 +1,85 @@
+"""Tables and stream checkpoints that earlier versions wrote: Spark reads them, and streams go on where they stood."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.formats.sets import expected, sets_with, unpacked
+from tests.pipeline.queues import new_queue
+from twinbus.ledger import Ledger, Stage
+from twinbus.pipeline.ingest import ingest
+from twinbus.pipeline.jobs import JOBS, following, so_far
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, Tables
+from twinbus.testing import LocalNamespace
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.mark.parametrize("found", sets_with("tables.tar.xz"))
+def test_d3_older_tables_are_read_and_their_stream_goes_on_where_it_stood(
+    spark: SparkSession, found: Path, tmp_path: Path
+) -> None:
+    root, ledger = (unpacked(found / f"{name}.tar.xz", tmp_path) for name in ("tables", "tables-ledger"))
+    said, tables = expected(found / "tables.json"), Tables(spark, root)
+    check(tables, said)
+    # Where a ledger's checkpoint is follows from the ledger's path.
+    key = hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
+    (root / "checkpoints" / "ledger").rename(root / "checkpoints" / key)
+    with Ledger(ledger) as writer:
+        writer.begin(Stage.SEND_PRIMARY, "contoso", "orders", "new", 1).end()
+    query = ingest(spark, ledger, root, extend=following(tuple(JOBS)))
+    query.awaitTermination()
+    assert sum(progress["numInputRows"] for progress in query.recentProgress) == 3, "header, operation, closed"
+    prefix = writer.writer.rpartition("-")[2]
+    said["operations"] = sorted([*said["operations"], f"{prefix}-0"])
+    said["entries"] += [["header", f"{prefix}-segment-0"], ["closed", f"{prefix}-closed"]]
+    said["cost"]["send_primary"] = {
+        name: count + 1 for name, count in said["cost"]["send_primary"].items()
+    }  # one operation, one unit, one byte
+    check(tables, said)
+
+
+def check(tables: Tables, said: dict[str, Any]) -> None:
+    assert ids(tables.read(OPERATIONS)) == said["operations"]
+    assert ids(tables.read(PENDING)) == said["pending"]
+    entries = tables.read(ENTRIES).select("kind", "id").collect()
+    assert sorted(map(list, entries)) == sorted(said["entries"])
+    problems = tables.read(PROBLEMS).select("file", "line").collect()
+    assert sorted([Path(row.file).name, row.line] for row in problems) == said["problems"]
+    version = tables.version()
+    assert version.followed == dict.fromkeys(JOBS, version.number), "the tallies are taken as they are"
+    sums = so_far(tables, JOBS["cost"]).groupBy("stage").sum("operations", "units", "bytes").collect()
+    assert {row[0]: dict(zip(("operations", "units", "bytes"), row[1:], strict=True)) for row in sums} == said["cost"]
+
+
+def ids(rows: DataFrame) -> list[str]:
+    return sorted(row.id for row in rows.select("id").collect())
+
+
+@pytest.mark.parametrize("found", sets_with("servicebus-checkpoint.tar.xz"))
+def test_d1_a_stream_goes_on_from_an_older_checkpoint_of_the_servicebus_source(
+    spark: SparkSession, namespace: LocalNamespace, found: Path, tmp_path: Path
+) -> None:
+    """Sequence numbers of a new queue begin with 1 like those of the old one: only later messages are read."""
+    checkpoint = unpacked(found / "servicebus-checkpoint.tar.xz", tmp_path)
+    through = expected(found / "servicebus-checkpoint.json")["through"]
+    queue = new_queue(namespace, f"older-{found.name}")
+    with (
+        ServiceBusClient.from_connection_string(namespace.connection_string) as client,
+        client.get_queue_sender(queue) as sender,
+    ):
+        for number in range(1, through + 3):
+            sender.send_messages(ServiceBusMessage(b"", message_id=str(number)))
+    read: list[int] = []
+    options = {"connectionString": namespace.connection_string, "entity": queue}
+    stream = spark.readStream.format("servicebus").options(**options).load()
+    writer = stream.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    writer.foreachBatch(lambda rows, _: read.extend(row.sequence_number for row in rows.collect()))
+    writer.start().awaitTermination()
+    assert sorted(read) == [through + 1, through + 2]
