@@ -38,6 +38,15 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on. The default key is refused beyond loopback.")
     ] = "127.0.0.1",
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:PORT]",
+            help="Another name that clients use, and its port if that differs; may be repeated. "
+            "Requests and tokens for any other name are refused.",
+            show_default="localhost and addresses",
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="Namespaces, keys and entities: TOML or JSON of ours, or the Config.json of the emulator."),
@@ -69,7 +78,15 @@ def serve(
     with told(debug=debug):
         if log_level not in _LEVELS:
             raise OperatorError(f"--log-level {log_level!r} is unknown", f"Choose from {', '.join(_LEVELS)}.")
-        plan = make_plan(data=data, memory=memory, namespaces=namespace or (), host=host, config=config, ledger=ledger)
+        plan = make_plan(
+            data=data,
+            memory=memory,
+            namespaces=namespace or (),
+            host=host,
+            config=config,
+            ledger=ledger,
+            host_names=host_name or (),
+        )
         logs.configure(log_level, log_format, keys=plan.keys)
         # Slow: only once it is known that there is something to start.
         from twinbus.namespace import hosting  # noqa: PLC0415

@@ -33,6 +33,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.namespace.own_names import parse_authority
 
 _LOGGING: Final = ("File", "Console", "File,Console", "Console,File")
 
@@ -47,13 +48,17 @@ class ConfigError(OperatorError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceConfig:
-    """What a file says about one namespace. No port: the caller chooses. No rules: the default rule."""
+    """What a file says about one namespace. No port: the caller chooses. No rules: the default rule.
+
+    `host_names` are further names that clients may use, each `NAME` or `NAME:PORT` (X3).
+    """
 
     name: str
     port: int | None = None
     rules: tuple[AuthorizationRule, ...] = ()
     entities: tuple[Description, ...] = ()
     ledger: str | None = None
+    host_names: tuple[str, ...] = ()
 
 
 def parse_config(text: str, *, toml: bool, environment: Mapping[str, str]) -> tuple[NamespaceConfig, ...]:
@@ -80,7 +85,7 @@ def _own(root: Node, environment: Mapping[str, str]) -> tuple[NamespaceConfig, .
 
 
 def _own_namespace(node: Node, environment: Mapping[str, str]) -> NamespaceConfig:
-    node.takes("name", "port", "ledger", "authorization_rules", "queues", "topics")
+    node.takes("name", "port", "ledger", "host_names", "authorization_rules", "queues", "topics")
     entities: list[Description] = []
     for queue in node.objects("queues"):
         rules = _rules(queue, environment)
@@ -102,6 +107,7 @@ def _own_namespace(node: Node, environment: Mapping[str, str]) -> NamespaceConfi
         rules=_rules(node, environment),
         entities=tuple(entities),
         ledger=node.text("ledger") if node.has("ledger") else None,
+        host_names=_host_names(node.get("host_names")),
     )
 
 
@@ -177,6 +183,19 @@ def _key(node: Node, environment: Mapping[str, str]) -> str:
         case _:
             node.bad('neither a text nor { environment = "NAME" }')
             return "?"
+
+
+def _host_names(node: Node) -> tuple[str, ...]:
+    given = [] if node.value is None else node.value
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        node.bad('give a list of names, as in ["bus.example", "localhost:15672"]')
+        return ()
+    for name in given:
+        try:
+            parse_authority(name)
+        except ValueError as wrong:
+            node.bad(str(wrong))
+    return tuple(given)
 
 
 def _port(node: Node) -> int | None:

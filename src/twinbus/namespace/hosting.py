@@ -95,6 +95,7 @@ def _options(plan: Plan, folder: Path) -> list[NamespaceOptions]:
             rules=found.rules or DEFAULT_RULES,
             entities=found.entities,
             ledger=None if found.ledger is None else Path(found.ledger),
+            host_names=found.host_names,
         )
         for found in plan.namespaces
     ]

@@ -5,8 +5,10 @@ They need a key with the Manage claim. What a page tells is decided by the names
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
+import re
 import ssl
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +19,7 @@ from twinbus.connect.sas import make_token
 from twinbus.errors import OperatorError
 
 _TOKEN_SECONDS: Final = 300
+_DETAIL: Final = re.compile(r"<Detail>(.*?)</Detail>", re.DOTALL)
 
 
 class PageRequestError(OperatorError):
@@ -72,7 +75,7 @@ class PageClient:
             value = None
         if status < 300 and isinstance(value, dict):
             return value
-        told = value.get("error") if isinstance(value, dict) else answer[:500].decode(errors="replace").strip()
+        told = value.get("error") if isinstance(value, dict) else _detail(answer)
         if status == 401:
             raise PageRequestError(
                 f"The namespace at {self._at.authority} refused the key {self._at.key_name!r}: {told}",
@@ -90,3 +93,10 @@ class PageClient:
     def _token(self) -> str:
         expires_at = self._clock.now() // 1000 + _TOKEN_SECONDS
         return make_token(self._at.resource(), self._at.key_name, self._at.key, expires_at)
+
+
+def _detail(answer: bytes) -> str:
+    """The text of an error that is not JSON: the management API's own form, or the beginning of what came."""
+    text = answer.decode(errors="replace")
+    found = _DETAIL.search(text)
+    return html.unescape(found[1]) if found else text[:500].strip()

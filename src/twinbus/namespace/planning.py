@@ -10,6 +10,7 @@ from typing import Final
 
 from twinbus.errors import OperatorError
 from twinbus.namespace.config import ConfigError, NamespaceConfig, namespace_name_fault, parse_config
+from twinbus.namespace.own_names import parse_authority
 
 DEFAULT_NAMESPACES: Final = ("primary=5672", "secondary=5673")
 DEFAULT_DATA: Final = Path("twinbus-data")
@@ -39,8 +40,12 @@ def make_plan(
     host: str,
     config: Path | None,
     ledger: Path | None = None,
+    host_names: Sequence[str] = (),
 ) -> Plan:
-    """`namespaces` are NAME=PORT; `ledger` is for all of them. Raises OperatorError for what does not fit together."""
+    """`namespaces` are NAME=PORT; `ledger` and `host_names` are for all of them.
+
+    Raises OperatorError for what does not fit together.
+    """
     if memory and data is not None:
         raise OperatorError("--data and --memory exclude each other", "Leave one of them away.")
     planned = {found.name: found for found in _read(config)} if config is not None else {}
@@ -52,6 +57,12 @@ def make_plan(
         planned[name] = replace(planned.get(name, NamespaceConfig(name=name)), port=port)
     if ledger is not None:
         planned = {name: replace(found, ledger=str(ledger)) for name, found in planned.items()}
+    if host_names:
+        _refuse_unreadable(host_names)
+        planned = {
+            name: replace(found, host_names=tuple(dict.fromkeys([*host_names, *found.host_names])))
+            for name, found in planned.items()
+        }
     for found in planned.values():
         sharing = [other.name for other in planned.values() if found.port and other.port == found.port]
         if len(sharing) > 1:
@@ -71,6 +82,16 @@ def _read(path: Path) -> tuple[NamespaceConfig, ...]:
     except ConfigError as error:
         told = "\n".join(f"  {problem}" for problem in error.problems)
         raise OperatorError(f"{path} cannot be taken:\n{told}") from error
+
+
+def _refuse_unreadable(host_names: Sequence[str]) -> None:
+    for name in host_names:
+        try:
+            parse_authority(name)
+        except ValueError as error:
+            raise OperatorError(
+                f"--host-name: {error}", "Write NAME or NAME:PORT, as in bus.example or localhost:15672."
+            ) from None
 
 
 def _named_port(text: str) -> tuple[str, int]:

@@ -27,6 +27,7 @@ from twinbus.namespace.front.tls import ca_path, server_context
 from twinbus.namespace.load import LoadCollector
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.metering import Metering
+from twinbus.namespace.own_names import Authority, OwnNames, is_wildcard, parse_authority
 from twinbus.namespace.store.contract import Store
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.namespace.store.sqlite import SqliteStore
@@ -43,7 +44,10 @@ _FAREWELL_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceOptions:
-    """What a namespace is started with. `file` None keeps all in memory; `ledger` is where it meters itself (N5)."""
+    """What a namespace is started with. `file` None keeps all in memory; `ledger` is where it meters itself (N5).
+
+    `host_names` are further names that clients may use, each `NAME` or `NAME:PORT` (X3).
+    """
 
     name: str
     file: Path | None
@@ -53,6 +57,7 @@ class NamespaceOptions:
     rules: tuple[AuthorizationRule, ...] = DEFAULT_RULES
     entities: tuple[Description, ...] = ()
     ledger: Path | None = None
+    host_names: tuple[str, ...] = ()
 
 
 class NamespaceServer:
@@ -77,12 +82,19 @@ class NamespaceServer:
     @property
     def connection_string(self) -> str:
         """What official SDKs connect with, unchanged."""
-        host = "localhost" if _is_loopback(self.options.host) else self.options.host
         rule = self.options.rules[0]
         return (
-            f"Endpoint=sb://{host}:{self.port};SharedAccessKeyName={rule.name};"
+            f"Endpoint=sb://{self._endpoint()};SharedAccessKeyName={rule.name};"
             f"SharedAccessKey={rule.primary_key};UseDevelopmentEmulator=true;"
         )
+
+    def _endpoint(self) -> Authority:
+        """A name and port that clients can use: the first of `host_names` where every address is listened on."""
+        host = self.options.host
+        if not is_wildcard(host):
+            return Authority("localhost" if _is_loopback(host) else host.strip("[]"), self.port)
+        named = parse_authority(next(iter(self.options.host_names), "localhost"))
+        return Authority(named.host, named.port or self.port)
 
     async def start(self) -> None:
         """Open the store and listen. Raises OperatorError with what to do."""
@@ -130,17 +142,18 @@ class NamespaceServer:
 
     def _open(self) -> Site:
         options, meter = self.options, OperationMeter()
-        tls = server_context(options.tls, options.host)
+        names = OwnNames(self.port, options.host, options.host_names)
+        tls = server_context(options.tls, options.host, *(parse_authority(name).host for name in options.host_names))
         store: Store = MemoryStore() if options.file is None else SqliteStore(options.file)
         self.driver = Driver(store, SystemClock(), meter, new_token=LockTokens(), failed=self._failed)
         meter.registry.register(LoadCollector(self.driver.namespace))
         if options.ledger is not None:
             ledger = Ledger(options.ledger, Role.NAMESPACE)
             self._metering = Metering(ledger, options.name, meter, SystemClock())
-        verifier = SasVerifier(options.rules, port=self.port)
+        verifier = SasVerifier(options.rules, names)
         http = HttpHandler(options.name, self.driver, verifier, self.faults, meter.registry, self.ca.read_bytes())
         self.faults.when_changed(self._faults_changed)
-        return Site(options.name, self.driver, verifier, self.faults, meter, tls, http)
+        return Site(options.name, self.driver, verifier, self.faults, meter, tls, http, names)
 
     async def _connections_end(self) -> None:
         """Peers that answer get a moment to do so; then the rest is cut off."""

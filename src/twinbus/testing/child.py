@@ -25,6 +25,7 @@ def main() -> None:
             namespaces=asked["namespaces"],
             host="127.0.0.1",
             config=None if config is None else Path(config),
+            host_names=asked["host_names"],
         )
         logs.configure(asked["log_level"], keys=plan.keys)
         hosting.run(plan, hosting.show_json, exit_with_stdin=True)

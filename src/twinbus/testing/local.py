@@ -30,7 +30,8 @@ class LocalNamespaces:
     """Several namespaces in one process: `with LocalNamespaces("primary", "secondary") as pair: pair["primary"]…`.
 
     Without `data` they live in a directory of their own, which is removed at the end; `memory` keeps nothing at all.
-    They keep their ports and data from one start to the next.
+    They keep their ports and data from one start to the next. `host_names` are further names that clients use, each
+    `NAME` or `NAME:PORT`; requests and tokens for any other name are refused.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class LocalNamespaces:
         ports: Mapping[str, int] | None = None,
         config: Config | None = None,
         rules: Sequence[AuthorizationRule] = (),
+        host_names: Sequence[str] = (),
         log_level: str = "info",
     ) -> None:
         if memory and data is not None:
@@ -53,6 +55,7 @@ class LocalNamespaces:
         self.data = None if memory else (data or folder / "data").absolute()
         self._ports = {name: port for name, port in (ports or {}).items() if port}
         self._config = _config_file(folder, _config_of(self.names, rules) if rules else config)
+        self._host_names = tuple(host_names)
         self._log_level = log_level
         # The certificates of a server without data go to its temporary directory: ours, even if it is killed.
         self._process = ServerProcess(folder / "serve.log", {"TMPDIR": str(folder)})
@@ -134,6 +137,7 @@ class LocalNamespaces:
             "data": None if self.data is None else str(self.data),
             "namespaces": [f"{name}={port}" for name, port in ports.items()],
             "config": None if self._config is None else str(self._config),
+            "host_names": self._host_names,
             "log_level": self._log_level,
         }
 
@@ -160,7 +164,8 @@ class LocalNamespace:
     """One namespace in a process of its own: `with LocalNamespace() as namespace: namespace.connection_string`.
 
     Without `data` it lives in a directory of its own, which is removed at the end; `memory` keeps nothing at all.
-    It keeps its port and data from one start to the next: `kill()`, then `start()`.
+    It keeps its port and data from one start to the next: `kill()`, then `start()`. `host_names` are further names that
+    clients use, each `NAME` or `NAME:PORT`; requests and tokens for any other name are refused.
     """
 
     def __init__(
@@ -172,11 +177,19 @@ class LocalNamespace:
         port: int = 0,
         config: Config | None = None,
         rules: Sequence[AuthorizationRule] = (),
+        host_names: Sequence[str] = (),
         log_level: str = "info",
     ) -> None:
         self.name = name
         self._server = LocalNamespaces(
-            name, data=data, memory=memory, ports={name: port}, config=config, rules=rules, log_level=log_level
+            name,
+            data=data,
+            memory=memory,
+            ports={name: port},
+            config=config,
+            rules=rules,
+            host_names=host_names,
+            log_level=log_level,
         )
 
     def start(self, timeout: float = _START_SECONDS) -> Self:

@@ -112,7 +112,7 @@ def traffic(token: str) -> list[bytes]:
         request("POST", "/$faults", b'{"kind": "server-busy", "entity": "a/b", "probability": 0.5}', signed),
         request("GET", "/$faults", None, signed),
         request("DELETE", "/$faults/1", None, signed),
-        b"PUT /x?api-version=1 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nAuthorization: "
+        b"PUT /x?api-version=1 HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nAuthorization: "
         + token.encode()
         + b"\r\n\r\n5\r\n<a/> \r\n0\r\n\r\n",
         request("PUT", f"/q?{version}", PYTHON_QUEUE, [*signed, ("Expect", "100-continue")]),

@@ -1,6 +1,7 @@
 """HttpConnection on a real port, and on none."""
 
 import asyncio
+import socket
 import ssl
 import threading
 from collections.abc import Coroutine, Iterator
@@ -17,18 +18,21 @@ from twinbus.namespace.engine.descriptions import AuthorizationRule
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.http import HttpConnection, HttpHandler
 from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
+from twinbus.namespace.own_names import OwnNames
 
 from .at_work import BORN, at_work
 
+NAMES = OwnNames(5672)
 TOKEN = make_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000 + 3600)
 
 Result = TypeVar("Result")
 
 
-def handler(driver: Driver, *rules: AuthorizationRule) -> HttpHandler:
+def handler(driver: Driver, *rules: AuthorizationRule, names: OwnNames = NAMES) -> HttpHandler:
     registry = CollectorRegistry()
     Counter("sends", "Messages sent.", registry=registry).inc()
-    return HttpHandler("primary", driver, SasVerifier([default_rule(), *rules]), Faults(SystemClock()), registry)
+    verifier = SasVerifier([default_rule(), *rules], names)
+    return HttpHandler("primary", driver, verifier, Faults(SystemClock()), registry)
 
 
 class Recorder:
@@ -49,7 +53,7 @@ class Recorder:
 async def converse(http: HttpHandler, *chunks: bytes, end: bool = True, loopback: bool = True) -> Recorder:
     """Send the chunks, let every answer come, then end."""
     stream = Recorder()
-    connection = HttpConnection(http, stream, peer_is_loopback=loopback)
+    connection = HttpConnection(http, stream, NAMES, peer_is_loopback=loopback)
     for chunk in chunks:
         connection.data_received(chunk)
     await settle()
@@ -67,12 +71,13 @@ async def settle() -> None:
 
 
 class _Protocol(asyncio.Protocol):
-    def __init__(self, http: HttpHandler) -> None:
+    def __init__(self, http: HttpHandler, names: OwnNames) -> None:
         self._http = http
+        self._names = names
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._connection = HttpConnection(self._http, self, peer_is_loopback=True)
+        self._connection = HttpConnection(self._http, self, self._names, peer_is_loopback=True)
 
     def write(self, parts: list[bytes]) -> None:
         self._transport.writelines(parts)
@@ -112,8 +117,10 @@ def served(tls: ssl.SSLContext) -> Iterator[Served]:
 
     async def start() -> tuple[Driver, asyncio.Server]:
         driver = await at_work(Driver)
-        http = handler(driver)
-        return driver, await loop.create_server(lambda: _Protocol(http), "127.0.0.1", 0, ssl=tls)
+        listener = socket.create_server(("127.0.0.1", 0))
+        names = OwnNames(listener.getsockname()[1])
+        http = handler(driver, names=names)
+        return driver, await loop.create_server(lambda: _Protocol(http, names), sock=listener, ssl=tls)
 
     async def stop(driver: Driver, server: asyncio.Server) -> None:
         server.close()

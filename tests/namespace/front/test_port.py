@@ -17,7 +17,7 @@ from twinbus.namespace.server import NamespaceServer
 from .raw import SECONDS, Peer
 
 Dial = Callable[..., Awaitable[Peer]]
-HEALTH = b"GET /$health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+HEALTH = b"GET /$health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 async def talk(server: NamespaceServer, *pieces: bytes, tls: ssl.SSLContext | None = None) -> bytes:
@@ -94,7 +94,9 @@ async def test_http_answers_a_peer_that_closed_its_side(server: NamespaceServer)
 
 async def test_tls_ends_with_a_word(server: NamespaceServer, trust: ssl.SSLContext) -> None:
     token = make_token(f"sb://localhost:{server.port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
-    request = f"GET /$faults HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\nConnection: close\r\n\r\n".encode()
+    request = (
+        f"GET /$faults HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nConnection: close\r\n\r\n".encode()
+    )
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     layer = trust.wrap_bio(incoming, outgoing, server_hostname="localhost")
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

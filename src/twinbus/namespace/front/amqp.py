@@ -71,11 +71,15 @@ _PROPERTIES = {Symbol("product"): "Twinbus"}
 class AmqpConnection:
     """The speaker of AMQP on one channel."""
 
-    def __init__(self, site: Site, channel: Channel, *, peer_is_loopback: bool) -> None:
+    def __init__(self, site: Site, channel: Channel, *, peer_is_loopback: bool, arrived_at: str | None = None) -> None:
+        """`arrived_at` is the address of this end of the connection."""
         self.site = site
         self.driver = site.driver
         self.channel = channel
-        self.claims = Claims(site.verifier, site.driver.namespace, peer_is_loopback=peer_is_loopback)
+        self.claims = Claims(
+            site.verifier, site.driver.namespace, peer_is_loopback=peer_is_loopback, arrived_at=arrived_at
+        )
+        self._arrived_at = arrived_at
         self._core = Connection.server(
             site.name, limits=_LIMITS, bare_allowed=True, verifier=self._may_open, properties=_PROPERTIES
         )
@@ -181,10 +185,25 @@ class AmqpConnection:
                 if event.error is not None:
                     _log.info("connection closed: %s %s", event.error.condition, event.error.description)
                 self._forget(list(self._links))
-            case Opened() | SaslReceived() | SessionBegun() | LinkAccepted():
+            case Opened():
+                self._check_name(event.remote.hostname)
+            case SaslReceived() | SessionBegun() | LinkAccepted():
                 pass
             case _:
                 assert_never(event)
+
+    def _check_name(self, given: str | None) -> None:
+        """Grant nothing to a peer whose open is for a name that is not this namespace's (X3).
+
+        The peer learns why when it puts its token: official clients report that at once as an authentication error,
+        while they would try again after a close.
+        """
+        if not given or self.site.names.is_own(given, self._arrived_at):
+            return
+        text = self.site.names.refusal(given, self._arrived_at)
+        if self.claims.forbid(text):
+            # Its key came with SASL, so it will put no token.
+            self._core.close(Error(Condition.UNAUTHORIZED_ACCESS.value, text))
 
     def _settle(self, event: Disposed) -> None:
         """Settlements by the receiving peer, link by link in runs."""

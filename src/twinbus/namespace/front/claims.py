@@ -12,7 +12,7 @@ from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.namespace import Namespace
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import parse_address
-from twinbus.namespace.front.sas import SasVerifier, TokenRefusedError, token_expiry
+from twinbus.namespace.front.sas import SasVerifier, TokenFault, TokenRefusedError, token_expiry
 
 _FOREVER = 1 << 62
 _MOST_GRANTS = 10_000
@@ -40,17 +40,30 @@ class Claims:
     """The claims of one connection, by the path of the audience in lower case."""
 
     def __init__(
-        self, verifier: SasVerifier, namespace: Namespace, *, peer_is_loopback: bool, most: int = _MOST_GRANTS
+        self,
+        verifier: SasVerifier,
+        namespace: Namespace,
+        *,
+        peer_is_loopback: bool,
+        arrived_at: str | None = None,
+        most: int = _MOST_GRANTS,
     ) -> None:
+        """`arrived_at` is the address of this end of the connection."""
         self._verifier = verifier
         self._namespace = namespace
         self._loopback = peer_is_loopback
+        self._arrived_at = arrived_at
         self._most = most
         self._granted: dict[str, _Grant] = {}
         self._longest = 0  # characters of the longest path in `_granted` so far
+        self._forbidden: str | None = None
 
     def put(self, audience: str, token: str, now: int) -> Refusal | None:
         """Take a token into account, or say why it is not kept; raises TokenRefusedError. `now` in milliseconds."""
+        if self._forbidden is not None:
+            raise TokenRefusedError(TokenFault.FOREIGN_NAME, self._forbidden)
+        if "://" in audience:
+            self._verifier.check_name(audience, self._arrived_at)
         address = parse_address(audience)
         path, owner = address.path, ""
         try:
@@ -82,6 +95,13 @@ class Claims:
             self._granted[""] = _Grant(claims, _FOREVER, "")
         return bool(claims)
 
+    def forbid(self, why: str) -> bool:
+        """Take back what was granted and refuse every token from now on. Returns whether anything was granted."""
+        self._forbidden = why
+        had = bool(self._granted)
+        self._granted.clear()
+        return had
+
     def allow(self, claim: Claim, path: str, now: int) -> bool:
         """Whether some token that is still valid covers the path: its own, its parents', or the namespace's."""
         # Prefixes longer than every granted path need no look: a path of many segments would take quadratic time.
@@ -99,7 +119,9 @@ class Claims:
         return min((grant.until for grant in self._granted.values() if grant.until > now), default=None)
 
     def _verified(self, token: str, path: str, rules: Sequence[AuthorizationRule], now: int) -> frozenset[Claim]:
-        return self._verifier.verify(token, path, rules, now / 1000, peer_is_loopback=self._loopback)
+        return self._verifier.verify(
+            token, path, rules, now / 1000, peer_is_loopback=self._loopback, arrived_at=self._arrived_at
+        )
 
 
 def _entity_rules(namespace: Namespace, entity: str) -> tuple[str, Sequence[AuthorizationRule]]:

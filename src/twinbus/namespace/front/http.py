@@ -24,6 +24,8 @@ from twinbus.namespace.front.http_messages import (
     error,
     parse_target,
 )
+from twinbus.namespace.front.origins import refuse_foreign
+from twinbus.namespace.own_names import OwnNames
 
 __all__ = ["HttpConnection", "HttpHandler", "Stream"]
 
@@ -38,6 +40,13 @@ _IDLE_SECONDS: Final = 120.0
 # A refused body is read on for a while: closing at once would reset the connection before the answer is read.
 _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 16 * MAX_BODY_BYTES
+
+# For browsers: no page of another origin may show an answer in a frame, run it as a script or use it as a picture.
+_FOR_BROWSERS: Final = (
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+)
 
 _log = logging.getLogger("twinbus.namespace.http")
 
@@ -58,9 +67,20 @@ class Answering(Protocol):
 class HttpConnection:
     """One connection. It is told of bytes and of its end; it writes to the stream and closes it."""
 
-    def __init__(self, handler: Answering, stream: Stream, *, peer_is_loopback: bool) -> None:
+    def __init__(
+        self,
+        handler: Answering,
+        stream: Stream,
+        names: OwnNames,
+        *,
+        peer_is_loopback: bool,
+        arrived_at: str | None = None,
+    ) -> None:
+        """`arrived_at` is the address of this end of the connection."""
         self._handler = handler
         self._stream = stream
+        self._names = names
+        self._arrived_at = arrived_at
         self._peer_is_loopback = peer_is_loopback
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._request: h11.Request | None = None
@@ -133,6 +153,9 @@ class HttpConnection:
                 if event.http_version not in _VERSIONS:
                     self._refuse(error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here"))
                     return
+                if (refused := self._refusal_of(event)) is not None:
+                    self._refuse(refused, linger=_has_body(event))
+                    return
                 self._check_size(int(dict(event.headers).get(b"content-length", b"0")))
             case h11.Data():
                 self._body += event.data
@@ -142,6 +165,10 @@ class HttpConnection:
                 self._begin_answer()
             case h11.ConnectionClosed():
                 self._close()
+
+    def _refusal_of(self, request: h11.Request) -> Response | None:
+        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers)
+        return refuse_foreign(request.target.decode("latin-1"), headers, self._names, self._arrived_at)
 
     def _check_size(self, size: int) -> None:
         if size > MAX_BODY_BYTES:
@@ -185,6 +212,7 @@ class HttpConnection:
             headers=headers,
             body=bytes(self._body),
             peer_is_loopback=self._peer_is_loopback,
+            arrived_at=self._arrived_at,
         )
         self._body.clear()
         self._answering = asyncio.get_running_loop().create_task(self._answer(request, method))
@@ -227,6 +255,7 @@ class HttpConnection:
             ("Server", "Twinbus"),
             ("Content-Length", str(len(response.body))),
             *([("Content-Type", response.content_type)] if response.body else []),
+            *_FOR_BROWSERS,
             *response.headers.items(),
             *([("Connection", "close")] if self._last else []),
         ]
@@ -282,3 +311,8 @@ class HttpConnection:
                 "loopback": self._peer_is_loopback,
             },
         )
+
+
+def _has_body(request: h11.Request) -> bool:
+    headers = dict(request.headers)
+    return b"transfer-encoding" in headers or int(headers.get(b"content-length", b"0")) > 0

@@ -146,7 +146,12 @@ class HttpHandler:
             return "the request has no Authorization header"
         try:
             claims = self._verifier.verify(
-                token, resource, rules, self._now() / 1000, peer_is_loopback=request.peer_is_loopback
+                token,
+                resource,
+                rules,
+                self._now() / 1000,
+                peer_is_loopback=request.peer_is_loopback,
+                arrived_at=request.arrived_at,
             )
         except TokenRefusedError as refused:
             return refused.text

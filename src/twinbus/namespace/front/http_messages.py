@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from twinbus.namespace.front.atom_writing import render_error
-
-_AUTHORITY: Final = re.compile(r"[A-Za-z0-9._~\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 
 
 class BadTargetError(ValueError):
@@ -34,12 +31,12 @@ class Request:
     headers: Mapping[str, str]
     body: bytes
     peer_is_loopback: bool
+    arrived_at: str | None = None
 
     @property
     def authority(self) -> str:
-        """The host the client asked for, fit to stand in a link."""
-        host = self.headers.get("host", "")
-        return host if _AUTHORITY.fullmatch(host) else "localhost"
+        """The host that the client asked for: one of the namespace's own names."""
+        return self.headers.get("host") or "localhost"
 
 
 @dataclass(frozen=True, slots=True)

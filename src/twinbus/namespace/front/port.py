@@ -128,16 +128,22 @@ class PortConnection(asyncio.Protocol):
 
     def _choose_speaker(self) -> None:
         loopback = _is_loopback(self._transport.get_extra_info("peername"))
+        here = self._transport.get_extra_info("sockname")
+        arrived_at = here[0] if here else None
         self._speaks_amqp = self._first.startswith(_AMQP)
         if not self._speaks_amqp:
             gate = HttpGate(self._site.http, self._site.faults, self._admission, self._transport.abort)
-            self._begin("http", HttpConnection(gate, self.channel, peer_is_loopback=loopback))
+            speaker = HttpConnection(
+                gate, self.channel, self._site.names, peer_is_loopback=loopback, arrived_at=arrived_at
+            )
+            self._begin("http", speaker)
         elif not self._admission.ask():
             self._transport.abort()
         elif self._admission.is_held:
             self.channel.pause_reading()
         else:
-            self._begin("amqp", AmqpConnection(self._site, self.channel, peer_is_loopback=loopback))
+            connection = AmqpConnection(self._site, self.channel, peer_is_loopback=loopback, arrived_at=arrived_at)
+            self._begin("amqp", connection)
 
     def _begin(self, protocol: str, speaker: Speaker) -> None:
         self._patience.cancel()

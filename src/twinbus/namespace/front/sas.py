@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -14,10 +15,10 @@ from urllib.parse import unquote, unquote_plus, urlsplit
 
 from twinbus.connect.sas import SCHEME, signature
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
+from twinbus.namespace.own_names import OwnNames
 
 DEFAULT_KEY_NAME: Final = "RootManageSharedAccessKey"
 DEFAULT_KEY: Final = "SAS_KEY_VALUE"
-LOOPBACK_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _FIELDS: Final = ("sr", "sig", "se", "skn")
 _LONGEST_TOKEN: Final = 8 * 1024
@@ -31,6 +32,7 @@ class TokenFault(StrEnum):
     UNKNOWN_KEY_NAME = "unknown key name"
     BAD_SIGNATURE = "bad signature"
     EXPIRED = "expired"
+    FOREIGN_NAME = "not a name of this namespace"
     NOT_COVERED = "resource not covered"
     DEFAULT_KEY_ABROAD = "default key away from loopback"
 
@@ -78,21 +80,11 @@ def resource_path(resource: str) -> str:
 
 
 class SasVerifier:
-    """Checks tokens against the namespace's rules and those of the entity asked for.
+    """Checks tokens against the namespace's rules, those of the entity asked for, and the namespace's names."""
 
-    `hosts` are the names this namespace answers to, without port; empty means any. `port` likewise, None for any.
-    The spellings of loopback count as one.
-    """
-
-    def __init__(
-        self,
-        namespace_rules: Sequence[AuthorizationRule],
-        hosts: Collection[str] = (),
-        port: int | None = None,
-    ) -> None:
+    def __init__(self, namespace_rules: Sequence[AuthorizationRule], names: OwnNames) -> None:
         self._rules = tuple(namespace_rules)
-        self._hosts = frozenset(_one_spelling(host) for host in hosts)
-        self._port = port
+        self._names = names
 
     def verify(
         self,
@@ -102,17 +94,20 @@ class SasVerifier:
         now: float,
         *,
         peer_is_loopback: bool,
+        arrived_at: str | None = None,
     ) -> frozenset[Claim]:
         """What the token allows on `resource` (a path or a URI); raises TokenRefusedError.
 
-        `entity_rules` are those of the entity that owns `resource`; `now` is in epoch seconds. A key that still has
-        its well-known value opens nothing to a peer that is not on this machine.
+        `entity_rules` are those of the entity that owns `resource`; `now` is in epoch seconds; `arrived_at` is the
+        address of this end of the connection. A key that still has its well-known value opens nothing to a peer that
+        is not on this machine.
         """
         parsed = _parse(token)
         claims, key = self._signed_by(parsed, entity_rules)
         if int(parsed.expires_at) <= now:
             raise TokenRefusedError(TokenFault.EXPIRED, f"the token expired at {parsed.expires_at}")
-        if not self._covers(parsed.resource, resource_path(resource)):
+        self.check_name(unquote_plus(parsed.resource), arrived_at)
+        if not _covers(parsed.resource, resource_path(resource)):
             raise TokenRefusedError(
                 TokenFault.NOT_COVERED, f"the token is for {unquote_plus(parsed.resource)!r}, not for {resource!r}"
             )
@@ -122,6 +117,13 @@ class SasVerifier:
                 f"the default key of {DEFAULT_KEY_NAME} is for loopback only: set another",
             )
         return claims
+
+    def check_name(self, url: str, arrived_at: str | None = None) -> None:
+        """Raise TokenRefusedError unless the host in `sb://host:port/entity` is a name of this namespace."""
+        _, scheme, rest = url.partition("://")
+        host = re.split(r"[/?#]", rest, maxsplit=1)[0] if scheme else ""
+        if not self._names.is_own(host, arrived_at):
+            raise TokenRefusedError(TokenFault.FOREIGN_NAME, self._names.refusal(host or url, arrived_at))
 
     def claims_of_key(self, name: str, key: str, *, peer_is_loopback: bool) -> frozenset[Claim]:
         """What a rule of the namespace allows whoever knows its key; nothing to who does not."""
@@ -147,19 +149,15 @@ class SasVerifier:
                     return allowed(rule.claims), key
         raise TokenRefusedError(TokenFault.BAD_SIGNATURE, "the signature does not match the key")
 
-    def _covers(self, encoded: str, path: str) -> bool:
-        try:
-            parts = urlsplit(unquote_plus(encoded))
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            return False
-        if not host or (self._hosts and _one_spelling(host) not in self._hosts):
-            return False
-        if port is not None and self._port is not None and port != self._port:
-            return False
-        wanted = _segments(path)
-        # A URL that was signed whole carries its names escaped; an AMQP address carries them plain.
-        return any(wanted[: len(given)] == given for given in (_segments(parts.path), _segments(unquote(parts.path))))
+
+def _covers(encoded: str, path: str) -> bool:
+    """Whether the signed URL is that of the path or of something above it."""
+    try:
+        signed, wanted = urlsplit(unquote_plus(encoded)).path, _segments(path)
+    except ValueError:
+        return False
+    # A URL that was signed whole carries its names escaped; an AMQP address carries them plain.
+    return any(wanted[: len(given)] == given for given in (_segments(signed), _segments(unquote(signed))))
 
 
 def _parse(token: str) -> _Token:
@@ -188,8 +186,3 @@ def _parse(token: str) -> _Token:
 
 def _segments(path: str) -> list[str]:
     return [segment for segment in path.lower().split("/") if segment]
-
-
-def _one_spelling(host: str) -> str:
-    host = host.strip("[]").lower()
-    return "localhost" if host in LOOPBACK_HOSTS else host

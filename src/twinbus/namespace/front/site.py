@@ -10,6 +10,7 @@ from twinbus.namespace.driver import Driver
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.sas import SasVerifier
 from twinbus.namespace.meter import OperationMeter
+from twinbus.namespace.own_names import OwnNames
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.http import HttpHandler
@@ -27,4 +28,5 @@ class Site:
     meter: OperationMeter
     tls: ssl.SSLContext
     http: HttpHandler
+    names: OwnNames
     connections: set[PortConnection] = field(default_factory=set)

@@ -23,6 +23,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from twinbus.namespace.own_names import is_wildcard
+
 CA_FILE: Final = "ca.pem"
 CA_KEY_FILE: Final = "ca.key"
 SERVER_FILE: Final = "server.pem"
@@ -35,7 +37,6 @@ _SERVER_LIFE: Final = timedelta(days=397)
 _RENEW_BEFORE: Final = timedelta(days=30)
 _BACKDATE: Final = timedelta(hours=1)
 _LONGEST_COMMON_NAME: Final = 64
-_WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, never bound
 
 
 def ca_path(directory: Path) -> Path:
@@ -43,25 +44,30 @@ def ca_path(directory: Path) -> Path:
     return directory / CA_FILE
 
 
-def server_context(directory: Path, host: str = "localhost", *, now: datetime | None = None) -> ssl.SSLContext:
-    """A context for the server's side of TLS, with certificates made or renewed as needed. Blocks on the disk."""
+def server_context(
+    directory: Path, host: str = "localhost", *others: str, now: datetime | None = None
+) -> ssl.SSLContext:
+    """A context for the server's side of TLS, with certificates made or renewed as needed. Blocks on the disk.
+
+    The certificate is for this machine's loopback and host names, for `host`, and for the `others`.
+    """
     now = now or datetime.now(UTC)
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory / LOCK_FILE):
         authority, authority_key = _authority(directory, now)
-        _server(directory, names(host), authority, authority_key, now)
+        _server(directory, names(host, *others), authority, authority_key, now)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(directory / SERVER_FILE, directory / SERVER_KEY_FILE)
     return context
 
 
-def names(host: str) -> list[x509.GeneralName]:
-    """All names a client on this machine, or one that was told `host`, may use."""
-    wanted = ["localhost", "127.0.0.1", "::1", socket.gethostname(), host.strip("[]")]
+def names(*hosts: str) -> list[x509.GeneralName]:
+    """All names that a client on this machine, or one that was given one of the hosts, may use."""
+    wanted = ["localhost", "127.0.0.1", "::1", socket.gethostname(), *(host.strip("[]") for host in hosts)]
     found: dict[str, x509.GeneralName] = {}
     for name in wanted:
-        if name in _WILDCARD_HOSTS:
+        if is_wildcard(name):
             continue
         try:
             found[name.lower()] = x509.IPAddress(ipaddress.ip_address(name))

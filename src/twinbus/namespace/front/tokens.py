@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from twinbus.connect.sas import SCHEME
 from twinbus.namespace.front.claims import Claims
 from twinbus.namespace.front.requests import Reply, Request
-from twinbus.namespace.front.sas import TokenRefusedError
+from twinbus.namespace.front.sas import TokenFault, TokenRefusedError
+
+_log = logging.getLogger(__name__)
 
 
 def put_token(request: Request, claims: Claims, now: int) -> Reply:
@@ -21,5 +25,9 @@ def put_token(request: Request, claims: Claims, now: int) -> Reply:
     try:
         refusal = claims.put(audience, token, now)
     except TokenRefusedError as refused:
+        if refused.fault is TokenFault.FOREIGN_NAME:
+            # Python's client leaves the text of the refusal out of its error.
+            _log.warning("token refused: %s", refused.text)
+            return Reply(401, refused.text, condition="amqp:unauthorized-access")
         return Reply(401, f"InvalidSignature: {refused.text}", condition="amqp:unauthorized-access")
     return Reply(202, "Accepted") if refusal is None else Reply.refused(refusal)

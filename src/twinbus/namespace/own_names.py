@@ -1,0 +1,143 @@
+"""The names of a namespace: which `host:port` a client may give when it means this namespace (X3).
+
+A web page cannot choose its own origin, but it can choose where its name points. After it was loaded, the name
+`evil.example` may resolve to 127.0.0.1 (DNS rebinding), and the browser then lets the page read what the namespace
+answers. The request still carries the page's name: in `Host`, and in the audience of any token the page signs with the
+public default key. So a namespace takes requests only under names that nobody else can point at it:
+
+- `localhost`, and every loopback address: no name server is asked for them;
+- the IP address that the connection arrived at: an address is not looked up, so it cannot be pointed elsewhere;
+- the address or name of `--host`, and the names of `--host-name`: the operator answers for these.
+
+The host name of the machine is not among them: whoever runs the name server of the network decides where it points.
+Pure: no name is ever resolved here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+_AUTHORITY: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.\-]+)(?::(?P<port>[0-9]{1,5}))?")
+_WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, never bound
+_LONGEST_NAME: Final = 253
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class Authority(NamedTuple):
+    """A host in its one spelling, and a port; None where none was given."""
+
+    host: str
+    port: int | None = None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
+
+def parse_authority(text: str) -> Authority:
+    """Read `host`, `host:port` or `[address]:port`. Raises ValueError for anything else, user names included."""
+    found = _AUTHORITY.fullmatch(text)
+    if found is None or len(text) > _LONGEST_NAME + 6:
+        raise ValueError(f"{shortened(text)} is not a host name or an address, with or without a port")
+    port = None if found["port"] is None else int(found["port"])
+    if port is not None and port > 65535:
+        raise ValueError(f"{shortened(text)} has no port of 0 to 65535")
+    return Authority(one_spelling(found["host"]), port)
+
+
+def one_spelling(host: str) -> str:
+    """The same text for every spelling of a host: lower case, addresses in their short form, names in ASCII."""
+    host = host.removeprefix("[").removesuffix("]").lower().removesuffix(".")
+    if (address := _address(host)) is not None:
+        return str(address)
+    if not host.isascii():
+        try:
+            return host.encode("idna").decode()
+        except UnicodeError:
+            return host
+    return host
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether listening on `host` means listening on every address of the machine."""
+    return host.strip("[]") in _WILDCARDS
+
+
+def shortened(text: str) -> str:
+    """A name from outside, quoted and cut for a message."""
+    return repr(text if len(text) <= 100 else f"{text[:100]}…")
+
+
+class OwnNames:
+    """The names of one namespace.
+
+    `host` is the address or name it listens on, `names` are those of `--host-name`: `NAME` or `NAME:PORT`, without a
+    port the namespace's own. Raises ValueError for a name that cannot be read.
+    """
+
+    def __init__(self, port: int, host: str = "127.0.0.1", names: Iterable[str] = ()) -> None:
+        self.port = port
+        given = [] if is_wildcard(host) else [Authority(one_spelling(host), port)]
+        for name in names:
+            read = parse_authority(name)
+            given.append(read if read.port is not None else read._replace(port=port))
+        self._given = tuple(given)
+
+    def owns(self, authority: Authority, arrived_at: str | None) -> bool:
+        """Whether a client that gives this name means this namespace. A missing port is as good as the right one.
+
+        `arrived_at` is the address of this end of the connection, None where it is not known.
+        """
+        for own in self._given:
+            if authority.host == own.host and authority.port in (None, own.port):
+                return True
+        if authority.port not in (None, self.port):
+            return False
+        address = _address(authority.host)
+        if address is None:
+            return authority.host == "localhost"
+        return address.is_loopback or (arrived_at is not None and authority.host == one_spelling(arrived_at))
+
+    def is_own(self, text: str, arrived_at: str | None) -> bool:
+        """Whether `host` or `host:port`, as a client wrote it, is a name of this namespace."""
+        try:
+            return self.owns(parse_authority(text), arrived_at)
+        except ValueError:
+            return False
+
+    def refusal(self, given: str, arrived_at: str | None) -> str:
+        """Why a client that gave this name is refused, and what the operator can do."""
+        names = [Authority("localhost", self.port), Authority("127.0.0.1", self.port), Authority("::1", self.port)]
+        if arrived_at is not None:
+            names.append(Authority(one_spelling(arrived_at), self.port))
+        known = ", ".join(map(str, dict.fromkeys([*names, *self._given])))
+        return (
+            f"{shortened(given)} is not a name of this namespace; its names are {known}. If clients reach it under "
+            "another name or port, start it with --host-name NAME or --host-name NAME:PORT."
+        )
+
+
+def is_same_origin(origin: str, authority: Authority) -> bool:
+    """Whether an `Origin` header is that of the pages of this very host and port, in plain HTTP or in TLS."""
+    try:
+        parts = urlsplit(origin)
+        theirs = parse_authority(parts.netloc)
+    except ValueError:
+        return False
+    default = _DEFAULT_PORTS.get(parts.scheme)
+    if default is None or parts.path or parts.query or parts.fragment:
+        return False
+    return theirs.host == authority.host and (theirs.port or default) == (authority.port or default)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
