@@ -405,3 +405,16 @@ def test_the_longest_span_of_the_service_means_never() -> None:
     queue = {"name": "q", "default_message_time_to_live": "P10675199DT2H48M5.4775807S"}
     (namespace,) = parse({"namespaces": [{"name": "a", "queues": [queue]}]})
     assert namespace.entities == (QueueDescription(path="q", default_time_to_live=None),)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [("bus", "give a list"), ([1], "give a list"), (["http://bus"], "'http://bus' is not a host name"), ([""], "''")],
+)
+def test_x3_host_names_that_cannot_be_read_are_told_with_their_place(value: object, says: str) -> None:
+    text = json.dumps({"namespaces": [{"name": "one", "host_names": value}]})
+    with pytest.raises(ConfigError) as refused:
+        parse_config(text, toml=False, environment={})
+    (problem,) = refused.value.problems
+    assert problem.startswith("namespaces[0].host_names: ")
+    assert says in problem

@@ -1,6 +1,7 @@
 """What `twinbus serve` would start, from its options and a file."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,17 @@ def plan(
     host: str = "127.0.0.1",
     config: Path | None = None,
     ledger: Path | None = None,
+    host_names: Sequence[str] = (),
 ) -> Plan:
-    return make_plan(data=data, memory=memory, namespaces=namespaces, host=host, config=config, ledger=ledger)
+    return make_plan(
+        data=data,
+        memory=memory,
+        namespaces=namespaces,
+        host=host,
+        config=config,
+        ledger=ledger,
+        host_names=host_names,
+    )
 
 
 def ports(planned: Plan) -> dict[str, int | None]:
@@ -106,3 +116,22 @@ def test_n5_a_ledger_is_one_namespaces_by_the_file_and_everyones_by_the_option(t
     config.write_text('[[namespaces]]\nname = "one"\nledger = "books"\n[[namespaces]]\nname = "two"\n')
     assert [found.ledger for found in plan(config=config).namespaces] == ["books", None]
     assert [found.ledger for found in plan(config=config, ledger=Path("all")).namespaces] == ["all", "all"]
+
+
+def test_x3_names_of_the_option_are_added_to_those_of_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"namespaces": [{"name": "one", "host_names": ["a", "b:1"]}, {"name": "two"}]}))
+    planned = plan(config=config, host_names=["c", "a"])
+    assert {found.name: found.host_names for found in planned.namespaces} == {
+        "one": ("c", "a", "b:1"),
+        "two": ("c", "a"),
+    }
+    assert [found.host_names for found in plan(config=config).namespaces] == [("a", "b:1"), ()]
+
+
+@pytest.mark.parametrize("name", ["", "http://bus.example", "bus.example/x", "a b", "bus:99999"])
+def test_x3_a_name_that_cannot_be_read_is_refused_with_how_to_write_it(name: str) -> None:
+    with pytest.raises(OperatorError) as refused:
+        plan(host_names=[name])
+    assert repr(name) in refused.value.text
+    assert "NAME:PORT" in refused.value.hint

@@ -172,3 +172,23 @@ async def test_a_store_that_fails_ends_the_namespace_and_acknowledges_nothing(tl
         await server.ended
     assert len(sender.session.unsettled_out) == 1
     assert isinstance(peer.core, Connection)
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "endpoint"),
+    [
+        ("127.0.0.1", (), "localhost:{port}"),
+        ("127.0.0.1", ("bus.example",), "localhost:{port}"),
+        ("0.0.0.0", (), "localhost:{port}"),  # noqa: S104 - for the length of this test, without the well-known key
+        ("0.0.0.0", ("bus.example", "other"), "bus.example:{port}"),  # noqa: S104
+        ("0.0.0.0", ("bus.example:15672",), "bus.example:15672"),  # noqa: S104
+    ],
+)
+async def test_x3_the_connection_string_has_a_name_that_is_accepted(
+    tls: Path, host: str, names: tuple[str, ...], endpoint: str
+) -> None:
+    rules = (AuthorizationRule("own", "own-key", "", frozenset({Claim.MANAGE})),)
+    server = NamespaceServer(NamespaceOptions(name="one", file=None, tls=tls, host=host, rules=rules, host_names=names))
+    await server.start()
+    assert server.connection_string.startswith(f"Endpoint=sb://{endpoint.format(port=server.port)};")
+    await server.stop()

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests import chromium
 from tests.report.documents import Document, made
 from twinbus.pipeline.overview import Overview
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.timeout(600),  # where others are at work, Spark takes its time
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
 ]
 
 
 def opened(page: Path, part: str) -> tuple[str, str]:
     """The document as the browser has it after its script ran, and what its console said."""
-    assert CHROMIUM is not None
+    options = ("--enable-logging=stderr", "--v=0", "--dump-dom")
     done = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={page.parent / 'profile'}",
-            "--enable-logging=stderr",
-            "--v=0",
-            "--dump-dom",
-            f"file://{page}#{part}",
-        ],
+        [*chromium.command(page.parent / "profile", *options), f"file://{page}#{part}"],
         capture_output=True,
         text=True,
         timeout=300,
