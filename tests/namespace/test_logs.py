@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from twinbus.namespace.logs import LogFormat, configure
+from twinbus.printable import printable
 
 KEY = "c2VjcmV0LWtleQ+/=="
 CONNECTION = f"Endpoint=sb://localhost:5672;SharedAccessKeyName=app;SharedAccessKey={KEY};UseDevelopmentEmulator=true;"
@@ -94,3 +95,29 @@ def test_the_level_holds_for_twinbus_and_other_libraries_only_warn(stream: io.St
     logging.getLogger("other").info("theirs")
     logging.getLogger("other").warning("their warning")
     assert [line.split(maxsplit=2)[2] for line in stream.getvalue().splitlines()] == ["ours", "their warning"]
+
+
+HOSTILE = "\x1b]0;pwned\x07\x9b31m\u202e\x7f\u2028 é\nforged"
+
+
+@pytest.mark.parametrize("form", LogFormat)
+def test_x3_what_others_said_neither_controls_a_terminal_nor_forges_a_line(
+    stream: io.StringIO, form: LogFormat
+) -> None:
+    configure("info", form, stream=stream)
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logging.getLogger("twinbus").exception("said %s", HOSTILE, extra={"entity": HOSTILE})
+    text = stream.getvalue()
+    assert printable(text, newlines=True) == text
+    assert "é" in text
+    assert "\\u001b]0;pwned" in text
+    if form is LogFormat.JSON:
+        line = json.loads(text)
+        assert (line["message"], line["entity"]) == (f"said {HOSTILE}", HOSTILE)
+        assert line["exception"].endswith(f"ValueError: {HOSTILE}")
+    else:
+        first, second = text.splitlines()[:2]
+        assert "entity=\\u001b]0;pwned" in first
+        assert second == "Traceback (most recent call last):"

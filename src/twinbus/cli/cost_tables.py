@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from twinbus.cli.cost_options import spoken
+from twinbus.cli.terminal import console
 from twinbus.money import Bill, Forecast, Phase, Prices, Scenario
 from twinbus.money.comparing import Comparison, Difference
 from twinbus.money.prices import Scale, Tier
@@ -32,33 +33,39 @@ def money(amount: Decimal) -> str:
 
 
 def show_forecast(found: Forecast) -> None:
-    console = _console()
+    from rich.text import Text  # noqa: PLC0415 - slow
+
+    shown = console()
     scenario, idle = found.scenario, found.idle
-    console.print(f"[bold]Forecast[/] of {spoken(scenario.period)}, {scenario.tier}, in {found.prices.currency}")
-    console.print(
+    what = f" of {spoken(scenario.period)}, {scenario.tier}, in {found.prices.currency}"
+    shown.print(Text.assemble(("Forecast", "bold"), what))
+    shown.print(
         f"idle receives of the syphons: [bold]{idle.hour:,g}[/] an hour, [bold]{idle.day:,g}[/] a day, "
-        f"[bold]{idle.thirty_days:,g}[/] in 30 days"
+        f"[bold]{idle.thirty_days:,g}[/] in 30 days",
+        markup=True,
     )
-    wide = console.width >= _WIDE
+    wide = shown.width >= _WIDE
     table = _table("phase", "stage", "operations", "units", "MB", "cost", *(["why"] if wide else []))
     before = ""
     for line in found.bill.lines:
         used = line.usage
         if before and before != used.phase:
             table.add_section()
-        why = f"{used.why} [dim](without a pair, too)[/]" if used.anyway else used.why
+        why = Text.assemble(used.why, (" (without a pair, too)" if used.anyway else "", "dim"))
         cells = [f"{used.operations:,}", f"{used.units:,}", f"{used.bytes / 1e6:,.1f}", money(line.cost)]
         table.add_row(used.phase if before != used.phase else "", used.stage, *cells, *([why] if wide else []))
         before = used.phase
-    console.print(table)
+    shown.print(table)
     if not wide:
-        console.print("[dim]--json, or a wider terminal, tells what each line is for[/]")
-    console.print(_totals(found))
-    console.print(_passages(found))
-    _footnotes(console, found.prices, found.scenario.tier)
+        shown.print("--json, or a wider terminal, tells what each line is for", style="dim")
+    shown.print(_totals(found))
+    shown.print(_passages(found))
+    _footnotes(shown, found.prices, found.scenario.tier)
 
 
 def _totals(found: Forecast) -> Table:
+    from rich.text import Text  # noqa: PLC0415 - slow
+
     table = _table("", "units", f"{found.prices.currency}")
     for phase in Phase:
         mine = found.bill.of(phase=phase)
@@ -66,31 +73,37 @@ def _totals(found: Forecast) -> Table:
     table.add_row("base", "", money(found.base_cost))
     table.add_row(f"connections: {found.connections:,.1f} on average", "", money(found.connections_cost))
     table.add_section()
-    table.add_row("[bold]all[/]", f"{found.bill.units:,}", f"[bold]{money(found.cost)}[/]")
+    table.add_row(Text("all", "bold"), f"{found.bill.units:,}", Text(money(found.cost), "bold"))
     table.add_row("the same messages without a pair and without an outage", "", money(found.without_pair))
     table.add_row("the pair, its syphons and the outages", "", money(max(found.cost - found.without_pair, Decimal(0))))
     return table
 
 
 def _passages(found: Forecast) -> Table:
+    from rich.text import Text  # noqa: PLC0415 - slow
+
     table = _table("a diverted message", "M1's four stages", "as charged today", "put aside meanwhile")
     columns = ("clause", "billed", "put_aside")
     for one in found.passages:
         table.add_row(one.stage, *(str(getattr(one, column) or "") for column in columns))
     table.add_section()
-    table.add_row("", *(f"[bold]{sum(getattr(one, column) for one in found.passages)}[/]" for column in columns))
+    sums = (sum(getattr(one, column) for one in found.passages) for column in columns)
+    table.add_row("", *(Text(str(total), "bold") for total in sums))
     return table
 
 
 def show_variants(option: str, variants: Mapping[str, Forecast]) -> None:
     first = next(iter(variants.values()))
-    console = _console()
-    console.print(f"[bold]Forecast[/] of {spoken(first.scenario.period)}, side by side, in {first.prices.currency}")
+    from rich.text import Text  # noqa: PLC0415 - slow
+
+    shown = console()
+    what = f" of {spoken(first.scenario.period)}, side by side, in {first.prices.currency}"
+    shown.print(Text.assemble(("Forecast", "bold"), what))
     table = _table(option, *variants)
     for name, cells in _rows(variants):
         table.add_row(name, *cells)
-    console.print(table)
-    _footnotes(console, first.prices, first.scenario.tier)
+    shown.print(table)
+    _footnotes(shown, first.prices, first.scenario.tier)
 
 
 def _rows(variants: Mapping[str, Forecast]) -> Iterator[tuple[str, list[str]]]:
@@ -111,27 +124,29 @@ def _rows(variants: Mapping[str, Forecast]) -> Iterator[tuple[str, list[str]]]:
 
 
 def show_comparison(found: Forecast, result: Comparison, seen: Collection[str]) -> None:
-    console = _console()
-    console.print(f"[bold]Actual, and the forecast for it[/], in {found.prices.currency}")
+    from rich.text import Text  # noqa: PLC0415 - slow
+
+    shown = console()
+    shown.print(Text.assemble(("Actual, and the forecast for it", "bold"), f", in {found.prices.currency}"))
     taken = [f"{name.replace('_', '-')} {spoken(getattr(found.scenario, name))}" for name in sorted(seen)]
-    console.print(f"from the ledger: {', '.join(taken)}" if taken else "nothing was taken from the ledger")
+    shown.print(f"from the ledger: {', '.join(taken)}" if taken else "nothing was taken from the ledger")
     table = _table("stage", "forecast", "actual", "difference", "forecast cost", "actual cost")
     ordered = sorted(result.differences, key=lambda one: -(one.actual or 0))
     for one in ordered:
         table.add_row(one.stage, *_compared(one))
     table.add_section()
     share = f"{result.actual - result.forecast:+,} ({result.share:.2%})"
-    table.add_row("[bold]units compared[/]", f"{result.forecast:,}", f"{result.actual:,}", share)
-    console.print(table)
-    console.print("what the differences are made of:")
+    table.add_row(Text("units compared", "bold"), f"{result.forecast:,}", f"{result.actual:,}", share)
+    shown.print(table)
+    shown.print("what the differences are made of:")
     for one in ordered:
         for part in one.parts:
             count = f"{part.units:+,}: " if part.units else ""
-            console.print(f"  {one.stage} {count}{part.why}", markup=False)
-    console.print(
+            shown.print(f"  {one.stage} {count}{part.why}")
+    shown.print(
         f"beside it, by the forecast: base {money(found.base_cost)}, connections {money(found.connections_cost)}"
     )
-    _footnotes(console, found.prices, found.scenario.tier)
+    _footnotes(shown, found.prices, found.scenario.tier)
 
 
 def _compared(one: Difference) -> tuple[str, ...]:
@@ -145,9 +160,11 @@ def _compared(one: Difference) -> tuple[str, ...]:
 
 
 def show_prices(prices: Prices) -> None:
-    console = _console()
-    console.print(f"[bold]Prices of {prices.date}[/], {prices.currency}, {prices.region}")
-    console.print(f"from {prices.origin} ({prices.file})", markup=False)
+    from rich.text import Text  # noqa: PLC0415 - slow
+
+    shown = console()
+    shown.print(Text.assemble((f"Prices of {prices.date}", "bold"), f", {prices.currency}, {prices.region}"))
+    shown.print(f"from {prices.origin} ({prices.file})")
     table = _table("what", "up to, in a month", "price", "for every")
     for name, scale in _scales(prices):
         for band in scale.bands:
@@ -161,9 +178,9 @@ def show_prices(prices: Prices) -> None:
             table.add_row(f"{tier.name}: messaging unit", "", str(tier.messaging_unit_per_hour), "hour")
     for zone, price in prices.geo_replication.items():
         table.add_row(f"geo-replication, {zone}", "", str(price), "GB")
-    console.print(table)
+    shown.print(table)
     for note in (*prices.notes, *_notes(prices)):
-        console.print(f"• {note}", markup=False)
+        shown.print(f"• {note}")
 
 
 def _scales(prices: Prices) -> Iterator[tuple[str, Scale]]:
@@ -183,10 +200,10 @@ def _notes(prices: Prices) -> Iterator[str]:
         yield from (f"{name}: {note}" for note in notes)
 
 
-def _footnotes(console: Console, prices: Prices, tier: str) -> None:
-    console.print(f"[dim]prices of {prices.date} for {prices.region}: {prices.origin}[/]")
+def _footnotes(shown: Console, prices: Prices, tier: str) -> None:
+    shown.print(f"prices of {prices.date} for {prices.region}: {prices.origin}", style="dim")
     for note in prices.tiers[tier].notes:
-        console.print(f"[dim]{note}[/]")
+        shown.print(note, style="dim")
 
 
 # --- for programs ----------------------------------------------------------------------------------------------------
@@ -292,12 +309,6 @@ def _number(amount: Decimal) -> float:
 
 
 # --- looks -----------------------------------------------------------------------------------------------------------
-
-
-def _console() -> Console:
-    from rich.console import Console  # noqa: PLC0415 - slow
-
-    return Console(highlight=False)
 
 
 def _table(first: str, *columns: str) -> Table:

@@ -17,13 +17,17 @@ from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.progress import span
 from twinbus.cli.reaching import Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.telling import Debug, told
+from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
+from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from twinbus.syphon.deadletter import Census, DeadLetter, DeadLetters
 
 # A table has to be whole before it is drawn: more are drawn one after the other.
 _ROWS: Final = 500
+# Columns of a terminal from which on there is room for the backlog queue of each.
+_WIDE: Final = 130
 app = typer.Typer(help="What could never be delivered: show it, bring it back.", no_args_is_help=True)
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Of this message id; may be repeated.")]
 Destinations = Annotated[
@@ -182,7 +186,8 @@ async def _resubmit(
 ) -> None:
     def tell(letter: DeadLetter) -> None:
         told = {**_told(letter), "resubmitted_to": to or letter.destination}
-        typer.echo(json_text.dumps(told) if json else f"resubmitted  {letter.id} to {to or letter.destination}")
+        line = printable(f"resubmitted  {letter.id} to {to or letter.destination}")
+        typer.echo(json_text.dumps(told) if json else line)
 
     async with place.opened(ledger) as dead:
         census = await dead.census(wanted.__contains__)
@@ -214,7 +219,7 @@ def _bound_for(census: Census, to: str | None) -> str:
     if to is not None:
         return f"all for {to}"
     paths = sorted(path or "" for path in census.destinations)
-    return f"for {', '.join(paths[:5])}{f' and {len(paths) - 5} more' if len(paths) > 5 else ''}"
+    return printable(f"for {', '.join(paths[:5])}{f' and {len(paths) - 5} more' if len(paths) > 5 else ''}")
 
 
 def _told(letter: DeadLetter) -> dict[str, Any]:
@@ -231,15 +236,19 @@ def _told(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _print(letters: list[DeadLetter]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - slow, and not wanted with --json
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415 - slow, and not wanted with --json
 
-    now = datetime.now(UTC)
-    table = Table("id", "destination", "reason", "description", "age", "queue", "number")
+    shown, now = console(), datetime.now(UTC)
+    wide = shown.width >= _WIDE
+    table = Table()
+    for title in ("id", "destination", "reason", "description", "age", *(("queue", "number") if wide else ())):
+        # Folded, never cut: an id is there to be copied.
+        table.add_column(title, overflow="fold", no_wrap=title == "age")
     for letter in letters:
         age = span((now - letter.enqueued_time).total_seconds())
-        cells = (letter.id, letter.destination or "-", letter.reason, letter.description, age)
-        # What others wrote is not to be taken for markup.
-        table.add_row(*(Text(str(cell)) for cell in (*cells, letter.queue, letter.sequence_number)))
-    Console(highlight=False).print(table)
+        cells: list[object] = [letter.id, letter.destination or "-", letter.reason, letter.description, age]
+        cells += [letter.queue, letter.sequence_number] if wide else []
+        table.add_row(*(printable(str(cell)) for cell in cells))
+    shown.print(table)
+    if not wide and letters:
+        shown.print("--json, or a wider terminal, also shows the queue and the number of each", style="dim")

@@ -11,6 +11,7 @@ import typer
 from twinbus.cli import reaching
 from twinbus.cli.reaching import Count, Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.telling import Debug, told
+from twinbus.cli.terminal import console
 from twinbus.cli.waiting import waiting
 from twinbus.errors import OperatorError
 
@@ -141,10 +142,9 @@ def _queue(queue: FoundQueue) -> dict[str, Any]:
 
 
 def _print(inspection: Inspection, pings: PingCheck | None) -> None:
-    from rich.console import Console  # noqa: PLC0415 - slow, and not wanted with --json
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415 - slow, and not wanted with --json
 
-    console = Console(highlight=False)
+    shown = console()
     table = Table("backlog queue", "what", "messages", "dead-lettered", "other", "differs in")
     for what, queues in (("used", inspection.queues), ("extra", inspection.extras), ("orphan", inspection.orphans)):
         for queue in queues:
@@ -154,11 +154,11 @@ def _print(inspection: Inspection, pings: PingCheck | None) -> None:
             table.add_row(queue.path, what, *counts, differs or "-")
     for path in inspection.missing:
         table.add_row(path, "missing", "", "", "", "")
-    console.print(table)
+    shown.print(table)
     if inspection.orphans:
-        console.print("Orphans belong to another primary. They are never cleaned: its applications may be using them.")
+        shown.print("Orphans belong to another primary. They are never cleaned: its applications may be using them.")
     if pings is not None:
-        console.print(f"pings are {pings.visibility} on the primary: {pings.detail}. {pings.advice}", markup=False)
+        shown.print(f"pings are {pings.visibility} on the primary: {pings.detail}. {pings.advice}")
     for problem in inspection.problems:
-        console.print(f"- {problem}", markup=False, soft_wrap=True)
-    console.print("something should be mended" if inspection.problems else "all is well")
+        shown.print(f"- {problem}", soft_wrap=True)
+    shown.print("something should be mended" if inspection.problems else "all is well")

@@ -15,6 +15,7 @@ import typer
 from twinbus.cli import reaching
 from twinbus.cli.reaching import Count, Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.telling import Debug, told
+from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from twinbus.pairing.drilling import Drill, Moment
@@ -56,9 +57,8 @@ def drill(
     with told(debug=debug):
         reaching.refuse_same(primary, secondary)
         if not yes and not json:
-            typer.confirm(
-                f"Receivers of {entity} will be given {2 * messages} messages of the drill. Go on?", abort=True
-            )
+            given = f"Receivers of {printable(entity)} will be given {2 * messages} messages of the drill."
+            typer.confirm(f"{given} Go on?", abort=True)
         # What the pair logs is told as moments.
         logging.getLogger("twinbus").addHandler(logging.NullHandler())
         options = _options(context.obj, count, primary_name, seconds, by_ping=by_ping, assume=assume)
@@ -118,7 +118,7 @@ async def _run(
 
 
 def _say(moment: Moment) -> None:
-    typer.echo(f"{moment.after:8.3f} s  {moment.what}")
+    typer.echo(printable(f"{moment.after:8.3f} s  {moment.what}"))
 
 
 def _silent(_: Moment) -> None:

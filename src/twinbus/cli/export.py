@@ -9,6 +9,7 @@ import typer
 
 from twinbus.cli.fault import Authority, Connection
 from twinbus.cli.telling import Debug, told
+from twinbus.printable import printable
 
 
 def export(
@@ -48,4 +49,4 @@ def export(
             except OSError as error:
                 raise OperatorError(f"{output} cannot be written: {error.strerror}") from error
         for line in found["left_out"]:
-            typer.echo(f"left out: {line}", err=True)
+            typer.echo(printable(f"left out: {line}"), err=True)

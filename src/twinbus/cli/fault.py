@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twinbus.cli.telling import Debug, told
+from twinbus.cli.terminal import console
+from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from twinbus.namespace.fault_client import FaultClient
@@ -151,15 +153,17 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 def _print_table(faults: list[dict[str, Any]]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - slow, and wanted only here
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415 - slow, and wanted only here
 
-    table = Table("id", "kind", "entity", "link", "on", "hits", "probability", "ends in", "seed")
+    table = Table()
+    for title in ("id", "kind", "entity", "link", "on", "hits", "probability", "ends in", "seed"):
+        # Folded, never cut: an id and a seed are there to be copied.
+        table.add_column(title, overflow="fold")
     for fault in faults:
         hits = str(fault["hits"]) if fault["count"] is None else f"{fault['hits']} of {fault['count']}"
         kind = f"{fault['kind']} {fault['delay']:g} s" if fault["delay"] else fault["kind"]
         ends = "" if fault["ends_in"] is None else f"{fault['ends_in']:.0f} s"
-        where = ("all" if fault["entity"] is None else fault["entity"], fault["link"] or "all")
+        where = ("all" if fault["entity"] is None else printable(fault["entity"]), printable(fault["link"] or "all"))
         table.add_row(
             fault["id"],
             kind,
@@ -170,4 +174,4 @@ def _print_table(faults: list[dict[str, Any]]) -> None:
             ends,
             str(fault["seed"]),
         )
-    Console().print(table)
+    console().print(table)

@@ -19,6 +19,7 @@ import typer
 from twinbus.cli.telling import FAILED, Debug, told
 from twinbus.cli.waiting import waiting
 from twinbus.errors import OperatorError
+from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from twinbus.ledger import Balance, Message, Problem
@@ -136,13 +137,13 @@ def show(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomp
         # Each lost one has to be looked for by somebody.
         shown = messages if name == "lost" else messages[:_SHOWN]
         for (destination, id_), count in shown:
-            typer.echo(f"  {destination}  {id_}{f'  × {count}' if count > 1 else ''}")
+            typer.echo(printable(f"  {destination}  {id_}{f'  × {count}' if count > 1 else ''}"))
         if len(messages) > len(shown):
             typer.echo(f"  … and {len(messages) - len(shown):,} more; --json lists them all")
     if incomplete:
         typer.echo("\nThe ledger does not hold everything, so that what it says may be wrong:")
     for reason in incomplete:
-        typer.echo(f"  {reason}")
+        typer.echo(printable(f"  {reason}"))
 
 
 def _of(found: Balance, name: str) -> list[Listed]:

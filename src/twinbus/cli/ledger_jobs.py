@@ -17,8 +17,10 @@ import typer
 
 from twinbus.cli.ledger import LISTED, SUMS, report, show
 from twinbus.cli.telling import FAILED, Debug, told
+from twinbus.cli.terminal import console
 from twinbus.cli.waiting import waiting
 from twinbus.errors import OperatorError
+from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -321,7 +323,7 @@ def _tell_ingested(tables: Tables, version: Version, form: Format) -> None:
     for table, count in counts.items():
         typer.echo(f"{table:12} {count:>14,}")
     for problem in problems:
-        typer.echo(f"  {problem['file']}, line {problem['line']}: {problem['cause']}")
+        typer.echo(printable(f"  {problem['file']}, line {problem['line']}: {problem['cause']}"))
 
 
 def _tell_balance(tables: Tables, rows: DataFrame, form: Format) -> bool:
@@ -351,13 +353,12 @@ def _tell_rows(rows: DataFrame, form: Format, instants: Sequence[str] = ()) -> N
     if form is Format.JSON:
         typer.echo(json_text.dumps(found))
         return
-    from rich.console import Console  # noqa: PLC0415 - slow
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415 - slow
 
     table = Table(*rows.columns)
     for row in found:
         table.add_row(*("" if value is None else _shown(value) for value in row.values()))
-    Console(highlight=False).print(table)
+    console().print(table)
 
 
 def _plain(row: Mapping[str, Any], instants: Sequence[str]) -> dict[str, Any]:
@@ -370,4 +371,6 @@ def _plain(row: Mapping[str, Any], instants: Sequence[str]) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    return f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return f"{value:,}" if isinstance(value, int) else printable(str(value))

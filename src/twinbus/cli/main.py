@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,8 +25,18 @@ from twinbus.cli import (
     syphon,
 )
 from twinbus.cli.telling import told
+from twinbus.cli.terminal import protect
 
-app = typer.Typer(
+
+class _Twinbus(typer.Typer):
+    """The command line. Its output is made printable before anything is read or written."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        protect()
+        return super().__call__(*args, **options)
+
+
+app = _Twinbus(
     name="twinbus",
     help="Paired Service Bus namespaces, and a local namespace that the official SDKs use unchanged.",
     no_args_is_help=True,

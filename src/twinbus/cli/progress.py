@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import typer
 
+from twinbus.cli.terminal import console, still_protected
+from twinbus.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Group
 
@@ -57,7 +60,7 @@ class Lines:
     def show(self, progress: Progress) -> None:
         line = "; ".join([headline(progress), *(f"{path}: {what}" for path, what in destinations(progress))])
         if line != self._last:
-            typer.echo(f"{datetime.now(UTC):%H:%M:%S}Z {line}")
+            typer.echo(printable(f"{datetime.now(UTC):%H:%M:%S}Z {line}"))
             self._last = line
 
     def end(self, progress: Progress) -> None:
@@ -90,7 +93,8 @@ class Table(Lines):
         from rich.live import Live  # noqa: PLC0415 - slow, and wanted on a terminal only
 
         self._stack = ExitStack()
-        self._live = self._stack.enter_context(Live(auto_refresh=False))
+        self._live = self._stack.enter_context(Live(console=console(), auto_refresh=False))
+        self._stack.enter_context(still_protected())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,7 +118,8 @@ def _drawn(progress: Progress) -> Group:
     for path, tally in shown[:_MOST_ROWS]:
         counts = (tally.returned, tally.deferred, tally.dead_lettered, tally.kept)
         state = states.get(path)
-        rows.add_row(path or "(none)", *map(str, counts), "ready" if state is None else _state(state))
+        shown_state = "ready" if state is None else printable(_state(state))
+        rows.add_row(printable(path or "(none)"), *map(str, counts), shown_state)
     more = [Text(f"… and {len(shown) - _MOST_ROWS} more")] if len(shown) > _MOST_ROWS else []
     return Group(rows, *more, Text(headline(progress)))
 

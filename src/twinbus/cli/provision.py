@@ -10,6 +10,7 @@ import typer
 from twinbus.cli.reaching import Count, Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.telling import Debug, told
 from twinbus.cli.waiting import waiting
+from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from twinbus.pairing.provisioning import Provisioned
@@ -66,6 +67,6 @@ def _print(secondary: str, done: Provisioned) -> None:
     for path in done.found:
         typer.echo(f"{'created' if path in done.created else 'existed'}  {path}")
     for cause in done.failed:
-        typer.echo(f"failed   {cause.queue}: {cause.kind} ({cause.detail})", err=True)
+        typer.echo(printable(f"failed   {cause.queue}: {cause.kind} ({cause.detail})"), err=True)
     total = len(done.found) + len(done.failed)
     typer.echo(f"{len(done.found)} of {total} backlog queues are there on {secondary}")

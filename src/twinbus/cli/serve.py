@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from twinbus.cli.telling import Debug, told
+from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 from twinbus.namespace import logs
 from twinbus.namespace.logs import LogFormat
@@ -96,22 +97,22 @@ def serve(
 
 def _show(servers: Sequence[NamespaceServer]) -> None:
     """For a person: each connection string alone on its line, unwrapped, so that it can be copied."""
-    from rich.console import Console  # noqa: PLC0415 - slow, and not wanted with --json
+    from rich.text import Text  # noqa: PLC0415 - slow, and not wanted with --json
 
     from twinbus.namespace.front.sas import DEFAULT_KEY  # noqa: PLC0415
 
-    console = Console(highlight=False, soft_wrap=True)
+    shown = console(soft_wrap=True)
     for server in servers:
         options = server.options
-        console.print(f"[bold cyan]{options.name}[/] on {options.host}:{server.port}")
-        key, shown = options.rules[0].primary_key, server.connection_string
+        shown.print(Text.assemble((options.name, "bold cyan"), f" on {options.host}:{server.port}"))
+        key, connection = options.rules[0].primary_key, server.connection_string
         if key != DEFAULT_KEY:
             # A key of one's own does not belong on a screen or in the log of a container.
-            shown = shown.replace(f"SharedAccessKey={key};", "SharedAccessKey=…;")
-        console.print(f"  {shown}", markup=False)
+            connection = connection.replace(f"SharedAccessKey={key};", "SharedAccessKey=…;")
+        shown.print(f"  {connection}")
         kept = "in memory: gone at the end" if options.file is None else str(options.file.absolute())
-        console.print(f"  [dim]data[/] {kept}")
-    console.print(f"[dim]CA[/] {servers[0].ca.absolute()}")
-    console.print("[dim]   for the admin clients: REQUESTS_CA_BUNDLE (Python), NODE_EXTRA_CA_CERTS (Node)[/]")
-    console.print("[bold green]ready[/]")
+        shown.print(Text.assemble("  ", ("data", "dim"), f" {kept}"))
+    shown.print(Text.assemble(("CA", "dim"), f" {servers[0].ca.absolute()}"))
+    shown.print("   for the admin clients: REQUESTS_CA_BUNDLE (Python), NODE_EXTRA_CA_CERTS (Node)", style="dim")
+    shown.print("ready", style="bold green")
     sys.stdout.flush()

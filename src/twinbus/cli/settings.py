@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from twinbus.errors import OperatorError
+from twinbus.printable import printable
 
 NAME: Final = "twinbus.toml"
 _PRIVATE: Final = 0o077
@@ -69,7 +70,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _warn_if_open(path: Path, table: Mapping[str, Any]) -> None:
     held = table.get("connections")
     if isinstance(held, dict) and "sharedaccesskey=" in str(held).lower() and path.stat().st_mode & _PRIVATE:
-        sys.stderr.write(f"warning: {path} holds keys and others may read it: chmod 600 {path}\n")
+        sys.stderr.write(printable(f"warning: {path} holds keys and others may read it: chmod 600 {path}") + "\n")
 
 
 def _table(path: Path, name: str, value: Any) -> dict[str, Any]:

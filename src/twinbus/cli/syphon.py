@@ -25,6 +25,7 @@ from twinbus.cli.progress import LINE_SECONDS, Display, display, span
 from twinbus.cli.reaching import Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.telling import SIGNALLED, Debug, told
 from twinbus.errors import OperatorError
+from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -323,6 +324,6 @@ def _print_survey(found: Survey, *, json: bool) -> None:
     for path, one in rows:
         age = "" if one.oldest is None else f", the oldest {span((now - one.oldest).total_seconds())} old"
         aside = f", {one.deferred} of them put aside" if one.deferred else ""
-        where = "no destination: would be dead-lettered" if path is None else path
+        where = "no destination: would be dead-lettered" if path is None else printable(path)
         typer.echo(f"{one.messages:>9}  {where} ({one.bytes} bytes{age}{aside})")
     typer.echo(f"{found.messages} messages in {len(found.queues)} backlog queues; nothing was moved")

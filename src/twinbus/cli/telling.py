@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError, TwinbusError
 
 FAILED = 1
@@ -23,22 +24,20 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error
 
 def tell(error: BaseException, *, debug: bool = False) -> None:
     """One error, on stderr."""
-    from rich.console import Console  # noqa: PLC0415 - slow, and wanted only when something is wrong
+    from rich.text import Text  # noqa: PLC0415 - slow, and wanted only when something is wrong
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    shown = console(stderr=True, soft_wrap=True)
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, TwinbusError):
         text = error.text if isinstance(error, OperatorError) else str(error)
-    console.print("[bold red]error:[/] ", end="")
-    console.print(text, markup=False)
+    shown.print(Text.assemble(("error:", "bold red"), f" {text}"))
     hint = getattr(error, "hint", "")
     if not hint and not isinstance(error, TwinbusError) and not debug:
         hint = "This was not foreseen; --debug shows where it happened."
     if hint:
-        console.print("[bold]hint:[/] ", end="")
-        console.print(hint, markup=False)
+        shown.print(Text.assemble(("hint:", "bold"), f" {hint}"))
 
 
 @contextmanager

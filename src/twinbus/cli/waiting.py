@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from twinbus.cli.terminal import console, still_protected
+
 MOMENT: Final = 2.0
 
 
@@ -32,8 +34,9 @@ def _show(what: str, over: threading.Event) -> None:
     if not sys.stderr.isatty():
         sys.stderr.write(f"{what} …\n")
         return
-    from rich.console import Console  # noqa: PLC0415 - slow, and wanted only when something is
+    from rich.text import Text  # noqa: PLC0415 - slow, and wanted only when something is
 
-    with Console(stderr=True, highlight=False).status("") as status:
+    with console(stderr=True).status("") as status, still_protected():
         while not over.wait(0.2):
-            status.update(f"{what} … {time.monotonic() - began:.0f} s")
+            # As a Text: from a string it would read markup.
+            status.update(Text(f"{what} … {time.monotonic() - began:.0f} s"))

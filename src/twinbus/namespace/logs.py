@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, TextIO
 
+from twinbus.printable import printable
+
 REDACTED: Final = "[redacted]"
 
 # `=` also escaped, once or twice: tokens travel inside URLs.
@@ -83,7 +85,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_text:
             line["exception"] = record.exc_text
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return printable(json.dumps(line, ensure_ascii=False, default=str))
 
 
 class HumanLines(logging.Formatter):
@@ -93,7 +95,8 @@ class HumanLines(logging.Formatter):
         beside = "".join(f" {name}={value}" for name, value in extras(record).items())
         text = " ".join(record.getMessage().splitlines())
         line = f"{_instant(record):%H:%M:%S.%f}"[:-3] + f" {record.levelname.lower():<8}{text}{beside}"
-        return f"{line}\n{record.exc_text}" if record.exc_text else line
+        trace = f"\n{printable(record.exc_text, newlines=True)}" if record.exc_text else ""
+        return printable(line) + trace
 
 
 def configure(

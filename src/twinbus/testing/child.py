@@ -12,6 +12,7 @@ from pathlib import Path
 from twinbus.errors import OperatorError
 from twinbus.namespace import hosting, logs
 from twinbus.namespace.planning import make_plan
+from twinbus.printable import printable
 
 
 def main() -> None:
@@ -30,5 +31,5 @@ def main() -> None:
         logs.configure(asked["log_level"], keys=plan.keys)
         hosting.run(plan, hosting.show_json, exit_with_stdin=True)
     except OperatorError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(printable(f"{error}\n", newlines=True))
         sys.exit(1)

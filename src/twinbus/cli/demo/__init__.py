@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import typer
 
 from twinbus.cli.syphon import Engine
 from twinbus.cli.telling import SIGNALLED, Debug, told
+from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ def demo(
       twinbus demo --engine native --json
     """
     with told(debug=debug):
-        from rich.console import Console  # noqa: PLC0415 - slow
-
-        from twinbus.cli.demo.ending import end, summary  # noqa: PLC0415
+        from twinbus.cli.demo.ending import end, summary  # noqa: PLC0415 - slow
         from twinbus.cli.demo.story import Asked  # noqa: PLC0415
         from twinbus.cli.demo.verdict import judge  # noqa: PLC0415
 
@@ -72,15 +70,14 @@ def demo(
                 "pyspark is not installed",
                 "Install it: pip install 'twinbus[spark]'. Or do without: twinbus demo --engine native.",
             )
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr] # what a terminal cannot show, it shows as ?
-        console = Console(stderr=json, highlight=False)
+        # Its own texts are marked up; those of others are escaped where they are put in.
+        shown = console(stderr=json, markup=True)
         asked = Asked(rate, seconds, seed, engine)
         with _folder(keep) as folder:
-            found = _run(asked, folder, console)
+            found = _run(asked, folder, shown)
             proof = judge(found.kept, found.sums)
             page = _page(found.page, stays=keep is not None)
-        end(console, found, proof, keep, page)
+        end(shown, found, proof, keep, page)
         if json:
             typer.echo(json_text.dumps(summary(asked, found, proof, keep, page)))
         if proof.problems:
@@ -106,20 +103,20 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     yield keep.absolute()
 
 
-def _run(asked: Asked, folder: Path, console: Console) -> Told:
+def _run(asked: Asked, folder: Path, shown: Console) -> Told:
     # What the SDK and the pair log would tear the picture.
     logging.basicConfig(filename=folder / "application.log", format="%(asctime)s %(name)s %(levelname)s %(message)s")
     with asyncio.Runner() as runner:
-        return runner.run(_obeying(asked, folder, console))
+        return runner.run(_obeying(asked, folder, shown))
 
 
-async def _obeying(asked: Asked, folder: Path, console: Console) -> Told:
+async def _obeying(asked: Asked, folder: Path, shown: Console) -> Told:
     """The story, unless a signal breaks it off. After a second one, or a while, nothing is waited for."""
     from twinbus.cli.demo.showing import showing  # noqa: PLC0415 - slow
     from twinbus.cli.demo.story import tell  # noqa: PLC0415
     from twinbus.cli.demo.world import World  # noqa: PLC0415
 
-    show = showing(console)
+    show = showing(shown)
     world = World(folder, show.command, show.say)
     broken: list[int] = []
 
@@ -144,7 +141,7 @@ async def _obeying(asked: Asked, folder: Path, console: Console) -> Told:
     try:
         return await telling
     except asyncio.CancelledError:
-        console.print("broken off: all its processes have ended")
+        shown.print("broken off: all its processes have ended")
         raise typer.Exit(SIGNALLED + broken[0]) from None
 
 

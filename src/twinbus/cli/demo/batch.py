@@ -14,6 +14,8 @@ import threading
 from queue import SimpleQueue
 from typing import Final
 
+from twinbus.cli.terminal import lowest
+
 READY: Final = "\x1eready"
 ENDED: Final = "\x1eended "
 
@@ -49,8 +51,10 @@ def listen() -> SimpleQueue[str]:
 
 
 def _tell(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    # For the demo, not for a terminal: past the stream that would escape the marks.
+    stdout = lowest(sys.stdout)
+    stdout.write(f"{text}\n")
+    stdout.flush()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from twinbus.cli.demo.screen import picture
 from twinbus.cli.demo.sight import Second, Sight
+from twinbus.cli.terminal import still_protected
 
 _LINE_SECONDS: Final = 2.0
 
@@ -79,13 +80,13 @@ class Picture(Lines):
     @contextmanager
     def live(self, ports: Mapping[str, int]) -> Iterator[None]:
         self._ports = ports
-        with Live(console=self.console, auto_refresh=False) as self._live:
+        with Live(console=self.console, auto_refresh=False) as self._live, still_protected():
             yield
         self._live = None
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        with self.console.status(what):
+        with self.console.status(escape(what)), still_protected():
             yield
 
 

@@ -1,0 +1,122 @@
+"""Where the command line's output passes on its way to a terminal: nothing from outside may control it (X3).
+
+All output has one of two ways, and each has one place where it is made printable.
+
+- Text written to `sys.stdout` and `sys.stderr`: by `typer.echo`, prompts, logs, warnings and traces. `protect` puts a
+  `PrintableStream` around both.
+- Text drawn by Rich, which writes escape sequences of its own. Rich puts every text into a `Text` before it is measured
+  and styled, and `Text` takes five control characters out of it with `strip_control_codes`. `protect` puts `printable`
+  in the place of that function, also for the consoles that Typer makes. Rich then writes to the stream below ours.
+
+Rich also reads markup (`[red]`) and emoji names (`:bug:`). `console` makes consoles that read neither, unless a call
+asks for markup.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOBase
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from twinbus.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class PrintableStream(TextIOBase):
+    """A text stream on top of another one. Everything written to it is printable; line breaks stay.
+
+    It has no `buffer`: bytes would pass by.
+    """
+
+    def __init__(self, below: TextIO) -> None:
+        self._below = below
+
+    def write(self, text: str) -> int:
+        self._below.write(printable(text, newlines=True))
+        return len(text)
+
+    def flush(self) -> None:
+        self._below.flush()
+
+    def fileno(self) -> int:
+        return self._below.fileno()
+
+    def isatty(self) -> bool:
+        return self._below.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+    def reconfigure(self, **options: Any) -> None:
+        """Pass on what the stream of the interpreter can be told."""
+        if (reconfigure := getattr(self._below, "reconfigure", None)) is not None:
+            reconfigure(**options)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # a property of the streams of the interpreter, too
+        return self._below.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]  # likewise
+        return self._below.errors
+
+    @property
+    def rich_proxied_file(self) -> TextIO:
+        """The stream that Rich writes to: it looks for this name."""
+        return lowest(self)
+
+
+def lowest(stream: object) -> TextIO:
+    """The stream of the interpreter below ours and Rich's own proxies."""
+    while isinstance(stream, PrintableStream) or hasattr(stream, "rich_proxied_file"):
+        stream = stream._below if isinstance(stream, PrintableStream) else stream.rich_proxied_file
+    return cast(TextIO, stream)
+
+
+def protect() -> None:
+    """Make all further output of this process printable. Calling it again changes nothing."""
+    from rich import control  # noqa: PLC0415 - not wanted by who only imports the verbs
+
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, PrintableStream):
+            protected = PrintableStream(stream)
+            # What the terminal's encoding lacks is shown as an escape, too, and is no error.
+            protected.reconfigure(errors="backslashreplace")
+            setattr(sys, name, protected)
+    for module in (control, sys.modules.get("rich.text")):
+        if module is not None:
+            # rich.text takes the name from rich.control when it is loaded.
+            vars(module)["strip_control_codes"] = _without_controls
+
+
+@contextmanager
+def still_protected() -> Iterator[None]:
+    """Protect the streams that Rich has replaced: inside `Live` and `status` it reads escape sequences from them."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(Any, PrintableStream(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def console(*, stderr: bool = False, markup: bool = False, soft_wrap: bool = False) -> Console:
+    """A console that shows texts as they are: no emoji names, no highlighting, markup only where it is asked for."""
+    from rich.console import Console  # noqa: PLC0415 - slow
+
+    return Console(
+        file=lowest(sys.stderr if stderr else sys.stdout),
+        markup=markup,
+        soft_wrap=soft_wrap,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def _without_controls(text: str, *_: object) -> str:
+    return printable(text, newlines=True)

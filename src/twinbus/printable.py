@@ -1,0 +1,46 @@
+r"""Text from outside, made safe for a terminal and for a log (X3).
+
+Message ids, reasons, entity paths and the texts of errors are written by others. A terminal obeys escape sequences in
+them: they can move the cursor, change the window's title, hide lines or answer on behalf of the keyboard. Characters
+that turn the direction of writing, or that nobody can see, make one text look like another. `printable` shows all of
+these as `\u001b` and the like. These escapes are those of JSON, so JSON stays valid and keeps its values.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_UNSAFE: Final = (
+    "\x00-\x09\x0b-\x1f"  # C0 but the newline
+    "\x7f-\x9f"  # DEL and C1
+    "\u00ad\u180e\u200b\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # what nobody can see
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # the direction of writing
+    "\u2028\u2029"  # line and paragraph separator
+    "\ud800-\udfff"  # halves of pairs: they cannot be encoded
+)
+_LINES: Final = re.compile(f"[{_UNSAFE}]")
+_LINE: Final = re.compile(f"[\n{_UNSAFE}]")
+_SHORT: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def printable(text: str, *, newlines: bool = False) -> str:
+    r"""The text with every control, invisible and direction character shown as an escape such as `\u001b`.
+
+    `newlines` keeps line breaks, for text of several lines. Ordinary text comes back unchanged, and so does the result.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return (_LINES if newlines else _LINE).sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    character = found[0]
+    if (short := _SHORT.get(character)) is not None:
+        return short
+    code = ord(character)
+    if code <= 0xFFFF:
+        return f"\\u{code:04x}"
+    # JSON writes what is beyond as a pair.
+    code -= 0x10000
+    return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
