@@ -223,7 +223,8 @@ def test_an_oversized_frame_is_refused_before_it_is_kept() -> None:
 
 
 def test_attach_frames_that_are_kept_are_bounded() -> None:
-    server = bare_server(limits=Limits(attach_bytes=3000))
+    # Each attach takes the memory of the link, of its own objects, and of 1,000 characters.
+    server = bare_server(limits=Limits(attach_bytes=8 * 1024))
     server.receive(on(0, BEGIN), 0.0)
     events: list[Event] = []
     for handle in range(5):

@@ -15,8 +15,11 @@ class Channels:
         self._channel_max = channel_max
         self._ours: dict[int, Session] = {}
         self._theirs: dict[int, Session] = {}
-        self._ended: set[int] = set()
+        self._ended = 0  # one bit for each of the peer's channels
         self.find = self._theirs.get  # by the peer's channel
+
+    def __len__(self) -> int:
+        return len(self._ours)
 
     @property
     def sessions(self) -> list[Session]:
@@ -48,13 +51,18 @@ class Channels:
 
     def bind(self, session: Session, channel: int) -> None:
         self._theirs[channel] = session
-        self._ended.discard(channel)
 
     def remove(self, session: Session, channel: int) -> None:
         """Both peers ended the session."""
         del self._theirs[channel]
         del self._ours[session.channel]
-        self._ended.add(channel)
+        self._ended |= 1 << channel
 
     def has_ended(self, channel: int) -> bool:
-        return channel in self._ended
+        """Whether a session had this channel, and none has it now."""
+        return bool(self._ended >> channel & 1) and channel not in self._theirs
+
+    def clear(self) -> None:
+        """The connection is over."""
+        self._ours.clear()
+        self._theirs.clear()

@@ -19,7 +19,7 @@ from twinbus.amqp.frames import (
     frame_size,
     performative_frame,
 )
-from twinbus.amqp.limits import MIB, Limits
+from twinbus.amqp.limits import MIB, SESSION_BYTES, LimitExceededError, Limits, memory_of
 from twinbus.amqp.link import Link
 from twinbus.amqp.negotiation import Negotiation, PeerRefusedError
 from twinbus.amqp.performatives import (
@@ -46,10 +46,17 @@ _FLOW, _TRANSFER, _DISPOSITION = 0x13, 0x14, 0x15
 
 
 class Connection:
-    def __init__(self, negotiation: Negotiation, local: Open, limits: Limits, first_outgoing_id: int) -> None:
+    def __init__(
+        self,
+        negotiation: Negotiation,
+        local: Open,
+        limits: Limits,
+        first_outgoing_id: int,
+        limits_before: Limits | None = None,
+    ) -> None:
         """Made by `client` and `server`."""
         self.local = local
-        self.limits = limits
+        self.limits = limits_before or limits
         self.remote: Open | None = None  # the peer's open
         self.remote_max_frame_size = MIN_MAX_FRAME_SIZE
         self.out: list[bytes] = []  # frames that leave once open was sent
@@ -57,10 +64,15 @@ class Connection:
         self.link_count = 0
         self.attach_bytes = 0
         self.partial_bytes = 0
+        self.pending_bytes = 0  # of transfers that wait for the peer's session windows
+        self.exceeded: list[LimitExceededError] = []  # limits the peer exceeded; the application empties it
         self.is_closed = False
+        self.has_failed = False  # closed by us, for what the peer did or did not do
+        self._limits_after = limits
+        self._open_bytes = 0
         self._negotiation = negotiation
         self._first_outgoing_id = first_outgoing_id
-        self._timers = Timers(local.idle_time_out, limits)
+        self._timers = Timers(local.idle_time_out, self.limits)
         self._open_sent = False
         self._closing = False
         self._buffer = bytearray()
@@ -104,12 +116,16 @@ class Connection:
         bare_allowed: bool = False,
         properties: dict[Any, Any] | None = None,
         limits: Limits = _SERVER_LIMITS,
+        limits_before: Limits | None = None,
         first_outgoing_id: int = 0,
     ) -> "Connection":
-        """`verifier(mechanism, response)` says whether the client may go on; `bare_allowed` takes AMQP without SASL."""
+        """`verifier(mechanism, response)` says whether the client may go on; `bare_allowed` takes AMQP without SASL.
+
+        `limits_before` hold until `authenticate` is called, `limits` afterwards.
+        """
         negotiation = Negotiation(ServerSasl(mechanisms, verifier), bare_allowed=bare_allowed)
         local = Open(container_id, None, max_frame_size, channel_max, _ms(idle_timeout), properties=properties)
-        return cls(negotiation, local, limits, first_outgoing_id)
+        return cls(negotiation, local, limits, first_outgoing_id, limits_before)
 
     # --- the face to the driver
 
@@ -195,6 +211,25 @@ class Connection:
         """What the core keeps of the peer's bytes: a frame and deliveries that are not whole, and attaches."""
         return len(self._buffer) + self.partial_bytes + self.attach_bytes
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory the peer makes the core hold: what it sent, and what waits for its session windows."""
+        sessions = SESSION_BYTES * len(self._channels)
+        return self.buffered_bytes + self._open_bytes + sessions + self.pending_bytes
+
+    def authenticate(self) -> None:
+        """The peer has proved who it is: the larger limits hold from now on."""
+        self.limits = self._limits_after
+        self._timers.authenticated(self.limits)
+        for session in self.sessions:
+            session.limits = self.limits
+
+    def drop(self) -> None:
+        """The transport is gone: releases everything that is held. Reports nothing."""
+        self.is_closed = True
+        self._release()
+        self.out.clear()
+
     def begin(self) -> Session:
         """Begins a session; SessionBegun follows. Frames may be sent on it at once."""
         if self.is_closed or self._closing:
@@ -210,13 +245,31 @@ class Connection:
 
     def hold(self, size: int) -> None:
         """Keeps `size` more bytes of unfinished deliveries."""
-        if size > 0 and self.partial_bytes + size > self.limits.partial_bytes:
-            raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "too many bytes of unfinished deliveries")
+        most = self.limits.partial_bytes
+        if size > 0 and self.partial_bytes + size > most:
+            text = f"Unfinished deliveries of a connection hold at most {most} bytes{self._until_authenticated}. "
+            exceeded = LimitExceededError("unfinished-bytes", text + "Finish one delivery before the next.")
+            self.exceeded.append(exceeded)
+            raise exceeded
         self.partial_bytes += size
 
+    def exceeded_by_links(self) -> LimitExceededError | None:
+        """The limit that the links of the connection exceed, if they do."""
+        limits = self.limits
+        if self.link_count > limits.max_links:
+            text = f"A connection has at most {limits.max_links} links{self._until_authenticated}. Detach some."
+            return LimitExceededError("links", text)
+        if self.attach_bytes + self._open_bytes > limits.attach_bytes:
+            text = (
+                f"The attaches of a connection take at most {limits.attach_bytes} bytes of memory"
+                f"{self._until_authenticated}. Send fewer properties, or detach some links."
+            )
+            return LimitExceededError("attach-bytes", text)
+        return None
+
     @property
-    def is_crowded(self) -> bool:
-        return self.link_count > self.limits.max_links or self.attach_bytes > self.limits.attach_bytes
+    def _until_authenticated(self) -> str:
+        return "" if self.limits is self._limits_after else " until a token was accepted"
 
     # --- frames
 
@@ -228,11 +281,16 @@ class Connection:
             if not self._negotiation.is_done:
                 return pos
         total = len(buf)
-        max_frame_size = self.local.max_frame_size
+        max_frame_size = self.limits.max_frame_size or self.local.max_frame_size
         while total - pos >= 8:
             size, doff, kind, channel = FRAME_HEADER.unpack_from(buf, pos)
             if size > max_frame_size or size < 8 or doff != 2 or kind != 0:
-                frame_size(buf, pos, max_frame_size)
+                frame_size(buf, pos, self.local.max_frame_size)
+                if size > max_frame_size:
+                    text = (
+                        f"A frame has at most {max_frame_size} bytes{self._until_authenticated}; this one has {size}."
+                    )
+                    raise LimitExceededError("frame-size", text)
             end: int = pos + size
             if end > total:
                 self._needed = size
@@ -309,6 +367,9 @@ class Connection:
         if remote.max_frame_size < MIN_MAX_FRAME_SIZE:
             raise AmqpError(Condition.INVALID_FIELD, f"max-frame-size {remote.max_frame_size} is below 512")
         self._timers.opened(remote.idle_time_out)
+        self._open_bytes = memory_of(remote)
+        if (exceeded := self.exceeded_by_links()) is not None:
+            raise exceeded
         self.remote = remote
         self.remote_max_frame_size = remote.max_frame_size
         self._send_open()
@@ -327,6 +388,9 @@ class Connection:
             self.report(SessionBegun(session))
 
     def _new_session(self, preferred: int) -> Session:
+        if len(self._channels) >= self.limits.max_sessions:
+            text = f"A connection has at most {self.limits.max_sessions} sessions{self._until_authenticated}. End some."
+            raise LimitExceededError("sessions", text)
         channel = self._channels.free(preferred, self.remote.channel_max if self.remote else 0xFFFF)
         session = Session(self, channel, self._first_outgoing_id)
         self._channels.add(session)
@@ -345,23 +409,37 @@ class Connection:
             self._negotiation.wire.append(performative_frame(0, self.local))
 
     def _on_close(self, close: Close) -> None:
-        for session in self.sessions:
-            session.let_go()
+        self._release()
         if not self._closing:
             self._send_open()
             self.out.append(performative_frame(0, Close()))
         self.is_closed = True
         self.report(ConnectionClosed(close.error))
 
-    def _fail(self, fault: AmqpError) -> None:
-        error = Error.of(fault)
+    def _release(self) -> None:
         for session in self.sessions:
             session.let_go()
+        self._channels.clear()
+        self.owing.clear()
+        self._buffer = bytearray()
+        self._open_bytes = 0
+
+    def fail(self, fault: AmqpError) -> list[Event]:
+        """Ends the connection for what the peer did or made us hold: close with the error, without waiting for its."""
+        events = self._events = []
+        if not self.is_closed:
+            self._fail(fault)
+        return events
+
+    def _fail(self, fault: AmqpError) -> None:
+        error = Error.of(fault)
+        if isinstance(fault, LimitExceededError):
+            self.exceeded.append(fault)
+        self._release()
         if self._negotiation.amqp_header_sent and not self._closing and not isinstance(fault, PeerRefusedError):
             self._send_open()
             self.out.append(performative_frame(0, Close(error)))
-        self.is_closed = True
-        self._buffer.clear()
+        self.is_closed = self.has_failed = True
         self.report(ConnectionClosed(error))
 
 

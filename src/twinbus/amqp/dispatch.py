@@ -21,7 +21,7 @@ class Place(NamedTuple):
 def hand_over(session: Session, performative: SessionFrame, place: Place) -> None:
     match performative:
         case Attach():
-            session.on_attach(performative, place.end - place.start)
+            session.on_attach(performative)
         case Detach():
             session.on_detach(performative)
         case End():

@@ -13,7 +13,9 @@ class Handles:
         self._ours: dict[int, Link] = {}
         self._theirs: dict[int, Link] = {}
         self._by_name: dict[tuple[str, bool], Link] = {}
-        self._past: set[int] = set()
+        # One bit for each handle: a set of 8,192 numbers would take 700 KB.
+        self._past = 0  # bound once
+        self._refused = 0  # refused and forgotten; the peer's detach is still to come
         self.find = self._theirs.get  # by the peer's handle
 
     @property
@@ -37,17 +39,28 @@ class Handles:
         """The peer attached the link under this handle."""
         link.remote_handle = handle
         self._theirs[handle] = link
-        self._past.discard(handle)
+        self._past |= 1 << handle
+        self._forget_refused(handle)
 
     def unbind(self, handle: int) -> Link | None:
         """The peer detached this handle."""
-        link = self._theirs.pop(handle, None)
-        if link is not None:
-            self._past.add(handle)
-        return link
+        self._forget_refused(handle)
+        return self._theirs.pop(handle, None)
 
     def was_bound(self, handle: int) -> bool:
-        return handle in self._past
+        """Whether a link had this handle, and none has it now."""
+        return bool(self._past >> handle & 1) and handle not in self._theirs
+
+    def mark_refused(self, handle: int) -> None:
+        """The link of this handle was refused and forgotten: what still comes for it is ignored."""
+        self._refused |= 1 << handle
+
+    def was_refused(self, handle: int) -> bool:
+        return bool(self._refused >> handle & 1)
+
+    def _forget_refused(self, handle: int) -> None:
+        if self.was_refused(handle):
+            self._refused ^= 1 << handle
 
     def remove(self, link: Link) -> bool:
         """Frees the link's numbers and name. False if that was done before."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp.conditions import AmqpError, Condition
 from twinbus.amqp.events import Delivered, LinkDetached, LinkFlowed
+from twinbus.amqp.limits import memory_of
 from twinbus.amqp.partial import Partial
 from twinbus.amqp.performatives import (
     SENDER,
@@ -74,7 +75,7 @@ class Link:
         self.pending_bytes = 0  # sent by the application, waiting for the session's window
         self.pending_frames = 0
         self.told = False  # the application knows that the link is gone
-        self.weight = 0  # bytes of the peer's attach
+        self.weight = 0  # memory of the peer's attach
         self.context: Any = None  # the application's own
         self._credit = 0
         self._limit = session.limits.max_message_size
@@ -332,7 +333,11 @@ class Link:
                 raise AmqpError(Condition.INVALID_FIELD, "the first transfer of a delivery has no id or no tag")
             if not extras.resume:
                 self._take_credit()
-            partial = self._partial = Partial(delivery_id, tag, message_format or 0, extras)
+            partial = Partial(delivery_id, tag, message_format or 0, extras)
+            if extras.state is not None:
+                partial.state_bytes = memory_of(extras.state)
+                self.session.connection.hold(partial.state_bytes)
+            self._partial = partial
         elif delivery_id is not None and delivery_id != partial.delivery_id:
             raise AmqpError(Condition.ILLEGAL_STATE, "a delivery began before the one before it was whole")
         if extras.aborted:
@@ -367,7 +372,7 @@ class Link:
 
     def drop_partial(self) -> None:
         if self._partial is not None:
-            self.session.connection.hold(-len(self._partial.payload))
+            self.session.connection.hold(-len(self._partial.payload) - self._partial.state_bytes)
             self._partial = None
 
     def _report(self, whole: Partial) -> None:

@@ -19,6 +19,7 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.frames import performative_frame
 from twinbus.amqp.handles import Handles
+from twinbus.amqp.limits import LINK_BYTES, LimitExceededError, memory_of
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import (
     RCV_FIRST,
@@ -138,6 +139,7 @@ class Session:
             link.drop_partial()
             link.state = LinkState.DETACHED
             self._remove(link)
+        self.connection.pending_bytes -= sum(size for _, _, size in self._pending if size > 0)
         self._pending.clear()
         self.unsettled_in.clear()
         self.unsettled_out.clear()
@@ -187,7 +189,7 @@ class Session:
         )
         return link
 
-    def on_attach(self, attach: Attach, size: int) -> None:
+    def on_attach(self, attach: Attach) -> None:
         handle = attach.handle
         if handle > self.limits.handle_max:  # §2.7.2
             raise AmqpError(Condition.FRAMING_ERROR, f"handle {handle} is above the handle-max of the session")
@@ -209,9 +211,13 @@ class Session:
             known.fail(Error(Condition.LINK_STOLEN, "the link was attached again under its name"))
         link = self._new_link(attach.name, not attach.role, handle)
         link.state = LinkState.ATTACH_RECEIVED
-        self._bind(link, attach, size)
-        if self.connection.is_crowded:
-            link.refuse(Error(Condition.RESOURCE_LIMIT_EXCEEDED, "the connection has too many links"))
+        self._bind(link, attach, LINK_BYTES + memory_of(attach))
+        if (exceeded := self.connection.exceeded_by_links()) is not None:
+            self.connection.exceeded.append(exceeded)
+            link.refuse(Error.of(exceeded))
+            # Forgotten at once: a peer that never answers the detach must not make us keep the link.
+            self._remove(link)
+            self._handles.mark_refused(handle)
         else:
             self.report(LinkAttached(link))
 
@@ -224,10 +230,10 @@ class Session:
         if not link.refused:
             self.report(LinkAccepted(link))
 
-    def _bind(self, link: Link, attach: Attach, size: int) -> None:
+    def _bind(self, link: Link, attach: Attach, weight: int) -> None:
         link.remote = attach
-        link.weight = size
-        self.connection.attach_bytes += size
+        link.weight = weight
+        self.connection.attach_bytes += weight
         if link.role is RECEIVER:
             link.delivery_count = attach.initial_delivery_count or 0
         self._handles.bind(link, attach.handle)
@@ -278,6 +284,8 @@ class Session:
             self.connection.owing.append(self)
         link = self._handles.find(fields[0])
         if link is None:
+            if self._handles.was_refused(fields[0]):
+                return
             raise SessionViolationError(
                 Condition.UNATTACHED_HANDLE, f"transfer on handle {fields[0]}, which is not attached"
             )
@@ -297,7 +305,12 @@ class Session:
 
     def track_incoming(self, delivery_id: int, link: Link) -> None:
         if len(self.unsettled_in) >= self.limits.max_unsettled:
-            raise SessionViolationError(Condition.RESOURCE_LIMIT_EXCEEDED, "too many deliveries are unsettled")
+            text = (
+                f"A session has at most {self.limits.max_unsettled} unsettled deliveries. Wait until earlier ones are "
+                "settled."
+            )
+            self.connection.exceeded.append(LimitExceededError("unsettled-deliveries", text))
+            raise SessionViolationError(Condition.RESOURCE_LIMIT_EXCEEDED, text)
         self.unsettled_in[delivery_id] = link
 
     def replenish(self) -> None:
@@ -312,6 +325,7 @@ class Session:
         else:
             link.pending_bytes += size
             link.pending_frames += 1
+            self.connection.pending_bytes += size
             self._pending.append((link, parts, size))
 
     def write_after_pending(self, link: Link, detach: Detach) -> None:
@@ -334,6 +348,7 @@ class Session:
                 self.next_outgoing_id = (self.next_outgoing_id + 1) & MASK
                 link.pending_bytes -= size
                 link.pending_frames -= 1
+                self.connection.pending_bytes -= size
             elif link.state is LinkState.DETACHED:
                 self._remove(link)
             pending.popleft()

@@ -4,7 +4,7 @@ Time arrives as an argument; nothing here reads a clock or writes a frame.
 """
 
 from twinbus.amqp.conditions import AmqpError, Condition
-from twinbus.amqp.limits import Limits
+from twinbus.amqp.limits import LimitExceededError, Limits
 
 
 class Timers:
@@ -14,6 +14,7 @@ class Timers:
         self._limits = limits
         self._now = 0.0
         self._handshake_until: float | None = None
+        self._authentication_until: float | None = None
         self._opened = False
         self._closing_until: float | None = None
         self._heard: float | None = None
@@ -23,6 +24,8 @@ class Timers:
     def heard(self, now: float) -> None:
         if self._heard is None and not self._opened:
             self._handshake_until = now + self._limits.handshake_seconds
+            if self._limits.authentication_seconds is not None:
+                self._authentication_until = now + self._limits.authentication_seconds
         self._now = self._heard = now
 
     def opened(self, remote_idle_ms: int | None) -> None:
@@ -34,12 +37,22 @@ class Timers:
             self._beat_every = remote_idle_ms / 2000
             self._next_beat = self._now + self._beat_every
 
+    def authenticated(self, limits: Limits) -> None:
+        self._limits = limits
+        self._authentication_until = None
+
     def closing(self) -> None:
         self._closing_until = self._now + self._limits.closing_seconds
         self._next_beat = None
 
     def next(self) -> float | None:
-        times = [self._handshake_until, self._closing_until, self._silence_ends(), self._next_beat]
+        times = (
+            self._handshake_until,
+            self._authentication_until,
+            self._closing_until,
+            self._silence_ends(),
+            self._next_beat,
+        )
         return min((time for time in times if time is not None), default=None)
 
     def _silence_ends(self) -> float | None:
@@ -51,7 +64,18 @@ class Timers:
         """Why the connection must end now, if it must."""
         self._now = max(self._now, now)
         if self._handshake_until is not None and now >= self._handshake_until:
-            return AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "the peer did not open the connection in time")
+            seconds = self._limits.handshake_seconds
+            return LimitExceededError(
+                "handshake-seconds", f"The connection was not opened within {seconds:g} s. Connect again and send open."
+            )
+        if self._closing_until is None and self._authentication_until is not None and now >= self._authentication_until:
+            seconds = self._limits.authentication_seconds or 0.0
+            return LimitExceededError(
+                "authentication-seconds",
+                f"No token was accepted on this connection within {seconds:g} s. Connect again and put a valid token "
+                "on $cbs.",
+                Condition.CONNECTION_FORCED,
+            )
         if self._closing_until is not None and now >= self._closing_until:
             return AmqpError(Condition.CONNECTION_FORCED, "the peer did not answer close in time")
         silence_ends = self._silence_ends()

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ import uvloop
 
 from twinbus.errors import OperatorError
 from twinbus.namespace.planning import Plan
+from twinbus.namespace.resources import Resources
 from twinbus.namespace.server import DEFAULT_RULES, NamespaceOptions, NamespaceServer
 from twinbus.namespace.store.errors import StoreInUseError
 from twinbus.namespace.store.lock import StoreLock, make_folder
@@ -32,6 +34,8 @@ _SWITCH_SECONDS: Final = 0.001
 # A message on its way is a few objects, none in a cycle. With Python's own 700 they are looked through again and again
 # while they wait; with this many, thousands of messages come and go without (docs/decisions/0016).
 _COLLECT_AFTER: Final = 50_000
+# Descriptors beside those of connections: files of the namespaces, ledgers, and refused connections.
+_OWN_DESCRIPTORS: Final = 256
 
 Show = Callable[[Sequence[NamespaceServer]], None]
 
@@ -39,8 +43,9 @@ Show = Callable[[Sequence[NamespaceServer]], None]
 def run(plan: Plan, show: Show, *, exit_with_stdin: bool = False) -> None:
     """Serve until told to end. `show` is called once all are listening. Raises OperatorError."""
     sys.setswitchinterval(_SWITCH_SECONDS)
+    _raise_descriptor_limit(plan.limits.max_connections)
     with _folder(plan) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(_options(plan, folder), show, exit_with_stdin))
+        runner.run(_serve(_options(plan, folder), Resources(plan.limits), show, exit_with_stdin))
 
 
 def show_json(servers: Sequence[NamespaceServer]) -> None:
@@ -101,14 +106,24 @@ def _options(plan: Plan, folder: Path) -> list[NamespaceOptions]:
     ]
 
 
-async def _serve(options: Sequence[NamespaceOptions], show: Show, exit_with_stdin: bool) -> None:
+def _raise_descriptor_limit(max_connections: int) -> None:
+    """Raise the soft limit of open files as far as the connections need, where the hard limit allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + _OWN_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def _serve(options: Sequence[NamespaceOptions], resources: Resources, show: Show, exit_with_stdin: bool) -> None:
     asked = asyncio.Event()
     _listen_to_signals(asyncio.get_running_loop(), asked, exit_with_stdin)
     running: list[NamespaceServer] = []
     waiting: asyncio.Future[Any] = asyncio.ensure_future(asked.wait())
     try:
         for one in options:
-            server = NamespaceServer(one)
+            server = NamespaceServer(one, resources)
             await server.start()
             running.append(server)
         # What was loaded stays: a full collection need not look at it again and again.

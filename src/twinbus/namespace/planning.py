@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from twinbus.errors import OperatorError
 from twinbus.namespace.config import ConfigError, NamespaceConfig, namespace_name_fault, parse_config
 from twinbus.namespace.own_names import parse_authority
+from twinbus.namespace.resources import ResourceLimits
 
 DEFAULT_NAMESPACES: Final = ("primary=5672", "secondary=5673")
 DEFAULT_DATA: Final = Path("twinbus-data")
@@ -24,6 +25,7 @@ class Plan:
     host: str
     data: Path | None
     namespaces: tuple[NamespaceConfig, ...]
+    limits: ResourceLimits = field(default_factory=ResourceLimits)
 
     @property
     def keys(self) -> list[str]:
@@ -41,6 +43,7 @@ def make_plan(
     config: Path | None,
     ledger: Path | None = None,
     host_names: Sequence[str] = (),
+    limits: ResourceLimits | None = None,
 ) -> Plan:
     """`namespaces` are NAME=PORT; `ledger` and `host_names` are for all of them.
 
@@ -69,7 +72,12 @@ def make_plan(
             raise OperatorError(
                 f"Port {found.port} is given to several namespaces: {', '.join(sharing)}", "Each needs its own."
             )
-    return Plan(host=host, data=None if memory else data or DEFAULT_DATA, namespaces=tuple(planned.values()))
+    return Plan(
+        host=host,
+        data=None if memory else data or DEFAULT_DATA,
+        namespaces=tuple(planned.values()),
+        limits=limits or ResourceLimits(),
+    )
 
 
 def _read(path: Path) -> tuple[NamespaceConfig, ...]:

@@ -18,16 +18,17 @@ from twinbus.namespace.engine.descriptions import AuthorizationRule, Description
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.namespace import targets_first
 from twinbus.namespace.faults import Faults
+from twinbus.namespace.front.acceptor import Acceptor
 from twinbus.namespace.front.http import HttpHandler
-from twinbus.namespace.front.port import PortConnection
 from twinbus.namespace.front.sas import DEFAULT_KEY, SasVerifier, default_rule
 from twinbus.namespace.front.site import Site
 from twinbus.namespace.front.struck import crash
 from twinbus.namespace.front.tls import ca_path, server_context
-from twinbus.namespace.load import LoadCollector
+from twinbus.namespace.load import LoadCollector, ResourceCollector
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.metering import Metering
 from twinbus.namespace.own_names import Authority, OwnNames, is_wildcard, parse_authority
+from twinbus.namespace.resources import Resources
 from twinbus.namespace.store.contract import Store
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.namespace.store.sqlite import SqliteStore
@@ -66,12 +67,14 @@ class NamespaceServer:
     driver: Driver
     port: int
 
-    def __init__(self, options: NamespaceOptions) -> None:
+    def __init__(self, options: NamespaceOptions, resources: Resources | None = None) -> None:
+        """`resources` are shared by the namespaces of a process; without it the namespace has its own."""
         self.options = options
+        self.resources = resources or Resources()
         self.faults = Faults(SystemClock())
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._faults_timer: asyncio.TimerHandle | None = None
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._metering: Metering | None = None
 
     @property
@@ -109,8 +112,7 @@ class NamespaceServer:
             raise
         try:
             await self._create_entities()
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(lambda: PortConnection(self._site), sock=listener, backlog=_BACKLOG)
+            self._acceptor = Acceptor(self._site, listener)
         except BaseException:
             listener.close()
             await self.driver.close()
@@ -121,11 +123,11 @@ class NamespaceServer:
 
     async def stop(self) -> None:
         """Stop accepting, answer what is under way, tell every peer, bring all to disk."""
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         connections = self._site.connections
         for connection in list(connections):
-            connection.channel.pause_reading()
+            connection.channel.pause_reading("stopping")
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await self.driver.committer.flushed()
@@ -147,13 +149,14 @@ class NamespaceServer:
         store: Store = MemoryStore() if options.file is None else SqliteStore(options.file)
         self.driver = Driver(store, SystemClock(), meter, new_token=LockTokens(), failed=self._failed)
         meter.registry.register(LoadCollector(self.driver.namespace))
+        meter.registry.register(ResourceCollector(self.resources))
         if options.ledger is not None:
             ledger = Ledger(options.ledger, Role.NAMESPACE)
             self._metering = Metering(ledger, options.name, meter, SystemClock())
         verifier = SasVerifier(options.rules, names)
         http = HttpHandler(options.name, self.driver, verifier, self.faults, meter.registry, self.ca.read_bytes())
         self.faults.when_changed(self._faults_changed)
-        return Site(options.name, self.driver, verifier, self.faults, meter, tls, http, names)
+        return Site(options.name, self.driver, verifier, self.faults, meter, tls, http, names, self.resources)
 
     async def _connections_end(self) -> None:
         """Peers that answer get a moment to do so; then the rest is cut off."""
@@ -178,8 +181,8 @@ class NamespaceServer:
     def _failed(self, error: Exception) -> None:
         """The store failed: nothing unsaved may be acknowledged, so every connection ends without another word."""
         _log.critical("namespace ends: %s", error, extra={"namespace": self.options.name})
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for connection in list(self._site.connections):
             connection.channel.abort()
         if not self.ended.done():

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -41,6 +41,18 @@ class Recorder:
     def __init__(self) -> None:
         self.written = bytearray()
         self.closed = False
+        self.is_full = False
+        self.paused_for: set[str] = set()
+        self.waiting: list[Callable[[], None]] = []
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        self.waiting.append(call)
+
+    def pause_reading(self, reason: str) -> None:
+        self.paused_for.add(reason)
+
+    def resume_reading(self, reason: str) -> None:
+        self.paused_for.discard(reason)
 
     def write(self, parts: list[bytes]) -> None:
         assert not self.closed, "written after it was closed"
@@ -71,9 +83,20 @@ async def settle() -> None:
 
 
 class _Protocol(asyncio.Protocol):
+    is_full = False
+
     def __init__(self, http: HttpHandler, names: OwnNames) -> None:
         self._http = http
         self._names = names
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        raise AssertionError("this stream is never full")
+
+    def pause_reading(self, reason: str) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self, reason: str) -> None:
+        self._transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

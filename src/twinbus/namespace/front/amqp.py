@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
+from http import HTTPStatus
 from typing import assert_never
 
 from twinbus.amqp.conditions import Condition
@@ -29,7 +31,7 @@ from twinbus.amqp.events import (
     SessionBegun,
     SessionEnded,
 )
-from twinbus.amqp.limits import Limits
+from twinbus.amqp.limits import LimitExceededError, Limits
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState, Error, Rejected, Released
 from twinbus.amqp.serial import runs
@@ -46,7 +48,7 @@ from twinbus.namespace.front import attaching, refusals
 from twinbus.namespace.front.addresses import Address, Node
 from twinbus.namespace.front.channel import Channel
 from twinbus.namespace.front.claims import Claims
-from twinbus.namespace.front.operations import translate
+from twinbus.namespace.front.operations import reads_messages, translate
 from twinbus.namespace.front.receiving import OutgoingLink, outcome_of
 from twinbus.namespace.front.requests import Reply, ReplyLink, ReplyLinks, Request, RequestLink
 from twinbus.namespace.front.sending import IncomingLink
@@ -54,6 +56,7 @@ from twinbus.namespace.front.site import Site
 from twinbus.namespace.front.struck import BlackHoles, Struck, carry_out
 from twinbus.namespace.front.tokens import put_token
 from twinbus.namespace.front.transactions import CoordinatorLink, Transactions
+from twinbus.namespace.resources import Account
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +67,30 @@ _RELEASED = Released()
 _MANY_UNSETTLED = 4096
 # The Python SDK's sender grants itself new credit, so credit cannot be held against a sender.
 _LIMITS = Limits(enforce_credit=False, max_message_size=limits.MIB, partial_bytes=16 * limits.MIB)
+# A client needs one session and two links to put a token of up to 32 KB. Some put each link into a session of its own.
+_LIMITS_BEFORE = replace(
+    _LIMITS,
+    max_frame_size=64 * limits.KIB,
+    max_sessions=8,
+    max_links=16,
+    attach_bytes=64 * limits.KIB,
+    max_unsettled=128,
+    partial_bytes=64 * limits.KIB,
+)
+# Replies that a peer asked for and does not take, of one connection: their number and bytes.
+_MOST_UNREAD = (10_000, 16 * limits.MIB)
+_MOST_UNREAD_BEFORE = (128, 64 * limits.KIB)
+# Bytes that wait for the peer's session windows from which no more are added.
+_MOST_PENDING_BYTES = 4 * limits.MIB
+# Bytes of messages that wait to be stored from which no more of this peer is read.
+_MOST_INCOMING_BYTES = 4 * limits.MIB
+# Requests whose replies may have a megabyte each, under way at a time.
+_MOST_READS = 4
+# Memory of a delivery that waits to be settled, here and in the core, and of a token that was accepted.
+_UNSETTLED_BYTES = 512
+_GRANT_BYTES = 512
+# The account is told of changes of at least so much: less is not worth a call for each message.
+_WORTH_TELLING = 16 * limits.KIB
 # A pair knows by it that pings are hidden here (G3).
 _PROPERTIES = {Symbol("product"): "Twinbus"}
 
@@ -71,17 +98,31 @@ _PROPERTIES = {Symbol("product"): "Twinbus"}
 class AmqpConnection:
     """The speaker of AMQP on one channel."""
 
-    def __init__(self, site: Site, channel: Channel, *, peer_is_loopback: bool, arrived_at: str | None = None) -> None:
+    def __init__(
+        self,
+        site: Site,
+        channel: Channel,
+        account: Account,
+        *,
+        peer_is_loopback: bool,
+        arrived_at: str | None = None,
+    ) -> None:
         """`arrived_at` is the address of this end of the connection."""
         self.site = site
         self.driver = site.driver
         self.channel = channel
+        self.account = account
         self.claims = Claims(
             site.verifier, site.driver.namespace, peer_is_loopback=peer_is_loopback, arrived_at=arrived_at
         )
         self._arrived_at = arrived_at
         self._core = Connection.server(
-            site.name, limits=_LIMITS, bare_allowed=True, verifier=self._may_open, properties=_PROPERTIES
+            site.name,
+            limits=_LIMITS,
+            limits_before=_limits_before(site.resources.limits.authentication_seconds),
+            bare_allowed=True,
+            verifier=self._may_open,
+            properties=_PROPERTIES,
         )
         self._loop = asyncio.get_running_loop()
         self._links: dict[Link, Attached] = {}
@@ -92,11 +133,18 @@ class AmqpConnection:
         self._accepted: defaultdict[Session, list[int]] = defaultdict(list)
         self._stalled: set[OutgoingLink | ReplyLink] = set()
         self._flushing = False
+        self._unread = [0, 0]  # replies that wait for the peer, and their bytes
+        self._incoming_bytes = 0  # of messages that wait to be stored
+        self._unsettled_count = 0
+        self._told = 0  # what the account knows of what the core holds
+        self._told_unsettled = 0
+        self._reads = 0
+        self._waiting_reads: deque[Callable[[], None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._token_timer: asyncio.TimerHandle | None = None
         self._black_holes = BlackHoles(site.faults)
-        self.transactions = Transactions(site.driver)
+        self.transactions = Transactions(site.driver, account, site.refuse)
 
     # --- the channel -------------------------------------------------------------------------------------------
 
@@ -119,6 +167,19 @@ class AmqpConnection:
         self._black_holes.forget()
         self._forget(list(self._links))
         self.transactions.forget()
+        self._waiting_reads.clear()
+        # Nothing of a connection may wait for the garbage collector, which seldom runs here.
+        self._core.drop()
+        self._unsettled.clear()
+        self._accepted.clear()
+        self._stalled.clear()
+
+    def evict(self, exceeded: LimitExceededError) -> None:
+        """End the connection for what it makes the process hold."""
+        for event in self._core.fail(exceeded):
+            self._handle(event)
+        self._core.exceeded.clear()  # counted already
+        self._flush()
 
     def shut_down(self) -> None:
         """Tell the peer that the namespace stops. Its own close ends the connection."""
@@ -139,8 +200,27 @@ class AmqpConnection:
         self._accepted.clear()
         if parts := self._core.data_to_send():
             self.channel.write(parts)
+        if self._core.exceeded:
+            for exceeded in self._core.exceeded:
+                self.site.refuse(exceeded)
+            self._core.exceeded.clear()
         if self._core.is_closed:
-            self.channel.close()
+            if self._core.has_failed:
+                self.channel.refuse()
+            else:
+                self.channel.close()
+        else:
+            self._tell_account()
+
+    def _tell_account(self) -> None:
+        """Charge what the core and this connection hold, when that has changed enough."""
+        held = self._core.held_bytes
+        if held != self._told and (held < _WORTH_TELLING or abs(held - self._told) >= _WORTH_TELLING or not held):
+            self._told = held
+            self.account.hold("unfinished frames, deliveries and links", held)
+        if abs(self._unsettled_count - self._told_unsettled) * _UNSETTLED_BYTES >= _WORTH_TELLING:
+            self._told_unsettled = self._unsettled_count
+            self.account.hold("unsettled deliveries", self._unsettled_count * _UNSETTLED_BYTES)
 
     def _arm(self) -> None:
         at = self._core.next_timer()
@@ -177,7 +257,7 @@ class AmqpConnection:
                 self._forget([event.link])
             case SessionEnded():
                 self._forget(event.links)
-                self._unsettled.pop(event.session, None)
+                self._unsettled_count -= len(self._unsettled.pop(event.session, ()))
                 self._accepted.pop(event.session, None)
                 self._look_again_at.pop(event.session, None)
                 self._let_go.discard(event.session)
@@ -226,6 +306,7 @@ class AmqpConnection:
         for delivery_id in event.delivery_ids:
             held = unsettled.get(delivery_id) if keeps else unsettled.pop(delivery_id, None)
             if held is not None:
+                self._unsettled_count -= not keeps
                 ids, tokens = by_link.setdefault(held[0], ([], []))
                 ids.append(delivery_id)
                 tokens.append(held[1])
@@ -252,7 +333,8 @@ class AmqpConnection:
         """Deliveries of links that are gone are settled through `$management`, if at all."""
         unsettled = self._unsettled.get(session)
         if unsettled:
-            self._unsettled[session] = {key: held for key, held in unsettled.items() if held[0] not in links}
+            kept = self._unsettled[session] = {key: held for key, held in unsettled.items() if held[0] not in links}
+            self._unsettled_count -= len(unsettled) - len(kept)
 
     # --- for the links -----------------------------------------------------------------------------------------
 
@@ -280,7 +362,8 @@ class AmqpConnection:
     def settled(self, session: Session, ids: list[int], disposition: Disposed) -> None:
         """A transaction has settled these deliveries."""
         for delivery_id in ids:
-            self._unsettled.get(session, {}).pop(delivery_id, None)
+            if self._unsettled.get(session, {}).pop(delivery_id, None) is not None:
+                self._unsettled_count -= 1
             if not disposition.settled:
                 self.dispose_sent(session, delivery_id, delivery_id, disposition.state)
 
@@ -288,6 +371,7 @@ class AmqpConnection:
         """Deliveries left and wait to be settled."""
         unsettled = self._unsettled[session]
         unsettled.update(deliveries)
+        self._unsettled_count += len(deliveries)
         if len(unsettled) >= self._look_again_at.get(session, _MANY_UNSETTLED):
             self._let_go_of_lapsed(session, unsettled)
 
@@ -296,11 +380,41 @@ class AmqpConnection:
         lapsed = [delivery_id for delivery_id, (link, token) in unsettled.items() if not link.is_locked(token)]
         for delivery_id in lapsed:
             del unsettled[delivery_id]
+        self._unsettled_count -= len(lapsed)
         for first, last in runs(lapsed):
             self.dispose_sent(session, first, last, _RELEASED)
         if lapsed:
             self._let_go.add(session)
         self._look_again_at[session] = len(unsettled) + _MANY_UNSETTLED
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the peer has so much left to read that it should not be sent more."""
+        return self.channel.is_full or self._core.pending_bytes > _MOST_PENDING_BYTES
+
+    def unread_changed(self, replies: int, size: int) -> bool:
+        """Replies that wait for the peer's credit became more or fewer; False if they are too many."""
+        self._unread[0] += replies
+        self._unread[1] += size
+        self.account.hold("unread replies", self._unread[1])
+        most, most_bytes = _MOST_UNREAD if self.account.is_authenticated else _MOST_UNREAD_BEFORE
+        return self._unread[0] <= most and self._unread[1] <= most_bytes
+
+    def storing(self, size: int) -> None:
+        """A message of this size waits to be stored."""
+        self._incoming_bytes += size
+        if self._incoming_bytes > _MOST_INCOMING_BYTES:
+            self.channel.pause_reading("incoming")
+            self.account.hold("messages that wait to be stored", self._incoming_bytes)
+
+    def stored(self, size: int) -> None:
+        """It waits no longer."""
+        most = _MOST_INCOMING_BYTES
+        was_too_much = self._incoming_bytes > most
+        self._incoming_bytes -= size
+        if was_too_much and self._incoming_bytes <= most:
+            self.channel.resume_reading("incoming")
+            self.account.hold("messages that wait to be stored", 0)
 
     def stall(self, link: OutgoingLink | ReplyLink) -> None:
         """The peer does not read as fast as it grants credit: this link goes on when it does."""
@@ -342,13 +456,40 @@ class AmqpConnection:
     def request(self, request: Request) -> None:
         """Carry out a request to `$cbs` or `$management`."""
         if request.address.node is Node.CBS:
-            request.answer(put_token(request, self.claims, self.driver.now()))
+            reply = put_token(request, self.claims, self.driver.now())
+            if reply.status == HTTPStatus.ACCEPTED:
+                self._authenticated()
+                self.account.hold("tokens", len(self.claims) * _GRANT_BYTES)
+            request.answer(reply)
             self._expire_tokens()
             return
         fault = self.strike(Point.REQUEST, request.address.entity, request.link.name)
-        if fault is None:
+        if fault is not None:
+            self._suffer_request(fault, request)
+        elif not reads_messages(request):
             self._manage(request)
-            return
+        elif self._reads < _MOST_READS:
+            self._read(request)
+        else:
+            self._waiting_reads.append(partial(self._read, request))
+            self.channel.pause_reading("reads")
+
+    def _read(self, request: Request) -> None:
+        """Carry out a request whose reply may be large, and then the next one that waits."""
+        self._reads += 1
+
+        def answer(reply: Reply) -> None:
+            self._reads -= 1
+            request.answer(reply)
+            if self._waiting_reads:
+                # Not at once: a reply that needs no disk would come back here before this call returns.
+                self._loop.call_soon(self._waiting_reads.popleft())
+            else:
+                self.channel.resume_reading("reads")
+
+        self._manage(replace(request, answer=answer))
+
+    def _suffer_request(self, fault: Fault, request: Request) -> None:
         struck = Struck(
             go_on=lambda: self._manage(request),
             refuse=lambda refusal: request.answer(Reply.refused(refusal)),
@@ -364,7 +505,15 @@ class AmqpConnection:
             return  # the asker has left
         link, attached = found
         if not attached.send(payload):
-            self.detach(link, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, "Too many replies are waiting to be read."))
+            most, most_bytes = _MOST_UNREAD if self.account.is_authenticated else _MOST_UNREAD_BEFORE
+            until = "" if self.account.is_authenticated else " until a token was accepted"
+            text = (
+                f"Too many replies are waiting to be read: {most} replies or {most_bytes} bytes may wait on a "
+                f"connection{until}. Grant credit to the reply link and read it."
+            )
+            exceeded = LimitExceededError("unread-replies", text)
+            self.site.refuse(exceeded)
+            self.detach(link, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text))
         self.flush_soon()
 
     def _manage(self, request: Request) -> None:
@@ -399,7 +548,19 @@ class AmqpConnection:
 
     def _may_open(self, mechanism: str, response: bytes) -> bool:
         """Other mechanisms than PLAIN open nothing yet: tokens do."""
-        return mechanism != "PLAIN" or self.claims.put_key(response)
+        if mechanism != "PLAIN":
+            return True
+        is_known = self.claims.put_key(response)
+        if is_known:
+            self._authenticated()
+        return is_known
+
+    def _authenticated(self) -> None:
+        """A token or key was accepted: the larger limits hold from now on."""
+        if not self.account.is_authenticated:
+            self._core.authenticate()
+            self.account.authenticate()
+            self.channel.authenticated()
 
     def _expire_tokens(self) -> None:
         """Whenever a token came, or the next one ends: one that has just ended must not be left to a new timer."""
@@ -414,3 +575,8 @@ class AmqpConnection:
         at = self.claims.next_expiry(now)
         if at is not None:
             self._token_timer = self._loop.call_later(min((at - now) / 1000 + 0.001, 86_400), self._expire_tokens)
+
+
+@cache
+def _limits_before(authentication_seconds: float) -> Limits:
+    return replace(_LIMITS_BEFORE, authentication_seconds=authentication_seconds)

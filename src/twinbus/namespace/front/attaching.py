@@ -98,6 +98,10 @@ def _attach_to_node(connection: AmqpConnection, link: Link, address: Address, *,
 
 
 def _attach_to_coordinator(connection: AmqpConnection, link: Link) -> None:
+    if not connection.account.is_authenticated:
+        text = "A coordinator of transactions is for peers whose token was accepted. Put a token on $cbs first."
+        _refuse(link, Refusal(Condition.UNAUTHORIZED_ACCESS, text))
+        return
     link.accept(max_message_size=limits.MIB)
     coordinator = CoordinatorLink(connection, link)
     coordinator.grant()

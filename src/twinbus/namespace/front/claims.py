@@ -58,6 +58,9 @@ class Claims:
         self._longest = 0  # characters of the longest path in `_granted` so far
         self._forbidden: str | None = None
 
+    def __len__(self) -> int:
+        return len(self._granted)
+
     def put(self, audience: str, token: str, now: int) -> Refusal | None:
         """Take a token into account, or say why it is not kept; raises TokenRefusedError. `now` in milliseconds."""
         if self._forbidden is not None:

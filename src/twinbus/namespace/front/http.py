@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import h11
 
+from twinbus.amqp.limits import LimitExceededError
 from twinbus.namespace.front.http_handler import HttpHandler
 from twinbus.namespace.front.http_messages import (
     AbandonedError,
@@ -26,6 +27,7 @@ from twinbus.namespace.front.http_messages import (
 )
 from twinbus.namespace.front.origins import refuse_foreign
 from twinbus.namespace.own_names import OwnNames
+from twinbus.namespace.resources import Account
 
 __all__ = ["HttpConnection", "HttpHandler", "Stream"]
 
@@ -33,8 +35,9 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_BODY_BYTES: Final = 1024 * 1024
 
 _VERSIONS: Final = (b"1.0", b"1.1")
-# What a client may send ahead of its answers.
-_MOST_HELD: Final = MAX_BODY_BYTES + MAX_HEADER_BYTES
+# What a client may send ahead of its answers. From the first figure on no more is read; what was read already counts.
+_PAUSE_HELD: Final = MAX_HEADER_BYTES
+_MOST_HELD: Final = MAX_BODY_BYTES
 _REQUEST_SECONDS: Final = 60.0
 _IDLE_SECONDS: Final = 120.0
 # A refused body is read on for a while: closing at once would reset the connection before the answer is read.
@@ -52,10 +55,15 @@ _log = logging.getLogger("twinbus.namespace.http")
 
 
 class Stream(Protocol):
-    """The writing side of a connection."""
+    """A connection as far as HTTP uses it."""
 
+    @property
+    def is_full(self) -> bool: ...
     def write(self, parts: list[bytes]) -> None: ...
     def close(self) -> None: ...
+    def when_room(self, call: Callable[[], None]) -> None: ...
+    def pause_reading(self, reason: str) -> None: ...
+    def resume_reading(self, reason: str) -> None: ...
 
 
 class Answering(Protocol):
@@ -72,20 +80,23 @@ class HttpConnection:
         handler: Answering,
         stream: Stream,
         names: OwnNames,
+        account: Account | None = None,
         *,
         peer_is_loopback: bool,
         arrived_at: str | None = None,
     ) -> None:
-        """`arrived_at` is the address of this end of the connection."""
+        """`account` is charged for what the connection holds; `arrived_at` is the address of this end of it."""
         self._handler = handler
         self._stream = stream
         self._names = names
+        self._account = account
         self._arrived_at = arrived_at
         self._peer_is_loopback = peer_is_loopback
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._request: h11.Request | None = None
         self._body = bytearray()
         self._held = bytearray()
+        self._unparsed = 0  # bytes that h11 keeps because their request or chunk is not whole
         self._answering: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_idle = False
@@ -105,9 +116,12 @@ class HttpConnection:
             self._hear(data)
         else:
             self._held += data
+            if len(self._held) > _PAUSE_HELD:
+                self._stream.pause_reading("answering")
             if len(self._held) > _MOST_HELD:
                 self._held.clear()
                 self._last = True
+        self._tell_account()
 
     def eof_received(self) -> bool:
         """True: the stream stays open for the answer under way, and is closed with it."""
@@ -122,6 +136,16 @@ class HttpConnection:
         """What is being answered goes on: a change under way is carried out, only its answer has nowhere to go."""
         self._closed = True
         self._cancel_timer()
+        self._held = self._body = bytearray()
+
+    def evict(self, exceeded: LimitExceededError) -> None:
+        """End the connection for what it makes the process hold."""
+        self._held.clear()
+        self._last = True
+        if self._answering is None and self._linger_left is None and not self._closed:
+            refusal = error(HTTPStatus.SERVICE_UNAVAILABLE, exceeded.description, {"Retry-After": "5"})
+            self._refuse(refusal, linger=True)
+            self._body.clear()
 
     def shut_down(self) -> None:
         """The answer under way is the last."""
@@ -133,14 +157,20 @@ class HttpConnection:
 
     def _hear(self, data: bytes | None) -> None:
         """Take in data (b'' is the end, None nothing new) and act on all requests that are complete, one by one."""
+        parsed = data is None
         try:
             if data is not None:
                 self._h11.receive_data(data)
+                self._unparsed += len(data)
             while self._answering is None and not self._closed and self._linger_left is None:
                 event = self._h11.next_event()
                 if event is h11.NEED_DATA or event is h11.PAUSED:
+                    if parsed:
+                        # A copy of what is left: less than what was just parsed, or one head or chunk at most.
+                        self._unparsed = len(self._h11.trailing_data[0])
                     self._wait_for_more()
                     return
+                parsed = True
                 self._act(event)
         except h11.RemoteProtocolError as wrong:
             self._refuse(error(wrong.error_status_hint, f"the request is not HTTP/1.1: {wrong}"))
@@ -178,7 +208,7 @@ class HttpConnection:
     def _wait_for_more(self) -> None:
         if self._h11.they_are_waiting_for_100_continue:
             self._send(h11.InformationalResponse(status_code=100, headers=[]))
-        begun = self._h11.their_state is h11.SEND_BODY or bool(self._h11.trailing_data[0])
+        begun = self._h11.their_state is h11.SEND_BODY or self._unparsed > 0
         if not begun:
             self._cancel_timer()
             self._is_idle = True
@@ -237,17 +267,33 @@ class HttpConnection:
         self._go_on()
 
     def _go_on(self) -> None:
-        """On to the request that follows, if the connection lasts."""
+        """On to the request that follows, if the connection lasts and the peer reads its answers."""
+        if self._closed:
+            return
+        if self._stream.is_full and not self._last:
+            self._stream.pause_reading("answering")
+            self._stream.when_room(self._go_on)
+            return
         if self._last or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             self._close()
             return
         self._request = None
         self._h11.start_next_cycle()
-        held = bytes(self._held)
-        self._held.clear()
-        self._hear(held or None)
+        # First what h11 still has: given more each time, it would keep more than it answers.
+        self._hear(None)
+        if self._held and self._answering is None and not self._closed:
+            held = bytes(self._held)
+            self._held.clear()
+            self._hear(held)
+        if not self._held:
+            self._stream.resume_reading("answering")
         if self._peer_ended and self._answering is None and not self._closed:
             self._hear(b"")
+        self._tell_account()
+
+    def _tell_account(self) -> None:
+        if self._account is not None:
+            self._account.hold("a request", self._unparsed + len(self._body) + len(self._held))
 
     def _respond(self, response: Response, *, with_body: bool = True) -> None:
         headers = [

@@ -19,6 +19,12 @@ from twinbus.namespace.front.rule_operations import add_rule, enumerate_rules, r
 
 # The listing mode "all sessions" is asked for with the largest instant .NET knows, or what its codec makes of it.
 _MAX_INSTANT = 253402300799999
+_READS = ("peek-message", "receive-by-sequence-number")
+
+
+def reads_messages(request: Request) -> bool:
+    """Whether the reply carries messages, and so may be large."""
+    return request.operation.removeprefix("com.microsoft:") in _READS
 
 
 def translate(request: Request) -> Translated | Refusal:

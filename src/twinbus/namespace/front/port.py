@@ -1,4 +1,4 @@
-"""The one port of a namespace: tells AMQP, HTTP and TLS (with either inside) apart by the first bytes."""
+"""One accepted connection: tells AMQP, HTTP and TLS (with either inside) apart by the first bytes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import logging
 import ssl
 from typing import Protocol, cast
 
+from twinbus.amqp.limits import LimitExceededError
 from twinbus.namespace.front.admission import Admission
 from twinbus.namespace.front.amqp import AmqpConnection
-from twinbus.namespace.front.channel import Channel, TlsLayer
-from twinbus.namespace.front.http import HttpConnection
+from twinbus.namespace.front.channel import Channel, HandshakeTooLargeError, TlsLayer
+from twinbus.namespace.front.http import Answering, HttpConnection
 from twinbus.namespace.front.http_gate import HttpGate
+from twinbus.namespace.front.refused import RefusedAmqp, RefusedHttp
 from twinbus.namespace.front.site import Site
 
 _log = logging.getLogger(__name__)
 
-# A peer that connects and does not say what it speaks is let go.
-_SILENT_SECONDS = 60.0
+# A peer that connects and does not say what it speaks is let go. The TLS handshake is part of it.
+_SILENT_SECONDS = 30.0
+# A peer that is refused has so long to say what it speaks and to be told why.
+_REFUSED_SECONDS = 5.0
 # Faults on connecting wait this long for the first words, which may be a request to lift them.
 _FIRST_WORDS_SECONDS = 0.2
 _TLS_HANDSHAKE = 0x16
@@ -32,13 +36,15 @@ class Speaker(Protocol):
     def eof_received(self) -> bool: ...
     def connection_lost(self) -> None: ...
     def shut_down(self) -> None: ...
+    def evict(self, exceeded: LimitExceededError) -> None: ...
 
 
 class PortConnection(asyncio.Protocol):
-    """One accepted connection."""
+    """One accepted connection. With `refusal` the peer is told why it cannot be served, and nothing else."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, refusal: LimitExceededError | None = None) -> None:
         self._site = site
+        self._refusal = refusal
         self._admission = Admission(site.faults, self._speak_again)
         self._first = b""
         self._has_spoken = False
@@ -46,35 +52,45 @@ class PortConnection(asyncio.Protocol):
         self._speaker: Speaker | None = None
         self._protocol = ""
         self._waiting: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.channel = Channel(self._transport, self._is_silenced)
+        self._account = self._site.resources.open(self._evict_soon)
+        self.channel = Channel(self._transport, self._is_silenced, self._account)
         self._site.connections.add(self)
-        self._loop = asyncio.get_running_loop()
-        self.gone: asyncio.Future[None] = self._loop.create_future()
+        if self._refusal is not None:
+            self._account.close()
+            self._patience = self._loop.call_later(_REFUSED_SECONDS, self._transport.abort)
+            return
         self._patience = self._loop.call_later(_SILENT_SECONDS, self._lose_patience)
         if self._site.faults.active:
             self._loop.call_later(_FIRST_WORDS_SECONDS, self._strike_if_silent)
 
     def data_received(self, data: bytes) -> None:
+        if self.channel.is_refused:
+            return
         self._has_spoken = True
         if self._waiting or self._is_silenced():
             self._waiting.append(data)
-            self.channel.pause_reading()
+            self._account.hold("bytes held by a fault", sum(map(len, self._waiting)))
+            self.channel.pause_reading("fault")
             return
         try:
             self._hear(data)
         except ssl.SSLError as error:
             _log.info("TLS ended: %s", error.reason)
+            if isinstance(error, HandshakeTooLargeError):
+                self._site.refuse(error.exceeded)
             self.channel.write_raw(self.channel.tls.outgoing() if self.channel.tls else b"")
             self._transport.close()
         if self._site.driver.committer.is_congested:
-            self.channel.pause_reading()
-            self._site.driver.committer.when_relieved(self.channel.resume_reading)
+            self.channel.pause_reading("disk")
+            self._site.driver.committer.when_relieved(self._relieved)
 
     def eof_received(self) -> bool:
-        if self._speaker is None:
+        if self._speaker is None or self.channel.is_refused:
             return False
         self._admission.peer_ended()
         # Who asked over HTTP and then closed its side still reads the answer.
@@ -87,6 +103,10 @@ class PortConnection(asyncio.Protocol):
         if self._speaker is not None:
             self._site.meter.connections.labels(self._protocol).dec()
             self._speaker.connection_lost()
+            self._speaker = None  # they know each other: without this only the garbage collector frees them
+        self._waiting.clear()
+        self.channel.lost()
+        self._account.close()
         self.gone.set_result(None)
 
     def pause_writing(self) -> None:
@@ -106,7 +126,7 @@ class PortConnection(asyncio.Protocol):
             self._transport.abort()
         else:
             self._speaker.shut_down()
-            self.channel.resume_reading()
+            self.channel.resume_reading("stopping")
 
     # --- who speaks --------------------------------------------------------------------------------------------
 
@@ -114,6 +134,7 @@ class PortConnection(asyncio.Protocol):
         if self.channel.tls is not None:
             data = self.channel.tls.receive(data)
             self.channel.write_raw(self.channel.tls.outgoing())
+            self._account.hold("a TLS handshake", self.channel.tls.handshake_bytes)
         if self._speaker is not None:
             if data:
                 self._speaker.data_received(data)
@@ -131,22 +152,38 @@ class PortConnection(asyncio.Protocol):
         here = self._transport.get_extra_info("sockname")
         arrived_at = here[0] if here else None
         self._speaks_amqp = self._first.startswith(_AMQP)
-        if not self._speaks_amqp:
+        if self._refusal is not None:
+            if self._speaks_amqp:
+                self._begin("amqp", RefusedAmqp(self._site.name, self.channel, self._refusal))
+            else:
+                self._begin("http", self._http_connection(RefusedHttp(self._refusal), loopback, arrived_at))
+        elif not self._speaks_amqp:
             gate = HttpGate(self._site.http, self._site.faults, self._admission, self._transport.abort)
-            speaker = HttpConnection(
-                gate, self.channel, self._site.names, peer_is_loopback=loopback, arrived_at=arrived_at
-            )
-            self._begin("http", speaker)
+            self._account.raise_limit(self._site.resources.limits.http_connection_memory)
+            self._begin("http", self._http_connection(gate, loopback, arrived_at))
         elif not self._admission.ask():
             self._transport.abort()
         elif self._admission.is_held:
-            self.channel.pause_reading()
+            self.channel.pause_reading("fault")
         else:
-            connection = AmqpConnection(self._site, self.channel, peer_is_loopback=loopback, arrived_at=arrived_at)
-            self._begin("amqp", connection)
+            amqp = AmqpConnection(
+                self._site, self.channel, self._account, peer_is_loopback=loopback, arrived_at=arrived_at
+            )
+            self._begin("amqp", amqp)
+
+    def _http_connection(self, answering: Answering, loopback: bool, arrived_at: str | None) -> HttpConnection:
+        return HttpConnection(
+            answering,
+            self.channel,
+            self._site.names,
+            self._account,
+            peer_is_loopback=loopback,
+            arrived_at=arrived_at,
+        )
 
     def _begin(self, protocol: str, speaker: Speaker) -> None:
-        self._patience.cancel()
+        if self._refusal is None:
+            self._patience.cancel()
         self._speaker = speaker
         self._protocol = protocol if self.channel.tls is None else f"{protocol}+tls"
         self._site.meter.connections.labels(self._protocol).inc()
@@ -167,9 +204,10 @@ class PortConnection(asyncio.Protocol):
         if self._speaker is None:
             self._choose_speaker()
         waiting, self._waiting = self._waiting, []
+        self._account.hold("bytes held by a fault", 0)
         for data in waiting:
             self.data_received(data)
-        self.channel.resume_reading()
+        self.channel.resume_reading("fault")
 
     def _strike_if_silent(self) -> None:
         if not self._has_spoken and not self._admission.ask():
@@ -179,7 +217,23 @@ class PortConnection(asyncio.Protocol):
         if self._is_silenced() and not self._admission.is_lost:
             self._patience = self._loop.call_later(_SILENT_SECONDS, self._lose_patience)
         elif self._speaker is None:
+            text = f"A peer did not begin AMQP or HTTP within {_SILENT_SECONDS:g} s of connecting."
+            self._site.refuse(LimitExceededError("first-bytes-seconds", text))
             self._transport.abort()
+
+    def _evict_soon(self, exceeded: LimitExceededError) -> None:
+        """Close this connection for what it holds: not at once, because it may be in the midst of something."""
+        self._site.refuse(exceeded)
+        self._loop.call_soon(self._evict, exceeded)
+
+    def _evict(self, exceeded: LimitExceededError) -> None:
+        if self._speaker is None:
+            self._transport.abort()
+        else:
+            self._speaker.evict(exceeded)
+
+    def _relieved(self) -> None:
+        self.channel.resume_reading("disk")
 
 
 def _is_loopback(peer: tuple[str, int] | None) -> bool:

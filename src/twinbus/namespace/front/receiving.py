@@ -166,7 +166,7 @@ class OutgoingLink:
             return
         limit = min(self._limit, self._decided + self._slice)
         if lowered or limit > self._granted:
-            if not lowered and (self._connection.channel.is_full or self._link.pending_bytes > _SLICE_BYTES):
+            if not lowered and (self._connection.is_full or self._link.pending_bytes > _SLICE_BYTES):
                 self._connection.stall(self)
                 return
             self._granted = limit

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection
 
 _CREDIT = 100
-# Replies that a peer asked for and does not take; more than this and it is let go.
-_MOST_UNREAD_REPLIES = 10_000
-_MOST_UNREAD_BYTES = 32 * 1024 * 1024
-_MOST_PENDING_BYTES = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,6 @@ class ReplyLink:
         self._link = link
         self.address = address
         self._unread: deque[bytes] = deque()
-        self._unread_bytes = 0
         self._sent = 0
 
     def flowed(self) -> None:
@@ -79,14 +74,18 @@ class ReplyLink:
         self._send_unread()
 
     def detached(self) -> None:
+        self._connection.unread_changed(-len(self._unread), -sum(map(len, self._unread)))
         self._unread.clear()
 
     def send(self, payload: bytes) -> bool:
-        """Send, or keep until the peer takes it; False if it leaves too much."""
+        """Send, or keep until the peer takes it; False if the peer leaves too much unread."""
+        if not self._unread and self._link.credit > 0 and not self._connection.is_full:
+            self._send(payload)
+            return True
         self._unread.append(payload)
-        self._unread_bytes += len(payload)
+        is_allowed = self._connection.unread_changed(1, len(payload))
         self._send_unread()
-        return len(self._unread) <= _MOST_UNREAD_REPLIES and self._unread_bytes <= _MOST_UNREAD_BYTES
+        return is_allowed
 
     @property
     def names(self) -> set[str]:
@@ -96,14 +95,17 @@ class ReplyLink:
 
     def _send_unread(self) -> None:
         while self._unread and self._link.credit > 0:
-            if self._connection.channel.is_full or self._link.pending_bytes > _MOST_PENDING_BYTES:
+            if self._connection.is_full:
                 self._connection.stall(self)
                 return
             payload = self._unread.popleft()
-            self._unread_bytes -= len(payload)
-            self._link.send(self._sent.to_bytes(8, "big"), payload, message_format=0, settled=True)
-            self._sent += 1
+            self._connection.unread_changed(-1, -len(payload))
+            self._send(payload)
         self._connection.flush_soon()
+
+    def _send(self, payload: bytes) -> None:
+        self._link.send(self._sent.to_bytes(8, "big"), payload, message_format=0, settled=True)
+        self._sent += 1
 
 
 class ReplyLinks:

@@ -73,10 +73,16 @@ class IncomingLink:
             return
         if transactional is not None:
             operation = (self.entity, MessagesSent(None, envelopes))
-            answer(self._connection.transactions.add(transactional.transaction, operation, len(envelopes)))
+            answer(self._connection.transactions.add(transactional.transaction, operation, len(envelopes), size=size))
             return
+        self._connection.storing(size)
+
+        def stored(refusal: Refusal | None) -> None:
+            self._connection.stored(size)
+            answer(refusal)
+
         # A batch of nothing is accepted: the JavaScript client sends one for an empty array.
-        self._connection.driver.submit(self.entity, MessagesSent(answer, envelopes))
+        self._connection.driver.submit(self.entity, MessagesSent(stored, envelopes))
 
     def _answer(self, delivery: Delivered, refusal: Refusal | None) -> None:
         transactional = None if delivery.state is None else read_transactional(delivery.state)

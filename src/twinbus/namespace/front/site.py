@@ -6,11 +6,13 @@ import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from twinbus.amqp.limits import LimitExceededError
 from twinbus.namespace.driver import Driver
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.sas import SasVerifier
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.own_names import OwnNames
+from twinbus.namespace.resources import Resources
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.http import HttpHandler
@@ -29,4 +31,9 @@ class Site:
     tls: ssl.SSLContext
     http: HttpHandler
     names: OwnNames
+    resources: Resources
     connections: set[PortConnection] = field(default_factory=set)
+
+    def refuse(self, exceeded: LimitExceededError) -> None:
+        """Count and log that a peer exceeded a limit."""
+        self.resources.refuse(exceeded, self.name)

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from twinbus.amqp.conditions import Condition, DecodeError
 from twinbus.amqp.events import Delivered
+from twinbus.amqp.limits import MIB, LimitExceededError
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected
 from twinbus.amqp.sections import split
@@ -21,6 +22,7 @@ from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.limits import MAX_TRANSACTION_MESSAGES, TRANSACTION_TIMEOUT
 from twinbus.namespace.engine.transactions import Operation, discharge
 from twinbus.namespace.front import refusals
+from twinbus.namespace.resources import Account
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _CREDIT = 100
 # As many as the service lets a connection have at a time.
 _MOST = 100
+# Of messages in all open transactions of a connection: room for one of 100 messages of 256 KB, and for smaller ones.
+_MOST_BYTES = 48 * MIB
 _TIMED_OUT = Refusal(
     Condition.TRANSACTION_TIMEOUT,
     f"The transaction was not ended within {TRANSACTION_TIMEOUT // 1000} s; nothing of it was done.",
@@ -40,13 +44,14 @@ Ended = Callable[[bool], None]
 class Transaction:
     """One that is not ended yet. With `refusal` it can only come to nothing."""
 
-    __slots__ = ("ended", "messages", "operations", "refusal", "timer")
+    __slots__ = ("ended", "messages", "operations", "refusal", "size", "timer")
 
     def __init__(self, timer: asyncio.TimerHandle) -> None:
         self.timer = timer
         self.operations: list[Operation] = []
         self.ended: list[Ended] = []
         self.messages = 0
+        self.size = 0
         self.refusal: Refusal | None = None
 
     def doom(self, refusal: Refusal) -> None:
@@ -57,8 +62,17 @@ class Transaction:
 class Transactions:
     """The transactions of one connection."""
 
-    def __init__(self, driver: Driver, timeout: float = TRANSACTION_TIMEOUT / 1000) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        account: Account,
+        exceeded: Callable[[LimitExceededError], None],
+        timeout: float = TRANSACTION_TIMEOUT / 1000,
+    ) -> None:
         self._driver = driver
+        self._account = account
+        self._exceeded = exceeded
+        self._size = 0
         self.timeout = timeout
         self._open: dict[bytes, Transaction] = {}
 
@@ -73,16 +87,26 @@ class Transactions:
         self._open[found] = Transaction(timer)
         return found
 
-    def add(self, name: bytes, operation: Operation, messages: int, ended: Ended | None = None) -> Refusal | None:
-        """Let an operation be part of it. What is refused here dooms the whole."""
+    def add(
+        self, name: bytes, operation: Operation, messages: int, ended: Ended | None = None, *, size: int = 0
+    ) -> Refusal | None:
+        """Let an operation with `size` bytes of messages be part of it. What is refused here dooms the whole."""
         transaction = self._open.get(name)
         if transaction is None:
             return _unknown()
         transaction.messages += messages
         if transaction.messages > MAX_TRANSACTION_MESSAGES:
             text = f"A transaction has at most {MAX_TRANSACTION_MESSAGES} messages."
-            transaction.doom(Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text))
+            self._doom(transaction, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text))
+        elif self._size + size > _MOST_BYTES:
+            text = (
+                f"The open transactions of a connection hold at most {_MOST_BYTES} bytes of messages. End some before "
+                "others begin."
+            )
+            self._exceeded(LimitExceededError("transaction-bytes", text))
+            self._doom(transaction, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text))
         if transaction.refusal is None:
+            self._grow(transaction, size)
             transaction.operations.append(operation)
             if ended is not None:
                 transaction.ended.append(ended)
@@ -91,7 +115,7 @@ class Transactions:
     def doom(self, name: bytes, refusal: Refusal) -> None:
         """Part of it was refused elsewhere: it cannot be carried out as a whole any more."""
         if (transaction := self._open.get(name)) is not None:
-            transaction.doom(refusal)
+            self._doom(transaction, refusal)
 
     def discharge(self, name: bytes, fail: bool, reply: Callable[[Refusal | None], None]) -> None:
         """End one. `reply` is told when it is on disk, or why nothing of it was done."""
@@ -100,6 +124,7 @@ class Transactions:
             reply(_unknown())
             return
         transaction.timer.cancel()
+        self._grow(transaction, -transaction.size)
 
         def done(refusal: Refusal | None) -> None:
             for ended in transaction.ended:
@@ -122,9 +147,22 @@ class Transactions:
         for transaction in self._open.values():
             transaction.timer.cancel()
         self._open.clear()
+        self._size = 0
+
+    def knows(self, name: bytes) -> bool:
+        return name in self._open
+
+    def _doom(self, transaction: Transaction, refusal: Refusal) -> None:
+        transaction.doom(refusal)
+        self._grow(transaction, -transaction.size)
+
+    def _grow(self, transaction: Transaction, size: int) -> None:
+        transaction.size += size
+        self._size += size
+        self._account.hold("messages of open transactions", self._size)
 
     def _time_out(self, name: bytes) -> None:
-        self._open[name].doom(_TIMED_OUT)
+        self._doom(self._open[name], _TIMED_OUT)
 
     def _forget_one_timed_out(self) -> bool:
         """Kept only to tell its end: those that nobody asks for must not be in the way of others."""
@@ -163,6 +201,8 @@ class CoordinatorLink:
         if isinstance(request, Declare):
             name = transactions.declare()
             if isinstance(name, bytes):
+                if len(self._names) > 2 * _MOST:  # some timed out and were forgotten
+                    self._names = set(filter(transactions.knows, self._names))
                 self._names.add(name)
                 self._dispose(delivery, declared(name))
             else:

@@ -1,0 +1,203 @@
+"""What all connections of this process may use together: their number, and the memory they make the process hold.
+
+Every connection has an account. It records the bytes that the peer makes the process keep: unfinished frames and
+deliveries, attaches, answers the peer does not read, requests, messages of open transactions. Bytes that come and go
+within one read are not recorded. Objects of a fixed size are not recorded either: `max_connections` bounds those.
+
+Two pools bound the bytes: one for connections that have not authenticated, one for all connections. When a pool is
+exhausted, the connection that holds most of it is closed, so that a peer which holds little is never refused because of
+others. When there are too many connections, the oldest one that has not authenticated makes room.
+
+All namespaces of a process share one `Resources`. It belongs to one event loop and takes no locks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+from twinbus.amqp.limits import KIB, MIB, LimitExceededError
+
+_log = logging.getLogger(__name__)
+
+_LOG_EVERY_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceLimits:
+    """Limits of the process and of each connection. Sizes are in bytes."""
+
+    max_connections: int = 10_000
+    memory: int = 512 * MIB
+    unauthenticated_memory: int = 32 * MIB
+    connection_memory: int = 64 * MIB
+    unauthenticated_connection_memory: int = 256 * KIB
+    http_connection_memory: int = 4 * MIB
+    authentication_seconds: float = 60.0
+
+
+class Account:
+    """The memory that one connection makes the process hold, by kind."""
+
+    __slots__ = ("_evict", "_kinds", "_limit", "_resources", "held", "is_authenticated", "is_open")
+
+    def __init__(self, resources: Resources, limit: int, evict: Callable[[LimitExceededError], None]) -> None:
+        self._resources = resources
+        self._limit = limit
+        self._evict = evict
+        self._kinds: dict[str, int] = {}
+        self.held = 0
+        self.is_authenticated = False
+        self.is_open = True
+
+    def hold(self, kind: str, size: int) -> None:
+        """Records that the connection now makes the process hold `size` bytes of this kind.
+
+        May evict this connection or another one: its `evict` is called and must not close anything before it returns.
+        """
+        change = size - self._kinds.get(kind, 0)
+        if not change or not self.is_open:
+            return
+        self._kinds[kind] = size
+        self.held += change
+        self._resources.changed(self, change)
+        if self.held > self._limit and self.is_open:
+            until = "" if self.is_authenticated else " until a token was accepted"
+            text = (
+                f"A connection may make the server hold {self._limit} bytes{until}; this one made it hold {self.held}, "
+                f"most of them as {self.largest_kind}. Read the answers, and finish each message before the next."
+            )
+            self.evict(LimitExceededError("connection-memory", text))
+
+    def raise_limit(self, limit: int) -> None:
+        self._limit = limit
+
+    def authenticate(self) -> None:
+        """The connection counts as authenticated from now on."""
+        if self.is_open and not self.is_authenticated:
+            self._resources.authenticated(self)
+
+    def close(self) -> None:
+        """The connection is gone, and all it held."""
+        if self.is_open:
+            self.is_open = False
+            self._resources.closed(self)
+
+    def evict(self, exceeded: LimitExceededError) -> None:
+        """Stops counting the connection and has it closed."""
+        self.close()
+        self._evict(exceeded)
+
+    @property
+    def largest_kind(self) -> str:
+        return max(self._kinds, key=self._kinds.__getitem__, default="nothing")
+
+
+class Resources:
+    """The accounts of all connections of the process, and the refusals it counted."""
+
+    def __init__(self, limits: ResourceLimits | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits or ResourceLimits()
+        self.held = 0
+        self.unauthenticated_held = 0
+        self.refused: Counter[str] = Counter()
+        self._monotonic = monotonic
+        # Ordered by age.
+        self._authenticated: dict[Account, None] = {}
+        self._unauthenticated: dict[Account, None] = {}
+        self._logged: dict[str, tuple[float, int]] = {}
+
+    @property
+    def connections(self) -> int:
+        return len(self._authenticated) + len(self._unauthenticated)
+
+    @property
+    def unauthenticated_connections(self) -> int:
+        return len(self._unauthenticated)
+
+    def make_room(self) -> LimitExceededError | None:
+        """Makes room for one more connection; returns why that one must be refused, if it must."""
+        most = self.limits.max_connections
+        if self.connections < most:
+            return None
+        text = f"This server takes {most} connections at a time."
+        oldest = next(iter(self._unauthenticated), None)
+        if oldest is None:
+            return LimitExceededError(
+                "connections", f"{text} Close connections that are not needed, or raise --max-connections."
+            )
+        oldest.evict(
+            LimitExceededError(
+                "connections", f"{text} This was the oldest one without an accepted token. Connect again."
+            )
+        )
+        return None
+
+    def open(self, evict: Callable[[LimitExceededError], None]) -> Account:
+        """An account for a new connection."""
+        account = Account(self, self.limits.unauthenticated_connection_memory, evict)
+        self._unauthenticated[account] = None
+        return account
+
+    def refuse(self, exceeded: LimitExceededError, namespace: str, *, log: bool = True) -> None:
+        """Counts a refusal, and logs it unless one for the same limit was logged in the last seconds."""
+        self.refused[exceeded.limit] += 1
+        if not log:
+            return
+        now = self._monotonic()
+        logged_at, suppressed = self._logged.get(exceeded.limit, (-_LOG_EVERY_SECONDS, 0))
+        if now - logged_at < _LOG_EVERY_SECONDS:
+            self._logged[exceeded.limit] = (logged_at, suppressed + 1)
+            return
+        self._logged[exceeded.limit] = (now, 0)
+        more = {"not_logged": suppressed} if suppressed else {}
+        _log.warning(
+            "limit exceeded: %s", exceeded.description, extra={"namespace": namespace, "limit": exceeded.limit, **more}
+        )
+
+    # --- for the accounts ----------------------------------------------------------------------------------------
+
+    def changed(self, account: Account, change: int) -> None:
+        self.held += change
+        if not account.is_authenticated:
+            self.unauthenticated_held += change
+        if change < 0:
+            return
+        limits = self.limits
+        while self.unauthenticated_held > limits.unauthenticated_memory:
+            self._evict_largest(
+                self._unauthenticated,
+                "unauthenticated-memory",
+                f"Connections without an accepted token may hold {limits.unauthenticated_memory} bytes together",
+            )
+        while self.held > limits.memory:
+            self._evict_largest(
+                chain(self._authenticated, self._unauthenticated),
+                "memory",
+                f"All connections of this server may hold {limits.memory} bytes together",
+            )
+
+    def authenticated(self, account: Account) -> None:
+        account.is_authenticated = True
+        account.raise_limit(self.limits.connection_memory)
+        del self._unauthenticated[account]
+        self._authenticated[account] = None
+        self.unauthenticated_held -= account.held
+
+    def closed(self, account: Account) -> None:
+        self.held -= account.held
+        if account.is_authenticated:
+            del self._authenticated[account]
+        else:
+            del self._unauthenticated[account]
+            self.unauthenticated_held -= account.held
+
+    def _evict_largest(self, accounts: Iterable[Account], limit: str, text: str) -> None:
+        largest = max(accounts, key=lambda account: account.held)
+        held = f"this one held most of them, {largest.held}, chiefly as {largest.largest_kind}"
+        largest.evict(LimitExceededError(limit, f"{text}; {held}. Try again later."))
