@@ -70,6 +70,7 @@ class Connection:
         self.has_failed = False  # closed by us, for what the peer did or did not do
         self._limits_after = limits
         self._open_bytes = 0
+        self._received = 0  # counted while there is a limit for it
         self._negotiation = negotiation
         self._first_outgoing_id = first_outgoing_id
         self._timers = Timers(local.idle_time_out, self.limits)
@@ -135,6 +136,12 @@ class Connection:
             return []
         self._timers.heard(now)
         events = self._events = []
+        if self.limits.received_bytes is not None:
+            if self._received > self.limits.received_bytes:
+                text = f"A connection sends at most {self.limits.received_bytes} bytes{self.until_authenticated}."
+                self._fail(LimitExceededError("received-bytes", text))
+                return events
+            self._received += len(data)
         buf = bytes(data)
         if self._buffer:
             if len(self._buffer) + len(data) < self._needed:
@@ -228,6 +235,7 @@ class Connection:
         """The transport is gone: releases everything that is held. Reports nothing."""
         self.is_closed = True
         self._release()
+        self._negotiation.drop()
         self.out.clear()
 
     def begin(self) -> Session:
@@ -247,29 +255,32 @@ class Connection:
         """Keeps `size` more bytes of unfinished deliveries."""
         most = self.limits.partial_bytes
         if size > 0 and self.partial_bytes + size > most:
-            text = f"Unfinished deliveries of a connection hold at most {most} bytes{self._until_authenticated}. "
-            exceeded = LimitExceededError("unfinished-bytes", text + "Finish one delivery before the next.")
-            self.exceeded.append(exceeded)
-            raise exceeded
+            text = f"Unfinished deliveries of a connection hold at most {most} bytes{self.until_authenticated}. "
+            raise LimitExceededError("unfinished-bytes", text + "Finish one delivery before the next.")
         self.partial_bytes += size
 
     def exceeded_by_links(self) -> LimitExceededError | None:
         """The limit that the links of the connection exceed, if they do."""
         limits = self.limits
         if self.link_count > limits.max_links:
-            text = f"A connection has at most {limits.max_links} links{self._until_authenticated}. Detach some."
+            text = f"A connection has at most {limits.max_links} links{self.until_authenticated}. Detach some."
             return LimitExceededError("links", text)
         if self.attach_bytes + self._open_bytes > limits.attach_bytes:
             text = (
                 f"The attaches of a connection take at most {limits.attach_bytes} bytes of memory"
-                f"{self._until_authenticated}. Send fewer properties, or detach some links."
+                f"{self.until_authenticated}. Send fewer properties, or detach some links."
             )
             return LimitExceededError("attach-bytes", text)
         return None
 
     @property
-    def _until_authenticated(self) -> str:
-        return "" if self.limits is self._limits_after else " until a token was accepted"
+    def is_authenticated(self) -> bool:
+        return self.limits is self._limits_after
+
+    @property
+    def until_authenticated(self) -> str:
+        """For the text of an error: nothing once the larger limits hold."""
+        return "" if self.is_authenticated else " until a token was accepted"
 
     # --- frames
 
@@ -287,9 +298,7 @@ class Connection:
             if size > max_frame_size or size < 8 or doff != 2 or kind != 0:
                 frame_size(buf, pos, self.local.max_frame_size)
                 if size > max_frame_size:
-                    text = (
-                        f"A frame has at most {max_frame_size} bytes{self._until_authenticated}; this one has {size}."
-                    )
+                    text = f"A frame has at most {max_frame_size} bytes{self.until_authenticated}; this one has {size}."
                     raise LimitExceededError("frame-size", text)
             end: int = pos + size
             if end > total:
@@ -321,6 +330,12 @@ class Connection:
             except SessionViolationError as fault:
                 session.fail(Error.of(fault))
                 return
+        most = self.limits.performative_bytes
+        if most is not None and end - pos > most:
+            text = (
+                f"A frame without payload has at most {most} bytes{self.until_authenticated}; this one has {end - pos}."
+            )
+            raise LimitExceededError("performative-bytes", f"{text} Send fewer properties.")
         performative, payload = decode_composite(buf, pos)
         if payload > end or (payload < end and not isinstance(performative, Transfer)):
             raise DecodeError("a performative does not end where its frame does")
@@ -389,7 +404,7 @@ class Connection:
 
     def _new_session(self, preferred: int) -> Session:
         if len(self._channels) >= self.limits.max_sessions:
-            text = f"A connection has at most {self.limits.max_sessions} sessions{self._until_authenticated}. End some."
+            text = f"A connection has at most {self.limits.max_sessions} sessions{self.until_authenticated}. End some."
             raise LimitExceededError("sessions", text)
         channel = self._channels.free(preferred, self.remote.channel_max if self.remote else 0xFFFF)
         session = Session(self, channel, self._first_outgoing_id)
@@ -433,6 +448,7 @@ class Connection:
 
     def _fail(self, fault: AmqpError) -> None:
         error = Error.of(fault)
+        fault.__traceback__ = None  # its frames know the fault: only the garbage collector would free them
         if isinstance(fault, LimitExceededError):
             self.exceeded.append(fault)
         self._release()

@@ -2,7 +2,8 @@
 
 A server may hold a connection to smaller limits until `Connection.authenticate` is called. The counts that `open` and
 `begin` announce (frame size, channels, handles, window) cannot change later, so the core announces the larger value
-and enforces the smaller one until then.
+and enforces the smaller one until then. A peer that exceeds a limit before that loses the connection; afterwards it
+loses the link or session where that is enough.
 """
 
 import sys
@@ -22,6 +23,8 @@ LINK_BYTES = 1 * KIB
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_frame_size: int | None = None  # largest frame taken; None: what our open announces
+    performative_bytes: int | None = None  # of a frame without payload, which is decoded whole; None: no other limit
+    received_bytes: int | None = None  # of the whole connection; checked with each read
     max_sessions: int = 5000  # of the connection
     handle_max: int = 8191  # of each session
     max_links: int = 10_000  # of the connection

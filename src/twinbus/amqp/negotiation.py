@@ -50,6 +50,10 @@ class Negotiation:
         else:
             self.wire.append(SASL_HEADER)
 
+    def drop(self) -> None:
+        """The transport is gone: lets go of the verifier."""
+        self._sasl = None
+
     @property
     def is_done(self) -> bool:
         return self.phase is Phase.DONE

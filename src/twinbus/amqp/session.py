@@ -213,7 +213,7 @@ class Session:
         link.state = LinkState.ATTACH_RECEIVED
         self._bind(link, attach, LINK_BYTES + memory_of(attach))
         if (exceeded := self.connection.exceeded_by_links()) is not None:
-            self.connection.exceeded.append(exceeded)
+            self._note(exceeded)
             link.refuse(Error.of(exceeded))
             # Forgotten at once: a peer that never answers the detach must not make us keep the link.
             self._remove(link)
@@ -297,19 +297,25 @@ class Session:
             except SessionViolationError:
                 raise
             except AmqpError as fault:
+                if isinstance(fault, LimitExceededError):
+                    self._note(fault)
                 link.fail(Error.of(fault))
         elif link.state is LinkState.ATTACH_RECEIVED:
             error = Error(Condition.TRANSFER_LIMIT_EXCEEDED, "a transfer before the attach was answered")
             link.refuse(error)
             self.report(LinkDetached(link, True, error))
 
+    def _note(self, exceeded: LimitExceededError) -> None:
+        """The peer exceeded a limit. Before it has authenticated that ends the connection."""
+        if not self.connection.is_authenticated:
+            raise exceeded
+        self.connection.exceeded.append(exceeded)
+
     def track_incoming(self, delivery_id: int, link: Link) -> None:
         if len(self.unsettled_in) >= self.limits.max_unsettled:
-            text = (
-                f"A session has at most {self.limits.max_unsettled} unsettled deliveries. Wait until earlier ones are "
-                "settled."
-            )
-            self.connection.exceeded.append(LimitExceededError("unsettled-deliveries", text))
+            most = f"A session has at most {self.limits.max_unsettled} unsettled deliveries"
+            text = f"{most}{self.connection.until_authenticated}. Wait until earlier ones are settled."
+            self._note(LimitExceededError("unsettled-deliveries", text))
             raise SessionViolationError(Condition.RESOURCE_LIMIT_EXCEEDED, text)
         self.unsettled_in[delivery_id] = link
 

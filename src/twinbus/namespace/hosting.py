@@ -6,6 +6,7 @@ The data directory is held for as long as they run, so that a second server fail
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import os
@@ -36,6 +37,9 @@ _SWITCH_SECONDS: Final = 0.001
 _COLLECT_AFTER: Final = 50_000
 # Descriptors beside those of connections: files of the namespaces, ledgers, and refused connections.
 _OWN_DESCRIPTORS: Final = 256
+# Memory is returned to the system when so many connections were closed, looked at this often.
+_TRIM_AFTER: Final = 100
+_TRIM_SECONDS: Final = 5.0
 
 Show = Callable[[Sequence[NamespaceServer]], None]
 
@@ -121,6 +125,7 @@ async def _serve(options: Sequence[NamespaceOptions], resources: Resources, show
     _listen_to_signals(asyncio.get_running_loop(), asked, exit_with_stdin)
     running: list[NamespaceServer] = []
     waiting: asyncio.Future[Any] = asyncio.ensure_future(asked.wait())
+    returning: asyncio.Future[None] | None = None
     try:
         for one in options:
             server = NamespaceServer(one, resources)
@@ -131,15 +136,32 @@ async def _serve(options: Sequence[NamespaceOptions], resources: Resources, show
         gc.set_threshold(_COLLECT_AFTER)
         if not asked.is_set():
             show(running)
+        returning = asyncio.ensure_future(_return_memory(resources))
         await asyncio.wait([waiting, *(server.ended for server in running)], return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
+        if returning is not None:
+            returning.cancel()
         failed = {server: server.ended.exception() for server in running if server.ended.done()}
         failed.update(await _drain(running))
     for server, cause in failed.items():
         if cause is not None:
             text, hint = (cause.text, cause.hint) if isinstance(cause, OperatorError) else (repr(cause), "")
             raise OperatorError(f"The namespace {server.options.name!r} had to stop: {text}", hint) from cause
+
+
+async def _return_memory(resources: Resources) -> None:
+    """Return free memory to the system after many connections were closed.
+
+    glibc keeps what was freed below the highest block in use. After 1,000 TLS connections that was 90 MB.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    closed = 0
+    while trim is not None:
+        await asyncio.sleep(_TRIM_SECONDS)
+        if resources.closed_connections - closed >= _TRIM_AFTER:
+            closed = resources.closed_connections
+            await asyncio.to_thread(trim, 0)
 
 
 async def _drain(running: Sequence[NamespaceServer]) -> dict[NamespaceServer, BaseException]:

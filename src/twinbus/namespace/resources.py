@@ -41,6 +41,10 @@ class ResourceLimits:
     authentication_seconds: float = 60.0
 
 
+def _ignore(_: LimitExceededError) -> None:
+    """The connection is gone already."""
+
+
 class Account:
     """The memory that one connection makes the process hold, by kind."""
 
@@ -87,11 +91,13 @@ class Account:
         if self.is_open:
             self.is_open = False
             self._resources.closed(self)
+            self._evict = _ignore  # else the account and its connection would keep each other alive
 
     def evict(self, exceeded: LimitExceededError) -> None:
         """Stops counting the connection and has it closed."""
+        evict = self._evict
         self.close()
-        self._evict(exceeded)
+        evict(exceeded)
 
     @property
     def largest_kind(self) -> str:
@@ -105,6 +111,7 @@ class Resources:
         self.limits = limits or ResourceLimits()
         self.held = 0
         self.unauthenticated_held = 0
+        self.closed_connections = 0
         self.refused: Counter[str] = Counter()
         self._monotonic = monotonic
         # Ordered by age.
@@ -190,6 +197,7 @@ class Resources:
         self.unauthenticated_held -= account.held
 
     def closed(self, account: Account) -> None:
+        self.closed_connections += 1
         self.held -= account.held
         if account.is_authenticated:
             del self._authenticated[account]

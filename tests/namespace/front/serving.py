@@ -48,6 +48,9 @@ class Recorder:
     def when_room(self, call: Callable[[], None]) -> None:
         self.waiting.append(call)
 
+    def take_turn(self, call: Callable[[], None]) -> None:
+        call()
+
     def pause_reading(self, reason: str) -> None:
         self.paused_for.add(reason)
 
@@ -91,6 +94,9 @@ class _Protocol(asyncio.Protocol):
 
     def when_room(self, call: Callable[[], None]) -> None:
         raise AssertionError("this stream is never full")
+
+    def take_turn(self, call: Callable[[], None]) -> None:
+        call()
 
     def pause_reading(self, reason: str) -> None:
         self._transport.pause_reading()

@@ -19,6 +19,7 @@ from typing import Final
 from twinbus.amqp.limits import LimitExceededError
 from twinbus.namespace.front.port import PortConnection
 from twinbus.namespace.front.site import Site
+from twinbus.namespace.front.turns import Turns, UnauthenticatedReader
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Acceptor:
         self._site = site
         self._listener = listener
         self._loop = asyncio.get_running_loop()
+        self._turns = Turns()
         self._timer: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
         self._refused: set[PortConnection] = set()
@@ -97,7 +99,8 @@ class Acceptor:
 
     async def _open(self, connection: PortConnection, accepted: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(lambda: connection, accepted)
+            reader = UnauthenticatedReader(connection, self._turns)
+            await self._loop.connect_accepted_socket(lambda: reader, accepted)
         except OSError as error:  # the peer left meanwhile
             _log.info("a connection was not opened: %s", error)
             accepted.close()

@@ -14,6 +14,10 @@ from twinbus.namespace.front.http_messages import AbandonedError
 from twinbus.namespace.front.struck import crash
 
 
+def _nothing() -> None:
+    """The connection is gone."""
+
+
 class Admission:
     """Of one connection. `freed` is called whenever it may speak again."""
 
@@ -65,6 +69,7 @@ class Admission:
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_exception(AbandonedError)
+        self._freed = _nothing
 
     async def held(self) -> None:
         """Wait while the connection is held; AbandonedError if it ends meanwhile."""

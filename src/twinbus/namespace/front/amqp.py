@@ -71,6 +71,8 @@ _LIMITS = Limits(enforce_credit=False, max_message_size=limits.MIB, partial_byte
 _LIMITS_BEFORE = replace(
     _LIMITS,
     max_frame_size=64 * limits.KIB,
+    performative_bytes=4 * limits.KIB,
+    received_bytes=128 * limits.KIB,
     max_sessions=8,
     max_links=16,
     attach_bytes=64 * limits.KIB,

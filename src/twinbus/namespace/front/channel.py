@@ -22,6 +22,7 @@ _FULL_BYTES_BEFORE, _MOST_UNSENT_BYTES_BEFORE = 16 * KIB, 32 * KIB
 # A peer that was sent everything, and one that was refused, has so long to read the rest.
 _CLOSE_SECONDS = 10.0
 _REFUSED_SECONDS = 2.0
+_REFUSED_BYTES = 256 * KIB
 # A ClientHello has some hundred bytes, some thousand with post-quantum keys. No client certificate is asked for.
 _MOST_HANDSHAKE_BYTES = 32 * KIB
 # A BIO keeps the memory of its largest content for good, so it is filled in pieces.
@@ -100,6 +101,10 @@ def _pieces(data: bytes) -> Iterator[bytes]:
         yield data[start : start + _PIECE]
 
 
+def _never() -> bool:
+    return False
+
+
 class Channel:
     """Both directions of one connection. Keeps silent, without losing a byte, while the connection is held."""
 
@@ -117,6 +122,9 @@ class Channel:
         self._most_unsent = _MOST_UNSENT_BYTES_BEFORE
         transport.set_write_buffer_limits(high=_FULL_BYTES_BEFORE)
         self.is_refused = False
+        self._discarded = 0
+        self.turns: Callable[[Callable[[], None]], None] | None = None
+        """How a connection that has not authenticated waits for its turn."""
         self.tls: TlsLayer | None = None
 
     def authenticated(self) -> None:
@@ -167,15 +175,25 @@ class Channel:
         self._paused_for.clear()
         self._transport.resume_reading()
 
+    def discard(self, size: int) -> None:
+        """A peer that was refused sent so many bytes more."""
+        self._discarded += size
+        if self._discarded > _REFUSED_BYTES:
+            self._transport.abort()
+
     def abort(self) -> None:
         self._transport.abort()
 
     def lost(self) -> None:
-        """The transport is closed."""
+        """The transport is closed: lets go of everything, so that nothing waits for the garbage collector."""
         if self._end_timer is not None:
             self._end_timer.cancel()
         self._held.clear()
         self._on_room.clear()
+        self._close_after = None
+        self._is_silenced = _never
+        self.turns = None
+        self.tls = None
 
     def speak_again(self) -> None:
         """The silence is over: send what was held back."""
@@ -231,6 +249,13 @@ class Channel:
         calls, self._on_room = self._on_room, []
         for call in calls:
             call()
+
+    def take_turn(self, call: Callable[[], None]) -> None:
+        """Run `call` when it is this connection's turn."""
+        if self.turns is None:
+            call()
+        else:
+            self.turns(call)
 
     def pause_reading(self, reason: str) -> None:
         """Stop reading until `resume_reading` was called for every reason there is."""

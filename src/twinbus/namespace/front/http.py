@@ -32,17 +32,17 @@ from twinbus.namespace.resources import Account
 __all__ = ["HttpConnection", "HttpHandler", "Stream"]
 
 MAX_HEADER_BYTES: Final = 64 * 1024
-MAX_BODY_BYTES: Final = 1024 * 1024
+MAX_BODY_BYTES: Final = 256 * 1024
 
 _VERSIONS: Final = (b"1.0", b"1.1")
 # What a client may send ahead of its answers. From the first figure on no more is read; what was read already counts.
-_PAUSE_HELD: Final = MAX_HEADER_BYTES
-_MOST_HELD: Final = MAX_BODY_BYTES
+_PAUSE_HELD: Final = 16 * 1024
+_MOST_HELD: Final = 1024 * 1024
 _REQUEST_SECONDS: Final = 60.0
 _IDLE_SECONDS: Final = 120.0
 # A refused body is read on for a while: closing at once would reset the connection before the answer is read.
 _LINGER_SECONDS: Final = 2.0
-_LINGER_BYTES: Final = 16 * MAX_BODY_BYTES
+_LINGER_BYTES: Final = 16 * 1024 * 1024
 
 # For browsers: no page of another origin may show an answer in a frame, run it as a script or use it as a picture.
 _FOR_BROWSERS: Final = (
@@ -62,6 +62,7 @@ class Stream(Protocol):
     def write(self, parts: list[bytes]) -> None: ...
     def close(self) -> None: ...
     def when_room(self, call: Callable[[], None]) -> None: ...
+    def take_turn(self, call: Callable[[], None]) -> None: ...
     def pause_reading(self, reason: str) -> None: ...
     def resume_reading(self, reason: str) -> None: ...
 
@@ -98,12 +99,17 @@ class HttpConnection:
         self._held = bytearray()
         self._unparsed = 0  # bytes that h11 keeps because their request or chunk is not whole
         self._answering: asyncio.Task[None] | None = None
+        self._waits_for_next = False  # a request was answered, and it is not yet the turn of the next one
         self._timer: asyncio.TimerHandle | None = None
         self._is_idle = False
         self._linger_left: int | None = None
         self._peer_ended = False
         self._last = False
         self._closed = False
+
+    @property
+    def is_answering(self) -> bool:
+        return self._answering is not None
 
     def data_received(self, data: bytes) -> None:
         if self._closed:
@@ -112,7 +118,7 @@ class HttpConnection:
             self._linger_left -= len(data)
             if self._linger_left < 0:
                 self._close()
-        elif self._answering is None:
+        elif self._answering is None and not self._waits_for_next:
             self._hear(data)
         else:
             self._held += data
@@ -128,7 +134,7 @@ class HttpConnection:
         self._peer_ended = True
         if self._linger_left is not None:
             self._close()
-        elif self._answering is None and not self._closed:
+        elif self._answering is None and not self._waits_for_next and not self._closed:
             self._hear(b"")
         return True
 
@@ -270,6 +276,7 @@ class HttpConnection:
         """On to the request that follows, if the connection lasts and the peer reads its answers."""
         if self._closed:
             return
+        self._waits_for_next = True
         if self._stream.is_full and not self._last:
             self._stream.pause_reading("answering")
             self._stream.when_room(self._go_on)
@@ -277,6 +284,12 @@ class HttpConnection:
         if self._last or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             self._close()
             return
+        self._stream.take_turn(self._begin_next)
+
+    def _begin_next(self) -> None:
+        if self._closed:
+            return
+        self._waits_for_next = False
         self._request = None
         self._h11.start_next_cycle()
         # First what h11 still has: given more each time, it would keep more than it answers.

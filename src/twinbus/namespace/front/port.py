@@ -70,6 +70,7 @@ class PortConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.channel.is_refused:
+            self.channel.discard(len(data))
             return
         self._has_spoken = True
         if self._waiting or self._is_silenced():
@@ -114,6 +115,15 @@ class PortConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.channel.emptied()
+
+    @property
+    def is_authenticated(self) -> bool:
+        return self._account.is_authenticated
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether an HTTP request is being answered."""
+        return isinstance(self._speaker, HttpConnection) and self._speaker.is_answering
 
     def faults_changed(self) -> None:
         self._admission.faults_changed()
