@@ -8,7 +8,7 @@ from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from twinbus.pairing import aio_pair
-from twinbus.pairing.aio_pair import Pair, Pairing, PairSide
+from twinbus.pairing.aio_pair import Pair, PairSide
 from twinbus.pairing.aio_receivers import QuietReceiver
 from twinbus.pairing.aio_sender import PairedSender
 from twinbus.pairing.calls import BacklogHandle
@@ -36,8 +36,12 @@ def pair_namespaces(
     *,
     secondary_admin: ServiceBusAdministrationClient | None = None,
     options: SendAvailabilityOptions | None = None,
-) -> Pairing:
-    """Pair two namespaces on clients the caller made (P1). Await it, or use it with `async with`."""
+) -> Pair:
+    """Pair two namespaces on clients the caller made (P1). The clients stay the caller's to close.
+
+    Returns the pair without I/O, as the SDK returns its client. `async with pair`, `await pair` or the first send pairs
+    the namespaces and raises what goes wrong with that.
+    """
     return aio_pair.pair_namespaces(
         primary, secondary, secondary_admin=secondary_admin, options=options, syphon=AioPairSyphon
     )
@@ -45,6 +49,9 @@ def pair_namespaces(
 
 def pair_connection_strings(
     primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
-) -> Pairing:
-    """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
+) -> Pair:
+    """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own.
+
+    When the namespaces are paired: see `pair_namespaces`.
+    """
     return aio_pair.pair_connection_strings(primary, secondary, options=options, syphon=AioPairSyphon, **kwargs)

@@ -38,6 +38,10 @@ class Attempts(Deadlines):
         """False in the child of a fork: connections and the loop are the parent's, and none of it may be touched."""
         return os.getpid() == self._process
 
+    def adopt(self) -> None:
+        """This process pairs: the pair may have been made before a fork, while it had no connection."""
+        self._process = os.getpid()
+
     def ready(self, sender: Any) -> Any:
         """The same sender or receiver of the SDK, as attempts need it: one try, quick to open, its token waited for."""
         if asks_an_issuer(sender._credential):

@@ -122,16 +122,15 @@ class Deadlines:
 
 
 class AioTimer:
-    """Calls back in the loop (entity.Timer)."""
+    """Calls back in the loop that runs when it is armed (entity.Timer)."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, due: Callable[[], object]) -> None:
-        self._loop = loop
+    def __init__(self, due: Callable[[], object]) -> None:
         self._callback = due
         self._handle: asyncio.TimerHandle | None = None
 
     def arm(self, at: float) -> None:
         self.disarm()
-        self._handle = self._loop.call_later(max(at - time.monotonic(), 0), self._fired)
+        self._handle = asyncio.get_running_loop().call_later(max(at - time.monotonic(), 0), self._fired)
 
     def disarm(self) -> None:
         if self._handle is not None:

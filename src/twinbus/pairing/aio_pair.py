@@ -1,4 +1,15 @@
-"""The asyncio pair: its loop, tasks and timers. What a pair is: `partnership`; what its senders do: `calls`."""
+"""The asyncio pair: its loop, tasks and timers. What a pair is: `partnership`; what its senders do: `calls`.
+
+A `Pair` is made without a loop and without I/O, as the SDK's client is. The namespaces are paired (P1) by the first of
+`async with pair`, `await pair` and any call of one of its senders. The three share one task, `_pairing`:
+
+    made    --first use-->  pairing  --queues found or created-->  paired
+    pairing --it fails, in a sender's call-->                      made: the next use tries again
+    pairing --it fails, or all waiters are cancelled, in `await` or `async with`-->  closed
+    any     --close-->      closed: senders, `await` and `async with` raise PairClosedError
+
+Receivers and session lists use the primary alone and do not wait for the pairing.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +17,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Generator
+from datetime import datetime
 from typing import Any, Self
 from weakref import WeakSet
 
+from azure.core.async_paging import AsyncItemPaged
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
@@ -67,7 +80,12 @@ class PairSide:
 
 
 class Pair:
-    """Two namespaces as one. Made by `pair_namespaces` or `pair_connection_strings` of `twinbus.aio`."""
+    """Two namespaces as one. Made by `pair_namespaces` or `pair_connection_strings` of `twinbus.aio`.
+
+    Use it like the SDK's client: `async with pair: …`, or without entering it and `await pair.close()` at the end.
+    `pair = await pair_connection_strings(…)` pairs at once and returns the pair. Closing closes both sides; closing
+    again does nothing; a closed pair cannot be entered again: make another.
+    """
 
     def __init__(
         self,
@@ -75,13 +93,19 @@ class Pair:
         secondary: ServiceBusClient,
         options: SendAvailabilityOptions,
         *,
+        admin: ServiceBusAdministrationClient | None = None,
+        syphon: SyphonFactory | None = None,
         owns_clients: bool = False,
     ) -> None:
         check_version()
+        self._admin = admin
+        self._make_syphon = syphon
         self._clients = {"primary": primary, "secondary": secondary}
         self._owns_clients = owns_clients
         self._retries = retries_of(primary)
-        self._loop = asyncio.get_running_loop()
+        self._pairing: asyncio.Task[None] | None = None
+        self._paired = False
+        self._waiting = 0
         self._attempts = Attempts(options.try_timeout.total_seconds())
         self._pinging: dict[EntityCell, asyncio.Task[Any]] = {}
         self._senders: WeakSet[PairedSender] = WeakSet()
@@ -124,9 +148,29 @@ class Pair:
         )
         return QuietReceiver(receiver) if quiet_while_down else receiver
 
+    def list_queue_sessions(
+        self, queue_name: str, *, state_updated_after: datetime | None = None, timeout: float | None = None
+    ) -> AsyncItemPaged[str]:
+        """Session ids of a queue of the primary, as `ServiceBusClient.list_queue_sessions` returns them."""
+        return self._clients["primary"].list_queue_sessions(
+            queue_name, state_updated_after=state_updated_after, timeout=timeout
+        )
+
+    def list_subscription_sessions(
+        self,
+        topic_name: str,
+        subscription_name: str,
+        *,
+        state_updated_after: datetime | None = None,
+        timeout: float | None = None,
+    ) -> AsyncItemPaged[str]:
+        """Session ids of a subscription, as `ServiceBusClient.list_subscription_sessions` returns them."""
+        return self._clients["primary"].list_subscription_sessions(
+            topic_name, subscription_name, state_updated_after=state_updated_after, timeout=timeout
+        )
+
     def _sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
-        if self._state.primary.state is not SideState.OPEN:
-            raise self._state.primary.refusal()
+        self._state.primary.refuse_unless_open()
         made = PairedSender(
             self._state.place(path),
             lambda: self._attempts.ready(make()),
@@ -134,6 +178,7 @@ class Pair:
             self._attempts,
             self._retries,
             self._state.on_primary,
+            pairing=None if self._paired else self._until_paired,
         )
         self._senders.add(made)
         return made
@@ -146,8 +191,8 @@ class Pair:
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
-        """Those usable now: the pair's effective count is their number (P7)."""
-        return self._state.rotation.rotation.usable
+        """Those usable now: the pair's effective count is their number (P7). None before the namespaces are paired."""
+        return self._state.rotation.rotation.usable if self._paired else ()
 
     @property
     def syphon(self) -> Syphon | None:
@@ -165,10 +210,79 @@ class Pair:
         return self._state.events.on(event, callback)
 
     def force_failover(self, entity: str) -> None:
+        """Call it in the pair's event loop, which runs the pings."""
+        asyncio.get_running_loop()
         self._state.force_failover(entity)
 
     def force_restore(self, entity: str) -> None:
+        asyncio.get_running_loop()
         self._state.force_restore(entity)
+
+    # --- pairing ---------------------------------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._entered().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._entered()
+
+    async def _entered(self) -> Self:
+        """Raises what pairing raises, and the pair is closed then: the caller may have no reference to it."""
+        try:
+            await self._until_paired()
+        except BaseException:
+            # A caller that is cancelled leaves the pairing to those that still wait for it.
+            if not self._waiting:
+                await self.close()
+            raise
+        return self
+
+    async def _until_paired(self) -> None:
+        """Pairs, or waits for the pairing under way (P1). Raises the refusal of a side that is not open."""
+        self._state.primary.refuse_unless_open()
+        if self._paired:
+            return
+        self._state.secondary.refuse_unless_open()
+        pairing = self._pairing
+        if pairing is None:
+            self._attempts.adopt()
+            pairing = self._pairing = self._attempts.start(self._pair())
+            pairing.add_done_callback(self._pairing_ended)
+        self._waiting += 1
+        try:
+            await asyncio.shield(pairing)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if pairing.cancelled() and not (task is not None and task.cancelling()):
+                # Closing ended the pairing, and nobody cancelled this task.
+                for side in (self._state.primary, self._state.secondary):
+                    side.refuse_unless_open()
+            raise
+        finally:
+            self._waiting -= 1
+
+    def _pairing_ended(self, pairing: asyncio.Task[None]) -> None:
+        if pairing.cancelled() or pairing.exception() is not None:
+            self._pairing = None
+
+    async def _pair(self) -> None:
+        self._state.begin()
+        secondary = self._clients["secondary"]
+        try:
+            administration = AioAdministration.of(
+                secondary, self._admin, seconds=self.options.try_timeout.total_seconds()
+            )
+            administration.recording = self._state.on_secondary
+            try:
+                await self._provision(administration)
+            except BaseException:
+                await administration.close()
+                raise
+            self._state.start_syphon(self._make_syphon, (self._clients["primary"], secondary), self._admin)
+        except BaseException:
+            self._state.withdraw()
+            raise
+        self._paired = True
 
     # --- closing ---------------------------------------------------------------------------------------------------
 
@@ -177,13 +291,13 @@ class Pair:
             side.leave(SideState.CLOSED)
         await self._ended()
 
-    async def __aenter__(self) -> Self:
-        return self
-
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _ended(self) -> None:
+        if self._state.closed and self._ending is None and self._attempts.ours:
+            # Both sides were faulted without a loop.
+            self._ending = asyncio.get_running_loop().create_task(self._end())
         if self._ending is not None:
             # Whoever stops waiting for it does not stop it.
             await asyncio.shield(self._ending)
@@ -205,18 +319,21 @@ class Pair:
         """Without either side nothing is diverted any more; without both the pair ends, whoever closed them (C3)."""
         self._looks.stop()
         self._links.close()
-        if self._provisioning is not None:
-            self._provisioning.cancel()
+        for task in (self._pairing, self._provisioning):
+            if task is not None:
+                task.cancel()
         if side is self._state.primary:
             for sender in list(self._senders):
                 sender.let_go()
         if self._state.closed:
-            self._ending = self._loop.create_task(self._end())
+            with contextlib.suppress(RuntimeError):
+                # Without a loop nothing was started that has to end; `close` ends the rest.
+                self._ending = asyncio.get_running_loop().create_task(self._end())
 
     # --- what the cells ask of a driver ----------------------------------------------------------------------------
 
     def timer(self, due: Callable[[], object]) -> AioTimer:
-        return AioTimer(self._loop, due)
+        return AioTimer(due)
 
     def emit(self, notice: Notice) -> None:
         self._state.events.emit(notice)
@@ -287,26 +404,6 @@ class Pair:
             await administration.close()
 
 
-class Pairing:
-    """What pairing returns: awaited it is the pair; as a context manager it makes the pair and closes it."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._pair: Pair | None = None
-
-    def __await__(self) -> Generator[Any, None, Pair]:
-        made: Generator[Any, None, Pair] = self._make().__await__()
-        return made
-
-    async def __aenter__(self) -> Pair:
-        self._pair = await self
-        return self._pair
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._pair is not None:
-            await self._pair.close()
-
-
 def pair_namespaces(
     primary: ServiceBusClient,
     secondary: ServiceBusClient,
@@ -314,10 +411,9 @@ def pair_namespaces(
     secondary_admin: ServiceBusAdministrationClient | None = None,
     options: SendAvailabilityOptions | None = None,
     syphon: SyphonFactory | None = None,
-) -> Pairing:
-    """Pair two namespaces on clients the caller made (P1). Await it, or use it with `async with`."""
-    chosen = options or SendAvailabilityOptions()
-    return Pairing(lambda: _paired(primary, secondary, secondary_admin, chosen, syphon, False))
+) -> Pair:
+    """A pair of two namespaces on clients the caller made (P1). The clients stay the caller's to close."""
+    return Pair(primary, secondary, options or SendAvailabilityOptions(), admin=secondary_admin, syphon=syphon)
 
 
 def pair_connection_strings(
@@ -327,41 +423,7 @@ def pair_connection_strings(
     options: SendAvailabilityOptions | None = None,
     syphon: SyphonFactory | None = None,
     **kwargs: Any,
-) -> Pairing:
-    """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
-
-    async def make() -> Pair:
-        clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
-        return await _paired(clients[0], clients[1], None, options or SendAvailabilityOptions(), syphon, True)
-
-    return Pairing(make)
-
-
-async def _paired(
-    primary: ServiceBusClient,
-    secondary: ServiceBusClient,
-    admin: ServiceBusAdministrationClient | None,
-    options: SendAvailabilityOptions,
-    syphon: SyphonFactory | None,
-    owns_clients: bool,
 ) -> Pair:
-    try:
-        pair = Pair(primary, secondary, options, owns_clients=owns_clients)
-    except BaseException:
-        if owns_clients:
-            await primary.close()
-            await secondary.close()
-        raise
-    try:
-        administration = AioAdministration.of(secondary, admin, seconds=options.try_timeout.total_seconds())
-        administration.recording = pair._state.on_secondary
-        try:
-            await pair._provision(administration)
-        except BaseException:
-            await administration.close()
-            raise
-        pair._state.start_syphon(syphon, (primary, secondary), admin)
-    except BaseException:
-        await pair.close()
-        raise
-    return pair
+    """A pair of two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
+    clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
+    return Pair(clients[0], clients[1], options or SendAvailabilityOptions(), syphon=syphon, owns_clients=True)

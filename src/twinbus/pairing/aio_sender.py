@@ -60,8 +60,12 @@ class PairedSender:
         attempts: Attempts,
         retries: Retries,
         recording: Recording,
+        *,
+        pairing: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        """`pairing`: pairs the namespaces, or waits until that is done; None where they are paired."""
         self._place = place
+        self._pairing = pairing
         self._make = make
         self._links = links
         self._attempts = attempts
@@ -78,6 +82,12 @@ class PairedSender:
         self.entity_name: str = self._link.sender.entity_name
 
     # --- azure-servicebus' interface -------------------------------------------------------------------------------
+
+    @property
+    def client_identifier(self) -> str:
+        """The identifier given to `get_queue_sender`; without one, that of the present link."""
+        identifier: str = self._link.sender.client_identifier
+        return identifier
 
     async def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
         until = end_of_call(self._closed, timeout)
@@ -166,6 +176,11 @@ class PairedSender:
     # --- carrying out ----------------------------------------------------------------------------------------------
 
     async def _call(self, call: Call[T], backlog: Callable[[], Steps[T]], until: float | None) -> T:
+        if self._pairing is not None:
+            # Nothing is sent before every backlog queue was found or created (P1).
+            paired = self._pairing()
+            await (paired if until is None else self._attempts.bound(paired, until - time.monotonic()))
+            self._pairing = None
         entity = self._place.cell.entity
         failed: Exception | None = None
         if entity.route is _PRIMARY:

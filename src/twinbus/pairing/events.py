@@ -170,6 +170,10 @@ class PairEvents:
         """What gauges show is asked for when they are read, never kept."""
         self._unwatch = self._metrics.watch(self._pair, entities, rotation, backlog)
 
+    def unwatch(self) -> None:
+        """The gauges show this pair no more."""
+        self._unwatch()
+
     def close(self) -> None:
         """After the last event. Callbacks already called for are waited for, but not for long."""
         self._unwatch()

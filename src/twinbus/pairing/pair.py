@@ -6,9 +6,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Self
 from weakref import WeakSet
 
+from azure.core.paging import ItemPaged
 from azure.servicebus import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.management import ServiceBusAdministrationClient
 
@@ -101,6 +103,8 @@ class Pair:
         )
         self.primary = PairSide(self, self._state.primary)
         self.secondary = PairSide(self, self._state.secondary)
+        # Last: what could not be made whole is not in anyone's way (P3).
+        self._state.begin()
 
     # --- senders and receivers -------------------------------------------------------------------------------------
 
@@ -128,9 +132,29 @@ class Pair:
         )
         return QuietReceiver(receiver) if quiet_while_down else receiver
 
+    def list_queue_sessions(
+        self, queue_name: str, *, state_updated_after: datetime | None = None, timeout: float | None = None
+    ) -> ItemPaged[str]:
+        """Session ids of a queue of the primary, as `ServiceBusClient.list_queue_sessions` returns them."""
+        return self._clients["primary"].list_queue_sessions(
+            queue_name, state_updated_after=state_updated_after, timeout=timeout
+        )
+
+    def list_subscription_sessions(
+        self,
+        topic_name: str,
+        subscription_name: str,
+        *,
+        state_updated_after: datetime | None = None,
+        timeout: float | None = None,
+    ) -> ItemPaged[str]:
+        """Session ids of a subscription, as `ServiceBusClient.list_subscription_sessions` returns them."""
+        return self._clients["primary"].list_subscription_sessions(
+            topic_name, subscription_name, state_updated_after=state_updated_after, timeout=timeout
+        )
+
     def _sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
-        if self._state.primary.state is not SideState.OPEN:
-            raise self._state.primary.refusal()
+        self._state.primary.refuse_unless_open()
         place = self._state.place(path)
         made = PairedSender(
             place,
@@ -181,6 +205,8 @@ class Pair:
         self._leave((self._state.primary, self._state.secondary), SideState.CLOSED)
 
     def __enter__(self) -> Self:
+        """Raises PairClosedError or PairFaultedError where the primary is no longer open."""
+        self._state.primary.refuse_unless_open()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -116,14 +116,25 @@ class Partnership:
             raise PairingRefusedError(
                 f"the secondary's connection string is for {bound!r} alone: leave its EntityPath out"
             )
-        # Last: what could not be made whole is not in anyone's way (P3).
+        self._registered = False
+
+    def begin(self) -> None:
+        """Registers the pair in this process and shows it in the metrics. PairingRefusedError where P3 forbids it."""
         register(self.primary.endpoint, self.secondary.endpoint)
+        self._registered = True
         self.events.watch(
             lambda: [cell.entity for cell in list(self._cells.values())],
             lambda: self.rotation.rotation,
             lambda: self.attendance.attendance.watches,
         )
         _partnerships.add(self)
+
+    def withdraw(self) -> None:
+        """Undoes `begin`: the pairing failed, or the pair is closed."""
+        if self._registered:
+            self._registered = False
+            self.events.unwatch()
+            release(self.primary.endpoint, self.secondary.endpoint)
 
     def start_syphon(self, make: SyphonFactory | None, clients: tuple[Any, Any], admin: Any) -> None:
         """Where `enable_syphon` says so. Syphons are made above this room: the public functions say how."""
@@ -167,11 +178,11 @@ class Partnership:
         return cell is not None and cell.entity.mode in (Mode.FAILED_OVER, Mode.UNUSABLE)
 
     def force_failover(self, entity: str) -> None:
-        self._refuse_unless_open()
+        self.primary.refuse_unless_open()
         self.cell(entity).advance(FailoverForced())
 
     def force_restore(self, entity: str) -> None:
-        self._refuse_unless_open()
+        self.primary.refuse_unless_open()
         self.cell(entity).advance(RestoreForced())
 
     def notice_closed_clients(self) -> None:
@@ -206,10 +217,6 @@ class Partnership:
         for cell in self._cells.values():
             cell.forked()
 
-    def _refuse_unless_open(self) -> None:
-        if self.primary.state is not SideState.OPEN:
-            raise self.primary.refusal()
-
     def _side_changed(self, side: Side) -> None:
         at = time.monotonic()
         faulted = side.state is SideState.FAULTED
@@ -222,7 +229,7 @@ class Partnership:
             self.rotation.close()
         if self.closed:
             self._other_side.disarm()
-            release(self.primary.endpoint, self.secondary.endpoint)
+            self.withdraw()
         self._tell_syphon(at)
         self._let_go(side)
 

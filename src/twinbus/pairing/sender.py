@@ -73,6 +73,11 @@ class PairedSender:
 
     # --- azure-servicebus' interface -------------------------------------------------------------------------------
 
+    @property
+    def client_identifier(self) -> str:
+        """The identifier given to `get_queue_sender`; without one, that of the present link."""
+        return self._sender.client_identifier
+
     def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
         message = identified(message)
         until = end_of_call(self._closed, timeout)

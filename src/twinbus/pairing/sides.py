@@ -107,6 +107,11 @@ class Side:
             return PairForkedError()
         return PairClosedError(self.name) if self.cause is None else PairFaultedError(self.name, self.cause)
 
+    def refuse_unless_open(self) -> None:
+        """Raises `refusal()` where the side is closed or faulted."""
+        if self.state is not SideState.OPEN:
+            raise self.refusal()
+
     def leave(self, state: SideState, cause: BaseException | None = None) -> bool:
         with self._changing:
             if self.state is not SideState.OPEN:

@@ -1,0 +1,282 @@
+"""An asyncio pair before, while and after it is paired (P1, P3, C3, S13): entered, awaited, or neither."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from twinbus import PairClosedError, PairFaultedError, PairingRefusedError, ProvisioningError, SendAvailabilityOptions
+from twinbus.aio import Pair, PairedSender, pair_connection_strings
+from twinbus.testing import LocalNamespace
+
+from .conftest import KEY, World
+from .test_ending import Traces
+
+OPTIONS = SendAvailabilityOptions(backlog_queue_count=2, primary_name="entered")
+
+
+@pytest.fixture
+async def world(primary: LocalNamespace, secondary: LocalNamespace) -> AsyncIterator[World]:
+    made = World("aio", primary, secondary)
+    async with made.stack:
+        yield made
+
+
+def made(world: World, **keywords: Any) -> Pair:
+    """A pair that is not paired yet."""
+    strings = {"primary": world.primary.connection_string, "secondary": world.secondary.connection_string}
+    pair = pair_connection_strings(**{"options": OPTIONS, **strings, **keywords})
+    world.stack.push_async_callback(pair.close)
+    return pair
+
+
+def wrong(world: World) -> str:
+    return world.secondary.connection_string.replace(KEY, "wrong")
+
+
+# --- the three ways in -----------------------------------------------------------------------------------------------
+
+
+async def test_p1_a_pair_is_entered_as_the_sdks_client_is(world: World, queue: str) -> None:
+    pair: Pair = made(world)
+    async with pair:
+        sender: PairedSender = pair.get_queue_sender(queue)
+        assert len(pair.backlog_queues) == 2
+        await sender.send_messages(ServiceBusMessage("x"))
+    assert (pair.primary.state, pair.secondary.state) == ("closed", "closed")
+    assert len(await world.held(queue)) == 1
+
+
+async def test_p1_awaiting_a_pair_returns_it_paired_and_entering_it_then_closes_it_at_the_end(
+    world: World, queue: str
+) -> None:
+    pair = made(world)
+    assert await pair is pair
+    assert await pair is pair
+    async with pair as entered:
+        assert entered is pair
+        await entered.get_queue_sender(queue).send_messages(ServiceBusMessage("x"))
+    assert pair.primary.state == "closed"
+
+
+async def test_p1_the_first_send_of_a_pair_that_nobody_entered_pairs_it(world: World, queue: str) -> None:
+    pair = made(world)
+    sender = pair.get_queue_sender(queue)
+    assert not pair.backlog_queues
+    await asyncio.gather(*(sender.send_messages(ServiceBusMessage("x")) for _ in range(5)))
+    assert len(pair.backlog_queues) == 2
+    await pair.close()
+    assert len(await world.held(queue)) == 5
+
+
+NO_LOOP = """
+import asyncio, os, sys
+from azure.servicebus import ServiceBusMessage
+from twinbus import SendAvailabilityOptions
+from twinbus.aio import pair_connection_strings
+
+pair = pair_connection_strings(*sys.argv[1:3], options=SendAvailabilityOptions(backlog_queue_count=1))
+sender, receiver = pair.get_queue_sender(sys.argv[3]), pair.get_queue_receiver(sys.argv[3])
+pair.on("closed", lambda notice: None)
+try:
+    pair.force_failover(sys.argv[3])
+except RuntimeError as error:
+    assert "no running event loop" in str(error), error
+else:
+    raise AssertionError("pings need a loop")
+assert pair.entities()[0].state == "healthy"
+
+async def main(text):
+    async with pair:
+        await sender.send_messages(ServiceBusMessage(text))
+
+# A child that uses it first: nothing of it belongs to this process yet.
+child = os.fork()
+if child == 0:
+    asyncio.run(main("from the child"))
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+asyncio.run(main("from the parent"))
+print("ok")
+"""
+
+
+async def test_p1_s13_a_pair_is_made_without_a_loop_and_may_be_paired_after_a_fork(world: World, queue: str) -> None:
+    strings = (world.primary.connection_string, world.secondary.connection_string)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", NO_LOOP, *strings, queue, stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        told, _ = await process.communicate()
+    assert told == b"ok\n"
+    assert [one.body for one in await world.held(queue)] == [b"from the child", b"from the parent"]
+
+
+# --- before it is paired ---------------------------------------------------------------------------------------------
+
+
+async def test_p1_nothing_is_sent_before_every_backlog_queue_was_found(world: World, queue: str) -> None:
+    pair = made(world)
+    world.secondary.faults.set("black-hole", points=["http"])
+    sending = asyncio.create_task(pair.get_queue_sender(queue).send_messages(ServiceBusMessage("x")))
+    entering = asyncio.create_task(pair.__aenter__())
+    await asyncio.wait([sending, entering], timeout=1)
+    assert not sending.done()
+    assert not entering.done()
+    assert await world.held(queue) == []
+    world.secondary.faults.clear()
+    await asyncio.gather(sending, entering)
+    assert len(await world.held(queue)) == 1
+
+
+async def test_p1_the_time_out_of_a_send_bounds_its_waiting_for_the_pairing(world: World, queue: str) -> None:
+    pair = made(world)
+    sender = pair.get_queue_sender(queue)
+    world.secondary.faults.set("black-hole", points=["http"])
+    with pytest.raises(OperationTimeoutError):
+        await sender.send_messages(ServiceBusMessage("x"), timeout=0.5)
+    world.secondary.faults.clear()
+    await sender.send_messages(ServiceBusMessage("x"))
+    assert len(await world.held(queue)) == 1
+
+
+async def test_p3_a_pair_that_is_only_made_or_closed_unpaired_is_in_nobodys_way(world: World, queue: str) -> None:
+    idle, other = made(world), made(world)
+    async with made(world) as pair:
+        await idle.close()
+        await idle.close()
+        with pytest.raises(PairingRefusedError):
+            await other
+        await pair.get_queue_sender(queue).send_messages(ServiceBusMessage("x"))
+        # Closing those two has not made room for a third.
+        with pytest.raises(PairingRefusedError):
+            await made(world)
+
+
+async def test_p1_receivers_and_session_lists_do_not_wait_for_the_pairing(world: World, queue: str) -> None:
+    pair = made(world, secondary=wrong(world))
+    async with pair.get_queue_receiver(queue) as receiver:
+        assert await receiver.peek_messages() == []
+    assert isinstance([one async for one in pair.list_queue_sessions("sessions-0")], list)
+    assert pair.backlog_queues == ()
+
+
+# --- when pairing fails ----------------------------------------------------------------------------------------------
+
+
+async def test_p1_c3_bad_credentials_surface_from_entering_and_close_the_pair(world: World, queue: str) -> None:
+    traces = Traces(world)
+    pair = made(world, secondary=wrong(world))
+    sender = pair.get_queue_sender(queue)
+    with pytest.raises(ProvisioningError):
+        async with pair:
+            raise AssertionError("entered")
+    for refused in (pair.__aenter__(), sender.send_messages(ServiceBusMessage("x"))):
+        with pytest.raises(PairClosedError):
+            await refused
+    with pytest.raises(PairClosedError):
+        pair.get_queue_sender(queue)
+    await traces.gone()
+    async with made(world):
+        assert await world.held(queue) == []
+
+
+async def test_p1_bad_credentials_surface_from_every_send_of_a_pair_that_nobody_entered(
+    world: World, queue: str
+) -> None:
+    pair = made(world, secondary=wrong(world))
+    sender = pair.get_queue_sender(queue)
+    results = await asyncio.gather(
+        *(sender.send_messages(ServiceBusMessage("x")) for _ in range(3)), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [ProvisioningError] * 3
+    with pytest.raises(ProvisioningError):
+        await sender.send_messages(ServiceBusMessage("x"))
+    assert await world.held(queue) == []
+    # It is in nobody's way meanwhile (P3).
+    await made(world)
+
+
+async def test_p8_a_pair_that_nobody_entered_is_paired_by_a_later_send_once_the_secondary_is_back(
+    world: World, queue: str
+) -> None:
+    pair = made(world, options=SendAvailabilityOptions(primary_name="entered", on_secondary_down="raise"))
+    sender = pair.get_queue_sender(queue)
+    world.secondary.kill()
+    with pytest.raises(ProvisioningError):
+        await sender.send_messages(ServiceBusMessage("x"))
+    await asyncio.to_thread(world.secondary.start)
+    await sender.send_messages(ServiceBusMessage("x"))
+    assert len(pair.backlog_queues) == 10
+
+
+# --- cancelled and closed meanwhile ----------------------------------------------------------------------------------
+
+
+async def test_s13_entering_that_is_cancelled_leaves_nothing_and_the_pair_can_be_made_again(world: World) -> None:
+    traces = Traces(world)
+    world.secondary.faults.set("black-hole", points=["http"])
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(made(world), 0.5)
+    world.secondary.faults.clear()
+    await traces.gone()
+    async with made(world) as pair:
+        assert len(pair.backlog_queues) == 2
+
+
+async def test_s13_one_of_several_that_wait_for_the_pairing_is_cancelled_and_the_others_go_on(
+    world: World, queue: str
+) -> None:
+    pair = made(world)
+    world.secondary.faults.set("black-hole", points=["http"])
+    first = asyncio.create_task(pair.__aenter__())
+    second = asyncio.create_task(pair.get_queue_sender(queue).send_messages(ServiceBusMessage("x")))
+    await asyncio.wait([first, second], timeout=0.3)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    world.secondary.faults.clear()
+    await second
+    assert len(await world.held(queue)) == 1
+
+
+async def test_c3_closing_while_it_is_being_paired_refuses_those_that_wait(world: World, queue: str) -> None:
+    traces = Traces(world)
+    pair = made(world)
+    world.secondary.faults.set("black-hole", points=["http"])
+    waiting = [
+        asyncio.create_task(pair.__aenter__()),
+        asyncio.create_task(pair.get_queue_sender(queue).send_messages(ServiceBusMessage("x"))),
+    ]
+    await asyncio.wait(waiting, timeout=0.3)
+    await pair.close()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [PairClosedError] * 2
+    del waiting, results
+    world.secondary.faults.clear()
+    await traces.gone()
+
+
+async def test_c3_a_side_that_is_closed_or_faulted_before_the_pairing_refuses_it(world: World) -> None:
+    closed, faulted = made(world), made(world)
+    await closed.secondary.close()
+    with pytest.raises(PairClosedError):
+        await closed
+    faulted.primary.fault(RuntimeError("told to"))
+    with pytest.raises(PairFaultedError):
+        async with faulted:
+            raise AssertionError("entered")
+
+
+async def test_c3_a_pair_entered_twice_is_closed_by_the_first_exit(world: World, queue: str) -> None:
+    async with AsyncExitStack() as stack:
+        pair = await stack.enter_async_context(made(world))
+        async with pair:
+            await pair.get_queue_sender(queue).send_messages(ServiceBusMessage("x"))
+        with pytest.raises(PairClosedError):
+            pair.get_queue_sender(queue)
