@@ -249,6 +249,12 @@ def _after(place: Place, backlog: Callable[[], Steps[T]], failed: Exception) -> 
         case _:
             if place.cell.entity.route is Route.CLOSED:
                 raise place.primary.refusal() from failed
+            if kind_of(failed) is FailureKind.ENTITY_NOT_FOUND:
+                # The SDK's error names neither the entity nor what is wrong with it.
+                where = f"{place.primary.endpoint.host}:{place.primary.endpoint.port}"
+                failed.add_note(
+                    f"There is no queue or topic {place.path!r} on {where}: create it, or correct the name."
+                )
             raise failed
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -161,6 +161,19 @@ async def test_what_is_no_message_is_refused_as_the_sdk_refuses_it(world: World,
     with pytest.raises(ValueError, match="shutdown"):
         await world.send(sender, ServiceBusMessage("x"))
     assert await world.held(queue) == []
+
+
+async def test_s2_an_entity_that_does_not_exist_is_named_after_one_try(world: World) -> None:
+    pair = await world.pair(failover_interval=timedelta(0), keywords={"retry_total": 5, "retry_backoff_factor": 60})
+    sender = await world.sender(pair, "nowhere")
+    for call in (sender.send_messages, sender.schedule_messages):
+        when = () if call == sender.send_messages else (datetime.now(UTC) + timedelta(hours=1),)
+        with pytest.raises(ServiceBusError) as refused:
+            # A second try would begin after a minute.
+            await asyncio.wait_for(world.do(call, ServiceBusMessage("x"), *when), 30)
+        (note,) = refused.value.__notes__
+        assert f"no queue or topic 'nowhere' on localhost:{world.primary.port}" in note
+    assert state_of(pair, "nowhere") == "healthy"
 
 
 @pytest.mark.parametrize("ping", ["message", "link"])
