@@ -4,13 +4,16 @@ import json
 import resource
 import signal
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from azure.core.exceptions import HttpResponseError, ServiceRequestError, ServiceResponseError
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from twinbus import pair_connection_strings
 from twinbus.namespace.fault_client import FaultClient
 
 from .running import Serving, run, serving
@@ -93,6 +96,44 @@ def test_a_person_is_shown_strings_to_copy_but_no_key_of_their_own(tmp_path: Pat
         server.signal(signal.SIGINT)
         code, stderr = server.end()
     assert (code, stderr) == (0, "")
+
+
+def test_a_person_is_shown_lines_that_set_the_environment_of_programs_and_commands() -> None:
+    with serving("--memory", "--namespace", "primary=0", "--namespace", "secondary=0", "--queue", "orders") as server:
+        lines = [line for line in server.printed.splitlines() if line.startswith("export ")]
+        shown = subprocess.run(
+            ["bash", "-c", "\n".join([*lines, "env"])], env={}, capture_output=True, text=True, check=True
+        )
+        told = dict(line.split("=", 1) for line in shown.stdout.splitlines() if line.startswith("TWINBUS_"))
+        strings = [told[f"TWINBUS_{side}_CONNECTION_STRING"] for side in ("PRIMARY", "SECONDARY")]
+        with pair_connection_strings(*strings) as pair, pair.get_queue_sender("orders") as sender:
+            sender.send_messages(ServiceBusMessage("two coffees"))
+
+
+def test_n1_queues_and_topics_of_the_command_line_are_made_once_and_stay_as_they_are(tmp_path: Path) -> None:
+    options = ("--json", "--data", str(tmp_path / "data"), "--namespace", "one=0", "--namespace", "two=0")
+    wanted = ("--queue", "orders", "--topic", "events/audit", "--queue", "two:other")
+    for round_ in range(2):
+        with serving(*options, *wanted) as server:
+            with admin(server, "one") as client:
+                queue = client.get_queue("orders")
+                assert client.get_subscription("events", "audit").name == "audit"
+                assert [one.name for one in client.list_queues()] == ["orders"]
+                assert queue.max_delivery_count == (10 if round_ == 0 else 3)
+                queue.max_delivery_count = 3
+                client.update_queue(queue)
+            with admin(server, "two") as client:
+                assert [one.name for one in client.list_queues()] == ["other"]
+            server.signal(signal.SIGTERM)
+            assert server.end()[0] == 0
+
+
+def test_n1_a_queue_that_cannot_be_named_so_starts_nothing(tmp_path: Path) -> None:
+    refused = run("serve", "--data", str(tmp_path / "x"), "--queue", "or ders")
+    assert refused.returncode == 1
+    assert "--queue or ders: 'or ders' contains character(s) that are not allowed" in refused.stderr
+    assert "hint: " in refused.stderr
+    assert not (tmp_path / "x").exists()
 
 
 def test_entities_of_the_emulators_file_are_there(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from twinbus.errors import OperatorError
+from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.planning import DEFAULT_DATA, Plan, make_plan
 
 
@@ -19,6 +20,8 @@ def plan(
     config: Path | None = None,
     ledger: Path | None = None,
     host_names: Sequence[str] = (),
+    queues: Sequence[str] = (),
+    topics: Sequence[str] = (),
 ) -> Plan:
     return make_plan(
         data=data,
@@ -28,7 +31,13 @@ def plan(
         config=config,
         ledger=ledger,
         host_names=host_names,
+        queues=queues,
+        topics=topics,
     )
+
+
+def entities(planned: Plan) -> dict[str, list[str]]:
+    return {namespace.name: [entity.path for entity in namespace.entities] for namespace in planned.namespaces}
 
 
 def ports(planned: Plan) -> dict[str, int | None]:
@@ -135,3 +144,61 @@ def test_x3_a_name_that_cannot_be_read_is_refused_with_how_to_write_it(name: str
         plan(host_names=[name])
     assert repr(name) in refused.value.text
     assert "NAME:PORT" in refused.value.hint
+
+
+# --- entities named on the command line ------------------------------------------------------------------------------
+
+
+def test_n1_queues_and_topics_belong_to_the_first_namespace_unless_another_is_named() -> None:
+    planned = plan(queues=["orders", "a/b", "secondary:other"], topics=["news", "events/audit", "events/all"])
+    assert entities(planned) == {
+        "primary": [
+            "orders",
+            "a/b",
+            "news",
+            "events",
+            "events/Subscriptions/audit",
+            "events/Subscriptions/all",
+        ],
+        "secondary": ["other"],
+    }
+
+
+def test_n1_a_topic_may_have_slashes_where_its_subscription_is_named() -> None:
+    planned = plan("mine=0", topics=["a/b/c", "d/e/Subscriptions/f"])
+    assert entities(planned) == {"mine": ["a/b", "a/b/Subscriptions/c", "d/e", "d/e/Subscriptions/f"]}
+
+
+def test_n1_entities_of_the_command_line_are_added_to_those_of_the_file_which_stay_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        '[[namespaces]]\nname = "mine"\n[[namespaces.queues]]\nname = "orders"\nrequires_session = true\n'
+        '[[namespaces.topics]]\nname = "events"\n'
+    )
+    planned = plan(config=file, queues=["Orders", "bills"], topics=["EVENTS/audit"])
+    found = planned.namespaces[0].entities
+    assert [one.path for one in found] == ["orders", "events", "bills", "EVENTS/Subscriptions/audit"]
+    assert isinstance(found[0], QueueDescription)
+    assert found[0].requires_session
+
+
+@pytest.mark.parametrize(
+    ("queues", "topics", "said"),
+    [
+        (["or ders"], [], "--queue or ders: 'or ders' contains character(s) that are not allowed"),
+        ([""], [], "--queue : The name of an entity cannot be empty"),
+        (["orders/"], [], "empty segment"),
+        (["x" * 261], [], "has 261 characters"),
+        (["elsewhere:orders"], [], "--queue elsewhere:orders: there is no namespace 'elsewhere'"),
+        ([], ["events/au dit"], "--topic events/au dit: 'au dit' contains"),
+        ([], ["events/"], "The name of an entity cannot be empty"),
+        (["orders"], ["orders"], "--topic orders: 'orders' is both a queue and a topic"),
+    ],
+)
+def test_n1_a_name_that_cannot_be_is_refused_before_anything_starts(
+    queues: list[str], topics: list[str], said: str
+) -> None:
+    with pytest.raises(OperatorError) as refused:
+        plan(queues=queues, topics=topics)
+    assert said in refused.value.text
+    assert refused.value.hint

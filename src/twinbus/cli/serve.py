@@ -52,6 +52,23 @@ def serve(
         Path | None,
         typer.Option(help="Namespaces, keys and entities: TOML or JSON of ours, or the Config.json of the emulator."),
     ] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A queue to make where it is missing; may be repeated. It belongs to the first namespace, or to the "
+            "one named before it: secondary:orders.",
+            show_default="none",
+        ),
+    ] = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[/SUBSCRIPTION]",
+            help="A topic, or a topic with a subscription; as --queue otherwise.",
+            show_default="none",
+        ),
+    ] = None,
     ledger: Annotated[
         Path | None,
         typer.Option(
@@ -71,7 +88,7 @@ def serve(
     They are served until SIGTERM or Ctrl-C; a second signal ends at once. What was acknowledged is on disk.
 
     Examples:
-      twinbus serve                                      # primary on 5672, secondary on 5673
+      twinbus serve --queue orders --topic events/audit  # primary on 5672, secondary on 5673
       twinbus serve --data ./bus --namespace orders=0    # one, on a free port
       twinbus serve --config Config.json                 # the entities of Microsoft's emulator
       twinbus serve --memory --json                      # for a program
@@ -87,6 +104,8 @@ def serve(
             config=config,
             ledger=ledger,
             host_names=host_name or (),
+            queues=queue or (),
+            topics=topic or (),
         )
         logs.configure(log_level, log_format, keys=plan.keys)
         # Slow: only once it is known that there is something to start.
@@ -102,6 +121,7 @@ def _show(servers: Sequence[NamespaceServer]) -> None:
     from twinbus.namespace.front.sas import DEFAULT_KEY  # noqa: PLC0415
 
     shown = console(soft_wrap=True)
+    exports: list[str] = []
     for server in servers:
         options = server.options
         shown.print(Text.assemble((options.name, "bold cyan"), f" on {options.host}:{server.port}"))
@@ -109,10 +129,16 @@ def _show(servers: Sequence[NamespaceServer]) -> None:
         if key != DEFAULT_KEY:
             # A key of one's own does not belong on a screen or in the log of a container.
             connection = connection.replace(f"SharedAccessKey={key};", "SharedAccessKey=…;")
+        elif options.name in ("primary", "secondary"):
+            exports.append(f"export TWINBUS_{options.name.upper()}_CONNECTION_STRING='{connection}'")
         shown.print(f"  {connection}")
         kept = "in memory: gone at the end" if options.file is None else str(options.file.absolute())
         shown.print(Text.assemble("  ", ("data", "dim"), f" {kept}"))
     shown.print(Text.assemble(("CA", "dim"), f" {servers[0].ca.absolute()}"))
     shown.print("   for the admin clients: REQUESTS_CA_BUNDLE (Python), NODE_EXTRA_CA_CERTS (Node)", style="dim")
+    if exports:
+        shown.print("for programs and commands, in another shell:", style="dim")
+    for line in exports:
+        shown.print(line)
     shown.print("ready", style="bold green")
     sys.stdout.flush()

@@ -10,6 +10,13 @@ from typing import Final
 
 from twinbus.errors import OperatorError
 from twinbus.namespace.config import ConfigError, NamespaceConfig, namespace_name_fault, parse_config
+from twinbus.namespace.engine.descriptions import (
+    Description,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.namespace.engine.validation import refusal_of_new
 from twinbus.namespace.own_names import parse_authority
 from twinbus.namespace.resources import ResourceLimits
 
@@ -44,10 +51,13 @@ def make_plan(
     ledger: Path | None = None,
     host_names: Sequence[str] = (),
     limits: ResourceLimits | None = None,
+    queues: Sequence[str] = (),
+    topics: Sequence[str] = (),
 ) -> Plan:
     """`namespaces` are NAME=PORT; `ledger` and `host_names` are for all of them.
 
-    Raises OperatorError for what does not fit together.
+    `queues` are NAME, `topics` NAME or NAME/SUBSCRIPTION. They belong to the first namespace, or to the one that is
+    named before them: NAMESPACE:NAME. Raises OperatorError for what does not fit together.
     """
     if memory and data is not None:
         raise OperatorError("--data and --memory exclude each other", "Leave one of them away.")
@@ -66,6 +76,15 @@ def make_plan(
             name: replace(found, host_names=tuple(dict.fromkeys([*host_names, *found.host_names])))
             for name, found in planned.items()
         }
+    for option, texts, read in (("--queue", queues, _queue), ("--topic", topics, _topic)):
+        for text in texts:
+            of, _, path = text.rpartition(":")
+            name = of or next(iter(planned))
+            if name not in planned:
+                raise OperatorError(
+                    f"{option} {text}: there is no namespace {name!r}", f"Choose from {', '.join(planned)}."
+                )
+            planned[name] = _with_entities(planned[name], read(path), f"{option} {text}")
     for found in planned.values():
         sharing = [other.name for other in planned.values() if found.port and other.port == found.port]
         if len(sharing) > 1:
@@ -109,3 +128,30 @@ def _named_port(text: str) -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise OperatorError(f"--namespace {text}: {port!r} is not a port", "Write NAME=PORT, as in primary=5672.")
     return name, int(port)
+
+
+def _queue(text: str) -> tuple[Description, ...]:
+    return (QueueDescription(path=text),)
+
+
+def _topic(text: str) -> tuple[Description, ...]:
+    """A topic, and its subscription where one is named: `events`, `events/audit` or `events/Subscriptions/audit`."""
+    topic, _, subscription = text.rpartition("/")
+    if not topic:
+        return (TopicDescription(path=text),)
+    if topic.lower().endswith("/subscriptions"):
+        topic = topic[: -len("/subscriptions")]
+    return TopicDescription(path=topic), SubscriptionDescription(topic=topic, name=subscription)
+
+
+def _with_entities(config: NamespaceConfig, wanted: tuple[Description, ...], option: str) -> NamespaceConfig:
+    """The namespace with these entities too. One that the file has already stays as the file has it."""
+    for description in wanted:
+        if (refusal := refusal_of_new(description)) is not None:
+            raise OperatorError(f"{option}: {refusal.description}", "Correct the name.")
+        same = [one for one in config.entities if one.path.lower() == description.path.lower()]
+        if same and type(same[0]) is not type(description):
+            raise OperatorError(f"{option}: {description.path!r} is both a queue and a topic", "Rename one of them.")
+        if not same:
+            config = replace(config, entities=(*config.entities, description))
+    return config
