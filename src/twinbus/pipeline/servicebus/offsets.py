@@ -1,0 +1,204 @@
+"""Sets of sequence numbers, and the offset of a stream read that carries them.
+
+An offset is all that Spark keeps of a stream read between two processes. So the offset that ends a batch names every
+sequence number of that batch: a repeated batch reads the same messages, and a commit completes those and no other.
+`source` explains when each part is used.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from twinbus.errors import OperatorError
+
+_TEXT: Final = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+class OffsetError(OperatorError, ValueError):
+    """An offset in the checkpoint that this version cannot read."""
+
+
+class Numbers:
+    """An immutable set of sequence numbers, kept as runs of consecutive numbers.
+
+    A queue numbers its messages one after the other, so 10,000 messages are often one run. The text form is
+    `5-9,12`: two numbers for each run, or one.
+    """
+
+    __slots__ = ("_firsts", "_lasts")
+
+    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        """`runs` are (first, last), ascending; runs that touch or overlap are joined."""
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        for first, last in runs:
+            if self._lasts and first <= self._lasts[-1] + 1:
+                self._lasts[-1] = max(last, self._lasts[-1])
+            else:
+                self._firsts.append(first)
+                self._lasts.append(last)
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> Self:
+        return cls((number, number) for number in sorted(numbers))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises OffsetError where the text is not what `str` of a set gives."""
+        runs: list[tuple[int, int]] = []
+        for part in text.split(",") if text else ():
+            found = _TEXT.fullmatch(part)
+            if found is None:
+                raise OffsetError(f"the offset of a servicebus stream has the part {part!r}, which is no range")
+            first = int(found[1])
+            last = first if found[2] is None else int(found[2])
+            if last < first or (runs and first <= runs[-1][1]):
+                raise OffsetError(f"the ranges of a servicebus offset are out of order at {part!r}")
+            runs.append((first, last))
+        return cls(runs)
+
+    def __str__(self) -> str:
+        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in self.runs())
+
+    def __repr__(self) -> str:
+        return f"Numbers({self})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Numbers) and (self._firsts, self._lasts) == (other._firsts, other._lasts)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._firsts))
+
+    def __bool__(self) -> bool:
+        return bool(self._firsts)
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for first, last in self.runs())
+
+    def __contains__(self, number: int) -> bool:
+        place = bisect_right(self._firsts, number) - 1
+        return place >= 0 and number <= self._lasts[place]
+
+    def __or__(self, other: Numbers) -> Numbers:
+        return Numbers(sorted([*self.runs(), *other.runs()]))
+
+    def __sub__(self, other: Numbers) -> Numbers:
+        return Numbers(self._without(other))
+
+    def _without(self, other: Numbers) -> Iterator[tuple[int, int]]:
+        place = 0
+        for first, last in self.runs():
+            start = first
+            while place < len(other._firsts) and other._lasts[place] < start:
+                place += 1
+            at = place
+            while at < len(other._firsts) and other._firsts[at] <= last:
+                if other._firsts[at] > start:
+                    yield start, other._firsts[at] - 1
+                start = other._lasts[at] + 1
+                at += 1
+            if start <= last:
+                yield start, last
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """First and last number of each run, ascending."""
+        return zip(self._firsts, self._lasts, strict=True)
+
+    @property
+    def run_count(self) -> int:
+        return len(self._firsts)
+
+    @property
+    def first(self) -> int:
+        """The lowest number; of a set that is not empty."""
+        return self._firsts[0]
+
+    @property
+    def last(self) -> int:
+        """The highest number; of a set that is not empty."""
+        return self._lasts[-1]
+
+    def at_or_after(self, number: int) -> int | None:
+        """The lowest number of the set that is not below `number`."""
+        place = bisect_right(self._firsts, number) - 1
+        if place >= 0 and number <= self._lasts[place]:
+            return number
+        return self._firsts[place + 1] if place + 1 < len(self._firsts) else None
+
+    def parts(self, count: int) -> list[Numbers]:
+        """The set in at most `count` parts of about the same size, none of them empty."""
+        size = max(1, -(-len(self) // count))
+        parts: list[list[tuple[int, int]]] = []
+        room = 0
+        for first, last in self.runs():
+            start = first
+            while start <= last:
+                if not room:
+                    parts.append([])
+                    room = size
+                end = min(last, start + room - 1)
+                parts[-1].append((start, end))
+                room -= end - start + 1
+                start = end + 1
+        return [Numbers(part) for part in parts]
+
+
+NONE: Final = Numbers()
+
+_THROUGH, _FROM, _READ, _UNCOMPLETED, _NEWEST, _KEEP = "through", "from", "read", "uncompleted", "newest", "keep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """The end of one batch of a stream read."""
+
+    through: int
+    """The highest sequence number that was read. Earlier versions kept nothing else."""
+    start: int | None = None
+    """The first sequence number that the stream reads; None in an offset of an earlier version."""
+    read: Numbers = field(default=NONE)
+    """The batch: exactly these messages."""
+    uncompleted: Numbers = field(default=NONE)
+    """Messages of earlier batches whose completion was not confirmed when this batch was planned."""
+    newest: int | None = None
+    """Of all those messages the latest enqueued time, in ms. A message that was enqueued later is another one that has
+    the same number: the queue was deleted and created again."""
+    keep: bool = False
+    """Whether the batch was planned with completeCommitted=false: its messages are never completed."""
+
+    @property
+    def is_of_earlier_version(self) -> bool:
+        return self.start is None
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Self:
+        """Raises OffsetError for an offset that neither this version nor an earlier one has written."""
+        through, start, newest = values.get(_THROUGH), values.get(_FROM), values.get(_NEWEST)
+        if not isinstance(through, int) or not isinstance(start, int | None) or not isinstance(newest, int | None):
+            raise OffsetError(f"the checkpoint has no offset of a servicebus stream, but {dict(values)!r}")
+        return cls(
+            through=through,
+            start=start,
+            read=Numbers.parse(values.get(_READ, "")),
+            uncompleted=Numbers.parse(values.get(_UNCOMPLETED, "")),
+            newest=newest,
+            keep=bool(values.get(_KEEP, False)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        values: dict[str, Any] = {_THROUGH: self.through}
+        if self.start is not None:
+            values[_FROM] = self.start
+        if self.read:
+            values[_READ] = str(self.read)
+        if self.uncompleted:
+            values[_UNCOMPLETED] = str(self.uncompleted)
+        if self.newest is not None:
+            values[_NEWEST] = self.newest
+        if self.keep:
+            values[_KEEP] = True
+        return values
