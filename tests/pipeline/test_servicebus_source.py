@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -14,8 +16,11 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.pipeline.queues import new_queue
+from twinbus.connect import connect, encode_message
+from twinbus.message import Message
 from twinbus.testing import LocalNamespace
 
+_EMPTY_BODY = b"\x00\x53\x75\xa0\x00"
 _names = (f"queue-{number}" for number in count())
 
 pytestmark = pytest.mark.timeout(180)
@@ -128,6 +133,8 @@ def test_d1_the_columns_hold_what_the_sender_said(
         "application_properties": {"text": "one", "number": "2", "flag": "true"},
         "body_type": "data",
         "body": bytearray(b"\x00body"),
+        "raw": None,
+        "error": None,
     }
 
 
@@ -139,6 +146,42 @@ def test_d1_a_body_of_another_kind_is_read_as_json_and_raw_keeps_it_all(
     rows = _read(spark, namespace, queue, includeRaw=True).orderBy("sequence_number").collect()
     assert [(row.body_type, bytes(row.body)) for row in rows] == [("value", b'{"a": [1, "two"]}'), ("value", b"text")]
     assert all(b"two" in bytes(row.raw) or b"text" in bytes(row.raw) for row in rows)
+
+
+def test_d1_an_odd_message_is_a_row_and_one_that_cannot_be_shown_a_row_with_the_reason(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    body = b"\x00\x53\x77\xc1\x05\x02\xc0\x01\x00\x40"  # a map whose key is a list: Python has no such key
+
+    async def send_map_with_list_as_key() -> None:
+        async with connect(namespace.connection_string) as bus:
+            await (await bus.sender(queue)).send([encode_message(Message(b""), 0).removesuffix(_EMPTY_BODY) + body])
+
+    _send(client, queue, AmqpAnnotatedMessage(value_body={1: 2, b"k": 3}))
+    asyncio.run(send_map_with_list_as_key())
+    _numbered(client, queue, 2, 3)
+    _run_available(_stream(spark, namespace, queue), tmp_path)
+    for read in (_read(spark, namespace, queue), spark.read.parquet(str(tmp_path / "out"))):
+        odd, unshown, plain = read.orderBy("sequence_number").collect()
+        assert (bytes(odd.body), odd.raw, odd.error) == (b'{"1": 2, "6b": 3}', None, None)
+        assert (unshown.body, unshown.body_type) == (None, "value")
+        assert bytes(unshown.raw).endswith(body)
+        assert "a list cannot be the key of a map" in unshown.error
+        assert (bytes(plain.body), plain.raw, plain.error) == (b"2", None, None)
+
+
+def test_d1_an_entity_that_requires_sessions_is_read_but_not_streamed(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, tmp_path: Path
+) -> None:
+    queue = new_queue(namespace, next(_names), requires_session=True)
+    _send(client, queue, *(ServiceBusMessage("", message_id=one, session_id=one) for one in "ab"))
+    assert sorted(row.session_id for row in _read(spark, namespace, queue).collect()) == ["a", "b"]
+    with pytest.raises(Exception, match=r"cannot stream.*requires sessions"):
+        _run_available(_stream(spark, namespace, queue), tmp_path)
+    assert not list((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"))
+    _run_available(_stream(spark, namespace, queue, completeCommitted=False).select("message_id"), tmp_path)
+    assert sorted(row.message_id for row in spark.read.parquet(str(tmp_path / "out")).collect()) == ["a", "b"]
+    assert sorted(row.session_id for row in _read(spark, namespace, queue).collect()) == ["a", "b"]
 
 
 def test_d1_a_range_of_sequence_numbers_is_read_with_both_its_ends(
@@ -233,6 +276,31 @@ def test_d1_from_latest_only_what_comes_after_the_start_is_read(
     _numbered(client, queue, 5, 8)
     _run_available(stream, tmp_path)
     assert _ids_written(spark, tmp_path) == ["5", "6", "7"]
+    _numbered(client, queue, 8, 10)
+    _run_available(stream, tmp_path)
+    assert _ids_written(spark, tmp_path) == ["5", "6", "7", "8", "9"]
+    assert _ids_left(client, queue) == ["0", "1", "2", "3", "4", "8", "9"]
+
+
+def test_d1_a_checkpoint_of_an_earlier_version_opens_and_removes_nothing_unread(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    _numbered(client, queue, 0, 5)
+    stream = _stream(spark, namespace, queue, startingPosition="latest")
+    _run_available(stream, tmp_path)
+    _numbered(client, queue, 5, 7)
+    _run_available(stream, tmp_path)
+    offsets = tmp_path / "checkpoint" / "offsets"
+    for offset in offsets.glob("[0-9]*"):
+        head, _, last = offset.read_text().rpartition("\n")
+        offset.write_text(f"{head}\n" + json.dumps({"through": json.loads(last)["through"]}))
+        (offsets / f".{offset.name}.crc").unlink()
+    for end in (8, 9):
+        _numbered(client, queue, end - 1, end)
+        _run_available(stream, tmp_path)
+    assert _ids_written(spark, tmp_path) == ["5", "6", "7", "8"]
+    # 7 was read and committed by this version; 5 and 6 by the earlier one, which kept no record of what it read.
+    assert _ids_left(client, queue) == ["0", "1", "2", "3", "4", "5", "6", "8"]
 
 
 # --- write -----------------------------------------------------------------------------------------------------------
@@ -304,6 +372,23 @@ def test_d1_a_batch_that_is_repeated_sends_the_same_ids(
     ids = _ids_left(client, queue)
     assert len(ids) == 80
     assert len(set(ids)) == 40
+
+
+def test_d1_a_mode_that_would_remove_what_was_sent_before_is_refused_by_name(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    rows = spark.sql("SELECT 'x' AS body")
+    told = {"connectionString": namespace.connection_string, "entity": queue}
+    with pytest.raises(Exception, match=r'mode\("overwrite"\).*mode\("append"\)'):
+        rows.write.format("servicebus").mode("overwrite").options(**told).save()
+    rows.write.parquet(str(tmp_path / "source"))
+    counted = spark.readStream.schema("body string").parquet(str(tmp_path / "source")).groupBy("body").count()
+    for mode, reason in (("complete", r'outputMode\("complete"\).*outputMode\("append"\)'), ("update", "Update mode")):
+        writer = counted.select("body").writeStream.format("servicebus").outputMode(mode).options(**told)
+        query = writer.option("checkpointLocation", str(tmp_path / mode)).trigger(availableNow=True).start()
+        with pytest.raises(Exception, match=reason):
+            query.awaitTermination()
+    assert _ids_left(client, queue) == []
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

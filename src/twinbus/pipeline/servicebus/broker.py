@@ -1,22 +1,56 @@
-"""The namespace as Spark's Python workers use it: one call after the other, on an event loop of their own."""
+"""The namespace as Spark's Python workers use it: one call after the other, on an event loop of their own.
+
+How messages are completed by their sequence numbers. Service Bus completes what a receiver holds under lock, and a
+receiver gets the unlocked messages with the lowest numbers first. So `complete` receives from the front of the queue,
+completes the messages that it was asked for, and keeps each other message locked until the end, so that the next
+receive goes past it. Then it releases those other messages, which leaves their delivery count as it was. It stops at
+the first number beyond the last one it was asked for.
+
+The messages in front that belong to others cost one delivery each, and nobody else gets them meanwhile. `complete`
+therefore holds at most MOST_HELD of them, as many as a stream's batch has by default, and for at most half of their
+lock time: a lock that expires would raise the delivery count. It looks first whether there are more, without locking
+anything. Only delivery ids of those messages are kept in memory.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+import time
+from array import array
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
 
-from twinbus.connect import MessageState, ReceivedMessage, ServiceBusConnection, connect
+from twinbus.amqp.conditions import Condition
+from twinbus.connect import ReceivedMessage, Receiver, ServiceBusConnection, connect
+from twinbus.connect.errors import MessageLockLostError, ServiceBusArgumentError
 from twinbus.connect.sender import Sender
 from twinbus.message import Message
-from twinbus.pipeline.servicebus.options import Options
+from twinbus.pipeline.servicebus.offsets import Numbers
+from twinbus.pipeline.servicebus.options import OptionError, Options
+from twinbus.pipeline.servicebus.rows import marks_of
 
 T = TypeVar("T")
 
 PAGE: Final = 250
+MOST_HELD: Final = 10_000
 _TAKE: Final = 1000
 _EMPTY_SECONDS: Final = 2.0
+# The shortest and the longest lock that the service grants, in seconds.
+_SHORTEST_LOCK, _LONGEST_LOCK = 5.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one call of `Broker.complete` did."""
+
+    left: Numbers
+    """Not completed, and perhaps still there."""
+    held: int
+    """How many messages of others it had to receive and release."""
+    stopped: str | None
+    """Why it ended before it had seen them all; None if it did see them all."""
 
 
 class Broker:
@@ -44,8 +78,7 @@ class Broker:
 
     def first_at_or_after(self, number: int) -> int | None:
         """The lowest sequence number that is not below `number`."""
-        found = self._run(self._peek(number, 1))
-        return found[0].sequence_number if found else None
+        return next((found for found, _ in self.from_number(number, 1) if found is not None), None)
 
     def last_after(self, number: int) -> int | None:
         """The highest sequence number above `number`, in few looks: strides that double, then halves."""
@@ -62,46 +95,141 @@ class Broker:
             low, high = (low, middle) if found is None else (found, high)
         return low
 
-    def between(self, first: int, last: int, *, active_only: bool) -> Iterator[ReceivedMessage]:
-        """Messages by their sequence numbers, both ends included, without locking them."""
-        while first <= last:
-            page = self._run(self._peek(first, PAGE))
+    def from_number(self, first: int, page_size: int = PAGE) -> Iterator[tuple[int | None, ReceivedMessage]]:
+        """Messages from this sequence number on, each with its number, without locking them.
+
+        The number is None where it cannot be read.
+        """
+        while page := self._run(self._peek(first, page_size)):
+            # A page of n messages ends at first + n - 1 at least, whatever of it can be read.
+            following = first + len(page)
             for message in page:
-                number = message.sequence_number or 0
-                if number > last:
-                    return
-                if not active_only or message.state is MessageState.ACTIVE:
-                    yield message
+                number = marks_of(message).number
+                following = following if number is None else max(following, number + 1)
+                yield number, message
+            first = following
+
+    def between(self, first: int, last: int) -> Iterator[ReceivedMessage]:
+        """Messages by their sequence numbers, both ends included, without locking them."""
+        for number, message in self.from_number(first) if first <= last else ():
+            if number is not None and number > last:
+                return
+            yield message
+
+    def these(self, numbers: Numbers) -> Iterator[tuple[int, ReceivedMessage]]:
+        """Those of these messages that are there, in any state, without locking them."""
+        wanted, page_size = numbers.at_or_after(0), min(PAGE, len(numbers))
+        while wanted is not None:
+            page = self._run(self._peek(wanted, page_size))
             if not page:
                 return
-            first = (page[-1].sequence_number or 0) + 1
+            following = wanted + 1
+            for message in page:
+                number = marks_of(message).number
+                if number is not None:
+                    following = max(following, number + 1)
+                    if number in numbers:
+                        yield number, message
+            wanted = numbers.at_or_after(following)
+
+    def is_out_of_reach(self, number: int) -> bool:
+        """Whether more than MOST_HELD active messages have a lower number.
+
+        Messages in other states cost a look too: it is also out of reach behind four times as many of any state.
+        """
+        lowest = self.first_at_or_after(0)
+        if lowest is None or lowest >= number:
+            return False
+        active = 0
+        for seen, (found, message) in enumerate(self.from_number(lowest)):
+            if found is not None and found >= number:
+                break
+            active += marks_of(message).is_active
+            if active > MOST_HELD or seen >= 4 * MOST_HELD:
+                return True
+        return False
 
     async def _peek(self, number: int, count: int) -> list[ReceivedMessage]:
-        entity = self._options.path
-        address = f"{entity}/$DeadLetterQueue" if self._options.dead_letter else entity
-        return await self._connected().management(entity, address=address).peek(number, count)
+        options = self._options
+        return await self._connected().management(options.path, address=options.address).peek(number, count)
 
     # --- completing and sending --------------------------------------------------------------------------------
 
-    def complete_through(self, last: int) -> int:
-        """Complete every message up to this sequence number that can be had; returns how many."""
-        return self._run(self._complete_through(last))
+    def check_receiving(self) -> None:
+        """Raises OptionError if the entity lets nobody receive without a session. Costs an attach, and no message."""
+        try:
+            self._run(self._check_receiving())
+        except ServiceBusArgumentError as error:
+            if error.condition != Condition.NOT_ALLOWED:
+                raise
+            raise OptionError(
+                f"servicebus cannot stream {self._options.address}: to complete what it has read, a stream receives "
+                f"without a session, and the namespace refuses that ({error.description}). An entity that requires "
+                "sessions can be read with spark.read, or as a stream with completeCommitted=false, which removes "
+                "nothing."
+            ) from error
 
-    async def _complete_through(self, last: int) -> int:
-        done = 0
-        options = self._options
-        async with await self._connected().receiver(
-            options.entity or "", subscription=options.subscription, dead_letter=options.dead_letter, prefetch=0
-        ) as receiver:
-            while messages := await receiver.receive(_TAKE, _EMPTY_SECONDS):
-                ours = [message for message in messages if (message.sequence_number or 0) <= last]
-                others = [message for message in messages if (message.sequence_number or 0) > last]
-                await receiver.complete(ours)
-                await receiver.release(others)
-                done += len(ours)
-                if others:
-                    break
+    async def _check_receiving(self) -> None:
+        async with await self._receiver():
+            pass
+
+    def still_there(self, numbers: Numbers, newest: int | None) -> Numbers:
+        """Those of these numbers that an active message has which was not enqueued after `newest` (ms)."""
+        return Numbers.of(number for number, message in self.these(numbers) if _is_meant(message, newest))
+
+    def complete(self, numbers: Numbers, newest: int | None) -> Completion:
+        """Completes the active messages with these numbers, and no other message.
+
+        A message that was enqueued after `newest` (ms) is another one with the same number, and stays. So do messages
+        that another receiver has locked: they are among the numbers that are left.
+        """
+        if not numbers:
+            return Completion(numbers, 0, None)
+        if self.is_out_of_reach(numbers.first):
+            return Completion(numbers, MOST_HELD, _too_many())
+        done = self._run(self._complete(numbers, newest))
+        if done.stopped is None and done.left:
+            return Completion(self.still_there(done.left, newest), done.held, None)
         return done
+
+    async def _complete(self, numbers: Numbers, newest: int | None) -> Completion:
+        others, link, ends, stopped = array("I"), None, float("inf"), None
+        held, missing, completed = 0, len(numbers), set[int]()
+        async with await self._receiver() as receiver:
+            try:
+                while missing > 0 and stopped is None:
+                    # As many as are missing, and more where others were found in front.
+                    messages = await receiver.receive(min(_TAKE, missing + held), _EMPTY_SECONDS)
+                    if not messages:
+                        break
+                    if messages[0].link is not link:  # a new link: what the other one held is no longer ours
+                        others, link = array("I"), messages[0].link
+                    ours, is_beyond = list[ReceivedMessage](), False
+                    for message in messages:
+                        number = marks_of(message).number or 0
+                        if number in numbers and _is_meant(message, newest):
+                            ours.append(message)
+                        else:
+                            others.append(message.delivery_id)
+                            is_beyond = is_beyond or number > numbers.last
+                    held += len(messages) - len(ours)
+                    if held and ends == float("inf"):
+                        ends = time.monotonic() + _lock_seconds(messages[0]) / 2
+                    completed |= await _completed(receiver, ours)
+                    missing -= len(ours)
+                    if is_beyond:
+                        break
+                    if held > MOST_HELD:
+                        stopped = _too_many()
+                    elif time.monotonic() > ends:
+                        stopped = f"half of the lock time was over after {held} messages that this stream has not read"
+            finally:
+                receiver.give_back(others)
+        return Completion(numbers - Numbers.of(completed), held, stopped)
+
+    async def _receiver(self) -> Receiver:
+        options = self._options
+        return await self._connected().receiver(options.path, dead_letter=options.dead_letter, prefetch=0)
 
     def send(self, batches: Mapping[str, Sequence[Message]]) -> None:
         """Returns when every message was accepted."""
@@ -125,3 +253,29 @@ class Broker:
             tls = ssl.create_default_context(cafile=told) if told is not None else None
             self._bus = connect(self._options.endpoint(), tls=tls, timeout=self._options.timeout)
         return self._bus
+
+
+def _too_many() -> str:
+    return f"more than {MOST_HELD} messages that this stream has not read stand before them"
+
+
+def _is_meant(message: ReceivedMessage, newest: int | None) -> bool:
+    marks = marks_of(message)
+    return marks.is_active and (newest is None or marks.enqueued is None or marks.enqueued <= newest)
+
+
+def _lock_seconds(message: ReceivedMessage) -> float:
+    """For how long the message is locked. The shortest lock there is, where the clocks differ too much to tell."""
+    until = marks_of(message).locked_until
+    seconds = 0.0 if until is None else until / 1000 - time.time()
+    return seconds if _SHORTEST_LOCK <= seconds <= _LONGEST_LOCK else _SHORTEST_LOCK
+
+
+async def _completed(receiver: Receiver, messages: Sequence[ReceivedMessage]) -> set[int]:
+    """The numbers of those that were completed. The lock of another one has expired: it is tried again later."""
+    try:
+        await receiver.complete(messages)
+    except MessageLockLostError as error:
+        lost = {id(message) for message in error.failed}
+        messages = [message for message in messages if id(message) not in lost]
+    return {number for message in messages if (number := marks_of(message).number) is not None}

@@ -87,6 +87,11 @@ class Options:
             raise OptionError("option entity is missing: the queue, or the topic with option subscription")
         return self.entity if self.subscription is None else f"{self.entity}/Subscriptions/{self.subscription}"
 
+    @property
+    def address(self) -> str:
+        """The address that is read: the path, or its dead-letter queue."""
+        return f"{self.path}/$DeadLetterQueue" if self.dead_letter else self.path
+
 
 def _text(text: str) -> str:
     if not text.strip():

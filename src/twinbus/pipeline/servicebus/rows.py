@@ -1,20 +1,29 @@
-"""A message as a row of Spark, and a row as a message: the columns, their types, and what each stands for."""
+"""A message as a row of Spark, and a row as a message: the columns, their types and their values.
+
+Every message becomes a row, whatever its sender put into it: a stream that failed on one message would fail on it again
+after each restart. A column whose value cannot be decoded, or does not fit the column's type, is null. The column
+`error` then names the columns and the reasons, and `raw` holds the encoded message.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from math import isfinite
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.connect import ReceivedMessage
+from twinbus.amqp.layout import MESSAGE_ANNOTATIONS, map_items, section_at
+from twinbus.amqp.types import AmqpError, Described, decode, skip
+from twinbus.connect import MessageState, ReceivedMessage
 from twinbus.errors import CallerError
 from twinbus.message import BodyType, Message
 
-# Name, type in Spark's words, and how it is taken from a received message.
+# Name, and type in Spark's words.
 _READ: Final = (
     ("sequence_number", "bigint"),
     ("enqueued_time", "timestamp"),
@@ -36,9 +45,10 @@ _READ: Final = (
     ("application_properties", "map<string,string>"),
     ("body_type", "string"),
     ("body", "binary"),
+    ("raw", "binary"),
+    ("error", "string"),
 )
 READ_SCHEMA: Final = ", ".join(f"`{name}` {kind}" for name, kind in _READ)
-RAW_COLUMN: Final = "`raw` binary"
 
 # What a writer takes; of the columns that reading gives, those that only the broker sets are not among them.
 _WRITTEN: Final[Mapping[str, tuple[str, ...]]] = {
@@ -68,44 +78,162 @@ class ColumnError(CallerError, ValueError):
     """A column that a writer does not take, or a row that cannot be sent."""
 
 
-def row_of(message: ReceivedMessage, include_raw: bool) -> tuple[Any, ...]:
-    """In the order of READ_SCHEMA."""
-    life = message.time_to_live
-    row = (
-        message.sequence_number,
-        message.enqueued_time,
-        message.state.name.lower(),
-        _text(message.message_id),
-        message.session_id,
-        message.subject,
-        message.content_type,
-        _text(message.correlation_id),
-        message.to,
-        message.reply_to,
-        message.reply_to_session_id,
-        message.partition_key,
-        None if life is None else life // timedelta(milliseconds=1),
-        message.scheduled_enqueue_time,
-        message.delivery_count,
-        message.dead_letter_reason,
-        message.dead_letter_error_description,
-        {str(name): _text(value) for name, value in message.application_properties.items()},
-        message.body_type.value,
-        _body(message),
+# --- messages to rows ------------------------------------------------------------------------------------------------
+
+_SEQUENCE_NUMBER: Final = "x-opt-sequence-number"
+_ENQUEUED: Final = "x-opt-enqueued-time"
+_SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
+_PARTITION_KEY: Final = "x-opt-partition-key"
+_STATE: Final = "x-opt-message-state"
+_LOCKED_UNTIL: Final = "x-opt-locked-until"
+_BROKERS: Final = frozenset((_SEQUENCE_NUMBER, _ENQUEUED, _SCHEDULED, _PARTITION_KEY, _STATE, _LOCKED_UNTIL))
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What a stream read needs to know of a message before it reads the message."""
+
+    number: int | None
+    """The sequence number; None where it cannot be read."""
+    enqueued: int | None
+    """When the broker took it, in ms."""
+    is_active: bool
+    locked_until: int | None
+    """Until when it is locked for the receiver that got it, in ms."""
+
+
+def marks_of(message: ReceivedMessage) -> Marks:
+    found = _broker_annotations(message.raw)
+    number, enqueued, locked_until = (found.get(name) for name in (_SEQUENCE_NUMBER, _ENQUEUED, _LOCKED_UNTIL))
+    return Marks(
+        number if isinstance(number, int) else None,
+        enqueued if isinstance(enqueued, int) else None,
+        found.get(_STATE, 0) == MessageState.ACTIVE,
+        locked_until if isinstance(locked_until, int) else None,
     )
-    return (*row, message.raw) if include_raw else row
 
 
-def _body(message: ReceivedMessage) -> bytes:
+def _broker_annotations(raw: bytes) -> dict[str, Any]:
+    """The annotations that the broker sets, as far as they can be decoded.
+
+    Decodes no other annotation: one that the sender set and that cannot be decoded must not hide the sequence number.
+    """
+    found: dict[str, Any] = {}
+    try:
+        pos = 0
+        while pos < len(raw):
+            code, start, pos = section_at(raw, pos)
+            if code == MESSAGE_ANNOTATIONS:
+                count, at = map_items(raw, start)
+                for _ in range(count >> 1):
+                    at = _take_annotation(raw, at, found)
+                break
+    except (AmqpError, IndexError):
+        pass  # the row's `error` names the section that is broken
+    return found
+
+
+def _take_annotation(raw: bytes, key: int, found: dict[str, Any]) -> int:
+    value = skip(raw, key)
+    end = skip(raw, value)
+    try:
+        name = decode(raw, key)[0]
+        if isinstance(name, str) and name in _BROKERS:
+            found[str(name)] = decode(raw, value)[0]
+    except AmqpError:
+        pass  # not one of the broker's
+    return end
+
+
+def row_of(message: ReceivedMessage, include_raw: bool) -> tuple[Any, ...]:
+    """In the order of READ_SCHEMA. Never fails because of what the message holds."""
+    annotations = _broker_annotations(message.raw)
+    values: list[Any] = []
+    failures: dict[str, list[str]] = {}
+    for name, take in _COLUMNS.items():
+        try:
+            values.append(take(message, annotations))
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a sender can bring about: it is recorded in the row
+            failures.setdefault(str(error) or type(error).__name__, []).append(name)
+            values.append(None)
+    if _SEQUENCE_NUMBER not in annotations:
+        failures.setdefault("the broker's annotations cannot be read", []).append("sequence_number")
+    told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in failures.items())
+    return (*values, message.raw if include_raw or failures else None, told or None)
+
+
+def _whole(value: Any, bits: int) -> int | None:
+    """An integer for a column of so many bits."""
+    if value is None:
+        return None
+    if not isinstance(value, int):
+        raise ValueError(f"a {type(value).__name__} where a whole number is expected")
+    if not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise ValueError(f"{int(value)} is out of the range of the column")
+    return int(value)
+
+
+def _instant(value: Any) -> datetime | None:
+    millis = _whole(value, 64)
+    if millis is None:
+        return None
+    try:
+        return _EPOCH + timedelta(milliseconds=millis)
+    except OverflowError:
+        raise ValueError(f"{millis} ms since 1970 is not within the years 1 to 9999") from None
+
+
+def _properties(message: ReceivedMessage, annotations: Mapping[str, Any]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for key, value in message.application_properties.items():
+        name = _key(key)
+        if name in found:
+            raise ValueError(f"two keys are both written as {name!r}")
+        found[name] = _text(value)
+    return found
+
+
+def _body(message: ReceivedMessage, annotations: Mapping[str, Any]) -> bytes:
     """Data as it is; text as UTF-8; any other AMQP value as JSON."""
     body = message.body
-    if isinstance(body, bytes | bytearray | memoryview):
+    if type(body) in {bytes, bytearray, memoryview}:
         return bytes(body)
-    text = body if isinstance(body, str) else json.dumps(body, default=_text, ensure_ascii=False)
-    return text.encode()
+    return (str(body) if isinstance(body, str) else _json(body)).encode()
+
+
+# How each column is taken from a received message and the broker's annotations.
+_COLUMNS: Final[Mapping[str, Callable[[ReceivedMessage, Mapping[str, Any]], Any]]] = {
+    "sequence_number": lambda _, annotations: _whole(annotations.get(_SEQUENCE_NUMBER), 64),
+    "enqueued_time": lambda _, annotations: _instant(annotations.get(_ENQUEUED)),
+    "state": lambda _, annotations: MessageState(annotations.get(_STATE, 0)).name.lower(),
+    "message_id": lambda message, _: _text(message.message_id),
+    "session_id": lambda message, _: _text(message.session_id),
+    "subject": lambda message, _: _text(message.subject),
+    "content_type": lambda message, _: _text(message.content_type),
+    "correlation_id": lambda message, _: _text(message.correlation_id),
+    "to": lambda message, _: _text(message.to),
+    "reply_to": lambda message, _: _text(message.reply_to),
+    "reply_to_session_id": lambda message, _: _text(message.reply_to_session_id),
+    "partition_key": lambda _, annotations: _text(annotations.get(_PARTITION_KEY)),
+    "time_to_live": lambda message, _: _whole(message.header.ttl, 64),
+    "scheduled_enqueue_time": lambda _, annotations: _instant(annotations.get(_SCHEDULED)),
+    "delivery_count": lambda message, _: _whole(message.delivery_count, 32),
+    "dead_letter_reason": lambda message, _: _text(message.dead_letter_reason),
+    "dead_letter_error_description": lambda message, _: _text(message.dead_letter_error_description),
+    "application_properties": _properties,
+    "body_type": lambda message, _: message.body_type.value,
+    "body": _body,
+}
+
+
+# --- AMQP values as text ---------------------------------------------------------------------------------------------
 
 
 def _text(value: Any) -> str | None:
+    """A single value as it is, bytes and decimals in hexadecimal; a compound value as JSON."""
     match value:
         case None:
             return None
@@ -113,12 +241,56 @@ def _text(value: Any) -> str | None:
             return "true" if value else "false"
         case bytes() | bytearray() | memoryview():
             return bytes(value).hex()
-        case datetime():
-            return value.astimezone(UTC).isoformat()
-        case UUID() | str() | int() | float():
+        case int():
+            return str(int(value))
+        case UUID() | str() | float():
             return str(value)
         case _:
-            return json.dumps(value, default=str, ensure_ascii=False)
+            return _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """The value in the types that JSON has; defined for every AMQP value.
+
+    Bytes and decimals are hexadecimal text, UUIDs are text, timestamps are milliseconds, NaN and the infinities are
+    text, arrays are lists, and a described value is an object of `descriptor` and `value`.
+    """
+    match value:
+        case None | bool():
+            return value
+        case int():
+            return int(value)
+        case float():
+            return float(value) if isfinite(value) else str(float(value))
+        case str():
+            return str(value)
+        case bytes() | bytearray() | memoryview():
+            return bytes(value).hex()
+        case Described():
+            return {"descriptor": _plain(value.descriptor), "value": _plain(value.value)}
+        case Mapping():
+            return _plain_map(value)
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return str(value)
+
+
+def _plain_map(entries: Mapping[Any, Any]) -> dict[str, Any] | list[list[Any]]:
+    """An object whose keys are texts; a list of [key, value] where two keys would have the same text."""
+    texts = [_key(key) for key in entries]
+    if len(set(texts)) < len(texts):
+        return [[_plain(key), _plain(item)] for key, item in entries.items()]
+    return {text: _plain(item) for text, item in zip(texts, entries.values(), strict=True)}
+
+
+def _key(key: Any) -> str:
+    text = _text(key)
+    return "null" if text is None else text
 
 
 # --- rows to messages ------------------------------------------------------------------------------------------------

@@ -1,11 +1,34 @@
-"""The data source itself: which reader or writer Spark is given, and what each promises.
+"""The data source itself: the readers and writers that Spark gets, and what each promises.
 
-A batch read looks, and changes nothing. A stream read is at least once: what it has read is completed only when Spark
-has committed the batch, and a batch that is repeated reads the same sequence numbers again.
+A batch read peeks and changes nothing. A stream read is at least once. It completes exactly the messages of batches
+that Spark has committed. This is how, given what Spark does:
+
+- Spark calls `latestOffset` to plan a batch, writes its end offset to the checkpoint, and only then calls `commit` with
+  the end of the batch before. `read` runs in other processes than these. A batch whose end is in the checkpoint but
+  that is not committed is repeated after a restart with the same offsets. `commit` is never repeated.
+- `latestOffset` therefore peeks at the queue and puts the number of each active message of the batch into the offset.
+  The batch is that set and nothing else: `read` peeks at exactly these numbers, also when it is repeated, and `commit`
+  completes exactly these. A message that was deferred or scheduled when the batch was planned is not in the set, nor
+  is one before the start or one that came later. A message that another receiver has locked is in the set: it is read,
+  and completed once that receiver has given it back.
+- A process may die after Spark has committed a batch and before its messages are completed. So an offset also names
+  the messages of earlier batches whose completion was not confirmed when it was planned. The first `latestOffset` of
+  a process gets the end of the last committed batch; it completes those and the batch itself, where they still are.
+  Whatever could not be completed (another receiver holds it) stays in the next offset and is tried again.
+- A number says which message is meant only as long as the queue lives. A queue that was deleted and created again
+  counts from 1. The offset also has the latest enqueued time of its messages; one that was enqueued later is not
+  completed.
+- The offset of an earlier version has only `through`. It does not say which messages were read, so nothing of it is
+  completed: the messages of its last batch stay in the queue.
+- Dead-letter queues keep the number that a message had in its queue, so a new dead letter may have a low number. There
+  a batch is planned from the start of the stream each time, without what was read and is not yet completed.
+
+How messages are completed by their numbers, and how far that reaches, is in `broker`.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -27,14 +50,25 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from twinbus.errors import OperatorError
 from twinbus.message import Message
-from twinbus.pipeline.servicebus.broker import Broker
-from twinbus.pipeline.servicebus.options import Options
-from twinbus.pipeline.servicebus.rows import RAW_COLUMN, READ_SCHEMA, Written, check_columns, row_of
+from twinbus.pipeline.servicebus.broker import MOST_HELD, PAGE, Broker
+from twinbus.pipeline.servicebus.offsets import NONE, Numbers, Offset
+from twinbus.pipeline.servicebus.options import OptionError, Options
+from twinbus.pipeline.servicebus.rows import READ_SCHEMA, Written, check_columns, marks_of, row_of
+
+_log = logging.getLogger(__name__)
 
 _SEND_TOGETHER: Final = 500
-_THROUGH: Final = "through"
-"""Of an offset: the last sequence number that was read."""
+# An offset is written to the checkpoint with each batch. 1,000 runs of numbers take about 20 KB.
+_MOST_RUNS: Final = 1000
+# A stream that reads on but cannot complete fills its queue; after so much of it, somebody has to look.
+_MOST_UNCOMPLETED: Final = 100_000
+_MOST_UNCOMPLETED_RUNS: Final = 5 * _MOST_RUNS
+
+
+class CompletionError(OperatorError):
+    """A stream cannot complete what it has read."""
 
 
 @dataclass
@@ -43,6 +77,13 @@ class Slice(InputPartition):
 
     first: int
     last: int
+
+
+@dataclass
+class Part(InputPartition):
+    """The messages of a batch that one task reads."""
+
+    numbers: Numbers
 
 
 _NOTHING: Final = Slice(0, -1)
@@ -56,19 +97,30 @@ class ServiceBusDataSource(DataSource):
         return "servicebus"
 
     def schema(self) -> str:
-        options = Options.parse(self.options)
-        return f"{READ_SCHEMA}, {RAW_COLUMN}" if options.include_raw else READ_SCHEMA
+        Options.parse(self.options)
+        return READ_SCHEMA
 
     def reader(self, schema: StructType) -> BatchReader:
         return BatchReader(Options.parse(self.options))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's names, here and below
-        return StreamReader(Options.parse(self.options))
+        options = Options.parse(self.options)
+        if options.complete_committed:
+            with Broker(options) as broker:
+                broker.check_receiving()
+        return StreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        if overwrite:
+            raise OptionError('servicebus cannot write with mode("overwrite"): it only sends. Use mode("append").')
         return BatchWriter(self._written_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        if overwrite:
+            raise OptionError(
+                'servicebus cannot write with outputMode("complete"): it only sends, and would send every row again '
+                'with each batch. Use outputMode("append").'
+            )
         return StreamWriter(self._written_options(schema))
 
     def _written_options(self, schema: StructType) -> Options:
@@ -84,10 +136,11 @@ def slices(first: int, last: int, count: int) -> list[Slice]:
     return [Slice(start, min(start + length - 1, last)) for start in range(first, last + 1, length)]
 
 
-def _rows(options: Options, partition: Slice, *, active_only: bool) -> Iterator[tuple[Any, ...]]:
+def _rows(options: Options, partition: Slice, *, active_only: bool = False) -> Iterator[tuple[Any, ...]]:
     with Broker(options) as broker:
-        for message in broker.between(partition.first, partition.last, active_only=active_only):
-            yield row_of(message, options.include_raw)
+        for message in broker.between(partition.first, partition.last):
+            if not active_only or marks_of(message).is_active:
+                yield row_of(message, options.include_raw)
 
 
 class BatchReader(DataSourceReader):
@@ -109,23 +162,41 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         assert isinstance(partition, Slice)
-        return _rows(self._options, partition, active_only=False)
+        return _rows(self._options, partition)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Active messages by their sequence numbers; completed once their batch is committed."""
+    """Active messages by their sequence numbers; completed once their batch is committed. The module explains how."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._target: int | None = None
         self._looked = float("-inf")
+        self._seen = -1
+        """Up to here a look found nothing to read. A number that is not active now never is again."""
+        self._is_resumed = False
+        self._uncompleted = NONE
+        """Messages of committed batches that are to be completed."""
+        self._newest: int | None = None
+        self._taken_over = NONE
+        """The batch that was last added to `_uncompleted`."""
+        self._held = 0
+        """How many messages of others the last completion had to hold."""
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        position = self._options.starting_position
-        if position is not None:
-            return {_THROUGH: position - 1}
-        with Broker(self._options) as broker:
-            return {_THROUGH: broker.last_after(-1) or 0}
+    # --- planning ----------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        options = self._options
+        with Broker(options) as broker:
+            start = options.starting_position
+            if start is None:
+                start = (broker.last_after(-1) or 0) + 1
+            if options.complete_committed and start > 0 and broker.is_out_of_reach(start):
+                raise OptionError(
+                    f"servicebus cannot stream {options.address} from sequence number {start}: {_REACH} "
+                    "Start at earliest, remove the messages before, or set completeCommitted=false."
+                )
+        return Offset(through=start - 1, start=start).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         with Broker(self._options) as broker:
@@ -134,46 +205,174 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._options.max_messages_per_trigger)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        through = start[_THROUGH]
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        previous = Offset.of_json(start)
+        if not self._is_resumed:
+            self._resume(previous)
         # Each look is an operation that is paid for; Spark asks as often as it can.
         if self._target is None and time.monotonic() - self._looked < self._options.poll_interval:
             return start
+        self._check_uncompleted()
         with Broker(self._options) as broker:
-            end = self._end(broker, through, limit)
-        if end is None:
+            read, newest = self._planned(broker, previous, limit)
+        if not read:
             self._looked = time.monotonic()
             return start
-        return {_THROUGH: end}
+        planned = Offset(
+            through=max(previous.through, read.last),
+            start=self._start(previous),
+            read=read,
+            uncompleted=self._uncompleted_after(previous),
+            newest=_latest(newest, self._newest, previous.newest),
+            keep=not self._options.complete_committed,
+        )
+        return planned.to_json()
 
-    def _end(self, broker: Broker, through: int, limit: ReadLimit) -> int | None:
-        first = broker.first_at_or_after(through + 1)
-        if first is None or (self._target is not None and first > self._target):
-            return None
+    def _planned(self, broker: Broker, previous: Offset, limit: ReadLimit) -> tuple[Numbers, int | None]:
+        """The next batch, and the latest enqueued time in it."""
         if isinstance(limit, ReadAllAvailable):
-            end = broker.last_after(through)
+            most, most_runs = None, None
         else:
-            # Numbers are unique, so a range of so many holds at most as many messages.
-            end = (
-                first
-                + (limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_messages_per_trigger)
-                - 1
-            )
-            if broker.first_at_or_after(end) is None:
-                end = broker.last_after(through)
-        return end if end is None or self._target is None else min(end, self._target)
+            most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_messages_per_trigger
+            most_runs = _MOST_RUNS
+        first, known = self._first(previous)
+        runs: list[tuple[int, int]] = []
+        count, newest = 0, None
+        for number, message in broker.from_number(first, PAGE if most is None else min(PAGE, most)):
+            if number is None:
+                _log.warning("%s: a message without a readable sequence number is left out", self._options.address)
+                continue
+            if self._target is not None and number > self._target:
+                break
+            marks = marks_of(message)
+            if marks.is_active and number not in known:
+                if runs and runs[-1][1] == number - 1:
+                    runs[-1] = (runs[-1][0], number)
+                elif len(runs) == most_runs:
+                    break
+                else:
+                    runs.append((number, number))
+                count += 1
+                newest = _latest(newest, marks.enqueued)
+                if count == most:
+                    break
+            elif not runs:
+                self._seen = number
+        return Numbers(runs), newest
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return slices(start[_THROUGH] + 1, end[_THROUGH], self._options.partitions)
+    def _first(self, previous: Offset) -> tuple[int, Numbers]:
+        """The number from which to look, and the numbers that were read already."""
+        if self._options.dead_letter and self._options.complete_committed:
+            return self._start(previous), self._uncompleted_after(previous) | previous.read
+        return max(previous.through, self._seen) + 1, NONE
+
+    def _start(self, previous: Offset) -> int:
+        """The first number of the stream. What was read before and is not to be completed lies before it."""
+        if previous.start is None or (previous.keep and self._options.complete_committed):
+            return previous.through + 1
+        return previous.start
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        batch = Offset.of_json(end)
+        if batch.is_of_earlier_version:
+            return slices(Offset.of_json(start).through + 1, batch.through, self._options.partitions)
+        return [Part(numbers) for numbers in batch.read.parts(self._options.partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        assert isinstance(partition, Slice)
-        return _rows(self._options, partition, active_only=True)
+        if isinstance(partition, Slice):
+            return _rows(self._options, partition, active_only=True)
+        assert isinstance(partition, Part)
+        return self._read(partition.numbers)
 
-    def commit(self, end: dict[str, int]) -> None:
-        if self._options.complete_committed:
+    def _read(self, numbers: Numbers) -> Iterator[tuple[Any, ...]]:
+        with Broker(self._options) as broker:
+            for _, message in broker.these(numbers):
+                yield row_of(message, self._options.include_raw)
+
+    # --- completing --------------------------------------------------------------------------------------------
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._take_over(Offset.of_json(end))
+        self._complete()
+
+    def _resume(self, previous: Offset) -> None:
+        """Completes what the process before this one has left; `previous` is the end of the last committed batch."""
+        self._take_over(previous)
+        if self._uncompleted and self._options.complete_committed:
             with Broker(self._options) as broker:
-                broker.complete_through(end[_THROUGH])
+                self._uncompleted = broker.still_there(self._uncompleted, self._newest)
+            self._complete()
+
+    def _take_over(self, batch: Offset) -> None:
+        """Adds the messages of a batch that Spark has committed to those that are to be completed."""
+        if not self._is_resumed:
+            self._is_resumed = True
+            self._uncompleted = batch.uncompleted
+        if batch.is_of_earlier_version:
+            _log.warning(
+                "%s: the batch up to sequence number %s was planned by an earlier version, which did not record what "
+                "it read; its messages are not completed and stay in the queue",
+                self._options.address,
+                batch.through,
+            )
+        self._uncompleted = self._uncompleted_after(batch)
+        self._taken_over = batch.read
+        self._newest = _latest(self._newest, batch.newest)
+
+    def _uncompleted_after(self, batch: Offset) -> Numbers:
+        """What is to be completed when this batch is committed; its own messages too."""
+        if batch.keep or batch.read == self._taken_over:
+            return self._uncompleted
+        return self._uncompleted | batch.read
+
+    def _complete(self, *, always: bool = False) -> None:
+        """Completes what is to be completed. What is left is tried again with the next batch.
+
+        Messages of others in front of them cost a delivery each time. Where there are many, it waits until at least
+        as many messages are to be completed.
+        """
+        if not self._uncompleted or not self._options.complete_committed:
+            return
+        if self._held > PAGE and len(self._uncompleted) < self._held and not always:
+            return
+        with Broker(self._options) as broker:
+            done = broker.complete(self._uncompleted, self._newest)
+        self._uncompleted, self._held = done.left, done.held
+        if done.stopped is not None:
+            _log.warning(
+                "%s: %s messages that were read and committed are not completed yet: %s. They stay in the queue, and "
+                "completing them is tried again.",
+                self._options.address,
+                len(done.left),
+                done.stopped,
+            )
+
+    def _check_uncompleted(self) -> None:
+        """Raises CompletionError when too much could not be completed, before more is read."""
+        if not self._options.complete_committed or not self._is_full():
+            return
+        self._complete(always=True)
+        if self._is_full():
+            raise CompletionError(
+                f"the stream of {self._options.address} has read and committed {len(self._uncompleted)} messages that "
+                f"it cannot complete, the first with sequence number {self._uncompleted.first}",
+                f"{_REACH} Remove those messages or let other receivers settle theirs, or set completeCommitted=false.",
+            )
+
+    def _is_full(self) -> bool:
+        return len(self._uncompleted) > _MOST_UNCOMPLETED or self._uncompleted.run_count > _MOST_UNCOMPLETED_RUNS
+
+
+_REACH: Final = (
+    "Service Bus completes messages only for a receiver that holds them, and a receiver gets the oldest first. "
+    f"At most {MOST_HELD} messages that the stream does not read may stand before those that it reads."
+)
+
+
+def _latest(*instants: int | None) -> int | None:
+    return max((instant for instant in instants if instant is not None), default=None)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

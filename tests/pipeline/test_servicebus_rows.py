@@ -1,0 +1,211 @@
+"""D1: every message becomes a row that Spark takes, whatever its sender put into it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.conversion import LocalDataToArrowConversion
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tests.amqp import strategies
+from twinbus.amqp.sections import Header, message
+from twinbus.amqp.types import Array, Decimal32, Described, Float32, Symbol, Timestamp, ULong, encode
+from twinbus.connect import ReceivedMessage
+from twinbus.pipeline.servicebus.rows import READ_SCHEMA, marks_of, row_of
+
+_TYPES: dict[str, DataType] = {
+    "bigint": LongType(),
+    "int": IntegerType(),
+    "string": StringType(),
+    "timestamp": TimestampType(),
+    "binary": BinaryType(),
+    "map<string,string>": MapType(StringType(), StringType()),
+}
+_FIELDS = [field.split(" ") for field in READ_SCHEMA.split(", ")]
+_SCHEMA = StructType([StructField(name.strip("`"), _TYPES[kind]) for name, kind in _FIELDS])
+_BROKERS = {
+    Symbol("x-opt-sequence-number"): 7,
+    Symbol("x-opt-enqueued-time"): Timestamp(1_700_000_000_000),
+    Symbol("x-opt-message-state"): 0,
+}
+
+
+def _row(raw: bytes, include_raw: bool = False) -> dict[str, Any]:
+    """The row, after Spark's own conversion has taken it."""
+    values = row_of(ReceivedMessage(raw, None), include_raw)
+    LocalDataToArrowConversion.convert([values], _SCHEMA, use_large_var_types=False)
+    return dict(zip(_SCHEMA.names, values, strict=True))
+
+
+def _sent(**parts: Any) -> bytes:
+    """As the broker shows it: with a number, a time and a state."""
+    return message(**{**parts, "message_annotations": {**parts.get("message_annotations", {}), **_BROKERS}})
+
+
+def _body(value: Any) -> str:
+    row = _row(_sent(value=value))
+    assert row["error"] is None, row["error"]
+    return bytes(row["body"]).decode()
+
+
+# --- everything that AMQP has ----------------------------------------------------------------------------------------
+
+
+@given(strategies.parts, strategies.bodies)
+def test_d1_every_message_becomes_a_row(parts: dict[str, Any], body: dict[str, Any]) -> None:
+    row = _row(_sent(**parts, **body))
+    assert row["sequence_number"] == 7
+    assert row["state"] == "active"
+    assert (row["raw"] is None) == (row["error"] is None)
+    if row["error"] is None:
+        assert row["body"] is not None
+        assert row["body_type"] in {"data", "value", "sequence"}
+    if "sequence" in body or not isinstance(body.get("value", ""), str | bytes):
+        json.loads(bytes(row["body"]))
+
+
+@given(st.binary(max_size=300))
+def test_d1_bytes_that_are_no_message_become_a_row_with_the_reason(raw: bytes) -> None:
+    row = _row(raw)
+    assert row["error"]
+    assert row["raw"] == raw
+
+
+@given(strategies.parts, strategies.bodies, st.data())
+def test_d1_a_damaged_message_becomes_a_row(parts: dict[str, Any], body: dict[str, Any], data: st.DataObject) -> None:
+    raw = bytearray(_sent(**parts, **body))
+    place = data.draw(st.integers(0, len(raw) - 1))
+    raw[place] = data.draw(st.integers(0, 255))
+    row = _row(bytes(raw[: data.draw(st.integers(place, len(raw)))]))
+    assert (row["raw"] is None) == (row["error"] is None)
+
+
+def test_d1_values_that_json_does_not_have_are_written_as_text() -> None:
+    uuid = UUID(int=5)
+    assert json.loads(_body([b"\x00\xff", uuid, float("nan"), float("-inf"), Float32(1.5), Timestamp(2**63 - 1)])) == [
+        "00ff",
+        str(uuid),
+        "nan",
+        "-inf",
+        1.5,
+        2**63 - 1,
+    ]
+    assert json.loads(_body([None, True, Symbol("s"), Decimal32(b"\x01\x02\x03\x04"), Array(ULong, [ULong(1)])])) == [
+        None,
+        True,
+        "s",
+        "01020304",
+        [1],
+    ]
+    assert json.loads(_body(Described(Symbol("d"), [Described(ULong(1), b"\x01")]))) == {
+        "descriptor": "d",
+        "value": [{"descriptor": 1, "value": "01"}],
+    }
+    assert _body(None) == "null"
+    assert _body(float("inf")) == '"inf"'
+    assert _body("text") == "text"
+
+
+def test_d1_a_map_with_keys_of_any_kind_is_an_object() -> None:
+    assert _body({1: 2, b"k": 3}) == '{"1": 2, "6b": 3}'
+    assert json.loads(_body({UUID(int=1): 1, None: 2, Timestamp(5): 3, False: 4, 1.5: 5})) == {
+        str(UUID(int=1)): 1,
+        "null": 2,
+        "5": 3,
+        "false": 4,
+        "1.5": 5,
+    }
+
+
+def test_d1_a_map_whose_keys_have_the_same_text_loses_none() -> None:
+    assert json.loads(_body({1: "number", "1": "text"})) == [[1, "number"], ["1", "text"]]
+
+
+# --- what has no place in a row --------------------------------------------------------------------------------------
+
+
+def test_d1_a_body_that_cannot_be_decoded_is_null_with_raw_and_the_reason() -> None:
+    raw = _sent(properties=None, value="x")[:-3] + b"\xa1\x01\xff"  # text that is not UTF-8
+    row = _row(raw)
+    assert row["body"] is None
+    assert row["raw"] == raw
+    assert row["error"] == "body: amqp:decode-error: a string is not valid UTF-8"
+    assert (row["sequence_number"], row["body_type"], row["message_id"]) == (7, "value", None)
+
+
+def test_d1_a_map_with_a_list_as_a_key_is_null_with_the_reason() -> None:
+    key, value = encode([1]), encode(2)
+    body = bytes([0xC1, len(key) + len(value) + 1, 2]) + key + value
+    row = _row(_sent(value=None).removesuffix(b"\x40") + body)
+    assert row["body"] is None
+    assert row["error"].startswith("body: ")
+    assert "a list cannot be the key of a map" in row["error"]
+
+
+def test_d1_what_only_one_column_cannot_hold_leaves_the_others() -> None:
+    annotations = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(2**62), Symbol("x-opt-partition-key"): 9}
+    row = _row(_sent(header=Header(delivery_count=2**32 - 1, ttl=2**32 - 1), message_annotations=annotations))
+    assert row["scheduled_enqueue_time"] is None
+    assert row["delivery_count"] is None
+    assert row["error"] == (
+        "scheduled_enqueue_time: 4611686018427387904 ms since 1970 is not within the years 1 to 9999; "
+        "delivery_count: 4294967295 is out of the range of the column"
+    )
+    assert (row["time_to_live"], row["partition_key"]) == (2**32 - 1, "9")
+    assert row["enqueued_time"] == datetime.fromtimestamp(1_700_000_000, UTC)
+
+
+@pytest.mark.parametrize("millis", [-(2**63), 2**63 - 1, -62_135_596_800_001, 253_402_300_800_000])
+def test_d1_an_instant_out_of_the_years_of_a_timestamp_is_null(millis: int) -> None:
+    row = _row(_sent(message_annotations={Symbol("x-opt-scheduled-enqueue-time"): Timestamp(millis)}))
+    assert row["scheduled_enqueue_time"] is None
+    assert "is not within the years 1 to 9999" in row["error"]
+
+
+@pytest.mark.parametrize("millis", [-1, -62_135_596_800_000, 253_402_300_799_999])
+def test_d1_an_instant_at_the_edge_of_a_timestamp_is_shown(millis: int) -> None:
+    row = _row(_sent(message_annotations={Symbol("x-opt-scheduled-enqueue-time"): Timestamp(millis)}))
+    assert row["scheduled_enqueue_time"].timestamp() * 1000 == millis
+    assert row["error"] is None
+
+
+def test_d1_a_time_to_live_below_nothing_is_shown_as_it_is() -> None:
+    row = _row(b"\x00\x53\x70" + encode([None, None, -5, None, None]) + _sent(data=b""))
+    assert (row["time_to_live"], row["error"]) == (-5, None)
+
+
+def test_d1_application_properties_of_any_kind_are_text() -> None:
+    row = _row(_sent(application_properties={"a": None, "b": b"\x01", "c": [1, b"\x02"], "d": float("nan"), "e": True}))
+    assert row["application_properties"] == {"a": None, "b": "01", "c": '[1, "02"]', "d": "nan", "e": "true"}
+
+
+def test_d1_an_annotation_that_cannot_be_decoded_does_not_hide_the_sequence_number() -> None:
+    raw = _sent(message_annotations={Symbol("user"): "xy"}, data=b"body")
+    broken = raw.replace(b"\xa1\x02xy", b"\xa1\x02\xff\xff")
+    assert broken != raw
+    assert marks_of(ReceivedMessage(broken, None)).number == 7
+    assert marks_of(ReceivedMessage(broken, None)).enqueued == 1_700_000_000_000
+    row = _row(broken)
+    assert (row["sequence_number"], row["body"], row["error"]) == (7, b"body", None)
+
+
+def test_d1_raw_is_shown_when_it_is_asked_for_or_something_is_wrong() -> None:
+    raw = _sent(data=b"x")
+    assert _row(raw)["raw"] is None
+    assert _row(raw, include_raw=True)["raw"] == raw

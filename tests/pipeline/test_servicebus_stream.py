@@ -1,0 +1,584 @@
+"""D1: the stream reader against a real namespace, called in Spark's order by this process: what each step removes.
+
+What is in a queue is counted with the official client. `Query` does what Spark does with a stream reader and its
+checkpoint, so that a process can end between any two steps; `test_servicebus_kills.py` ends real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+import pytest
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiver,
+    ServiceBusSender,
+)
+from azure.servicebus.management import ServiceBusAdministrationClient
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+from tests.pipeline.queues import new_queue
+from twinbus.pipeline.servicebus import broker as broker_module
+from twinbus.pipeline.servicebus import source as source_module
+from twinbus.pipeline.servicebus.broker import Broker
+from twinbus.pipeline.servicebus.offsets import Numbers
+from twinbus.pipeline.servicebus.options import OptionError, Options
+from twinbus.pipeline.servicebus.rows import READ_SCHEMA
+from twinbus.pipeline.servicebus.source import CompletionError, ServiceBusDataSource
+from twinbus.testing import LocalNamespace
+
+_names = (f"streamed-{number}" for number in count())
+_ID = [field.split("`")[1] for field in READ_SCHEMA.split(", ")].index("message_id")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def client(namespace: LocalNamespace) -> Iterator[ServiceBusClient]:
+    with ServiceBusClient.from_connection_string(namespace.connection_string) as made:
+        yield made
+
+
+class Entity:
+    """A queue, seen through the official client. Opening a sender or receiver of that takes a second: one of each.
+
+    Its `peek_messages` goes on where the last call ended, unless a sequence number is given.
+    """
+
+    def __init__(self, namespace: LocalNamespace, client: ServiceBusClient, **settings: Any) -> None:
+        self.name = new_queue(namespace, next(_names), **settings)
+        self.namespace = namespace
+        self.client = client
+
+    def send(self, *ids: str, **properties: Any) -> None:
+        if ids:
+            self._sender.send_messages([ServiceBusMessage(one, message_id=one, **properties) for one in ids])
+
+    @cached_property
+    def _sender(self) -> ServiceBusSender:
+        return self.client.get_queue_sender(self.name)
+
+    @cached_property
+    def receiver(self) -> ServiceBusReceiver:
+        """Another receiver than the stream's."""
+        return self.client.get_queue_receiver(self.name)
+
+    @cached_property
+    def dead_letters(self) -> ServiceBusReceiver:
+        return self.client.get_queue_receiver(self.name, sub_queue="deadletter")
+
+    def received(self, count: int) -> list[ServiceBusReceivedMessage]:
+        """So many messages, locked by the other receiver."""
+        got: list[ServiceBusReceivedMessage] = []
+        while len(got) < count and (more := self.receiver.receive_messages(count - len(got), 5)):
+            got += more
+        return got
+
+    def left(self) -> list[str]:
+        return _ids(self.receiver.peek_messages(1000, sequence_number=1))
+
+    def delivery_counts(self) -> set[int]:
+        return {one.delivery_count or 0 for one in self.receiver.peek_messages(1000, sequence_number=1)}
+
+    def numbers(self) -> list[int]:
+        return [one.sequence_number or 0 for one in self.receiver.peek_messages(1000, sequence_number=1)]
+
+    def query(self, **options: object) -> Query:
+        # Each trigger looks: a thousandth of a second is over before the next.
+        told = {"connectionString": self.namespace.connection_string, "entity": self.name, "pollInterval": 0.001}
+        told.update(options)
+        return Query({name: str(value) for name, value in told.items()})
+
+
+def _ids(messages: Iterable[ServiceBusReceivedMessage]) -> list[str]:
+    return [str(one.message_id) for one in messages]
+
+
+@pytest.fixture
+def queue(namespace: LocalNamespace, client: ServiceBusClient) -> Entity:
+    return Entity(namespace, client)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Query:
+    """One streaming query with its checkpoint, step by step as Spark's MicroBatchExecution runs it."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self.options = options
+        self.offsets: list[str] = []
+        self.committed = -1
+        self.read: list[list[str]] = []
+        self.start = ""
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process: all that is left is the checkpoint."""
+        self.reader = ServiceBusDataSource(self.options).streamReader(None)  # type: ignore[arg-type]
+
+    def trigger(self, step: Callable[[str], None] = lambda _: None, limit: ReadLimit | None = None) -> bool:
+        """One batch, or the repetition of one. False where there is nothing to read."""
+        if len(self.offsets) == self.committed + 1:
+            self.start = self.start or json.dumps(self.reader.initialOffset())
+            start = self.offsets[-1] if self.offsets else self.start
+            end = json.dumps(self.reader.latestOffset(json.loads(start), limit or self.reader.getDefaultReadLimit()))
+            if end == start:
+                return False
+            step("planned")
+            self.offsets.append(end)
+            step("offset logged")
+            if self.committed >= 0:
+                self.reader.commit(json.loads(self.offsets[self.committed]))
+            step("committed to the source")
+        self._run(step)
+        return True
+
+    def _run(self, step: Callable[[str], None]) -> None:
+        batch = len(self.offsets) - 1
+        start = json.loads(self.offsets[batch - 1] if batch else self.start)
+        parts = self.reader.partitions(start, json.loads(self.offsets[batch]))
+        ids = [row[_ID] for part in parts for row in self.reader.read(part)]
+        step("read")
+        self.read[batch:] = [ids]
+        self.committed = batch
+        step("batch committed")
+
+    def run(self, step: Callable[[str], None] = lambda _: None) -> None:
+        """Until there is nothing more to read."""
+        while self.trigger(step):
+            pass
+
+    @property
+    def ids(self) -> list[str]:
+        return [one for batch in self.read for one in batch]
+
+
+def _names_of(prefix: str, number: int) -> list[str]:
+    return [f"{prefix}{one}" for one in range(number)]
+
+
+# --- exactly what was read -------------------------------------------------------------------------------------------
+
+
+def test_d1_a_stream_from_latest_never_removes_what_it_has_not_read(queue: Entity) -> None:
+    queue.send(*_names_of("old", 5))
+    query = queue.query(startingPosition="latest")
+    assert not query.trigger()
+    for one in ("new1", "new2", "new3", "new4"):
+        queue.send(one)
+        query.run()
+    assert query.read == [["new1"], ["new2"], ["new3"], ["new4"]]
+    # The last batch is committed with the next one.
+    assert queue.left() == [*_names_of("old", 5), "new4"]
+    assert queue.delivery_counts() == {0}
+    assert _ids(queue.received(6)) == [*_names_of("old", 5), "new4"], "one of them is locked"
+
+
+def test_d1_a_stream_from_a_number_never_removes_what_stands_before(queue: Entity) -> None:
+    queue.send(*_names_of("", 10))
+    query = queue.query(startingPosition=queue.numbers()[6], maxMessagesPerTrigger=2)
+    query.run()
+    assert query.read == [["6", "7"], ["8", "9"]]
+    assert queue.left() == [*_names_of("", 6), "8", "9"]
+    assert queue.delivery_counts() == {0}
+
+
+def test_d1_of_two_streams_on_one_queue_each_removes_only_what_it_read(queue: Entity) -> None:
+    queue.send(*_names_of("old", 4))
+    late = queue.query(startingPosition="latest")
+    late.trigger()
+    early = queue.query(maxMessagesPerTrigger=2)
+    queue.send("new1", "new2")
+    late.run()
+    early.trigger()
+    queue.send("new3")
+    late.run()  # it has read and committed new1 and new2; of old2 and old3 neither has read anything
+    assert (early.ids, late.ids) == (["old0", "old1"], ["new1", "new2", "new3"])
+    assert queue.left() == ["old0", "old1", "old2", "old3", "new3"]
+    early.run()
+    assert early.ids == ["old0", "old1", "old2", "old3", "new3"]
+    assert queue.left() == ["new3"]
+
+
+def test_d1_what_was_not_active_when_its_batch_was_planned_is_not_removed(queue: Entity) -> None:
+    queue.send("deferred")
+    deferred = queue.received(1)[0]
+    queue.receiver.defer_message(deferred)
+    queue.send("scheduled", scheduled_enqueue_time_utc=datetime.now(UTC) + timedelta(seconds=3))
+    queue.send("active")
+    query = queue.query()
+    query.run()
+    assert query.ids == ["active"]
+    while queue.left()[-1] != "scheduled":  # the service gives it a new number when it is due
+        assert queue.left() == ["deferred", "scheduled", "active"]
+    query.run()
+    assert query.ids == ["active", "scheduled"]
+    assert queue.left() == ["deferred", "scheduled"]
+    assert _ids(queue.receiver.receive_deferred_messages([deferred.sequence_number or 0])) == ["deferred"]
+
+
+def test_d1_a_message_that_another_receiver_holds_is_removed_once_it_is_given_back(queue: Entity) -> None:
+    queue.send("held", "settled", "free")
+    query = queue.query()
+    held, settled = queue.received(2)
+    query.run()
+    assert query.ids == ["held", "settled", "free"]
+    queue.send("next")
+    query.run()
+    assert queue.left() == ["held", "settled", "next"]
+    queue.receiver.complete_message(settled)
+    queue.receiver.abandon_message(held)
+    queue.send("last")
+    query.run()
+    assert query.ids == ["held", "settled", "free", "next", "last"]
+    assert queue.left() == ["last"]
+
+
+def test_d1_a_message_that_another_receiver_defers_after_it_was_read_is_left_to_it(queue: Entity) -> None:
+    queue.send("one", "two")
+    query = queue.query()
+    query.run()
+    taken = queue.received(1)[0]
+    queue.receiver.defer_message(taken)
+    for one in ("three", "four"):
+        queue.send(one)
+        query.run()
+    assert queue.left() == ["one", "four"]
+    number = taken.sequence_number
+    assert number is not None
+    assert _ids(queue.receiver.receive_deferred_messages([number])) == ["one"]
+    assert str(number) in json.loads(query.offsets[1])["uncompleted"].split("-")
+    assert str(number) not in json.loads(query.offsets[2])["uncompleted"].split("-")
+
+
+def test_d1_a_dead_letter_with_a_low_number_is_read_and_not_removed_before(queue: Entity) -> None:
+    queue.send(*_names_of("", 6))
+    held = queue.received(6)
+    query = queue.query(deadLetter=True)
+    read: list[str] = []
+    for number in (4, 1, 5, 0):
+        queue.receiver.dead_letter_message(held[number])
+        query.run()
+        read.append(str(number))
+        assert query.ids == read
+        # A batch is committed with the next one.
+        assert _ids(queue.dead_letters.peek_messages(10, sequence_number=1)) == [str(number)]
+    assert queue.left() == ["2", "3"]
+
+
+def test_d1_a_subscription_is_streamed_like_a_queue(namespace: LocalNamespace, client: ServiceBusClient) -> None:
+    topic = next(_names)
+    with ServiceBusAdministrationClient.from_connection_string(
+        namespace.connection_string, connection_verify=str(namespace.ca)
+    ) as admin:
+        admin.create_topic(topic)
+        admin.create_subscription(topic, "all")
+
+    sender, receiver = client.get_topic_sender(topic), client.get_subscription_receiver(topic, "all")
+    sender.send_messages(ServiceBusMessage("", message_id="old"))
+    told = {"connectionString": namespace.connection_string, "entity": topic, "subscription": "all"}
+    query = Query({**told, "startingPosition": "latest", "pollInterval": "0.001"})
+    query.trigger()
+    for one in ("a", "b", "c"):
+        sender.send_messages(ServiceBusMessage("", message_id=one))
+        query.run()
+    assert query.ids == ["a", "b", "c"]
+    assert _ids(receiver.peek_messages(10)) == ["old", "c"]
+
+
+def test_d1_a_queue_that_was_created_again_keeps_its_messages(
+    queue: Entity, namespace: LocalNamespace, client: ServiceBusClient
+) -> None:
+    queue.send("a", "b")
+    query = queue.query()
+    query.run()
+    with ServiceBusAdministrationClient.from_connection_string(
+        namespace.connection_string, connection_verify=str(namespace.ca)
+    ) as admin:
+        admin.delete_queue(queue.name)
+        admin.create_queue(queue.name)
+    with client.get_queue_sender(queue.name) as sender:
+        sender.send_messages([ServiceBusMessage("", message_id=one) for one in ("c", "d", "e")])
+    query.restart()
+    query.run()
+    assert query.ids == ["a", "b", "e"], "c and d have the numbers that a and b had"
+    with client.get_queue_receiver(queue.name) as receiver:
+        assert _ids(receiver.peek_messages(10)) == ["c", "d", "e"]
+
+
+# --- the size of a batch ---------------------------------------------------------------------------------------------
+
+
+def test_d1_a_batch_has_so_many_messages_however_their_numbers_lie(queue: Entity) -> None:
+    queue.send(*_names_of("", 30))
+    for one in queue.received(30):
+        settle = queue.receiver.complete_message if int(str(one.message_id)) % 3 else queue.receiver.abandon_message
+        settle(one)
+    query = queue.query(maxMessagesPerTrigger=4, partitions=3)
+    query.run()
+    assert [len(batch) for batch in query.read] == [4, 4, 2]
+    assert query.ids == [str(number) for number in range(0, 30, 3)]
+    assert queue.left() == ["24", "27"]
+
+
+def test_d1_a_batch_ends_where_its_offset_would_grow_too_long(queue: Entity, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "_MOST_RUNS", 2)
+    queue.send(*_names_of("", 9))
+    for one in queue.received(9):
+        if str(one.message_id) in {"2", "5"}:
+            queue.receiver.complete_message(one)
+    query = queue.query()
+    assert query.trigger(limit=ReadAllAvailable())
+    assert query.read == [["0", "1", "3", "4", "6", "7", "8"]]
+    query = queue.query()
+    query.run()
+    assert query.read == [["0", "1", "3", "4"], ["6", "7", "8"]]
+
+
+# --- what stands in front --------------------------------------------------------------------------------------------
+
+
+def test_d1_a_stream_that_could_not_complete_what_it_reads_is_refused_at_its_start(
+    queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "MOST_HELD", 4)
+    queue.send(*_names_of("old", 5))
+    query = queue.query(startingPosition="latest")
+    with pytest.raises(OptionError, match=r"stand before those that it reads\..*completeCommitted=false"):
+        query.trigger()
+    assert not queue.query(startingPosition="latest", completeCommitted="false").trigger()
+    queue.receiver.complete_message(queue.received(1)[0])
+    assert not query.trigger()
+
+
+@contextmanager
+def _broker(queue: Entity) -> Iterator[Broker]:
+    with Broker(Options.parse({"connectionString": queue.namespace.connection_string, "entity": queue.name})) as made:
+        yield made
+
+
+def test_d1_more_messages_in_front_than_may_be_held_are_neither_locked_nor_removed(
+    queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "MOST_HELD", 20)
+    queue.send(*_names_of("", 30))
+    numbers = queue.numbers()
+    with _broker(queue) as broker:
+        done = broker.complete(Numbers.of(numbers[25:]), None)
+    assert done.left == Numbers.of(numbers[25:])
+    assert done.stopped is not None
+    assert "more than 20 messages" in done.stopped
+    assert len(queue.received(30)) == 30
+
+
+def test_d1_messages_of_others_between_those_meant_are_held_only_up_to_the_limit(
+    queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "MOST_HELD", 20)
+    monkeypatch.setattr(broker_module, "_TAKE", 10)
+    queue.send(*_names_of("", 60))
+    numbers = queue.numbers()
+    with _broker(queue) as broker:
+        done = broker.complete(Numbers.of([numbers[0], numbers[59]]), None)
+    assert done.left == Numbers.of(numbers[59:])
+    assert 20 < done.held <= 30
+    assert done.stopped is not None
+    assert queue.left() == [str(number) for number in range(1, 60)]
+    assert queue.delivery_counts() == {0}
+    assert len(queue.received(59)) == 59
+
+
+def test_d1_messages_of_others_are_given_back_before_their_locks_end(
+    queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_lock_seconds", lambda _: 0.0)
+    monkeypatch.setattr(broker_module, "_TAKE", 3)
+    queue.send(*_names_of("", 9))
+    numbers = queue.numbers()
+    with _broker(queue) as broker:
+        done = broker.complete(Numbers.of(numbers[8:]), None)
+    assert done.stopped is not None
+    assert "half of the lock time" in done.stopped
+    assert queue.left() == _names_of("", 9)
+    assert len(queue.received(9)) == 9
+
+
+def test_d1_a_stream_that_cannot_complete_stops_before_it_has_read_too_much(
+    queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send(*_names_of("old", 3))
+    query = queue.query(startingPosition="latest", maxMessagesPerTrigger=2)
+    query.trigger()
+    monkeypatch.setattr(broker_module, "MOST_HELD", 2)
+    monkeypatch.setattr(source_module, "_MOST_UNCOMPLETED", 3)
+    queue.send(*_names_of("new", 10))
+    with pytest.raises(CompletionError, match="cannot complete, the first with sequence number 4"):
+        query.run()
+    assert query.ids == _names_of("new", 6)
+    assert queue.left() == [*_names_of("old", 3), *_names_of("new", 10)]
+    query.restart()
+    with pytest.raises(CompletionError):
+        query.run()
+    assert query.ids == _names_of("new", 6)
+    queue.receiver.complete_message(queue.received(1)[0])
+    query.run()
+    assert query.ids == _names_of("new", 10)
+    assert queue.left() == ["old1", "old2", "new8", "new9"]
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_d1_a_checkpoint_of_an_earlier_version_opens_and_removes_nothing_it_did_not_record(queue: Entity) -> None:
+    queue.send(*_names_of("", 6))
+    numbers = queue.numbers()
+    query = queue.query()
+    # Batch 0 is committed; the end of batch 1 is written and nothing else of it.
+    query.offsets = [json.dumps({"through": numbers[one]}) for one in (1, 3)]
+    query.read, query.committed = [["0", "1"]], 0
+    query.run()
+    assert query.read == [["0", "1"], ["2", "3"], ["4", "5"]]
+    queue.send("6")
+    query.run()
+    # Of 0 to 3 no version has recorded who read them, 4 and 5 are completed, 6 is the last batch.
+    assert queue.left() == ["0", "1", "2", "3", "6"]
+    assert all(json.loads(offset)["through"] for offset in query.offsets), "an earlier version can go on from there"
+
+
+def test_d1_what_was_read_with_complete_committed_off_is_never_removed(queue: Entity) -> None:
+    queue.send("a", "b")
+    query = queue.query(maxMessagesPerTrigger=1)
+    query.run()
+    query.options["completeCommitted"] = "false"
+    query.restart()
+    queue.send("c", "d")
+    query.run()
+    assert queue.left() == ["b", "c", "d"]
+    query.options["completeCommitted"] = "true"
+    query.restart()
+    queue.send("e", "f")
+    query.run()
+    # b was read and committed before; c and d were read to be kept.
+    assert query.ids == ["a", "b", "c", "d", "e", "f"]
+    assert queue.left() == ["c", "d", "f"]
+
+
+# --- a process that ends ---------------------------------------------------------------------------------------------
+
+_STEPS = ("planned", "offset logged", "committed to the source", "read", "batch committed", "between completions")
+
+
+@pytest.mark.parametrize("at", _STEPS)
+def test_d1_a_process_that_ends_at_any_step_neither_loses_nor_forgets_a_message(
+    queue: Entity, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_TAKE", 2)
+    queue.send(*_names_of("old", 3))
+    query = queue.query(startingPosition="latest", maxMessagesPerTrigger=4)
+    query.trigger()
+    queue.send(*_names_of("", 12))
+    kept = set(_names_of("old", 3))
+
+    def gone() -> set[str]:
+        return {*kept, *_names_of("", 12)} - set(queue.left())
+
+    completed = broker_module._completed
+
+    def step(name: str) -> None:
+        if name == at and query.committed >= (1 if at in {"read", "batch committed"} else 0):
+            raise Killed
+
+    async def then_killed(*arguments: Any) -> set[int]:
+        done = await completed(*arguments)
+        if done:
+            raise Killed
+        return done
+
+    if at == "between completions":
+        monkeypatch.setattr(broker_module, "_completed", then_killed)
+    with pytest.raises(Killed):
+        query.run(step)
+    monkeypatch.setattr(broker_module, "_completed", completed)
+    committed = {one for batch in query.read[: query.committed + 1] for one in batch}
+    assert gone() <= committed
+    query.restart()
+    query.run()
+    assert Counter(query.ids) == Counter(_names_of("", 12))
+    queue.send("last")
+    query.run()
+    assert set(queue.left()) == {*kept, "last"}
+    assert queue.delivery_counts() == {0}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_d1_whatever_ends_and_whoever_else_receives_nothing_unread_is_removed(queue: Entity, seed: int) -> None:
+    """Two streams on one queue that end anywhere, while another receiver settles messages in every way."""
+    dice = random.Random(seed)
+    queue.send(*_names_of("old", 3))
+    queries = [queue.query(startingPosition="latest", maxMessagesPerTrigger=3, partitions=2) for _ in range(2)]
+    for query in queries:
+        query.trigger()
+    sent, taken = set(_names_of("old", 3)), set[str]()
+
+    def step(_: str) -> None:
+        if dice.random() < 0.15:
+            raise Killed
+
+    for turn in range(12):
+        fresh = [f"{turn}-{one}" for one in range(dice.randrange(4))]
+        queue.send(*fresh)
+        sent.update(fresh)
+        if dice.random() < 0.4:
+            other = queue.receiver
+            for one in other.receive_messages(2, 1):
+                settle = dice.choice([other.complete_message, other.abandon_message, other.defer_message])
+                settle(one)
+                if settle == other.complete_message:
+                    taken.add(str(one.message_id))
+        query = dice.choice(queries)
+        try:
+            query.trigger(step)
+        except Killed:
+            query.restart()
+        read = {one for query in queries for batch in query.read[: query.committed + 1] for one in batch}
+        assert sent - set(queue.left()) <= read | taken
+    for query in queries:
+        query.restart()
+        query.run()
+    # Whatever is left has its state: the last batches, what was deferred, what stood before the start.
+    queue.send("last")
+    for query in queries:
+        query.run()
+    read = {one for query in queries for one in query.ids}
+    states = {str(one.message_id): one.state.name for one in queue.receiver.peek_messages(1000, sequence_number=1)}
+    assert sent - set(states) <= read | taken
+    assert {one for one, state in states.items() if state == "ACTIVE"} <= {*_names_of("old", 3), "last"}
+
+
+# --- sessions --------------------------------------------------------------------------------------------------------
+
+
+def test_d1_an_entity_that_requires_sessions_is_refused_before_anything_is_read(
+    namespace: LocalNamespace, client: ServiceBusClient
+) -> None:
+    queue = Entity(namespace, client, requires_session=True)
+    queue.send("a", session_id="s")
+    with pytest.raises(OptionError, match=r"requires sessions.*spark\.read.*completeCommitted=false"):
+        queue.query()
+    query = queue.query(completeCommitted="false")
+    query.run()
+    assert query.ids == ["a"]
+    dead = queue.query(deadLetter=True)  # a dead-letter queue has no sessions
+    assert not dead.trigger()
