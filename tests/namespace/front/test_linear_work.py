@@ -25,6 +25,7 @@ from twinbus.namespace.front.amqp import AmqpConnection
 from twinbus.namespace.front.claims import Claims
 from twinbus.namespace.front.requests import ReplyLink, ReplyLinks
 from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
+from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.server import NamespaceServer
 from twinbus.testing import LocalNamespace
 
@@ -65,7 +66,8 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 
 async def test_x1_a_path_of_many_segments_is_not_looked_up_prefix_by_prefix(server: NamespaceServer) -> None:
-    claims = Claims(SasVerifier((default_rule(),)), server.driver.namespace, peer_is_loopback=True)
+    verifier = SasVerifier((default_rule(),), OwnNames(5672))
+    claims = Claims(verifier, server.driver.namespace, peer_is_loopback=True)
     path = "/".join(["a"] * 50_000)
     with counted() as calls:
         assert not claims.allow(Claim.SEND, path, 0)
@@ -90,6 +92,7 @@ async def test_a_token_for_an_entity_opens_what_lies_below_it_however_deep(dial:
 
 async def test_x1_an_address_longer_than_any_entity_needs_is_refused_with_a_short_text(dial: Dial) -> None:
     peer = await dial()
+    assert await peer.put_token() == 202
     for address in ("a/" * 2500, "a/" * 2500 + "$management"):
         refused = await peer.refused(peer.attach_sender(address))
         assert refused.startswith("amqp:invalid-field The address of the link has 50")

@@ -167,8 +167,8 @@ async def test_who_asks_and_never_takes_the_replies_is_let_go(peer: Peer) -> Non
         node.request("com.microsoft:peek-message", {"message-count": Int(5)}, {})
     said = await peer.refused(node.replies)
     assert said == (
-        "amqp:resource-limit-exceeded Too many replies are waiting to be read: 10000 replies or 16777216 bytes may wait "
-        "on a connection. Grant credit to the reply link and read it."
+        "amqp:resource-limit-exceeded Too many replies are waiting to be read: 10000 replies or 16777216 bytes may "
+        "wait on a connection. Grant credit to the reply link and read it."
     )
 
 
