@@ -23,6 +23,7 @@ NAMES = OwnNames(5672, "127.0.0.1", ["bus.example", "localhost:15672", "BÜS.exa
         "127.8.9.1:5672",
         "[::1]:5672",
         "[0:0:0:0:0:0:0:1]",
+        "::1",
         "[::ffff:127.0.0.1]:5672",
         "192.0.2.7:5672",
         "[::ffff:192.0.2.7]:5672",
@@ -68,7 +69,8 @@ def test_x3_a_name_of_the_namespace_is_its_own_in_every_spelling(text: str) -> N
         "localhost\x00",
         "[localhost]:5672",
         "[::1:5672",
-        "::1",
+        "::1:5672",
+        "::ffff:192.0.2.9",
         "a" * 300,
     ],
 )

@@ -39,7 +39,12 @@ class Authority(NamedTuple):
 
 
 def parse_authority(text: str) -> Authority:
-    """Read `host`, `host:port` or `[address]:port`. Raises ValueError for anything else, user names included."""
+    """Read `host`, `host:port` or `[address]:port`. Raises ValueError for anything else, user names included.
+
+    An IPv6 address without a port may stand without brackets: so AMQP clients write it.
+    """
+    if text.count(":") > 1 and _address(text) is not None:
+        return Authority(one_spelling(text))
     found = _AUTHORITY.fullmatch(text)
     if found is None or len(text) > _LONGEST_NAME + 6:
         raise ValueError(f"{shortened(text)} is not a host name or an address, with or without a port")

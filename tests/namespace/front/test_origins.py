@@ -309,11 +309,11 @@ async def test_x3_a_key_given_with_sasl_for_a_foreign_name_ends_the_connection(s
     peer.close()
 
 
-@pytest.mark.parametrize("name", [None, "", "localhost", "LOCALHOST", "127.0.0.1", "::1"])
+@pytest.mark.parametrize("name", [None, "", "localhost", "LOCALHOST", "127.0.0.1", "::1", "[::1]"])
 async def test_x3_an_amqp_connection_for_an_own_name_or_none_is_served(
     server: NamespaceServer, name: str | None
 ) -> None:
-    peer = await opened_as(server, "[::1]" if name == "::1" else name)
+    peer = await opened_as(server, name)
     assert await peer.put_token("orders") == 202
     peer.close()
 
