@@ -230,9 +230,9 @@ class Pair:
         """Raises what pairing raises, and the pair is closed then: the caller may have no reference to it."""
         try:
             await self._until_paired()
-        except BaseException:
+        except BaseException as error:
             # A caller that is cancelled leaves the pairing to those that still wait for it.
-            if not self._waiting:
+            if not (isinstance(error, asyncio.CancelledError) and self._waiting):
                 await self.close()
             raise
         return self

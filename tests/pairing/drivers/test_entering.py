@@ -186,6 +186,16 @@ async def test_p1_c3_bad_credentials_surface_from_entering_and_close_the_pair(wo
         assert await world.held(queue) == []
 
 
+async def test_p1_c3_bad_credentials_surface_from_all_that_wait_and_entering_closes_the_pair(
+    world: World, queue: str
+) -> None:
+    pair = made(world, secondary=wrong(world))
+    sends = [pair.get_queue_sender(queue).send_messages(ServiceBusMessage("x")) for _ in range(2)]
+    results = await asyncio.gather(sends[0], pair.__aenter__(), sends[1], return_exceptions=True)
+    assert [type(result) for result in results] == [ProvisioningError] * 3
+    assert (pair.primary.state, pair.secondary.state) == ("closed", "closed")
+
+
 async def test_p1_bad_credentials_surface_from_every_send_of_a_pair_that_nobody_entered(
     world: World, queue: str
 ) -> None:
