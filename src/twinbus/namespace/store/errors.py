@@ -33,6 +33,18 @@ class StoreVersionError(StoreError):
     """The file was written by a version whose layout this one cannot use."""
 
 
+class StoreGoneError(StoreError):
+    """A file of the store, or its folder, was removed or replaced while the store was in use."""
+
+    def __init__(self, what: str, path: Path) -> None:
+        super().__init__(
+            f"{what} was removed or replaced while it was in use",
+            path,
+            "Nothing was acknowledged since. Put the data folder back as it was (if it was renamed, rename it back;"
+            " otherwise use a backup), then start again. A start without it begins with an empty namespace.",
+        )
+
+
 class StoreFullError(StoreError):
     """No room left to write to."""
 

@@ -1,16 +1,24 @@
-"""Who may use a store: one at a time, for as long as its process lives. And folders that survive power loss.
+"""Who may use a store: one at a time, for as long as its process lives. And files and folders that stay what they are.
 
 The lock is the kernel's (flock), so that kill -9 releases it; the lock file stays, since removing it would race.
+
+A process that has a file open does not notice when the file is removed or replaced: it writes and syncs without an
+error into a file that nobody will ever find. So a store compares the files at its paths with those it opened (L7).
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
-from twinbus.namespace.store.errors import StoreError, StoreInUseError
+from twinbus.namespace.store.errors import StoreError, StoreGoneError, StoreInUseError
+
+# A folder's time of change is a multiple of its file system's clock tick: 1 to 10 ms on Linux, 2 s on FAT.
+_TICK_NS: Final = 3_000_000_000
 
 
 class StoreLock:
@@ -53,6 +61,48 @@ class StoreLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+class StoreFiles:
+    """The files of a store in use, all in one folder. Raises OSError if one is not there from the start."""
+
+    def __init__(self, *paths: Path) -> None:
+        self._folder = paths[0].parent
+        self._folder_identity = _identity(self._folder.stat())
+        self._files = [(path, _identity(path.stat())) for path in paths]
+        self._unchanged: tuple[int, int, int] | None = None
+
+    def check(self) -> None:
+        """Raise StoreGoneError if the file at one of the paths is not the one that was there at first.
+
+        Every removal and every rename in a folder changes the folder's own time of change. While that is the same, one
+        look at the folder is enough. It is not while the change may lie within one tick of the file system's clock.
+        """
+        try:
+            folder = self._folder.stat()
+        except OSError:
+            raise StoreGoneError("The data folder", self._folder) from None
+        found = (folder.st_dev, folder.st_ino, folder.st_mtime_ns)
+        if found == self._unchanged:
+            return
+        looked = time.time_ns()
+        for path, identity in self._files:
+            if not _is(path, identity):
+                if _identity(folder) != self._folder_identity:
+                    raise StoreGoneError("The data folder", self._folder)
+                raise StoreGoneError("A file of the store", path)
+        self._unchanged = found if looked - folder.st_mtime_ns > _TICK_NS else None
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _is(path: Path, identity: tuple[int, int]) -> bool:
+    try:
+        return _identity(path.stat()) == identity
+    except OSError:
+        return False
 
 
 def make_folder(folder: Path) -> None:

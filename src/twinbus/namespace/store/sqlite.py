@@ -17,8 +17,8 @@ import apsw
 
 from twinbus.namespace.engine.rows import Need, Opened, Write
 from twinbus.namespace.store import opening
-from twinbus.namespace.store.errors import StoreError, translated
-from twinbus.namespace.store.lock import StoreLock, make_folder
+from twinbus.namespace.store.errors import StoreError, StoreGoneError, translated
+from twinbus.namespace.store.lock import StoreFiles, StoreLock, make_folder
 from twinbus.namespace.store.plan import planned
 from twinbus.namespace.store.reading import Reader, empty_answer
 from twinbus.namespace.store.writing import Writer
@@ -76,6 +76,9 @@ class SqliteStore:
             self._reading.pragma("query_only", "on")
             opened = opening.read_opened(self._reading)
             self._to_purge = opening.read_dropped(self._reading)
+            # The log's index (-shm) is one of them: where it is another file, other processes do not see our locks.
+            beside = [self.path.with_name(self.path.name + suffix) for suffix in ("-wal", "-shm")]
+            self._files = StoreFiles(self.path, *beside, self._lock.path)
         except (apsw.Error, OSError) as error:
             self._let_go()
             raise translated(error, self.path, "opening it") from error
@@ -115,6 +118,8 @@ class SqliteStore:
             if isinstance(error, apsw.Error):
                 raise translated(error, self.path, "committing") from error
             raise
+        # After the sync, and before anybody may acknowledge it (L7).
+        self._files.check()
         self._done(purged, freed)
         if plan.gone:
             self._gone |= plan.gone
@@ -150,8 +155,14 @@ class SqliteStore:
     def close(self) -> None:
         if self._writing is not None:
             try:
+                self._files.check()
+            except StoreGoneError as error:
+                _log.error("store %s: %s", self.path.name, error)
+            try:
                 if self._reading is not None:
                     self._reading.close()
+                # Also where files are gone. SQLite writes to those it opened, and removes the log by its name only
+                # while the main file is in its place and nobody else uses it.
                 self._writing.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except apsw.Error as error:
                 # Every commit is in the log; opening folds it in.
@@ -187,6 +198,7 @@ class SqliteStore:
 
     def _fold_log(self, connection: apsw.Connection) -> None:
         """Write the log's pages into the file; the next commit then starts the log anew, if no reader is in it."""
+        self._files.check()
         try:
             in_log, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             if in_log >= 4 * self._log_pages:

@@ -1,0 +1,165 @@
+"""L7: files of a store that are removed or replaced while it is in use. The next commit raises."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.namespace.store.building import counters, entity, next_seqs, put
+from twinbus.namespace.store.errors import StoreGoneError
+from twinbus.namespace.store.sqlite import SqliteStore
+
+NAME = "primary.sqlite"
+
+
+@pytest.fixture(params=["new", "quiet"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> SqliteStore:
+    """In a new folder every file is looked at; in one where nothing changed for some time, the folder alone."""
+    made = SqliteStore(tmp_path / "data" / NAME)
+    made.open()
+    if request.param == "quiet":
+        an_hour_ago = time.time() - 3600
+        os.utime(made.path.parent, (an_hour_ago, an_hour_ago))
+    made.commit([entity(), counters(), *put(1, 2)])
+    made.commit(put(3))
+    return made
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def rename(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+
+
+def replace_by_a_copy(folder: Path) -> None:
+    shutil.copytree(folder, folder.with_name("copy"))
+    folder.rename(folder.with_name("moved"))
+    folder.with_name("copy").rename(folder)
+
+
+def replace_by_an_empty_one(folder: Path) -> None:
+    rename(folder)
+    folder.mkdir()
+
+
+def replace_by_a_file(folder: Path) -> None:
+    rename(folder)
+    folder.touch()
+
+
+def replace_by_a_link_to_a_copy(folder: Path) -> None:
+    shutil.copytree(folder, folder.with_name("copy"))
+    rename(folder)
+    folder.symlink_to(folder.with_name("copy"))
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        remove,
+        rename,
+        replace_by_a_copy,
+        replace_by_an_empty_one,
+        replace_by_a_file,
+        replace_by_a_link_to_a_copy,
+    ],
+)
+def test_l7_a_commit_after_the_folder_is_gone_is_refused(store: SqliteStore, happens: Callable[[Path], None]) -> None:
+    happens(store.path.parent)
+    with pytest.raises(StoreGoneError, match=r"data folder was removed or replaced.*/data\..*Put the data folder back"):
+        store.commit(put(4))
+    with pytest.raises(StoreGoneError):
+        store.commit(put(5))
+    store.close()
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", ".lock"])
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+def test_l7_a_commit_after_one_of_the_files_is_gone_is_refused(store: SqliteStore, suffix: str, replaced: bool) -> None:
+    path = lose(store, suffix, replaced)
+    with pytest.raises(StoreGoneError, match=path.name) as caught:
+        store.commit(put(4))
+    assert caught.value.path == path
+    store.close()
+
+
+def test_l7_a_folder_that_was_moved_and_linked_back_is_still_the_same(store: SqliteStore) -> None:
+    folder = store.path.parent
+    rename(folder)
+    folder.symlink_to(folder.with_name("moved"))
+    store.commit(put(4))
+    store.close()
+    assert seqs(folder.with_name("moved")) == [1, 2, 3, 4]
+
+
+def lose(store: SqliteStore, suffix: str, replaced: bool) -> Path:
+    """Remove one of the files, or put a copy of it in its place."""
+    path = store.path.with_name(NAME + suffix)
+    if replaced:
+        shutil.copy(path, path.with_name("copy"))
+        path.with_name("copy").rename(path)
+    else:
+        path.unlink()
+    return path
+
+
+def seqs(folder: Path) -> list[int]:
+    store = SqliteStore(folder / NAME)
+    store.open()
+    try:
+        return next_seqs(store)
+    finally:
+        store.close()
+
+
+def test_l7_a_renamed_folder_holds_all_that_was_committed(store: SqliteStore) -> None:
+    rename(store.path.parent)
+    with pytest.raises(StoreGoneError):
+        store.commit(put(4))
+    store.close()
+    assert seqs(store.path.parent.with_name("moved"))[:3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", ".lock"])
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+def test_l7_all_that_was_committed_is_kept_where_the_main_file_is_left(
+    store: SqliteStore, suffix: str, replaced: bool
+) -> None:
+    """The log alone holds the newest commits: closing folds it in, and no older copy of it is left beside."""
+    lose(store, suffix, replaced)
+    with pytest.raises(StoreGoneError):
+        store.commit(put(4))
+    store.close()
+    assert seqs(store.path.parent)[:3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_l7_a_store_that_lost_its_folder_leaves_the_files_of_the_next_one_alone(
+    store: SqliteStore, noticed: bool
+) -> None:
+    """SQLite removes its log by name when it closes: that name is another server's by now."""
+    folder = store.path.parent
+    rename(folder)
+    other = SqliteStore(store.path)
+    other.open()
+    other.commit([entity(), counters(), *put(7, 8)])
+    if noticed:
+        with pytest.raises(StoreGoneError):
+            store.commit(put(4))
+    before = {path.name: path.stat().st_ino for path in folder.iterdir()}
+    assert before[f"{NAME}-wal"]
+    store.close()
+    assert {path.name: path.stat().st_ino for path in folder.iterdir()} == before
+    other.commit(put(9))
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
+    other.close()
+    assert seqs(copy) == [7, 8, 9], "what a kill would have left"
+    assert seqs(folder) == [7, 8, 9]
