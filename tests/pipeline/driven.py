@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from tests.pipeline.backlogs import MOVES, first, is_first_try, watched
+from twinbus.connect import ReceivedMessage, Receiver
 from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.jobs import following
-from twinbus.pipeline.servicebus import ServiceBusDataSource
+from twinbus.pipeline.servicebus import ServiceBusDataSource, broker
+from twinbus.pipeline.servicebus.offsets import Offset
+from twinbus.pipeline.servicebus.options import Options
+from twinbus.pipeline.servicebus.source import StreamReader
 from twinbus.pipeline.session import session
 from twinbus.pipeline.starting import started
 from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
@@ -53,9 +57,17 @@ def committed(folder: Path) -> list[int]:
 
 
 def reading(
-    spark: SparkSession, text: str, queue: str, folder: Path, *, now: bool, dead_in: int | None = None
+    spark: SparkSession,
+    text: str,
+    queue: str,
+    folder: Path,
+    *,
+    now: bool,
+    dead_in: int | None = None,
+    stop_at: str | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
-    """Ids go to a file for each batch; a batch that is `dead_in` never ends."""
+    """Ids go to a file for each batch; a batch that is `dead_in` never ends, nor does the source's step `stop_at`."""
     folder.mkdir(exist_ok=True)
 
     def take(frame: DataFrame, batch: int) -> None:
@@ -65,11 +77,63 @@ def reading(
             (folder / READ).touch()
             time.sleep(_FOR_EVER)
 
-    stream = spark.readStream.format("servicebus").options(
-        connectionString=text, entity=queue, maxMessagesPerTrigger="10", partitions="1", pollInterval="1"
-    )
+    told = {"connectionString": text, "entity": queue, "maxMessagesPerTrigger": "10", "partitions": "1"}
+    stream = spark.readStream.format("servicebus").options(**{**told, "pollInterval": "1", **(options or {})})
+    if stop_at is not None:
+        stream = stream.format(StoppedSource.name()).options(stopAt=stop_at, stopFolder=str(folder))
     writer = stream.load().writeStream.foreachBatch(take).option("checkpointLocation", str(folder / "checkpoint"))
     return started((writer.trigger(availableNow=True) if now else writer.trigger(processingTime="1 second")).start)
+
+
+OFFSET_LOGGED, BEFORE_COMPLETION, DURING_COMPLETION = "offset logged", "before completion", "during completion"
+
+
+class StoppedSource(ServiceBusDataSource):
+    """The data source, but once it comes to the step `stopAt` it leaves a file in `stopFolder` and goes no further."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        told = {name.lower(): value for name, value in options.items()}
+        self._stop_at, self._folder = told.pop("stopat"), Path(told.pop("stopfolder"))
+        super().__init__(told)
+
+    @classmethod
+    def name(cls) -> str:
+        return "servicebus_stopped"
+
+    def streamReader(self, schema: StructType) -> StoppedReader:  # noqa: N802  # Spark's name
+        return StoppedReader(Options.parse(self.options), self._stop_at, self._folder)
+
+
+class StoppedReader(StreamReader):
+    def __init__(self, options: Options, stop_at: str, folder: Path) -> None:
+        super().__init__(options)
+        self._stop_at = stop_at
+        self._folder = folder
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if self._stop_at == OFFSET_LOGGED and Offset.of_json(start).read:
+            self._stop()
+        return super().partitions(start, end)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._stop_at == BEFORE_COMPLETION:
+            self._stop()
+        if self._stop_at == DURING_COMPLETION:
+            completed = broker._completed
+
+            async def then_stop(receiver: Receiver, messages: Sequence[ReceivedMessage]) -> set[int]:
+                done = await completed(receiver, messages)
+                if done:
+                    self._stop()
+                return done
+
+            broker._completed = then_stop
+            broker._TAKE = 2  # type: ignore[misc]  # so that some are completed, and others are not
+        super().commit(end)
+
+    def _stop(self) -> None:
+        (self._folder / READ).touch()
+        time.sleep(_FOR_EVER)
 
 
 # --- D2: the syphon ---------------------------------------------------------------------------------------------------
@@ -137,14 +201,19 @@ def main(told: dict[str, Any]) -> None:
     folder = Path(told["folder"])
     usual = {"spark.driver.defaultJavaOptions": QUICK}
     spark = session("driven", master=told.get("master"), settings={**usual, **told.get("settings", {})})
+    spark.dataSource.register(ServiceBusDataSource)
+    spark.dataSource.register(StoppedSource)
     for read in told.get("reads", ()):
-        spark.dataSource.register(ServiceBusDataSource)
-        at = Path(read["folder"])
-        query = reading(spark, read["text"], read["queue"], at, now=False, dead_in=read["dead_in"])
+        at = Path(read.pop("folder"))
+        is_stopped = read.get("dead_in") is not None or "stop_at" in read
+        query = reading(spark, folder=at, now=False, **read)
         # One after the other: each starts a Python of its own.
-        while not (committed(at) if read["dead_in"] is None else (at / READ).exists()):
+        while not ((at / READ).exists() if is_stopped else committed(at)):
             assert query.isActive, query.exception()
             time.sleep(0.1)
+    if "syphon" not in told:
+        (folder / READ).touch()
+        time.sleep(_FOR_EVER)
     if followed := told.get("followed"):
         arguments = (spark, folder, *map(Path, followed))
         threading.Thread(target=follow, args=arguments, daemon=True).start()

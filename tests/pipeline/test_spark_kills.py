@@ -5,6 +5,7 @@
 | a Python worker | `test_spark_syphon.py`: `…a_python_worker_at_each_step…` |
 | the destination; the backlog's server | `test_spark_syphon.py`: `…the_destination_and_of_the_backlog_at_each_step…` |
 | the driver and its JVM, with all workers | here: `…the_driver_and_its_jvm…` |
+| the driver, at every step of a stream read | here: `…the_driver_at_each_step_of_a_stream_read…` |
 | an executor's JVM, with its workers | here: `…kill_9_of_one_at_each_step…` |
 | nobody: a clean stop | `test_spark_syphon.py`: `…a_clean_stop_at_any_step…` |
 """
@@ -21,16 +22,31 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from pyspark.sql import SparkSession
 
 from tests.pipeline.backlogs import MOVES, WINDOW, Backlog, namespaces
 from tests.pipeline.books import history, write_segments
-from tests.pipeline.driven import FOLLOWED, LANES, QUICK, READ, committed, reading, sink, syphoned
+from tests.pipeline.driven import (
+    BEFORE_COMPLETION,
+    DURING_COMPLETION,
+    FOLLOWED,
+    LANES,
+    OFFSET_LOGGED,
+    QUICK,
+    READ,
+    committed,
+    reading,
+    sink,
+    syphoned,
+)
+from tests.pipeline.queues import new_queue
 from tests.syphon.ground import ids, numbered
 from twinbus.connect import connect
 from twinbus.ledger import balance, read_ledger
@@ -153,6 +169,73 @@ async def test_d1_d2_d3_kill_9_of_the_driver_and_its_jvm_loses_nothing(
     assert await backlog.left() == Counter()
     backlog.check_ledger(arrived)
     goes_on(spark, ledger, tables)
+
+
+def test_d1_kill_9_of_the_driver_at_each_step_of_a_stream_read_removes_nothing_unread(
+    spark: SparkSession, namespace: LocalNamespace, tmp_path: Path
+) -> None:
+    """One driver with a stream at each step. The official client counts what is in the queues."""
+    steps: dict[str, dict[str, Any]] = {
+        "batch-committed": {},
+        "batch-read": {"dead_in": 1},
+        "offset-logged": {"stop_at": OFFSET_LOGGED},
+        "before-completion": {"stop_at": BEFORE_COMPLETION},
+        "during-completion": {"stop_at": DURING_COMPLETION},
+    }
+    text, old, new = namespace.connection_string, {"old0", "old1", "old2"}, set(numbered(12))
+    options = {"maxMessagesPerTrigger": "4"}
+    with ServiceBusClient.from_connection_string(text) as client, ExitStack() as stack:
+        receivers = {}
+        for step in steps:
+            new_queue(namespace, step, lock_duration=timedelta(seconds=5))
+            sender = stack.enter_context(client.get_queue_sender(step))
+            sender.send_messages([ServiceBusMessage("", message_id=one) for one in sorted(old)])
+            sender.send_messages([ServiceBusMessage("", message_id=one) for one in numbered(12)])
+            receivers[step] = stack.enter_context(client.get_queue_receiver(step))
+            options["startingPosition"] = str(receivers[step].peek_messages(4)[3].sequence_number)
+
+        def left(step: str) -> set[str]:
+            return {str(one.message_id) for one in receivers[step].peek_messages(100, sequence_number=1)}
+
+        reads = [
+            {"text": text, "queue": step, "folder": str(tmp_path / step), "options": options, **stopped}
+            for step, stopped in steps.items()
+        ]
+        reads[0]["options"] = {**options, "maxMessagesPerTrigger": "12"}
+        log = tmp_path / "driver.log"
+        with process(*driven({"folder": str(tmp_path), "reads": reads, "master": "local[2,4]"}), log=log) as driver:
+            until((tmp_path / READ).exists, driver, log)
+            kill(driver)
+
+        completed = {step: new - left(step) for step in steps}
+        # Batch 0 was committed in each, and its completion was finished in two and begun in one.
+        assert {step: len(found) for step, found in completed.items()} == {
+            "batch-committed": 0,
+            "batch-read": 4,
+            "offset-logged": 4,
+            "before-completion": 0,
+            "during-completion": 1,
+        }
+        for step in steps:
+            folder = tmp_path / step
+            assert old <= left(step)
+            assert completed[step] <= written(folder, committed(folder)[:1])
+            reading(spark, text, step, folder, now=True, options=options).awaitTermination()
+            assert written(folder, committed(folder)) == new
+            last = written(folder, committed(folder)[-1:])
+            if step == "batch-committed":  # nothing was left to read: a new process completes what the old one did not
+                assert left(step) == old
+            elif step != "during-completion":
+                assert left(step) == old | last
+        # The killed process had messages locked. They are completed with the first batch after their locks have ended.
+        step, folder = "during-completion", tmp_path / "during-completion"
+        for number in range(12, 22):
+            with client.get_queue_sender(step) as sender:
+                sender.send_messages(ServiceBusMessage("", message_id=str(number)))
+            reading(spark, text, step, folder, now=True, options=options).awaitTermination()
+            if left(step) == old | {str(number)}:
+                break
+        assert left(step) == old | {str(number)}
 
 
 def goes_on(spark: SparkSession, ledger: Path, tables: Tables) -> None:

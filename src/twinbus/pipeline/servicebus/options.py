@@ -26,7 +26,7 @@ class Options:
     `entity`, `subscription`, `deadLetter`: what is read; for a writer, where rows without a column `entity` go.
     `caFile`: the CA of a local namespace. `timeout`: seconds for one operation.
     `fromSequenceNumber`, `toSequenceNumber`: the range of a batch read, both included.
-    `partitions`: tasks that a range is divided among. `includeRaw`: the column `raw`, the message as encoded.
+    `partitions`: tasks that a range is divided among. `includeRaw`: fill the column `raw` of every row.
     `maxMessagesPerTrigger`, `startingPosition` (earliest, latest or a sequence number), `pollInterval` (seconds),
     `completeCommitted`: of a stream read.
     """
