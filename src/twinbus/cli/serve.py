@@ -15,6 +15,7 @@ from twinbus.errors import OperatorError
 from twinbus.namespace import logs
 from twinbus.namespace.logs import LogFormat
 from twinbus.namespace.planning import DEFAULT_DATA, DEFAULT_NAMESPACES, make_plan
+from twinbus.namespace.resources import DEFAULT_CONNECTIONS, DEFAULT_MEGABYTES, ResourceLimits
 
 if TYPE_CHECKING:
     from twinbus.namespace.server import NamespaceServer
@@ -75,6 +76,13 @@ def serve(
             help="Directory of the ledger that the namespaces meter their operations into.", show_default="none"
         ),
     ] = None,
+    max_connections: Annotated[
+        int, typer.Option(help="Connections of all namespaces together; more are refused.", metavar="COUNT")
+    ] = DEFAULT_CONNECTIONS,
+    connection_memory: Annotated[
+        int,
+        typer.Option(help="Megabytes that all connections together may make the server hold.", metavar="MEGABYTES"),
+    ] = DEFAULT_MEGABYTES,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per namespace, then `ready`.")] = False,
     log_level: Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")] = "warning",
     log_format: Annotated[LogFormat, typer.Option(help="How lines on stderr look.")] = LogFormat.HUMAN,
@@ -106,6 +114,7 @@ def serve(
             host_names=host_name or (),
             queues=queue or (),
             topics=topic or (),
+            limits=ResourceLimits.of(max_connections=max_connections, megabytes=connection_memory),
         )
         logs.configure(log_level, log_format, keys=plan.keys)
         # Slow: only once it is known that there is something to start.

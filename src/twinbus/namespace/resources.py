@@ -22,9 +22,13 @@ from itertools import chain
 from typing import Final
 
 from twinbus.amqp.limits import KIB, MIB, LimitExceededError
+from twinbus.errors import OperatorError
 
 _log = logging.getLogger(__name__)
 
+DEFAULT_CONNECTIONS: Final = 10_000
+DEFAULT_MEGABYTES: Final = 512
+LEAST_MEGABYTES: Final = 64
 _LOG_EVERY_SECONDS: Final = 10.0
 
 
@@ -32,13 +36,30 @@ _LOG_EVERY_SECONDS: Final = 10.0
 class ResourceLimits:
     """Limits of the process and of each connection. Sizes are in bytes."""
 
-    max_connections: int = 10_000
-    memory: int = 512 * MIB
+    max_connections: int = DEFAULT_CONNECTIONS
+    memory: int = DEFAULT_MEGABYTES * MIB
     unauthenticated_memory: int = 32 * MIB
     connection_memory: int = 64 * MIB
     unauthenticated_connection_memory: int = 256 * KIB
     http_connection_memory: int = 4 * MIB
     authentication_seconds: float = 60.0
+
+    @classmethod
+    def of(cls, *, max_connections: int, megabytes: int) -> ResourceLimits:
+        """Limits for so many connections that may hold so much memory together; the other limits are shares of it."""
+        if max_connections < 1:
+            raise OperatorError(f"--max-connections {max_connections} is out of range", "Give at least 1.")
+        if megabytes < LEAST_MEGABYTES:
+            raise OperatorError(
+                f"--connection-memory {megabytes} is out of range", f"Give at least {LEAST_MEGABYTES} (megabytes)."
+            )
+        memory = megabytes * MIB
+        return cls(
+            max_connections=max_connections,
+            memory=memory,
+            unauthenticated_memory=memory // 16,
+            connection_memory=memory // 8,
+        )
 
 
 def _ignore(_: LimitExceededError) -> None:

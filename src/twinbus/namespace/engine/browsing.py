@@ -40,6 +40,9 @@ from twinbus.namespace.engine.shelf import Shelf
 Asking = Generator[Need, Any, None]
 
 PEEK_BYTES: Final = limits.MIB
+# Deferred messages of one request: read so many at a time, and together not more than so many bytes.
+DEFERRED_ROWS: Final = 64
+DEFERRED_BYTES: Final = 16 * limits.MIB
 _PAGE: Final = 256
 _MAIN_LANES: Final = (Lane.ACTIVE, Lane.DEFERRED, Lane.SCHEDULED)
 _DEAD_LANES: Final = (Lane.DEAD, Lane.DEAD_DEFERRED)
@@ -83,7 +86,13 @@ def receive_deferred(shelf: Shelf, event: DeferredRequested, now: int, step: Ste
         return
     lane = _lanes(event)[1]
     seqs = distinct(event.seqs)
-    stored: list[Row] = yield RowsBySeq(shelf.counters.queue, (lane,), seqs)
+    stored: list[Row] = []
+    for start in range(0, len(seqs), DEFERRED_ROWS):
+        stored += yield RowsBySeq(shelf.counters.queue, (lane,), seqs[start : start + DEFERRED_ROWS])
+        if sum(row.size for row in stored) > DEFERRED_BYTES:
+            text = f"The messages asked for have more than {DEFERRED_BYTES} bytes together. Ask for fewer at a time."
+            step.effects.append(Answer(event.reply, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text)))
+            return
     free = [row for row in stored if row.seq not in shelf.locks.by_seq and (held is None or row.session == held.id)]
     rows = [row for row in free if not is_overdue(row, now)]
     for row in free:

@@ -6,7 +6,7 @@ Instants are milliseconds since the epoch. `reply` and `receiver` are opaque to 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from twinbus.amqp.sections import Envelope
 from twinbus.namespace.engine.descriptions import Description
@@ -61,16 +61,21 @@ class SessionReceiverAttached:
     peek_lock: bool
 
 
+ANY_ROOM: Final = 1 << 62
+
+
 class CreditGranted(NamedTuple):
     """The receiver may have had `limit` messages in all since it attached, drained credit included.
 
     Cumulative, because deliveries already decided may still wait for their commit. With `drain`, what is there is
-    delivered, then a Drain follows and the rest of the credit counts as used.
+    delivered, then a Drain follows and the rest of the credit counts as used. Delivering stops with the message that
+    uses up `room`, in bytes, until the next CreditGranted.
     """
 
     receiver: Any
     limit: int
     drain: bool
+    room: int = ANY_ROOM
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 class Consumer:
     """A receiver as the engine sees it. `limit` and `taken` count from its attach, like link credit does."""
 
-    __slots__ = ("drain", "fed", "feed", "hungry", "limit", "peek_lock", "receiver", "taken")
+    __slots__ = ("drain", "fed", "feed", "hungry", "limit", "peek_lock", "receiver", "room", "taken")
 
     def __init__(self, receiver: Any, peek_lock: bool) -> None:
         self.receiver = receiver
         self.peek_lock = peek_lock
         self.limit = 0
         self.taken = 0
+        self.room = 0
+        """Bytes it may still be given; at most one message more."""
         self.drain = False
         self.hungry = False
         self.fed = False

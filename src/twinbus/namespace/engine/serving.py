@@ -27,6 +27,7 @@ def grant(shelf: Shelf, event: CreditGranted, step: Step) -> None:
         return
     had_credit = consumer.limit > consumer.taken
     consumer.limit = event.limit
+    consumer.room = event.room
     consumer.drain = event.drain
     if event.limit > consumer.taken:
         if not had_credit:
@@ -100,6 +101,7 @@ def _deliver_ready(shelf: Shelf, feed: Feed, now: int, step: Step) -> None:
         run.tokens.append(token)
         count += 1
         size += row.size
+        consumer.room -= row.size
         if row.size > UNIT:
             more += units(1, row.size) - 1
         if consumer.taken >= consumer.limit:
@@ -107,6 +109,9 @@ def _deliver_ready(shelf: Shelf, feed: Feed, now: int, step: Step) -> None:
             consumer.hungry = False
             if consumer.drain:
                 effects.append(Drain(consumer.receiver))
+        elif consumer.room <= 0:
+            hungry.popleft()
+            consumer.hungry = False
         elif len(hungry) > 1:
             hungry.rotate(-1)
     if count:

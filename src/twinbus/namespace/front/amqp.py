@@ -390,6 +390,10 @@ class AmqpConnection:
         self._look_again_at[session] = len(unsettled) + _MANY_UNSETTLED
 
     @property
+    def link_count(self) -> int:
+        return max(1, len(self._links))
+
+    @property
     def is_full(self) -> bool:
         """Whether the peer has so much left to read that it should not be sent more."""
         return self.channel.is_full or self._core.pending_bytes > _MOST_PENDING_BYTES

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from twinbus.amqp.events import Disposed
+from twinbus.amqp.limits import KIB, MIB
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
 from twinbus.amqp.sections import broker_annotations, delivered, delivered_under_lock, lock_token
@@ -40,9 +41,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# The engine decides about this many deliveries at a time, so that a reader slower than its credit fills no memory.
-_SLICE_BYTES = 2 * 1024 * 1024
+# The engine decides about this many deliveries and bytes at a time, so that a reader slower than its credit fills no
+# memory. The links of a connection share its bytes.
 _SLICE = 500
+_SLICE_BYTES = 2 * MIB
+_LEAST_SLICE_BYTES = 64 * KIB
+_CONNECTION_BYTES = 8 * MIB
 # The header's ttl is a uint of milliseconds: 49 days (AMQP 3.2.1).
 _LONGEST_TTL = 0xFFFF_FFFF
 _Held = tuple[Row, bytes | None, int | None]
@@ -94,7 +98,7 @@ class OutgoingLink:
         self._held: deque[_Held] = deque()
         self._swallowed_by: Fault | None = None
         self._owes_drain = False
-        self._slice = _SLICE
+        self._room = 0  # bytes the engine may still decide about; 0 or less: it waits for the next grant
         self._open = True
         self.session: str | None = None
 
@@ -155,8 +159,7 @@ class OutgoingLink:
             return
         self._limit = self._decided + self._link.flow_credit
         if self._link.drain:
-            self._granted = self._limit
-            self._connection.driver.submit(self.entity, CreditGranted(self, self._limit, drain=True))
+            self._pass_on(self._limit)
         else:
             self._grant(lowered=self._limit < self._granted)
 
@@ -164,13 +167,23 @@ class OutgoingLink:
         """Pass credit on to the engine, a slice at a time and only while the peer reads."""
         if not self._open or self._held:
             return
-        limit = min(self._limit, self._decided + self._slice)
-        if lowered or limit > self._granted:
+        limit = min(self._limit, self._decided + _SLICE)
+        if lowered or limit > self._granted or self._is_starved:
             if not lowered and (self._connection.is_full or self._link.pending_bytes > _SLICE_BYTES):
                 self._connection.stall(self)
                 return
-            self._granted = limit
-            self._connection.driver.submit(self.entity, CreditGranted(self, limit, drain=False))
+            self._pass_on(limit if lowered else max(limit, self._granted))
+
+    @property
+    def _is_starved(self) -> bool:
+        """Whether the engine has credit left and no bytes for it."""
+        return self._room <= 0 and self._decided < self._granted
+
+    def _pass_on(self, limit: int) -> None:
+        share = _CONNECTION_BYTES // self._connection.link_count
+        self._granted, self._room = limit, min(_SLICE_BYTES, max(_LEAST_SLICE_BYTES, share))
+        granted = CreditGranted(self, limit, self._link.drain, self._room)
+        self._connection.driver.submit(self.entity, granted)
 
     def is_locked(self, token: bytes) -> bool:
         """Whether a delivery can still be settled."""
@@ -186,6 +199,8 @@ class OutgoingLink:
         """Send messages to the peer."""
         rows, tokens, until = effect.rows, effect.tokens, effect.locked_until
         self._decided += len(rows)
+        for row in rows:
+            self._room -= row.size
         if self._held or self._is_swallowed():
             self._held.extend((row, token, until) for row, token in zip(rows, tokens, strict=True))
         else:
@@ -193,7 +208,7 @@ class OutgoingLink:
             self._send(rows[:sent], tokens[:sent], until)
             if sent < len(rows):
                 self._keep_or_release(rows[sent:], tokens[sent:])
-        if self._granted < self._limit and self._granted - self._decided <= self._slice // 2:
+        if self._is_starved or (self._granted < self._limit and self._granted - self._decided <= _SLICE // 2):
             self._grant()
 
     def _keep_or_release(self, rows: list[Row], tokens: list[bytes | None]) -> None:
@@ -249,8 +264,6 @@ class OutgoingLink:
                 _log.exception("a message could not be sent", extra={"entity": self.entity.path})
                 self._limit += 1  # it took none of the peer's credit
         self._connection.remember(link.session, unsettled)
-        size = rows[-1].size
-        self._slice = _SLICE if size * _SLICE <= _SLICE_BYTES else max(8, _SLICE_BYTES // size)
         self._connection.flush_soon()
 
     def drain(self) -> None:
