@@ -261,6 +261,9 @@ LAUGHS = b"<!DOCTYPE x [" + b'<!ENTITY a "ha">' + b'<!ENTITY b "&a;&a;">' + b"]>
         (b'<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/passwd">]><x>&e;</x>', "document type"),
         (b"<a>" * 100_000, "nested too deep"),
         (b"<a>" + b"<b/>" * 100_000 + b"</a>", "too many elements"),
+        # X1: the URI of a namespace is repeated in every name with its prefix.
+        (b'<a xmlns:n="' + b"u" * 20_000 + b'"><n:b/></a>', "tag or text in the XML of the request has more than"),
+        (b'<a xmlns:n="' + b"u" * 10_000 + b'"><n:b/></a>', "a name in the XML of the request has more than"),
     ],
 )
 def test_a_body_that_is_no_entry_is_refused(body: bytes, says: str) -> None:

@@ -29,6 +29,11 @@ from twinbus.namespace.front.durations import parse_duration
 
 _DEEPEST: Final = 32
 _MOST_ELEMENTS: Final = 10_000
+# The parser writes the URI of a namespace out in every name that has its prefix. With these bounds that work and
+# memory stay in proportion to the body: most bytes from one `<` to the next, and most characters of a name.
+_LONGEST_PIECE: Final = 16 * 1024
+_LONGEST_NAME: Final = 1024
+_CHUNK: Final = 64 * 1024
 _INTEGER_DIGITS: Final = 18
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 _BY_NAME: Final = {name: (kind, {element.name: element for element in table}) for kind, (name, table) in KINDS.items()}
@@ -59,6 +64,8 @@ class _BoundedBuilder(ET.TreeBuilder):
         self._count += 1
         if self._depth > _DEEPEST or self._count > _MOST_ELEMENTS:
             raise AtomError("the XML of the request is nested too deep or has too many elements")
+        if len(tag) > _LONGEST_NAME:
+            raise AtomError(f"a name in the XML of the request has more than {_LONGEST_NAME} characters")
         return super().start(tag, attrs)
 
     def end(self, tag: str, /) -> ET.Element:
@@ -207,9 +214,12 @@ def _local(node: ET.Element) -> str | None:
 
 
 def _parse(body: bytes) -> ET.Element:
+    if max(map(len, body.split(b"<"))) > _LONGEST_PIECE:
+        raise AtomError(f"a tag or text in the XML of the request has more than {_LONGEST_PIECE} bytes")
     parser = DefusedXMLParser(target=_BoundedBuilder(), forbid_dtd=True)
     try:
-        parser.feed(body)
+        for start in range(0, len(body), _CHUNK):  # an error of the builder surfaces at the end of a chunk
+            parser.feed(body[start : start + _CHUNK])
         root: ET.Element = parser.close()
     except AtomError:
         raise
