@@ -2,7 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.amqp.joined import Accepting, bare_server, closing_error, only
-from tests.fuzz import codec
+from tests.fuzz import codec, costs
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
@@ -37,3 +37,5 @@ def test_damaged_recordings_and_messages_find_nothing() -> None:
     assert tally.inputs == 3000
     assert tally.refused > 500
     assert 0 < tally.largest_kept <= codec.MAX_KEPT
+    assert tally.hostile == 50
+    assert 0 < tally.slowest <= costs.MOST

@@ -1,8 +1,8 @@
-"""Fuzzing of `twinbus.amqp`: damaged values, damaged messages and damaged recordings of two joined cores.
+"""Fuzzing of `twinbus.amqp`: damaged values, messages and recordings of two joined cores, and maps made to be slow.
 
 `python -m tests.fuzz.codec --inputs 50000 --seed 1` runs as many inputs; a finding names the seed and number that
 repeat it. An input passes if nothing but DecodeError comes out of the readers, nothing at all out of a connection,
-and what the core keeps stays within its limits.
+what the core keeps stays within its limits, and its CPU time stays in proportion to its bytes (X1).
 """
 
 import argparse
@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 from uuid import UUID
 
 from tests.amqp.joined import Accepting, Joined, cut
-from tests.fuzz import unruly
-from twinbus.amqp.conditions import Condition, DecodeError
+from tests.fuzz import costs, hostile_maps, unruly
+from twinbus.amqp.composites import decode_composite
+from twinbus.amqp.conditions import AmqpError, Condition, DecodeError
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed, Event
 from twinbus.amqp.limits import Limits
@@ -40,6 +42,7 @@ from twinbus.amqp.types import (
     Described,
     Float32,
     Int,
+    NumberKeyedMap,
     Symbol,
     Timestamp,
     UByte,
@@ -49,6 +52,7 @@ from twinbus.amqp.types import (
     encode,
     skip,
 )
+from twinbus.amqp.values import MAX_PREDICTABLE_KEYS, PREDICTABLE
 
 MAX_FRAME = 4096
 LIMITS = Limits(
@@ -111,11 +115,18 @@ MESSAGES.append(batch_payload(MESSAGES))
 NUMBERS = [0, 1, 0x40, 0x43, 0x45, 0x53, 0x70, 0x7F, 0x80, 0xA0, 0xC0, 0xC1, 0xD0, 0xE0, 0xF0, 0xFF]
 
 
+HOSTILE_EVERY = 60  # inputs; a hostile map takes as long as hundreds of others
+HOSTILE_KEYS = (3, 64, 65, 300, 3000)
+CHAINED_KEYS = 21_845
+
+
 @dataclass
 class Tally:
     inputs: int = 0
     refused: int = 0  # ended in the error the standard names
     largest_kept: int = 0
+    hostile: int = 0
+    slowest: float = 0.0  # CPU time of a hostile map over that of an ordinary one of the same size
 
 
 class FindingError(AssertionError):
@@ -161,7 +172,21 @@ def try_value(chance: Random) -> bool:
     again = encode(value)
     if encode(decode(again)[0]) != again:
         raise FindingError(f"{raw.hex()} does not survive a round trip")
+    _check_dicts(value)
     return True
+
+
+def _check_dicts(value: Any) -> None:
+    """No dict has so many keys whose hash a peer can predict that they could make it slow."""
+    if isinstance(value, dict) and sum(isinstance(key, PREDICTABLE) for key in value) > MAX_PREDICTABLE_KEYS:
+        raise FindingError("a dict has too many keys whose hash can be predicted")
+    if isinstance(value, dict | NumberKeyedMap):
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            _check_dicts(one)
+    elif isinstance(value, Described):
+        _check_dicts(value.value)
 
 
 def try_message(chance: Random) -> bool:
@@ -202,6 +227,50 @@ def _read_everything(raw: bytes) -> None:
 
 
 ENCODED = [encode(value) for value in VALUES]
+
+
+# --- maps whose keys collide
+
+
+def try_hostile_map(chance: Random, tally: Tally) -> bool:
+    """Colliding keys of any kind, in any place where a map can stand."""
+    kind = chance.choice(list(hostile_maps.KEYS))
+    number = chance.choice(HOSTILE_KEYS)
+    if number == max(HOSTILE_KEYS) and kind in hostile_maps.CHAINED:
+        number = CHAINED_KEYS
+    hostile = hostile_maps.encoded_map(hostile_maps.KEYS[kind](number))
+    ordinary = hostile_maps.map_of_size("text", len(hostile))
+    _check_dicts(decode(hostile)[0])
+    frames = chance.random() < 0.6
+    places = hostile_maps.PERFORMATIVES if frames else hostile_maps.SECTIONS
+    place = chance.choice(list(places))
+    read = _read_frame if frames else _read_section
+    tally.hostile += 1
+    if number < max(HOSTILE_KEYS):
+        return read(places[place](mutated(hostile, chance, ENCODED) if chance.random() < 0.3 else hostile))
+    made, peer = places[place](hostile), places[place](ordinary)
+    slower = costs.ratio(lambda: read(made), lambda: read(peer))
+    tally.slowest = max(tally.slowest, slower)
+    if slower > costs.MOST:
+        raise FindingError(f"{number} keys of kind {kind} in {place} take {slower:.0f} times as long as ordinary ones")
+    return read(made)
+
+
+def _read_frame(body: bytes) -> bool:
+    try:
+        decode_composite(body, 0)
+    except AmqpError:
+        return False
+    return True
+
+
+def _read_section(raw: bytes) -> bool:
+    for read in (_read_everything, read_envelope):
+        try:
+            read(raw)
+        except DecodeError:
+            return False
+    return True
 
 
 # --- connections
@@ -327,7 +396,10 @@ def run(inputs: int, seed: int) -> Tally:
         chance = Random(f"{seed}/{number}")
         target = targets[number % len(targets)]
         try:
-            taken = target(chance)
+            if number % HOSTILE_EVERY == HOSTILE_EVERY - 1:
+                taken = try_hostile_map(chance, tally)
+            else:
+                taken = target(chance)
         except Exception as fault:
             raise FindingError(f"seed {seed}, input {number}: {type(fault).__name__}: {fault}") from fault
         tally.inputs += 1
@@ -341,7 +413,10 @@ def main() -> int:
     arguments.add_argument("--seed", type=int, default=1)
     chosen = arguments.parse_args()
     tally = run(chosen.inputs, chosen.seed)
-    print(f"{tally.inputs} inputs, {tally.refused} refused, at most {tally.largest_kept} bytes kept, nothing found")
+    print(
+        f"{tally.inputs} inputs, {tally.refused} refused, at most {tally.largest_kept} bytes kept; "
+        f"{tally.hostile} maps made to be slow, at most {tally.slowest:.1f} times as slow as others; nothing found"
+    )
     return 0
 
 

@@ -3,7 +3,8 @@
     python -m tests.fuzz.front --inputs 20000 --seed 1
 
 Nothing may be logged as an error, every connection has to end when its peer does, memory stays bounded, and what the
-other client stored is neither lost nor altered. A failure shows the input that brought it about.
+other client stored is neither lost nor altered. Frames with colliding map keys take CPU time in proportion to their
+bytes (X1). A failure shows the input that brought it about.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from pathlib import Path
 
 from prometheus_client import Metric
 
+from tests.fuzz import costs, hostile_maps, unruly
 from tests.fuzz.recording import QUEUE, SESSIONS, SUBSCRIPTION, TOPIC, Recording, recordings
+from twinbus.amqp import frames as amqp_frames
+from twinbus.amqp.performatives import Begin, Open
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.message import Message
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
@@ -32,6 +36,8 @@ from twinbus.namespace.server import NamespaceOptions, NamespaceServer
 INPUTS_PER_WORLD = 1000
 _AT_ONCE = 10
 _SECONDS = 20.0
+_HOSTILE_EVERY = 10  # rounds
+_HOSTILE_KEYS = 3000
 _MOST_GROWTH = 400 * 1024  # KiB of memory, over what the recordings took
 ENTITIES = (
     QueueDescription(path=QUEUE),
@@ -54,6 +60,8 @@ class Tally:
     rounds: int = 0
     operations: int = 0
     """What of the damaged traffic still was understood, and carried out."""
+    slowest: float = 0.0
+    """CPU time of a frame with colliding keys over that of an ordinary one of the same size."""
 
 
 class Errors(logging.Handler):
@@ -77,7 +85,7 @@ def mutate(chance: random.Random, recorded: Sequence[Recording]) -> list[bytes]:
         if not frames:
             break
         place = chance.randrange(len(frames))
-        match chance.randrange(9):
+        match chance.randrange(10):
             case 0:
                 frames[place] = _flipped(chance, frames[place])
             case 1:
@@ -96,6 +104,8 @@ def mutate(chance: random.Random, recorded: Sequence[Recording]) -> list[bytes]:
                 del frames[place : place + chance.choice((1, 1, 4))]
             case 7:
                 del frames[place:]
+            case 8:
+                frames.insert(place, unruly.hostile_frame(chance, chance.choice((10, 64, 200))))
             case _:
                 frames[place] = _resized(chance, frames[place])
     return _in_pieces(chance, [frame for frame in frames if frame] or [b"\x00"])
@@ -220,6 +230,26 @@ async def _batch(server: NamespaceServer, seed: int, numbers: range, recorded: l
     tally.answered += sum(map(bool, answers))
 
 
+async def _compare_costs(server: NamespaceServer, chance: random.Random, tally: Tally) -> None:
+    """A frame with colliding keys, to a server that does not know the peer, beside one with ordinary keys."""
+    kind, place = chance.choice(list(hostile_maps.KEYS)), chance.choice(list(hostile_maps.PERFORMATIVES))
+    made = hostile_maps.PERFORMATIVES[place]
+    hostile = made(hostile_maps.encoded_map(hostile_maps.KEYS[kind](_HOSTILE_KEYS)))
+    ordinary = made(hostile_maps.map_of_size("text", len(hostile)))
+    opening = amqp_frames.AMQP_HEADER
+    if not place.startswith("open"):
+        begin = Begin(next_outgoing_id=0, incoming_window=5, outgoing_window=5)
+        opening += amqp_frames.performative_frame(0, Open("peer"))
+        opening += b"" if place.startswith("begin") else amqp_frames.performative_frame(0, begin)
+    slower = await costs.ratio_of(
+        lambda: converse(server.port, [opening + amqp_frames.frame(0, hostile)], 1),
+        lambda: converse(server.port, [opening + amqp_frames.frame(0, ordinary)], 1),
+    )
+    tally.slowest = max(tally.slowest, slower)
+    if slower > costs.MOST:
+        raise FuzzError(f"{_HOSTILE_KEYS} keys of kind {kind} in {place} take {slower:.0f} times as long as others")
+
+
 async def _started(folder: Path, port: int = 0) -> NamespaceServer:
     server = NamespaceServer(NamespaceOptions(name="one", file=None, tls=folder, entities=ENTITIES, port=port))
     await server.start()
@@ -240,6 +270,8 @@ async def _one_world(
                 raise FuzzError(f"inputs {part} of seed {seed}: {wrong!r}") from wrong
             if errors.found:
                 raise FuzzError(f"inputs {part} of seed {seed} made the namespace fail:\n{errors.found[0]}")
+            if tally.rounds % _HOSTILE_EVERY == 0:
+                await _compare_costs(server, random.Random(f"{seed}/{start}/costs"), tally)
             tally.rounds += 1
         await steady.check()
         if len(server._site.connections) != 1:
@@ -287,7 +319,8 @@ def main() -> int:
     tally = asyncio.run(run(options.inputs, options.seed))
     print(
         f"front: {tally.answered} of {tally.inputs} answered, {tally.operations} operations carried out, all ended, "
-        f"none failed; {tally.rounds} rounds of a client beside them, nothing lost ({time.monotonic() - began:.0f} s)"
+        f"none failed; {tally.rounds} rounds of a client beside them, nothing lost; frames with colliding keys took at "
+        f"most {tally.slowest:.1f} times as long as others ({time.monotonic() - began:.0f} s)"
     )
     return 0
 

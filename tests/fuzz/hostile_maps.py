@@ -123,21 +123,24 @@ KEYS: Final[dict[str, Callable[[int], list[Any]]]] = {
 }
 
 
+# Numbers that fill a chain in a dict; those kinds become slow at larger sizes than others.
+CHAINED: Final = frozenset(("ulong", "long", "timestamp", "negative long", "described ulong"))
+
+
 def text_keys(number: int) -> list[Any]:
     """Keys of an ordinary map, as long as UUIDs are."""
     return [f"{key:016}" for key in range(number)]
 
 
-def encoded_map(keys: Iterable[Any], symbols_first: int = 0) -> bytes:
-    parts = [encode(Symbol(f"s{index}")) + b"\x40" for index in range(symbols_first)]
-    parts += [encode(key) + b"\x40" for key in keys]
+def encoded_map(keys: Iterable[Any]) -> bytes:
+    parts = [encode(key) + b"\x40" for key in keys]
     return encode_map_of(2 * len(parts), b"".join(parts))
 
 
 def map_of_size(kind: str, size: int) -> bytes:
     """An encoded map of about that many bytes; kind "text" is an ordinary one."""
     make = text_keys if kind == "text" else KEYS[kind]
-    width = len(encode(make(1)[0])) + 1 if kind not in ("ulong", "long", "timestamp", "negative long") else 10
+    width = len(encode(make(1)[0])) + 1 + (8 if kind in CHAINED else 0)
     return encoded_map(make(max(1, size // width)))
 
 

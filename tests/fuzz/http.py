@@ -2,7 +2,8 @@
 
     python -m tests.fuzz.http --inputs 20000 --seed 1
 
-Nothing may raise, no answer may be a 500, and what is written must be HTTP. A failure names the seed that repeats it.
+Nothing may raise, no answer may be a 500, and what is written must be HTTP. Requests made to be slow take CPU time in
+proportion to their bytes (X1). A failure names the seed that repeats it.
 """
 
 import argparse
@@ -10,16 +11,64 @@ import asyncio
 import random
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
+from tests.fuzz import costs
 from tests.namespace.front.at_work import at_work
-from tests.namespace.front.recorded import traffic
+from tests.namespace.front.recorded import request, traffic
 from tests.namespace.front.serving import TOKEN, Recorder, converse, handler
 from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.front.http import HttpHandler
 
 RECORDED = traffic(TOKEN)
+_COSTS_EVERY: Final = 500
+_SMALL: Final = 15_000  # bytes
+_LARGE: Final = 4 * _SMALL
+_MOST_GROWTH: Final = 10.0  # of CPU time from small to large: 4 is linear, 16 quadratic
+
+
+def _put(body: bytes) -> list[bytes]:
+    return [request("PUT", "/q?api-version=2021-05", body, [("Authorization", TOKEN)])]
+
+
+def _set_fault(body: bytes) -> list[bytes]:
+    return [request("POST", "/$faults", body, [("Authorization", TOKEN)])]
+
+
+def _get(target: str, *headers: tuple[str, str]) -> list[bytes]:
+    return [request("GET", target, None, headers or [("Authorization", TOKEN)])]
+
+
+def _numbered(pattern: bytes, size: int) -> bytes:
+    return b"".join(pattern % number for number in range(size // len(pattern % 0)))
+
+
+# Requests of about so many bytes, each made to cost more than its size.
+SLOW: Final[dict[str, Callable[[int], list[bytes]]]] = {
+    "a long namespace": lambda size: _put(
+        b'<a xmlns:n="' + b"u" * size + b'">' + _numbered(b"<n:b%d/>", size) + b"</a>"
+    ),
+    "attributes in a long namespace": lambda size: _put(
+        b'<a xmlns:n="' + b"u" * size + b'" ' + _numbered(b'n:b%d="" ', size) + b"/>"
+    ),
+    "nested namespaces": lambda size: _put(_numbered(b'<a xmlns:n%d="u">', size)),
+    "attributes": lambda size: _put(b"<a " + _numbered(b'b%d="" ', size) + b"/>"),
+    "siblings": lambda size: _put(b"<a>" + b"<b/>" * (size // 4) + b"</a>"),
+    "character references": lambda size: _put(b"<a>" + b"&#65;" * (size // 5) + b"</a>"),
+    "JSON members": lambda size: _set_fault(b"{" + _numbered(b'"k%d":1,', size) + b'"k":1}'),
+    "JSON digits": lambda size: _set_fault(b'{"count":' + b"9" * size + b"}"),
+    "JSON lists": lambda size: _set_fault(b"[" * size),
+    "segments": lambda size: _get("/a" * (size // 2)),
+    "escapes": lambda size: _get("/" + "%41" * (size // 3)),
+    "a query": lambda size: _get("/q?" + "a=1&" * (size // 4)),
+    "headers": lambda size: _get("/q", *((f"h{number}", "x") for number in range(size // 10))),
+    "a token's fields": lambda size: _get("/q", ("Authorization", "SharedAccessSignature " + "a=1&" * (size // 4))),
+    "requests": lambda size: _get("/") * (size // 250),
+    "single bytes": lambda size: [bytes((byte,)) for byte in _get("/" + "a" * (size // 4))[0]],
+}
 INTERESTING = (
     b"\x00",
     b"\r\n",
@@ -51,6 +100,9 @@ class Tally:
     inputs: int = 0
     answered: int = 0
     silent: int = 0
+    slow: int = 0
+    steepest: float = 0.0
+    """Growth of the CPU time of a request made to be slow when it becomes four times as long."""
 
 
 class FuzzError(AssertionError):
@@ -110,6 +162,15 @@ def judge(stream: Recorder, tally: Tally) -> None:
     tally.silent += not written
 
 
+async def compare_costs(http: HttpHandler, name: str, tally: Tally) -> None:
+    small, large = SLOW[name](_SMALL), SLOW[name](_LARGE)
+    grown = await costs.ratio_of(lambda: converse(http, *large), lambda: converse(http, *small), _MOST_GROWTH)
+    tally.slow += 1
+    tally.steepest = max(tally.steepest, grown)
+    if grown > _MOST_GROWTH:
+        raise FuzzError(f"{name}: four times the bytes take {grown:.0f} times the CPU time")
+
+
 async def run(inputs: int, seed: int) -> Tally:
     tally = Tally()
     http = await world()
@@ -120,8 +181,9 @@ async def run(inputs: int, seed: int) -> Tally:
             judge(await converse(http, *chunks), tally)
         except Exception as wrong:
             raise FuzzError(f"input {number} of seed {seed}: {wrong!r} for {b''.join(chunks)!r}") from wrong
-        if number % 500 == 499:
+        if number % _COSTS_EVERY == _COSTS_EVERY - 1:
             http = await world()
+            await compare_costs(http, random.Random(f"{seed}/{number}/costs").choice(list(SLOW)), tally)
     return tally
 
 
@@ -133,6 +195,9 @@ def main() -> int:
     print(f"http: {options.inputs} inputs, seed {options.seed}")
     tally = asyncio.run(run(options.inputs, options.seed))
     print(f"http: {tally.answered} answered, {tally.silent} closed without a word, none failed")
+    print(
+        f"http: of {tally.slow} requests made to be slow, four times the bytes took {tally.steepest:.1f} times the CPU"
+    )
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import random
 
+from . import costs
 from .front import mutate, run
 
 
@@ -11,6 +12,7 @@ async def test_mutated_traffic_harms_neither_the_namespace_nor_the_client_beside
     assert tally.answered > 250, "the mutations leave enough of a conversation to be answered"
     assert tally.operations > 500, "and to be understood"
     assert tally.rounds == 50
+    assert 0 < tally.slowest <= costs.MOST
 
 
 def test_an_input_is_repeated_by_its_seed() -> None:

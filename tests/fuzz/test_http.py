@@ -2,14 +2,22 @@
 
 import random
 
-from .http import mutate, run
+import pytest
+
+from .http import SLOW, Tally, compare_costs, mutate, run, world
 
 
 async def test_mutated_requests_end_in_answers_and_a_closed_connection() -> None:
     tally = await run(1000, seed=1)
     assert tally.inputs == 1000
     assert tally.answered > 900, "the mutations leave enough of a request to be answered"
+    assert tally.slow == 2
 
 
 def test_an_input_is_repeated_by_its_seed() -> None:
     assert mutate(random.Random("1/7")) == mutate(random.Random("1/7"))
+
+
+@pytest.mark.parametrize("name", SLOW)
+async def test_x1_a_request_made_to_be_slow_takes_time_in_proportion_to_its_bytes(name: str) -> None:
+    await compare_costs(await world(), name, Tally())

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from tests.fuzz import hostile_maps
 from twinbus.amqp.composites import encode_composite
 from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, frame, performative_frame
 from twinbus.amqp.performatives import (
@@ -44,7 +45,16 @@ def conversation(chance: Random, as_server: bool) -> list[bytes]:
     return [opening, *(_random_frame(chance) for _ in range(chance.randrange(3, 40)))]
 
 
+def hostile_frame(chance: Random, keys: int) -> bytes:
+    """A frame with a map of colliding keys, of any kind and in any place."""
+    kind, place = chance.choice(list(hostile_maps.KEYS)), chance.choice(list(hostile_maps.PERFORMATIVES))
+    return frame(0, hostile_maps.PERFORMATIVES[place](hostile_maps.encoded_map(hostile_maps.KEYS[kind](keys))))
+
+
 def _random_frame(chance: Random) -> bytes:
+    if chance.random() < 0.01:
+        return hostile_frame(chance, chance.choice((1, 64, 100)))
+
     def maybe(value: Any) -> Any:
         return value if chance.random() < 0.7 else None
 
