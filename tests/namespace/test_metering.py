@@ -1,13 +1,14 @@
 """The meter in the ledger (N5): on real servers, drained and killed."""
 
 import asyncio
+import shutil
 from collections import Counter
 from pathlib import Path
 
 from tests.namespace.test_meter import PING, figures
 from twinbus.connect import RECEIVE_AND_DELETE, connect
-from twinbus.ledger import read_ledger
-from twinbus.ledger.entries import Header, Metered
+from twinbus.ledger import balance, read_ledger
+from twinbus.ledger.entries import Gap, Header, Metered
 from twinbus.ledger.segments import segments
 from twinbus.ledger.units import UNIT
 from twinbus.message import Message
@@ -86,3 +87,24 @@ async def test_n5_what_was_metered_and_flushed_survives_kill_9(tmp_path: Path) -
     assert metered(directory)["q", "send"][0] == 20
     writers = Counter(entry.writer for entry in read_ledger(directory) if isinstance(entry, Header))
     assert len(writers) == 2
+
+
+async def test_l7_n5_a_namespace_goes_on_and_logs_it_when_the_folder_of_its_ledger_is_gone(tmp_path: Path) -> None:
+    directory = tmp_path / "ledger"
+    config = {"namespaces": [{"name": "n", "ledger": str(directory), "queues": [{"name": "q"}]}]}
+    with LocalNamespace("n", memory=True, config=config) as server:
+        async with asyncio.timeout(60), connect(server.connection_string) as bus:
+            sender = await bus.sender("q")
+            await sender.send([Message(b"x")])
+            while ("q", "send") not in metered(directory):  # noqa: ASYNC110 - another process writes it
+                await asyncio.sleep(0.05)
+            shutil.rmtree(directory)
+            while "removed or replaced" not in server.log.read_text():
+                await sender.send([Message(b"x")])
+                await asyncio.sleep(0.05)
+            directory.mkdir()
+            while not any(isinstance(entry, Gap) for entry in read_ledger(directory)):
+                await sender.send([Message(b"x")])
+                await asyncio.sleep(0.05)
+        assert server.stop() == 0
+    assert balance(read_ledger(directory)).incomplete

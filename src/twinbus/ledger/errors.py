@@ -13,7 +13,7 @@ class LedgerUnavailableError(OperatorError):
     def __init__(self, directory: Path, cause: str) -> None:
         super().__init__(
             f"the ledger in {directory} cannot be written: {cause}",
-            "Make room or mend the directory; writing is tried again every second.",
+            "Make room, or put the directory back; writing is tried again every second.",
         )
         self.directory = directory
         self.cause = cause

@@ -192,35 +192,34 @@ class Ledger:
     # --- durability --------------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = FLUSH_SECONDS) -> bool:
-        """Wait until all that was told before is on the disk. False: it is not, and operations may go on.
+        """Wait until all that was recorded before is on the disk. False if it is not, and operations may go on.
 
         Where `on_error` is "stop": LedgerUnavailableError instead.
         """
         try:
-            written = self._writer.flush().result(timeout)
+            reason = self._writer.flush().result(timeout)
         except TimeoutError:
-            written = self._hangs(timeout)
-        return self._flushed(written)
+            reason = self._hangs(timeout)
+        return self._flushed(reason)
 
     async def flushed(self, timeout: float | None = FLUSH_SECONDS) -> bool:
         """`flush`, for asyncio."""
         try:
             async with asyncio.timeout(timeout):
-                written = await asyncio.wrap_future(self._writer.flush())
+                reason = await asyncio.wrap_future(self._writer.flush())
         except TimeoutError:
-            written = self._hangs(timeout)
-        return self._flushed(written)
+            reason = self._hangs(timeout)
+        return self._flushed(reason)
 
-    def _hangs(self, seconds: float | None) -> bool:
-        _log.error("ledger: the disk of %s has not answered for %g s", self.directory, seconds or 0.0)
-        return False
+    def _hangs(self, seconds: float | None) -> str:
+        reason = f"the disk has not answered for {seconds or 0.0:g} s"
+        _log.error("ledger: %s: %s", self.directory, reason)
+        return reason
 
-    def _flushed(self, written: bool) -> bool:
-        if not written and self._stops:
-            raise LedgerUnavailableError(
-                self.directory, self._writer.failure or "it is closed, or its disk is too slow"
-            )
-        return written
+    def _flushed(self, reason: str | None) -> bool:
+        if reason is not None and self._stops:
+            raise LedgerUnavailableError(self.directory, reason)
+        return reason is None
 
     @property
     def failure(self) -> str | None:

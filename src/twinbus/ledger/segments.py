@@ -2,11 +2,15 @@
 
 One thread. What is being written is `<writer>-<number>.jsonl.open`, locked; sealed, it is `<writer>-<number>.jsonl`.
 What a line says does not come in here; what becomes of other writers' segments is in `housekeeping`.
+
+A process does not notice when a file that it has open is removed or replaced: it writes and syncs without an error, and
+nobody will ever read that. So each group ends with a look at what is at the segment's path (L7).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -49,10 +53,23 @@ def segments(directory: Path) -> Iterator[Segment]:
             yield Segment(path, found["writer"], found["group"], found["host"], int(found["number"]))
 
 
+class SegmentGoneError(OSError):
+    """The open segment was removed or replaced, alone or with its folder. `lines`: how many it had, without its first.
+
+    They count as lost, though a folder that was renamed still has them.
+    """
+
+    def __init__(self, path: Path, lines: int) -> None:
+        super().__init__(errno.ESTALE, "it was removed or replaced while it was being written", str(path))
+        self.lines = lines
+
+
 class SegmentWriter:
     """`first_lines` makes what segment number n begins with, just before it is made.
 
-    `append` returns once its lines are on the disk, or raises OSError; then they are to be given again.
+    `append` returns once its lines are on the disk, or raises OSError; then they are to be given again. The folder is
+    made with the first segment. One that is gone later is not made again: where it was a mounted volume, the segments
+    would go to the disk below it.
     """
 
     def __init__(
@@ -66,25 +83,41 @@ class SegmentWriter:
         self._number = 0
         self._file: int | None = None
         self._path = directory
+        self._identity = (0, 0)
         self._size = 0
+        self._lines = 0
         self._opened = 0.0
 
     @property
-    def used(self) -> bool:
-        """Whether there ever was a segment."""
-        return self._number > 0
+    def begun(self) -> int:
+        """How many segments were begun so far."""
+        return self._number
 
     def append(self, lines: bytes) -> None:
+        """Raises SegmentGoneError if what was appended before is lost."""
         if self._size >= self._most_bytes or self.seconds_left() <= 0:
             self.seal()
-        file = self._file if self._file is not None else self._open()
+        self._write(self._file if self._file is not None else self._open(), lines)
+        if not self._is_at(self._path):
+            # Raises, unless another writer took this one for dead and sealed the segment. Then who reads sealed
+            # segments once may have read it already: these lines are written again. Twice does no harm.
+            self.seal()
+            self._write(self._open(), lines)
+        self._size += len(lines)
+        self._lines += lines.count(b"\n")
+
+    def check(self) -> None:
+        """Raises SegmentGoneError if what was appended is lost."""
+        if self._file is not None and not self._is_at(self._path):
+            self.seal()
+
+    def _write(self, file: int, lines: bytes) -> None:
         try:
             write_all(file, lines)
             os.fdatasync(file)
         except OSError:
             self._take_back(file)
             raise
-        self._size += len(lines)
 
     def seconds_left(self) -> float:
         """Until the open segment is to be sealed for its age; infinite where none is open."""
@@ -93,14 +126,17 @@ class SegmentWriter:
         return self._most_seconds - (time.monotonic() - self._opened)
 
     def seal(self) -> None:
-        """The open segment, if there is one, is whole: other programs may take it."""
-        file, self._file, self._size = self._file, None, 0
+        """The open segment, if there is one, is whole: other programs may take it. SegmentGoneError if it is lost."""
+        file, self._file = self._file, None
+        lines, self._size, self._lines = self._lines, 0, 0
         if file is None:
             return
+        sealed = self._path.with_name(self._path.name.removesuffix(OPEN) + SEALED)
         try:
-            # Another writer may have taken this one for dead and sealed it.
-            with contextlib.suppress(FileNotFoundError):
-                self._path.rename(self._path.with_name(self._path.name.removesuffix(OPEN) + SEALED))
+            if self._is_at(self._path):
+                self._path.rename(sealed)
+            elif not self._is_at(sealed):  # where another writer has sealed it
+                raise SegmentGoneError(self._path, lines)
             sync_folder(self._directory)
         finally:
             os.close(file)
@@ -111,8 +147,17 @@ class SegmentWriter:
             os.close(self._file)
         self._file = None
 
+    def _is_at(self, path: Path) -> bool:
+        """Whether the file at this path is the one that was opened last."""
+        try:
+            found = path.stat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
+
     def _open(self) -> int:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        if not self._number:
+            self._directory.mkdir(parents=True, exist_ok=True)
         first = self._first_lines(self._number).encode()
         path = self._directory / f"{self._writer}-{self._number}{OPEN}"
         hidden = path.with_name(f".{path.name}")
@@ -129,7 +174,9 @@ class SegmentWriter:
             hidden.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             raise
-        self._file, self._path, self._size, self._opened = file, path, len(first), time.monotonic()
+        found = os.fstat(file)
+        self._file, self._path, self._identity = file, path, (found.st_dev, found.st_ino)
+        self._size, self._lines, self._opened = len(first), 0, time.monotonic()
         self._number += 1
         return file
 
@@ -140,8 +187,12 @@ class SegmentWriter:
         """
         with contextlib.suppress(OSError):
             os.ftruncate(file, self._size)
-        with contextlib.suppress(OSError):
+        try:
             self.seal()
+        except SegmentGoneError:
+            raise  # what it held must be booked as missing
+        except OSError:
+            pass  # the error that led here is raised
 
 
 def write_all(file: int, data: bytes) -> None:

@@ -7,6 +7,7 @@ may go on without its entry is not decided here.
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import math
 import threading
@@ -21,7 +22,7 @@ from typing import Final
 from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Closed, Gap
 from twinbus.ledger.lines import Item, lines
-from twinbus.ledger.segments import SegmentWriter
+from twinbus.ledger.segments import SegmentGoneError, SegmentWriter
 
 _log = logging.getLogger("twinbus.ledger")
 
@@ -61,7 +62,7 @@ class Writer:
         self.now = now
         self.queue: list[Item] = []
         """What is taken for the next group; `put` it there, or `look`."""
-        self._waiting: deque[Future[bool]] = deque()
+        self._waiting: deque[Future[str | None]] = deque()
         # Entered twice where a ledger that nobody holds is collected by its own writer.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -72,6 +73,12 @@ class Writer:
         self._closing = False
         self._unwritten = b""
         self._gap = _Gap()
+        self._gaps = itertools.count()
+        self._booked = 0
+        self._booked_in = 0
+        """How many missing entries the gaps in the open segment tell of, and which segment that is."""
+        self._loss: str | None = None
+        """Why entries are gone that were on the disk, until a flush has reported it."""
         self._reminded = -math.inf
         _writers.add(self)
 
@@ -100,9 +107,9 @@ class Writer:
                 del self.queue[-found_no_room:]
                 self._gap.add(found_no_room, _milliseconds(), "the disk is too slow")
 
-    def flush(self) -> Future[bool]:
-        """Done with True once all that was taken before is on the disk; with False when it could not be written."""
-        future: Future[bool] = Future()
+    def flush(self) -> Future[str | None]:
+        """Done with None once all that was taken before is on the disk; otherwise with the reason why it is not."""
+        future: Future[str | None] = Future()
         self._waiting.append(future)
         self._hurry.set()
         self._rouse()
@@ -143,7 +150,7 @@ class Writer:
                         # No more threads in this process: the entries wait, and the next one tries again.
                         self._failed(OSError(str(error)))
                         while self._waiting:
-                            _tell(self._waiting.popleft(), False)
+                            _tell(self._waiting.popleft(), self.failure)
                         return
                     self._thread = thread
                 self.asleep = False
@@ -158,7 +165,7 @@ class Writer:
             _log.error("ledger: %d entries came after closing and are not in %s", len(self.queue), self.directory)
             self.queue.clear()
         while self._waiting:
-            _tell(self._waiting.popleft(), False)
+            _tell(self._waiting.popleft(), self.failure or "it was closed")
 
     def _miss(self, count: int, reason: str) -> None:
         with self._lock:
@@ -195,9 +202,12 @@ class Writer:
         self._hurry.clear()
         waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
         self._take()
-        written = self._write()
+        reason = None if self._write() else self.failure
+        if waiting:
+            # Also where it can be written again by now: what was on the disk at the last flush is not there.
+            reason, self._loss = reason or self._loss, None
         for future in waiting:
-            _tell(future, written)
+            _tell(future, reason)
         if self._segments.seconds_left() <= 0:
             self._seal()
 
@@ -219,28 +229,47 @@ class Writer:
         self._miss(1, f"it cannot be put down in words: {error}")
 
     def _write(self) -> bool:
+        """Bring what waits to the disk. False if it is not there, or if what was there before is gone."""
         with self._lock:
             gap = self._gap.copy()
         group = self._unwritten
         if gap.count:
-            group += encode(gap.entry(_milliseconds(), self.prefix, self.missing)).encode()
-        if not group:
-            return True
+            group += encode(gap.entry(_milliseconds(), self.prefix, next(self._gaps))).encode()
         try:
+            if not group:
+                self._segments.check()
+                return True
             self._segments.append(group)
         except OSError as error:
             self._failed(error)
             return False
         self._unwritten = b""
-        with self._lock:
-            self._gap.subtract(gap)
-        self.missing += gap.count
+        self._book(gap)
         if self.failure is not None:
             _log.warning("ledger: %s can be written again; %d entries are missing", self.directory, gap.count)
             self.failure, self._reminded = None, -math.inf
         return True
 
+    def _book(self, gap: _Gap) -> None:
+        """The gap is in the open segment."""
+        with self._lock:
+            self._gap.subtract(gap)
+        self.missing += gap.count
+        if self._booked_in != self._segments.begun:
+            self._booked, self._booked_in = 0, self._segments.begun
+        self._booked += gap.count
+
+    def _lost(self, error: SegmentGoneError) -> None:
+        """A segment is gone: its entries are missing, and so are those that a gap in it told of."""
+        again = self._booked if self._booked_in == self._segments.begun else 0
+        self._booked = 0
+        self.missing -= again
+        self._loss = f"{error.strerror} ({error.filename})"
+        self._miss(error.lines + again, self._loss)
+
     def _failed(self, error: OSError) -> None:
+        if isinstance(error, SegmentGoneError):
+            self._lost(error)
         self.failure = (
             f"{error.strerror or error} ({error.filename})" if error.filename else str(error.strerror or error)
         )
@@ -248,12 +277,13 @@ class Writer:
             self._reminded = time.monotonic()
             held, lost = len(self._unwritten), self._gap.count
             _log.error(
-                "ledger: %s cannot be written: %s. %d bytes wait in memory, %d entries are lost. Make room, or mend it",
+                "ledger: %s cannot be written: %s. %d bytes wait in memory, %d entries are lost."
+                " Make room, or put the directory back",
                 self.directory, self.failure, held, lost,
             )  # fmt: skip
 
     def _end(self) -> None:
-        if self._segments.used and self.failure is None:
+        if self._segments.begun and self.failure is None:
             closed = Closed(at=_milliseconds(), id=f"{self.prefix}-closed", writer=self.name)
             self._unwritten += encode(closed).encode()
             self._write()
@@ -262,6 +292,8 @@ class Writer:
     def _seal(self) -> None:
         try:
             self._segments.seal()
+        except SegmentGoneError as error:
+            self._failed(error)
         except OSError as error:
             _log.error("ledger: a segment in %s cannot be sealed: %s", self.directory, error)
 
@@ -283,14 +315,15 @@ class _Gap:
         self.count -= told.count
         self.since = told.until
 
-    def entry(self, at: int, prefix: str, before: int) -> Gap:
-        number = f"{prefix}-gap-{before}"
-        return Gap(at=at, id=number, count=self.count, since=self.since, until=self.until, reason=self.reason)
+    def entry(self, at: int, prefix: str, number: int) -> Gap:
+        return Gap(
+            at=at, id=f"{prefix}-gap-{number}", count=self.count, since=self.since, until=self.until, reason=self.reason
+        )
 
 
-def _tell(future: Future[bool], written: bool) -> None:
+def _tell(future: Future[str | None], reason: str | None) -> None:
     if future.set_running_or_notify_cancel():
-        future.set_result(written)
+        future.set_result(reason)
 
 
 def _milliseconds() -> int:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from typer.testing import CliRunner
 
 from twinbus import PartialSendError
 from twinbus.cli.main import app
-from twinbus.ledger import UNKNOWN, Ledger, LedgerUnavailableError, Stage, balance, read_ledger
-from twinbus.ledger.entries import Closed, Intent, Operation, Outcome, State
+from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, LedgerUnavailableError, Stage, balance, read_ledger
+from twinbus.ledger.entries import Closed, Gap, Intent, Operation, Outcome, State
 from twinbus.ledger.units import units
 from twinbus.pairing.outgoing import encoded_size
 from twinbus.pairing.paths import Endpoint, primary_name
@@ -383,3 +384,44 @@ async def test_m1_a_ledger_that_is_given_stays_open_and_is_shared(world: World, 
         assert ledger.flush() is True
         assert [one.ids for one in operations(tmp_path)] == [("0",), ("1",)]
         assert not [entry for entry in read_ledger(tmp_path) if isinstance(entry, Closed)]
+
+
+async def test_l7_a_ledger_whose_folder_is_gone_stops_sends_until_it_is_back(
+    world: World, queue: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "ledger"
+    options = LedgerOptions(on_error="stop", group_interval=timedelta(milliseconds=20))
+    with Ledger(folder, options=options) as ledger:
+        pair = await world.pair(ledger=ledger)
+        sender = await world.sender(pair, queue)
+        accepted = Counter[str]()
+
+        async def accepts(name: str) -> bool:
+            try:
+                await world.send(sender, ServiceBusMessage(b"", message_id=name))
+            except LedgerUnavailableError:
+                return False
+            accepted[name] += 1
+            return True
+
+        for number in range(5):
+            assert await accepts(f"before-{number}")
+        assert ledger.flush()
+        shutil.rmtree(folder)
+        async with asyncio.timeout(10):
+            while await accepts("until the next flush"):
+                pass
+        for number in range(20):
+            assert not await accepts(f"after-{number}")
+        assert Counter(str(one.message_id) for one in await world.held(queue)) == accepted
+        folder.mkdir()
+        async with asyncio.timeout(10):
+            while not await accepts("again"):  # noqa: ASYNC110 - a thread of the ledger makes it so
+                await asyncio.sleep(0.05)
+        await world.do(pair.close)
+    sent = [one for one in operations(folder) if one.stage is Stage.SEND_PRIMARY and one.result == "ok"]
+    gaps = [entry for entry in read_ledger(folder) if isinstance(entry, Gap)]
+    assert "again" in {name for one in sent for name in one.ids}
+    # Those of the lost segment and those since: no send is in neither.
+    assert len(sent) + sum(gap.count for gap in gaps) >= accepted.total()
+    assert balance(read_ledger(folder)).incomplete
