@@ -216,13 +216,13 @@ def test_d1_what_was_not_active_when_its_batch_was_planned_is_not_removed(queue:
     queue.send("deferred")
     deferred = queue.received(1)[0]
     queue.receiver.defer_message(deferred)
-    queue.send("scheduled", scheduled_enqueue_time_utc=datetime.now(UTC) + timedelta(seconds=3))
+    queue.send("scheduled", scheduled_enqueue_time_utc=datetime.now(UTC) + timedelta(seconds=4))
     queue.send("active")
     query = queue.query()
     query.run()
     assert query.ids == ["active"]
-    while queue.left()[-1] != "scheduled":  # the service gives it a new number when it is due
-        assert queue.left() == ["deferred", "scheduled", "active"]
+    while (left := queue.left())[-1] != "scheduled":  # the service gives it a new number when it is due
+        assert left == ["deferred", "scheduled", "active"]
     query.run()
     assert query.ids == ["active", "scheduled"]
     assert queue.left() == ["deferred", "scheduled"]

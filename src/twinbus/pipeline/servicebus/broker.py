@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
 
 from twinbus.amqp.conditions import Condition
-from twinbus.connect import ReceivedMessage, Receiver, ServiceBusConnection, connect
+from twinbus.connect import Management, ReceivedMessage, Receiver, ServiceBusConnection, connect
 from twinbus.connect.errors import MessageLockLostError, ServiceBusArgumentError
 from twinbus.connect.sender import Sender
 from twinbus.message import Message
@@ -60,6 +60,7 @@ class Broker:
         self._options = options
         self._loop = asyncio.new_event_loop()
         self._bus: ServiceBusConnection | None = None
+        self._management: Management | None = None  # one link for all pages
         self._senders: dict[str, Sender] = {}
 
     def __enter__(self) -> Self:
@@ -150,8 +151,9 @@ class Broker:
         return False
 
     async def _peek(self, number: int, count: int) -> list[ReceivedMessage]:
-        options = self._options
-        return await self._connected().management(options.path, address=options.address).peek(number, count)
+        if self._management is None:
+            self._management = self._connected().management(self._options.path, address=self._options.address)
+        return await self._management.peek(number, count)
 
     # --- completing and sending --------------------------------------------------------------------------------
 
