@@ -10,11 +10,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from azure.servicebus import (
@@ -38,15 +39,21 @@ from twinbus.pipeline.servicebus.source import CompletionError, ServiceBusDataSo
 from twinbus.testing import LocalNamespace
 
 _names = (f"streamed-{number}" for number in count())
+H = TypeVar("H", ServiceBusSender, ServiceBusReceiver)
 _ID = [field.split("`")[1] for field in READ_SCHEMA.split(", ")].index("message_id")
 
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture
+_opened: list[ServiceBusSender | ServiceBusReceiver] = []
+
+
+@pytest.fixture(scope="module")
 def client(namespace: LocalNamespace) -> Iterator[ServiceBusClient]:
     with ServiceBusClient.from_connection_string(namespace.connection_string) as made:
         yield made
+        with ThreadPoolExecutor(len(_opened)) as pool:  # closing one takes a second
+            list(pool.map(lambda one: one.close(), _opened))
 
 
 class Entity:
@@ -66,16 +73,16 @@ class Entity:
 
     @cached_property
     def _sender(self) -> ServiceBusSender:
-        return self.client.get_queue_sender(self.name)
+        return _keep(self.client.get_queue_sender(self.name))
 
     @cached_property
     def receiver(self) -> ServiceBusReceiver:
         """Another receiver than the stream's."""
-        return self.client.get_queue_receiver(self.name)
+        return _keep(self.client.get_queue_receiver(self.name))
 
     @cached_property
     def dead_letters(self) -> ServiceBusReceiver:
-        return self.client.get_queue_receiver(self.name, sub_queue="deadletter")
+        return _keep(self.client.get_queue_receiver(self.name, sub_queue="deadletter"))
 
     def received(self, count: int) -> list[ServiceBusReceivedMessage]:
         """So many messages, locked by the other receiver."""
@@ -98,6 +105,11 @@ class Entity:
         told = {"connectionString": self.namespace.connection_string, "entity": self.name, "pollInterval": 0.001}
         told.update(options)
         return Query({name: str(value) for name, value in told.items()})
+
+
+def _keep(opened: H) -> H:
+    _opened.append(opened)
+    return opened
 
 
 def _ids(messages: Iterable[ServiceBusReceivedMessage]) -> list[str]:
@@ -286,7 +298,7 @@ def test_d1_a_subscription_is_streamed_like_a_queue(namespace: LocalNamespace, c
         admin.create_topic(topic)
         admin.create_subscription(topic, "all")
 
-    sender, receiver = client.get_topic_sender(topic), client.get_subscription_receiver(topic, "all")
+    sender, receiver = _keep(client.get_topic_sender(topic)), _keep(client.get_subscription_receiver(topic, "all"))
     sender.send_messages(ServiceBusMessage("", message_id="old"))
     told = {"connectionString": namespace.connection_string, "entity": topic, "subscription": "all"}
     query = Query({**told, "startingPosition": "latest", "pollInterval": "0.001"})
