@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.formats.sets import expected, sets_with, unpacked
@@ -25,12 +26,9 @@ pytestmark = pytest.mark.timeout(180)
 def test_d3_older_tables_are_read_and_their_stream_goes_on_where_it_stood(
     spark: SparkSession, found: Path, tmp_path: Path
 ) -> None:
-    root, ledger = (unpacked(found / f"{name}.tar.xz", tmp_path) for name in ("tables", "tables-ledger"))
+    root, ledger = opened(found, tmp_path)
     said, tables = expected(found / "tables.json"), Tables(spark, root)
     assert tables.version().followed["cost"] == tables.version().number
-    # Where a ledger's checkpoint is follows from the ledger's path.
-    key = hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
-    (root / "checkpoints" / "ledger").rename(root / "checkpoints" / key)
     with Ledger(ledger) as writer:
         writer.begin(Stage.SEND_PRIMARY, "contoso", "orders", "new", 1).end()
     query = ingest(spark, ledger, root, extend=following(("cost",)))
@@ -42,6 +40,30 @@ def test_d3_older_tables_are_read_and_their_stream_goes_on_where_it_stood(
     for name in ("operations", "units", "bytes"):
         said["cost"]["send_primary"][name] += 1
     check(tables, said)
+
+
+@pytest.mark.parametrize("found", sets_with("tables.tar.xz"))
+def test_l7_a_stream_whose_tables_are_gone_does_not_begin_new_ones_in_the_middle_of_the_ledger(
+    spark: SparkSession, found: Path, tmp_path: Path
+) -> None:
+    root, ledger = opened(found, tmp_path)
+    (root / "current.json").unlink()
+    left = sorted(root.glob("**/*.parquet"))
+    with Ledger(ledger) as writer:
+        writer.begin(Stage.SEND_PRIMARY, "contoso", "orders", "new", 1).end()
+    with pytest.raises(StreamingQueryException, match="are gone, but the checkpoint of their stream is there"):
+        ingest(spark, ledger, root).awaitTermination()
+    assert not (root / "current.json").exists()
+    assert sorted(root.glob("**/*.parquet")) == left != []
+
+
+def opened(found: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of the tables, and of the ledger that they were made from."""
+    root, ledger = (unpacked(found / f"{name}.tar.xz", tmp_path) for name in ("tables", "tables-ledger"))
+    # Where a ledger's checkpoint is follows from the ledger's path.
+    key = hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
+    (root / "checkpoints" / "ledger").rename(root / "checkpoints" / key)
+    return root, ledger
 
 
 def check(tables: Tables, said: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 
+from twinbus.errors import OperatorError
 from twinbus.ledger.entries import Intent, Operation, Outcome
 from twinbus.pipeline.lines import looked_at, parsed
 from twinbus.pipeline.segment_source import LedgerDataSource
@@ -71,8 +72,14 @@ def ingest(
     return started(writer.foreachBatch(partial(_take, ledger.absolute(), root.absolute(), extend)).start)
 
 
-def _take(ledger: Path, root: Path, extend: Extend | None, lines: DataFrame, _: int) -> None:
+def _take(ledger: Path, root: Path, extend: Extend | None, lines: DataFrame, batch: int) -> None:
     tables = Tables(lines.sparkSession, root)
+    if batch > 0 and not tables.version().number:
+        # Each batch is a commit. To go on would leave out what was ingested before, and remove what is left of it.
+        raise OperatorError(
+            f"the tables in {root} are gone, but the checkpoint of their stream is there",
+            f"Put them back, or remove {root / 'checkpoints'} too: then the whole ledger is read again.",
+        )
     with tables.changing():
         take(tables, lines, ledger, extend)
 
