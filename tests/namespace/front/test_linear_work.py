@@ -17,7 +17,9 @@ from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import Array, Long, NumberKeyedMap
+from twinbus.connect import ServiceBusConnection
 from twinbus.connect.sas import make_token
+from twinbus.message import BodyType, Message
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.rows import distinct
 from twinbus.namespace.front.addresses import Address, parse_address
@@ -180,6 +182,18 @@ def test_x1_a_reply_link_is_found_without_a_search_through_all() -> None:
             links.find(first, address, "unknown")
         found.append(calls[0])
     assert found[0] == found[1]
+
+
+async def test_a_body_that_maps_many_numbers_arrives_as_it_was_sent(bus: ServiceBusConnection) -> None:
+    body = {number: str(number) for number in range(1000)}
+    sender, receiver = await bus.sender("orders"), await bus.receiver("orders")
+    await sender.send([Message(body, body_type=BodyType.VALUE)])
+    [message] = await receiver.receive(1, 10)
+    assert message.body == body
+    assert (message.body[5], message.body.get(-1)) == ("5", None)
+    await sender.send([Message(message.body, body_type=BodyType.VALUE)])
+    [again] = await receiver.receive(1, 10)
+    assert again.body == body
 
 
 # --- links that end together
