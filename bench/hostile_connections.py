@@ -1,4 +1,4 @@
-"""Memory and latency of the server while many peers make it hold as much as they can, without a token and with one (X1).
+"""Memory and latency of the server while many peers make it hold as much as they can, with a key and without (X1).
 
 For each kind of hostility: the resident memory before, at its highest and after the peers have gone, and how long the
 official SDK waits for a send (on a connection that is open, and on a new one) meanwhile.
@@ -435,7 +435,8 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     notes = [
-        f"{asked.connections} peers without a token, {asked.with_key} with a key. Peers, SDK and server share the machine's cores.",
+        f"{asked.connections} peers without a token, {asked.with_key} with a key.",
+        "Peers, SDK and server share the machine's cores.",
         "A new connection of the SDK takes half a second by itself: it waits in steps while it opens.",
     ]
     figures: list[Figure] = []

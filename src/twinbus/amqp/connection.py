@@ -236,6 +236,7 @@ class Connection:
         self.is_closed = True
         self._release()
         self._negotiation.drop()
+        self._events = []
         self.out.clear()
 
     def begin(self) -> Session:

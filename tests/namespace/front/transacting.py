@@ -57,8 +57,8 @@ class Transacting:
 
     async def send(self, link: Link, name: bytes, *bodies: str) -> list[Disposed]:
         for body in bodies:
-            payload = message(properties=Properties(message_id=body), data=body.encode())
-            link.send(body.encode(), payload, state=transactional(name))
+            payload = message(properties=Properties(message_id=body[:32]), data=body.encode())
+            link.send(body.encode()[:32], payload, state=transactional(name))
         self.peer.flush()
         return await self.peer.answers(len(bodies))
 

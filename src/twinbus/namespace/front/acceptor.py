@@ -45,9 +45,6 @@ class Acceptor:
         self._refused: set[PortConnection] = set()
         self._is_exhausted = False
         self._is_closed = False
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most_descriptors = most
-        self._highest_descriptor = most - min(_RESERVE, most // 4)
         listener.setblocking(False)
         self._listen()
 
@@ -79,7 +76,9 @@ class Acceptor:
     def _begin(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if accepted.fileno() > self._highest_descriptor:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # Descriptors are given out from the lowest, so the number of a new one is about the number of all.
+        if most != resource.RLIM_INFINITY and accepted.fileno() >= most - min(_RESERVE, most // 4):
             refusal: LimitExceededError | None = self._exhausted()
         else:
             self._recovered()
@@ -117,9 +116,10 @@ class Acceptor:
 
     def _exhausted(self) -> LimitExceededError:
         """Counts that descriptors have run out, and logs it the first time."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         exceeded = LimitExceededError(
             "file-descriptors",
-            f"This server has no file descriptors left for connections: it may have {self._most_descriptors} "
+            f"This server has no file descriptors left for connections: it may have {most} "
             "(ulimit -n). Close connections that are not needed, or raise that limit and start it again.",
         )
         self._site.resources.refuse(exceeded, self._site.name, log=not self._is_exhausted)

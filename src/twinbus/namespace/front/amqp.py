@@ -92,7 +92,7 @@ _MOST_READS = 4
 _UNSETTLED_BYTES = 512
 _GRANT_BYTES = 512
 # The account is told of changes of at least so much: less is not worth a call for each message.
-_WORTH_TELLING = 16 * limits.KIB
+_WORTH_TELLING = 4 * limits.KIB
 # A pair knows by it that pings are hidden here (G3).
 _PROPERTIES = {Symbol("product"): "Twinbus"}
 

@@ -34,6 +34,7 @@ class HandshakeTooLargeError(ssl.SSLError):
 
     def __init__(self) -> None:
         super().__init__("the TLS handshake is too large")
+        self.reason = "HANDSHAKE_TOO_LARGE"
         self.exceeded = LimitExceededError(
             "tls-handshake-bytes",
             f"A TLS handshake takes at most {_MOST_HANDSHAKE_BYTES} bytes from the client.",

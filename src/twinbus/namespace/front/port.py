@@ -85,7 +85,7 @@ class PortConnection(asyncio.Protocol):
             if isinstance(error, HandshakeTooLargeError):
                 self._site.refuse(error.exceeded)
             self.channel.write_raw(self.channel.tls.outgoing() if self.channel.tls else b"")
-            self._transport.close()
+            self.channel.refuse()
         if self._site.driver.committer.is_congested:
             self.channel.pause_reading("disk")
             self._site.driver.committer.when_relieved(self._relieved)

@@ -9,6 +9,7 @@ not behind peers that send more. The connection is read directly once a token wa
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -17,6 +18,8 @@ from typing import Final, cast
 
 from twinbus.amqp.limits import KIB
 from twinbus.namespace.front.port import PortConnection
+
+_log = logging.getLogger(__name__)
 
 _PIECE: Final = 4 * KIB
 _SECONDS: Final = 0.003
@@ -48,11 +51,13 @@ class Turns:
     def _run(self) -> None:
         self._is_scheduled = False
         end = time.perf_counter() + _SECONDS
-        while self._waiting and time.perf_counter() < end:
-            if heappop(self._waiting)[2]():
-                break
-        if self._waiting:
-            self._schedule()
+        try:
+            while self._waiting and time.perf_counter() < end:
+                if heappop(self._waiting)[2]():
+                    break
+        finally:
+            if self._waiting:
+                self._schedule()
 
 
 class UnauthenticatedReader(asyncio.BufferedProtocol):
@@ -99,7 +104,12 @@ class UnauthenticatedReader(asyncio.BufferedProtocol):
         piece, self._piece = self._piece, b""
         if not piece:
             return False  # the connection is gone
-        self._connection.data_received(piece)
+        try:
+            self._connection.data_received(piece)
+        except Exception:
+            # As an event loop does it: one connection's trouble is the end of that connection only.
+            _log.exception("a connection failed and is closed")
+            self._transport.abort()
         if self._connection.is_authenticated and not self._transport.is_closing():
             self._transport.set_protocol(self._connection)
         self._connection.channel.resume_reading("turn")
@@ -107,7 +117,8 @@ class UnauthenticatedReader(asyncio.BufferedProtocol):
 
     def _wait_for_turn(self, call: Callable[[], None]) -> None:
         def turn() -> bool:
-            call()
+            if not self._transport.is_closing():
+                call()
             return self._connection.is_answering
 
         self._turns.add(turn, self._received)
