@@ -105,7 +105,7 @@ def test_x1_accepting_waits_for_descriptors_without_spinning_and_then_goes_on(se
             send()
             assert refusals.more_than(count) - count <= 3, "tried a few times a second"
             limit(server, in_use(server) + 4)
-            told = waiting.recv(1000)
+            told = waiting.makefile("rb").read()
             assert told.startswith(b"HTTP/1.1 503")
             assert b"no file descriptors left for connections" in told
         limit(server, 1000)

@@ -308,8 +308,10 @@ async def test_x1_memory_returns_to_zero_and_nothing_is_kept_alive_when_connecti
         for writer, raw in zip(writers, [*held, half_frame], strict=True):
             writer.write(raw)
         await until(lambda: server.resources.held > 270_000)
-        alive = [weakref.ref(connection) for connection in server._site.connections]
-        alive += [weakref.ref(connection._speaker) for connection in server._site.connections if connection._speaker]  # type: ignore[misc]
+        connections = server._site.connections
+        speakers = [connection._speaker for connection in connections if connection._speaker is not None]
+        alive: list[weakref.ref[Any]] = [weakref.ref(one) for one in [*connections, *speakers]]
+        del connections, speakers
         assert len(alive) >= 10
         for writer in writers:
             writer.transport.abort()
