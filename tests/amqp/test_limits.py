@@ -23,7 +23,7 @@ from twinbus.amqp.performatives import (
     Target,
     Transfer,
 )
-from twinbus.amqp.values import Symbol
+from twinbus.amqp.values import NumberKeyedMap, Symbol
 
 from .joined import closing_error, only
 
@@ -211,6 +211,7 @@ def test_x1_memory_is_counted_as_decoded_not_as_sent() -> None:
     lists: list[list[Any]] = [[] for _ in range(1000)]
     assert memory_of(lists) > 56 * 1000, "one byte each on the wire"
     assert memory_of({"key": (b"x" * 1000, None)}) > 1000
+    assert memory_of(NumberKeyedMap((number, b"x" * 100) for number in range(1000))) > 300 * 1000
     made = server(AFTER)
     made.receive(performative_frame(0, BEGIN) + attach(0, properties={Symbol("p"): lists}), 0.0)
     assert made.attach_bytes > 56 * 1000

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinbus.amqp.conditions import AmqpError, Condition
+from twinbus.amqp.values import NumberKeyedMap
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -18,6 +19,8 @@ MIB = 1024 * KIB
 # Memory of a session and of a link without anything the peer sent, rounded up.
 SESSION_BYTES = 2 * KIB
 LINK_BYTES = 1 * KIB
+# Memory that a NumberKeyedMap needs for an entry, beside the key and the value. Measured: 190 to 206.
+ENTRY_BYTES = 208
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,11 @@ def memory_of(value: Any) -> int:
         if one is None or one is True or one is False:
             continue
         total += sys.getsizeof(one)
-        if isinstance(one, dict):
+        if isinstance(one, dict | NumberKeyedMap):
             open_values.extend(one)
             open_values.extend(one.values())
+            if isinstance(one, NumberKeyedMap):
+                total += len(one) * ENTRY_BYTES
         elif isinstance(one, (list, tuple)):
             open_values.extend(one)
         elif (fields := getattr(one, "__dataclass_fields__", None)) is not None:
