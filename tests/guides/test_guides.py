@@ -14,6 +14,7 @@ from twinbus.pairing.options import CHOICES, RANGES, SendAvailabilityOptions
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
 PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]
+ON_SPARK = ("spark-source",)
 # By page and beginning: what a reader types that no test can, or that another test runs.
 NOT_FOLLOWED = {
     ("README", "make demo"): "tests/cli/test_demo.py plays it",
@@ -35,7 +36,12 @@ def not_followed(page: Path, text: str) -> list[tuple[str, str]]:
 
 @pytest.mark.timeout(300)  # Spark alone takes a while to start where others are at work
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if list(steps(page.read_text(encoding="utf-8")))], ids=lambda page: page.stem
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.thorough] if page.stem in ON_SPARK else [])
+        for page in PAGES
+        if list(steps(page.read_text(encoding="utf-8")))
+    ],
 )
 def test_what_a_page_tells_its_reader_to_type_works_from_an_empty_folder(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "empty"

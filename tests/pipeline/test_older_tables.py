@@ -22,6 +22,7 @@ from twinbus.testing import LocalNamespace
 pytestmark = pytest.mark.timeout(180)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("found", sets_with("tables.tar.xz"))
 def test_d3_older_tables_are_read_and_their_stream_goes_on_where_it_stood(
     spark: SparkSession, found: Path, tmp_path: Path
@@ -83,6 +84,7 @@ def ids(rows: DataFrame) -> list[str]:
     return sorted(row.id for row in rows.select("id").collect())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("found", sets_with("servicebus-checkpoint.tar.xz"))
 def test_d1_a_stream_goes_on_from_an_older_checkpoint_of_the_servicebus_source(
     spark: SparkSession, namespace: LocalNamespace, found: Path, tmp_path: Path

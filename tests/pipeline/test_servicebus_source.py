@@ -220,6 +220,7 @@ def test_d1_available_now_reads_what_is_there_in_batches_and_ends(
     assert _ids_left(client, queue) == [str(number) for number in range(200, 250)]
 
 
+@pytest.mark.thorough
 def test_d1_a_restarted_stream_goes_on_where_it_was_and_completes_what_was_left(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
 ) -> None:
@@ -232,6 +233,7 @@ def test_d1_a_restarted_stream_goes_on_where_it_was_and_completes_what_was_left(
     assert _ids_left(client, queue) == [str(number) for number in range(10, 20)]
 
 
+@pytest.mark.thorough
 def test_d1_nothing_is_completed_while_its_batch_fails(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
 ) -> None:
@@ -247,6 +249,7 @@ def test_d1_nothing_is_completed_while_its_batch_fails(
     assert _ids_written(spark, tmp_path) == [str(number) for number in range(10)]
 
 
+@pytest.mark.thorough
 def test_d1_messages_that_are_not_active_wait_for_their_time(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
 ) -> None:
@@ -257,6 +260,7 @@ def test_d1_messages_that_are_not_active_wait_for_their_time(
     assert _ids_written(spark, tmp_path) == ["2"]
 
 
+@pytest.mark.thorough
 def test_d1_a_stream_may_leave_what_it_read_to_others(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
 ) -> None:
@@ -282,6 +286,7 @@ def test_d1_from_latest_only_what_comes_after_the_start_is_read(
     assert _ids_left(client, queue) == ["0", "1", "2", "3", "4", "8", "9"]
 
 
+@pytest.mark.thorough
 def test_d1_a_checkpoint_of_an_earlier_version_opens_and_removes_nothing_unread(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
 ) -> None:
@@ -311,6 +316,7 @@ def _write(frame: DataFrame, namespace: LocalNamespace, **options: str) -> None:
     writer.options(connectionString=namespace.connection_string, **options).save()
 
 
+@pytest.mark.thorough
 def test_d1_each_row_goes_where_its_entity_says(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
 ) -> None:
@@ -352,6 +358,7 @@ def test_d1_rows_without_an_id_get_one_each_also_when_they_are_alike(
     assert len(set(_ids_left(client, queue))) == 50
 
 
+@pytest.mark.thorough
 def test_d1_a_batch_that_is_repeated_sends_the_same_ids(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
 ) -> None:
@@ -422,6 +429,7 @@ _COLUMNS: list[tuple[Callable[[SparkSession], DataFrame], str]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("frame", "told"), _COLUMNS)
 def test_d1_a_column_that_cannot_be_sent_is_refused_by_name(
     spark: SparkSession, namespace: LocalNamespace, frame: Callable[[SparkSession], DataFrame], told: str

@@ -412,6 +412,7 @@ def test_d1_messages_of_others_between_those_meant_are_held_only_up_to_the_limit
     assert len(queue.received(59)) == 59
 
 
+@pytest.mark.thorough
 def test_d1_messages_of_others_are_given_back_before_their_locks_end(
     queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +428,7 @@ def test_d1_messages_of_others_are_given_back_before_their_locks_end(
     assert len(queue.received(9)) == 9
 
 
+@pytest.mark.thorough
 def test_d1_a_stream_that_cannot_complete_stops_before_it_has_read_too_much(
     queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -534,6 +536,7 @@ def test_d1_a_process_that_ends_at_any_step_neither_loses_nor_forgets_a_message(
     assert queue.delivery_counts() == {0}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_d1_whatever_ends_and_whoever_else_receives_nothing_unread_is_removed(queue: Entity, seed: int) -> None:
     """Two streams on one queue that end anywhere, while another receiver settles messages in every way."""
