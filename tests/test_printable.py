@@ -23,10 +23,10 @@ texts = st.text(st.one_of(st.characters(), st.sampled_from(sorted(UNSAFE)), st.s
 @example("\\\x1b")
 def test_x3_nothing_that_controls_a_terminal_is_left(text: str) -> None:
     for newlines in (False, True):
-        left = set(printable(text, newlines=newlines))
-        assert not left & (UNSAFE - ({"\n"} if newlines else set()))
+        left, kept = set(printable(text, newlines=newlines)), set("\n\t") if newlines else set()
+        assert not left & (UNSAFE - kept)
         assert not any(unicodedata.category(one) in ("Cs", "Zl", "Zp") for one in left)
-        assert not any(unicodedata.category(one) == "Cc" for one in left - ({"\n"} if newlines else set()))
+        assert not any(unicodedata.category(one) == "Cc" for one in left - kept)
         printable(text, newlines=newlines).encode("utf-8")
 
 
@@ -67,5 +67,5 @@ def test_x3_what_cannot_be_shown_is_named(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_x3_lines_stay_lines_where_they_may() -> None:
-    assert printable("one\ntwo\r\n", newlines=True) == "one\ntwo\\r\n"
+def test_x3_text_of_several_lines_keeps_line_breaks_and_tabs() -> None:
+    assert printable("one\n\ttwo\r\n", newlines=True) == "one\n\ttwo\\r\n"

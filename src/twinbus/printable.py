@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 _UNSAFE: Final = (
-    "\x00-\x09\x0b-\x1f"  # C0 but the newline
+    "\x00-\x08\x0b-\x1f"  # C0 without tab and newline
     "\x7f-\x9f"  # DEL and C1
     "\u00ad\u180e\u200b\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # what nobody can see
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # the direction of writing
@@ -20,14 +20,15 @@ _UNSAFE: Final = (
     "\ud800-\udfff"  # halves of pairs: they cannot be encoded
 )
 _LINES: Final = re.compile(f"[{_UNSAFE}]")
-_LINE: Final = re.compile(f"[\n{_UNSAFE}]")
+_LINE: Final = re.compile(f"[\t\n{_UNSAFE}]")
 _SHORT: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def printable(text: str, *, newlines: bool = False) -> str:
     r"""The text with every control, invisible and direction character shown as an escape such as `\u001b`.
 
-    `newlines` keeps line breaks, for text of several lines. Ordinary text comes back unchanged, and so does the result.
+    `newlines` keeps line breaks and tabs, for text of several lines. Ordinary text is returned unchanged. Applying it
+    twice changes nothing more.
     """
     if text.isascii() and text.isprintable():
         return text

@@ -11,6 +11,7 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping
@@ -288,3 +289,37 @@ def test_x3_a_terminal_that_lacks_a_character_is_shown_its_escape(tmp_path: Path
     done = run("ledger", "check", str(tmp_path), PYTHONIOENCODING="ascii")
     assert done.returncode == 1, done.stderr
     assert "\\u65e5\\u672c" in done.stdout
+
+
+def program(text: str, **more: str) -> str:
+    """What a Python program prints in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_x3_completion_in_fish_has_a_tab_between_an_option_and_its_help() -> None:
+    # The script `twinbus`: the variable that starts completion contains the program's name.
+    script = "import sys; sys.argv[0] = 'twinbus'; from twinbus.cli.main import app; app()"
+    shown = program(
+        script,
+        _TWINBUS_COMPLETE="complete_fish",
+        _TYPER_COMPLETE_FISH_ACTION="get-args",
+        _TYPER_COMPLETE_ARGS="twinbus serve --mem",
+    )
+    assert shown == "--memory\tKeep nothing: all is gone at the end.\n"
+
+
+def test_x3_a_tab_in_a_cell_of_a_table_is_shown_as_an_escape() -> None:
+    shown = program(
+        "from twinbus.cli.terminal import console, protect; protect()\n"
+        "from rich.table import Table; table = Table('title'); table.add_row('a\\tb'); console().print(table)"
+    )
+    assert "a\\tb" in shown

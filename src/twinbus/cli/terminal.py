@@ -1,6 +1,6 @@
 """Where the command line's output passes on its way to a terminal: nothing from outside may control it (X3).
 
-All output has one of two ways, and each has one place where it is made printable.
+Output is written in one of two ways. Each way has one place that makes it printable.
 
 - Text written to `sys.stdout` and `sys.stderr`: by `typer.echo`, prompts, logs, warnings and traces. `protect` puts a
   `PrintableStream` around both.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PrintableStream(TextIOBase):
-    """A text stream on top of another one. Everything written to it is printable; line breaks stay.
+    """A text stream on top of another one. Everything written to it is printable; line breaks and tabs stay.
 
     It has no `buffer`: bytes would pass by.
     """
@@ -52,7 +52,7 @@ class PrintableStream(TextIOBase):
         return True
 
     def reconfigure(self, **options: Any) -> None:
-        """Pass on what the stream of the interpreter can be told."""
+        """Reconfigures the stream below, if it can be."""
         if (reconfigure := getattr(self._below, "reconfigure", None)) is not None:
             reconfigure(**options)
 
@@ -79,7 +79,7 @@ def lowest(stream: object) -> TextIO:
 
 def protect() -> None:
     """Make all further output of this process printable. Calling it again changes nothing."""
-    from rich import control  # noqa: PLC0415 - not wanted by who only imports the verbs
+    from rich import control  # noqa: PLC0415 - slow, and not needed when only the verbs are imported
 
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -119,4 +119,5 @@ def console(*, stderr: bool = False, markup: bool = False, soft_wrap: bool = Fal
 
 
 def _without_controls(text: str, *_: object) -> str:
-    return printable(text, newlines=True)
+    # Rich measures a tab as one column and then expands it, so a tab would break the columns of a table.
+    return printable(text, newlines=True).replace("\t", "\\t")
