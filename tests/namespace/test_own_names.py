@@ -1,6 +1,7 @@
 """X3: which names are the namespace's own, in every spelling."""
 
 import ipaddress
+import re
 
 import pytest
 from hypothesis import given
@@ -71,6 +72,17 @@ def test_x3_a_name_of_the_namespace_is_its_own_in_every_spelling(text: str) -> N
         "[::1:5672",
         "::1:5672",
         "::ffff:192.0.2.9",
+        "::1%evil.example",
+        "::1%lo",
+        "[::1%25lo]:5672",
+        "::1%@evil.example",
+        '::1%"><evil/>',
+        "::1%\r\nX: y",
+        "::1%" + "a" * 33,
+        "::ffff:127.0.0.1%lo",
+        "[127.0.0.1]:5672",
+        ".localhost",
+        "localhost..",
         "a" * 300,
     ],
 )
@@ -99,6 +111,53 @@ def test_x3_the_name_that_is_listened_on_is_its_own() -> None:
     assert OwnNames(5672, "fe80::1").is_own("[fe80::1]:5672", None)
 
 
+@pytest.mark.parametrize("text", ["fe80::1%eth0", "[fe80::1%25eth0]:5672", "[FE80:0::1%eth0]:5672", "[fe80::1]:5672"])
+def test_x3_an_address_with_a_zone_is_its_own_where_the_address_is(text: str) -> None:
+    assert NAMES.is_own(text, "fe80::1%eth0")
+    assert NAMES.is_own(text, "fe80::1")
+    assert OwnNames(5672, "fe80::1%eth0").is_own(text, None)
+    assert not NAMES.is_own(text, "fe80::2")
+    assert not NAMES.is_own(text, None)
+
+
+def test_x3_a_loopback_address_with_a_zone_is_its_own_only_where_the_connection_arrived_at_it() -> None:
+    assert NAMES.is_own("::1%lo", "::1")
+    assert not NAMES.is_own("::1%lo", "127.0.0.1")
+    assert not NAMES.is_own("::1%lo", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("LOCALHOST.:5672", "localhost:5672"),
+        ("l\u00bacalhost", "localhost"),
+        ("0:0::1", "[::1]"),
+        ("fe80::1%Eth0", "[fe80::1%25eth0]"),
+        ("[fe80::1%25eth0]:5672", "[fe80::1%25eth0]:5672"),
+    ],
+)
+def test_x3_an_authority_is_written_in_one_spelling_that_can_be_read_again(text: str, written: str) -> None:
+    assert str(parse_authority(text)) == written
+    assert parse_authority(written) == parse_authority(text)
+
+
+# NFKC, which names outside ASCII are brought into, turns the last two into a parenthesis and an empty label.
+@pytest.mark.parametrize("text", [".", "..", "bus..x", ".bus", "[abc]", "\u3220.example", "\u2488.example"])
+def test_x3_a_name_with_an_empty_label_or_a_foreign_character_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a host name or an address"):
+        parse_authority(text)
+
+
+@given(st.text(st.sampled_from('0123456789abcdef:.%[]@/"<>-_ lo\u00ba\u3220\u2488'), max_size=40))
+def test_x3_what_is_read_as_an_authority_holds_only_characters_of_one(text: str) -> None:
+    try:
+        authority = parse_authority(text)
+    except ValueError:
+        return
+    assert re.fullmatch(r"[a-z0-9._-]+(:\d+)?|\[[0-9a-f:.]+(%25[a-z0-9._-]+)?\](:\d+)?", str(authority))
+    assert parse_authority(str(authority)) == authority
+
+
 def test_x3_a_refusal_gives_the_foreign_name_the_own_names_and_the_option() -> None:
     text = NAMES.refusal("evil.example:5672", HERE)
     for said in ("'evil.example:5672'", "localhost:5672", "192.0.2.7:5672", "bus.example:5672", "localhost:15672"):
@@ -114,7 +173,7 @@ def test_x3_a_refusal_repeats_no_control_character_and_not_everything() -> None:
 
 @pytest.mark.parametrize("text", ["", "a b", "a:b", "user@host", "http://host", "host/", "[::1", "a" * 300, "a:70000"])
 def test_a_host_name_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a host name|has no port"):
+    with pytest.raises(ValueError, match=r"is not a host name|has a port above 65535"):
         OwnNames(5672, names=[text])
 
 
@@ -134,6 +193,9 @@ def test_a_host_name_that_cannot_be_read_is_refused(text: str) -> None:
         ("http://localhost:5672.evil.example", "localhost:5672", False),
         ("http://evil.example#localhost:5672", "localhost:5672", False),
         ("http://localhost:5672/", "localhost:5672", False),
+        ("http://localhost:5672?", "localhost:5672", False),
+        ("http://localhost:5672#", "localhost:5672", False),
+        ("http://\tlocalhost:5672", "localhost:5672", False),
         ("http://x@localhost:5672", "localhost:5672", False),
         ("file://localhost:5672", "localhost:5672", False),
         ("chrome-extension://localhost:5672", "localhost:5672", False),

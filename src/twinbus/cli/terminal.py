@@ -119,5 +119,5 @@ def console(*, stderr: bool = False, markup: bool = False, soft_wrap: bool = Fal
 
 
 def _without_controls(text: str, *_: object) -> str:
-    # Rich measures a tab as one column and then expands it, so a tab would break the columns of a table.
+    # Rich measures a cell before it expands the tabs, so a tab would break the columns of a table.
     return printable(text, newlines=True).replace("\t", "\\t")

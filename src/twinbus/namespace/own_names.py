@@ -19,46 +19,73 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
 
-_AUTHORITY: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.\-]+)(?::(?P<port>[0-9]{1,5}))?")
+_PORT: Final = r"(?::(?P<port>[0-9]{1,5}))?"
+_IPV6: Final = r"(?P<address>[0-9A-Fa-f:.]{2,45})"
+_ZONE: Final = r"(?P<zone>[A-Za-z0-9_.\-]{1,32})"
+_BARE_IPV6: Final = re.compile(rf"{_IPV6}(?:%{_ZONE})?")
+# In a URL the % before a zone is written as %25 (RFC 6874).
+_BRACKETED_IPV6: Final = re.compile(rf"\[{_IPV6}(?:%(?:25)?{_ZONE})?\]{_PORT}")
+_NAMED: Final = re.compile(rf"(?P<name>[\w.\-]+){_PORT}")
+_LABELS: Final = re.compile(r"[a-z0-9_\-]+(?:\.[a-z0-9_\-]+)*")
 _WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, never bound
 _LONGEST_NAME: Final = 253
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class Authority(NamedTuple):
-    """A host in its one spelling, and a port; None where none was given."""
+    """A host in its one spelling, and a port; None where none was given.
+
+    An IPv6 address may have a zone: `fe80::1%eth0`.
+    """
 
     host: str
     port: int | None = None
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        """As it stands in a URL."""
+        host = f"[{self.host.replace('%', '%25')}]" if ":" in self.host else self.host
         return host if self.port is None else f"{host}:{self.port}"
 
 
 def parse_authority(text: str) -> Authority:
     """Read `host`, `host:port` or `[address]:port`. Raises ValueError for anything else, user names included.
 
-    An IPv6 address without a port may stand without brackets: so AMQP clients write it.
+    An IPv6 address without a port may have no brackets; AMQP clients write it that way.
     """
-    if text.count(":") > 1 and _address(text) is not None:
-        return Authority(one_spelling(text))
-    found = _AUTHORITY.fullmatch(text)
-    if found is None or len(text) > _LONGEST_NAME + 6:
-        raise ValueError(f"{shortened(text)} is not a host name or an address, with or without a port")
-    port = None if found["port"] is None else int(found["port"])
+    unreadable = ValueError(f"{shortened(text)} is not a host name or an address, with or without a port")
+    if len(text) > _LONGEST_NAME + len(":65535"):
+        raise unreadable
+    if text.count(":") > 1:
+        found = (_BRACKETED_IPV6 if text.startswith("[") else _BARE_IPV6).fullmatch(text)
+        if found is None or _address(found["address"]) is None:
+            raise unreadable
+        host = one_spelling(found["address"])
+        if found["zone"] is not None:
+            if ":" not in host:  # an IPv4 address in IPv6 form
+                raise unreadable
+            host = f"{host}%{found['zone'].lower()}"
+    else:
+        found = _NAMED.fullmatch(text)
+        host = "" if found is None else one_spelling(found["name"])
+        if found is None or not _LABELS.fullmatch(host):
+            raise unreadable
+    digits = found.groupdict().get("port")
+    port = None if digits is None else int(digits)
     if port is not None and port > 65535:
-        raise ValueError(f"{shortened(text)} has no port of 0 to 65535")
-    return Authority(one_spelling(found["host"]), port)
+        raise ValueError(f"{shortened(text)} has a port above 65535")
+    return Authority(host, port)
 
 
 def one_spelling(host: str) -> str:
-    """The same text for every spelling of a host: lower case, addresses in their short form, names in ASCII."""
+    """The same text for every spelling of a host: lower case, addresses in their short form, names in ASCII.
+
+    A zone stays behind its address.
+    """
     host = host.removeprefix("[").removesuffix("]").lower().removesuffix(".")
-    if (address := _address(host)) is not None:
-        return str(address)
+    plain, percent, zone = host.partition("%")
+    if (address := _address(plain)) is not None:
+        return f"{address}{percent}{zone}"
     if not host.isascii():
         try:
             return host.encode("idna").decode()
@@ -93,19 +120,24 @@ class OwnNames:
         self._given = tuple(given)
 
     def owns(self, authority: Authority, arrived_at: str | None) -> bool:
-        """Whether a client that gives this name means this namespace. A missing port is as good as the right one.
+        """Whether a client that gives this name means this namespace. A name without a port matches.
 
-        `arrived_at` is the address of this end of the connection, None where it is not known.
+        `arrived_at` is the address of this end of the connection, None where it is not known. A zone has a meaning only
+        on the client's machine: it is not compared. A loopback address needs none, so one with a zone matches only
+        where it is the address of `--host`, of `--host-name` or of the connection.
         """
+        host, zone = _split_zone(authority.host)
         for own in self._given:
-            if authority.host == own.host and authority.port in (None, own.port):
+            if host == _split_zone(own.host)[0] and authority.port in (None, own.port):
                 return True
         if authority.port not in (None, self.port):
             return False
-        address = _address(authority.host)
+        address = _address(host)
         if address is None:
-            return authority.host == "localhost"
-        return address.is_loopback or (arrived_at is not None and authority.host == one_spelling(arrived_at))
+            return host == "localhost"
+        if arrived_at is not None and host == _split_zone(one_spelling(arrived_at))[0]:
+            return True
+        return address.is_loopback and not zone
 
     def is_own(self, text: str, arrived_at: str | None) -> bool:
         """Whether `host` or `host:port`, as a client wrote it, is a name of this namespace."""
@@ -128,20 +160,26 @@ class OwnNames:
 
 def is_same_origin(origin: str, authority: Authority) -> bool:
     """Whether an `Origin` header is that of the pages of this very host and port, in plain HTTP or in TLS."""
-    try:
-        parts = urlsplit(origin)
-        theirs = parse_authority(parts.netloc)
-    except ValueError:
+    scheme, _, rest = origin.partition("://")
+    default = _DEFAULT_PORTS.get(scheme.lower())
+    if default is None:
         return False
-    default = _DEFAULT_PORTS.get(parts.scheme)
-    if default is None or parts.path or parts.query or parts.fragment:
+    try:
+        theirs = parse_authority(rest)
+    except ValueError:
         return False
     return theirs.host == authority.host and (theirs.port or default) == (authority.port or default)
 
 
+def _split_zone(host: str) -> tuple[str, str]:
+    plain, _, zone = host.partition("%")
+    return plain, zone
+
+
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that `host` is, without a zone; IPv4 for one that is mapped into IPv6. None for a name."""
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host)
     except ValueError:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

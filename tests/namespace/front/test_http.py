@@ -573,7 +573,7 @@ async def test_links_carry_the_host_that_was_asked(http: HttpHandler) -> None:
     for host in ("127.0.0.1:5672", "[::1]:5672", "LOCALHOST"):
         data = request("GET", f"/orders?{V}", None, SIGNED, host)
         (answer,) = answers(await converse(http, data), "GET")
-        assert f"<id>https://{host}/orders?".encode() in answer.body
+        assert f"<id>https://{host.lower()}/orders?".encode() in answer.body
 
 
 # --- logs ------------------------------------------------------------------------------------------------------------

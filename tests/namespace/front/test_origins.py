@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -63,7 +64,7 @@ async def ask(
     lines = [f"{method} {target} HTTP/{version}", *(f"{name}: {value}" for name, value in headers)]
     lines += [f"Content-Length: {len(body)}", "Connection: close"]
     try:
-        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
         async with asyncio.timeout(SECONDS):
             head = await reader.readuntil(b"\r\n\r\n")
             first, *rest = head.decode().strip().split("\r\n")
@@ -102,6 +103,24 @@ async def test_x3_under_a_foreign_name_every_route_gives_nothing_but_the_reason(
             for said in (host, f"localhost:{server.port}", "--host-name"):
                 assert said in text.decode()
     await nothing_changed(server)
+
+
+@pytest.mark.parametrize("host", ["::1%@evil.example", '::1%"><evil/>', "::1%evil.example", "bus..x", "."])
+async def test_x3_a_host_that_only_looks_like_an_address_is_refused(server: NamespaceServer, host: str) -> None:
+    own = signed(f"localhost:{server.port}")
+    assert (await ask(server, "GET", f"/$Resources/queues?{V}", ("Host", host), own))[0] in (400, 421)
+
+
+@pytest.mark.parametrize(
+    ("given", "linked"), [("l\u00bacalhost:{port}", "localhost:{port}"), ("::1", "[::1]"), ("LOCALHOST.", "localhost")]
+)
+async def test_x3_links_have_the_normalised_name_of_the_request(
+    server: NamespaceServer, given: str, linked: str
+) -> None:
+    host = ("Host", given.format(port=server.port))
+    status, _, body = await ask(server, "GET", f"/orders?{V}", host, signed(f"localhost:{server.port}"))
+    links = set(re.findall(r"https://[^/]*/orders", body.decode()))
+    assert (status, links) == (200, {f"https://{linked.format(port=server.port)}/orders"})
 
 
 @pytest.mark.parametrize(
@@ -175,6 +194,7 @@ async def test_x3_a_token_for_a_foreign_name_opens_nothing_under_an_own_one(serv
         ("http:///$health", [("Host", "localhost")], 400),
         ("http://localhost/$health", [("Host", "localhost")], 200),
         ("https://localhost/$health", [("Host", "localhost")], 200),
+        ("*", [("Host", "localhost")], 400),
         ("/$health", [("Host", "localhost"), ("Origin", "http://localhost"), ("Origin", "http://evil.example")], 403),
     ],
 )
@@ -182,6 +202,17 @@ async def test_x3_a_request_that_contradicts_itself_is_refused(
     server: NamespaceServer, target: str, headers: list[tuple[str, str]], status: int
 ) -> None:
     assert (await ask(server, "GET", target, *headers))[0] == status
+
+
+async def test_x3_refusals_say_what_is_wrong_and_what_to_do(server: NamespaceServer) -> None:
+    own = ("Host", f"localhost:{server.port}")
+    for target in ("*", "health", "ftp://localhost/$health", "$health?at=http://localhost"):
+        status, _, body = await ask(server, "OPTIONS", target, own)
+        assert (status, "the target must be a path or an absolute URL" in body.decode()) == (400, True)
+    _, _, body = await ask(server, "GET", "/$health", own, ("Origin", "http://evil.example"))
+    assert "requests from pages of the origin 'http://evil.example' are refused" in body.decode()
+    _, _, body = await ask(server, "GET", "/$health", own, ("Sec-Fetch-Site", "cross-site"))
+    assert "to open this page, type its address into the browser" in body.decode()
 
 
 async def test_x3_http_1_0_may_leave_the_name_out_but_not_come_from_a_page(server: NamespaceServer) -> None:

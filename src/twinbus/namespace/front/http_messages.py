@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from twinbus.namespace.front.atom_writing import render_error
+from twinbus.namespace.own_names import parse_authority
 
 
 class BadTargetError(ValueError):
@@ -35,8 +36,9 @@ class Request:
 
     @property
     def authority(self) -> str:
-        """The host that the client asked for: one of the namespace's own names."""
-        return self.headers.get("host") or "localhost"
+        """The host that the client asked for, normalised. It is one of the namespace's own names (`origins`)."""
+        host = self.headers.get("host")
+        return str(parse_authority(host.strip())) if host else "localhost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,11 @@ def refuse_foreign(
         return error(HTTPStatus.MISDIRECTED_REQUEST, names.refusal(str(authority), arrived_at))
     for origin in found["origin"]:
         if authority is None or not is_same_origin(origin, authority):
-            return error(HTTPStatus.FORBIDDEN, f"a page of the origin {shortened(origin)} gets nothing here")
+            text = f"requests from pages of the origin {shortened(origin)} are refused"
+            return error(HTTPStatus.FORBIDDEN, text)
     if any(site not in _OWN_SITES for site in found[_FETCH_SITE]):
-        return error(HTTPStatus.FORBIDDEN, "a page of another origin gets nothing here; to see this, enter the address")
+        text = "requests from pages of another origin are refused; to open this page, type its address into the browser"
+        return error(HTTPStatus.FORBIDDEN, text)
     return None
 
 
@@ -51,6 +53,8 @@ def _authority(target: str, hosts: list[str]) -> Authority | None:
     asked = None if not hosts else parse_authority(hosts[0])
     if target.startswith("/"):
         return asked
+    if not target.lower().startswith(("http://", "https://")):
+        raise ValueError("the target must be a path or an absolute URL")
     absolute = parse_authority(urlsplit(target).netloc)
     if asked is not None and absolute != asked:
         raise ValueError(f"the target of the request is on {absolute}, its Host header is {asked}")
