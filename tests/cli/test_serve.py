@@ -128,11 +128,44 @@ def test_n1_queues_and_topics_of_the_command_line_are_made_once_and_stay_as_they
             assert server.end()[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "wanted", "kind"),
+    [
+        (("--topic", "orders"), ("--queue", "Orders"), "a queue", "topic"),
+        (("--queue", "orders"), ("--topic", "orders/audit"), "a topic", "queue"),
+        (("--topic", "orders/audit"), ("--config", "{config}"), "a queue", "topic"),
+    ],
+)
+def test_n1_an_entity_that_exists_as_another_kind_is_refused(
+    tmp_path: Path, first: tuple[str, str], second: tuple[str, str], wanted: str, kind: str
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[[namespaces]]\nname = "one"\n[[namespaces.queues]]\nname = "orders"\n', encoding="utf-8")
+    options = ("--json", "--data", str(tmp_path / "data"), "--namespace", "one=0")
+    with serving(*options, *first) as server:
+        server.signal(signal.SIGTERM)
+        assert server.end()[0] == 0
+    option = " ".join(second).format(config=config)
+    refused = run("serve", *options, *option.split(), "--queue", "other")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"{option}: " in refused.stderr
+    assert f"is {wanted}, but namespace 'one' already has a {kind} with this name" in refused.stderr
+    assert "hint: " in refused.stderr
+    assert "Traceback" not in refused.stderr
+    # Nothing was changed.
+    with serving(*options) as server, admin(server, "one") as client:
+        found = {
+            "queue": [one.name for one in client.list_queues()],
+            "topic": [one.name for one in client.list_topics()],
+        }
+        assert found == {"queue": [], "topic": [], kind: ["orders"]}
+
+
 def test_n1_a_queue_that_cannot_be_named_so_starts_nothing(tmp_path: Path) -> None:
     refused = run("serve", "--data", str(tmp_path / "x"), "--queue", "or ders")
     assert refused.returncode == 1
     assert "--queue or ders: 'or ders' contains character(s) that are not allowed" in refused.stderr
-    assert "hint: " in refused.stderr
+    assert "hint: Write --queue NAME or --queue NAMESPACE:NAME." in refused.stderr
     assert not (tmp_path / "x").exists()
 
 

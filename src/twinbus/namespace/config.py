@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from twinbus.errors import OperatorError
@@ -50,7 +50,8 @@ class ConfigError(OperatorError):
 class NamespaceConfig:
     """What a file says about one namespace. No port: the caller chooses. No rules: the default rule.
 
-    `host_names` are further names that clients may use, each `NAME` or `NAME:PORT` (X3).
+    `host_names` are further names that clients may use, each `NAME` or `NAME:PORT` (X3). `requested_by` has the option
+    that asked for an entity, by the entity's path in lower case.
     """
 
     name: str
@@ -59,6 +60,7 @@ class NamespaceConfig:
     entities: tuple[Description, ...] = ()
     ledger: str | None = None
     host_names: tuple[str, ...] = ()
+    requested_by: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_config(text: str, *, toml: bool, environment: Mapping[str, str]) -> tuple[NamespaceConfig, ...]:

@@ -105,6 +105,7 @@ def _options(plan: Plan, folder: Path) -> list[NamespaceOptions]:
             entities=found.entities,
             ledger=None if found.ledger is None else Path(found.ledger),
             host_names=found.host_names,
+            requested_by=found.requested_by,
         )
         for found in plan.namespaces
     ]

@@ -76,7 +76,11 @@ def make_plan(
             name: replace(found, host_names=tuple(dict.fromkeys([*host_names, *found.host_names])))
             for name, found in planned.items()
         }
-    for option, texts, read in (("--queue", queues, _queue), ("--topic", topics, _topic)):
+    for option, form, texts, read in (
+        ("--queue", "NAME", queues, _queue),
+        ("--topic", "NAME[/SUBSCRIPTION]", topics, _topic),
+    ):
+        hint = f"Write {option} {form} or {option} NAMESPACE:{form}."
         for text in texts:
             of, _, path = text.rpartition(":")
             name = of or next(iter(planned))
@@ -84,7 +88,7 @@ def make_plan(
                 raise OperatorError(
                     f"{option} {text}: there is no namespace {name!r}", f"Choose from {', '.join(planned)}."
                 )
-            planned[name] = _with_entities(planned[name], read(path), f"{option} {text}")
+            planned[name] = _with_entities(planned[name], read(path), f"{option} {text}", hint)
     for found in planned.values():
         sharing = [other.name for other in planned.values() if found.port and other.port == found.port]
         if len(sharing) > 1:
@@ -105,10 +109,14 @@ def _read(path: Path) -> tuple[NamespaceConfig, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise OperatorError(f"{path} cannot be read: {error}") from error
     try:
-        return parse_config(text, toml=path.suffix.lower() == ".toml", environment=os.environ)
+        read = parse_config(text, toml=path.suffix.lower() == ".toml", environment=os.environ)
     except ConfigError as error:
         told = "\n".join(f"  {problem}" for problem in error.problems)
         raise OperatorError(f"{path} cannot be taken:\n{told}") from error
+    return tuple(
+        replace(found, requested_by={entity.path.lower(): f"--config {path}" for entity in found.entities})
+        for found in read
+    )
 
 
 def _refuse_unreadable(host_names: Sequence[str]) -> None:
@@ -144,14 +152,15 @@ def _topic(text: str) -> tuple[Description, ...]:
     return TopicDescription(path=topic), SubscriptionDescription(topic=topic, name=subscription)
 
 
-def _with_entities(config: NamespaceConfig, wanted: tuple[Description, ...], option: str) -> NamespaceConfig:
+def _with_entities(config: NamespaceConfig, wanted: tuple[Description, ...], option: str, hint: str) -> NamespaceConfig:
     """The namespace with these entities too. One that the file has already stays as the file has it."""
     for description in wanted:
         if (refusal := refusal_of_new(description)) is not None:
-            raise OperatorError(f"{option}: {refusal.description}", "Correct the name.")
+            raise OperatorError(f"{option}: {refusal.description}", hint)
         same = [one for one in config.entities if one.path.lower() == description.path.lower()]
         if same and type(same[0]) is not type(description):
             raise OperatorError(f"{option}: {description.path!r} is both a queue and a topic", "Rename one of them.")
         if not same:
-            config = replace(config, entities=(*config.entities, description))
+            requested_by = {**config.requested_by, description.path.lower(): option}
+            config = replace(config, entities=(*config.entities, description), requested_by=requested_by)
     return config

@@ -6,15 +6,22 @@ import asyncio
 import ipaddress
 import logging
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from twinbus.clock import SystemClock
 from twinbus.errors import OperatorError
 from twinbus.ledger import Ledger, Role
 from twinbus.namespace.driver import Driver
-from twinbus.namespace.engine.descriptions import AuthorizationRule, Description
+from twinbus.namespace.engine.descriptions import (
+    AuthorizationRule,
+    Description,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.namespace import targets_first
 from twinbus.namespace.faults import Faults
@@ -47,7 +54,8 @@ _FAREWELL_SECONDS = 0.5
 class NamespaceOptions:
     """What a namespace is started with. `file` None keeps all in memory; `ledger` is where it meters itself (N5).
 
-    `host_names` are further names that clients may use, each `NAME` or `NAME:PORT` (X3).
+    `host_names` are further names that clients may use, each `NAME` or `NAME:PORT` (X3). `requested_by` has the option
+    that asked for an entity, by the entity's path in lower case; without it, "the configuration" did.
     """
 
     name: str
@@ -59,6 +67,7 @@ class NamespaceOptions:
     entities: tuple[Description, ...] = ()
     ledger: Path | None = None
     host_names: tuple[str, ...] = ()
+    requested_by: Mapping[str, str] = field(default_factory=dict)
 
 
 class NamespaceServer:
@@ -168,15 +177,31 @@ class NamespaceServer:
                 connection.channel.abort()
 
     async def _create_entities(self) -> None:
-        for description in targets_first(self.options.entities):
-            if self.driver.namespace.find(description.path) is None:
-                created = await self.driver.create(description)
-                if isinstance(created, Refusal):
-                    raise OperatorError(
-                        f"The entity {description.path!r} of namespace {self.options.name!r} cannot be created: "
-                        f"{created.description}",
-                        "Mend it in the configuration.",
-                    )
+        """Create what is missing. Raises OperatorError if one exists as another kind; then nothing is created."""
+        options, namespace = self.options, self.driver.namespace
+        missing: list[Description] = []
+        for description in targets_first(options.entities):
+            existing = namespace.info(description.path)
+            if existing is None:
+                missing.append(description)
+            elif type(existing.description) is not type(description):
+                raise OperatorError(
+                    f"{self._requested_by(description)}: {description.path!r} is a {_kind(description)}, but namespace "
+                    f"{options.name!r} already has a {_kind(existing.description)} with this name",
+                    f"Choose another name, delete the {_kind(existing.description)}, or keep the data in another "
+                    "folder (--data).",
+                )
+        for description in missing:
+            created = await self.driver.create(description)
+            if isinstance(created, Refusal):
+                raise OperatorError(
+                    f"{self._requested_by(description)}: the entity {description.path!r} of namespace "
+                    f"{options.name!r} cannot be created: {created.description}",
+                    "Correct it there.",
+                )
+
+    def _requested_by(self, description: Description) -> str:
+        return self.options.requested_by.get(description.path.lower(), "the configuration")
 
     def _failed(self, error: Exception) -> None:
         """The store failed: nothing unsaved may be acknowledged, so every connection ends without another word."""
@@ -204,6 +229,16 @@ class NamespaceServer:
     def _tell_connections(self) -> None:
         for connection in list(self._site.connections):
             connection.faults_changed()
+
+
+def _kind(description: Description) -> str:
+    match description:
+        case QueueDescription():
+            return "queue"
+        case TopicDescription():
+            return "topic"
+        case SubscriptionDescription():
+            return "subscription"
 
 
 def _refuse_default_key_abroad(options: NamespaceOptions) -> None:
