@@ -2,7 +2,7 @@ r"""Text from outside, made safe for a terminal and for a log (X3).
 
 Message ids, reasons, entity paths and the texts of errors are written by others. A terminal obeys escape sequences in
 them: they can move the cursor, change the window's title, hide lines or answer on behalf of the keyboard. Characters
-that turn the direction of writing, or that nobody can see, make one text look like another. `printable` shows all of
+that change the writing direction, and invisible characters, make one text look like another. `printable` shows all of
 these as `\u001b` and the like. These escapes are those of JSON, so JSON stays valid and keeps its values.
 """
 
@@ -14,8 +14,11 @@ from typing import Final
 _UNSAFE: Final = (
     "\x00-\x08\x0b-\x1f"  # C0 without tab and newline
     "\x7f-\x9f"  # DEL and C1
-    "\u00ad\u180e\u200b\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # what nobody can see
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # the direction of writing
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # characters that change the writing direction
+    # Invisible: Default_Ignorable_Code_Point of Unicode, and the marks of annotations. ZWJ, ZWNJ and variation
+    # selectors stay: ordinary text needs them.
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b\u2060-\u2065\u3164\ufeff\uffa0\ufff0-\ufffb"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
     "\u2028\u2029"  # line and paragraph separator
     "\ud800-\udfff"  # halves of pairs: they cannot be encoded
 )

@@ -1,6 +1,7 @@
 """HTML and SVG that cannot be broken out of: whatever is not markup already is escaped, attributes too.
 
-What nobody can see is shown as a mark: control characters, those that turn the direction of writing, halves of pairs.
+What nobody can see is shown as a mark: control characters, characters that change the writing direction, halves of
+pairs.
 """
 
 from __future__ import annotations
