@@ -8,6 +8,10 @@ Output is written in one of two ways. Each way has one place that makes it print
   and styled, and `Text` takes five control characters out of it with `strip_control_codes`. `protect` puts `printable`
   in the place of that function, also for the consoles that Typer makes. Rich then writes to the stream below ours.
 
+Spark's JVM is a process of its own and writes to the same terminal. In a local session `pipeline/log4j2.properties`
+replaces the same characters in everything that Log4j writes. What the JVM, or a Python worker of Spark, writes to its
+standard error without Log4j is not changed. On a cluster the operator's own Log4j configuration holds.
+
 Rich also reads markup (`[red]`) and emoji names (`:bug:`). `console` makes consoles that read neither, unless a call
 asks for markup.
 """
