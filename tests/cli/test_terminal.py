@@ -144,6 +144,13 @@ def test_x3_resubmitting_a_hostile_id_asks_and_tells_without_control_characters(
     assert ids_of(backlog.dead()) == ["[/]"]
 
 
+def test_x3_the_question_before_resubmitting_shows_the_new_destination_on_one_line(backlog: Backlog) -> None:
+    asked = ("deadletter", "resubmit", "--all", "--to", f"{HOSTILE}\nforged line")
+    code, shown = in_terminal(*asked, typed="n\n", columns=WIDE, variables=backlog.environment)
+    assert (code, controls(shown)) == (1, [])
+    assert printable(f"all for {HOSTILE}\nforged line? ") in shown
+
+
 def test_x3_a_dry_run_and_a_drain_show_a_hostile_destination_safely(backlog: Backlog) -> None:
     backlog.divert("1", path=HOSTILE, queue=1)
     code, shown = in_terminal("syphon", "--dry-run", variables=backlog.environment)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # A table has to be whole before it is drawn: more are drawn one after the other.
 _ROWS: Final = 500
-# Columns of a terminal from which on there is room for the backlog queue of each.
+# Terminal width from which the table also shows each backlog queue.
 _WIDE: Final = 130
 app = typer.Typer(help="What could never be delivered: show it, bring it back.", no_args_is_help=True)
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Of this message id; may be repeated.")]
@@ -217,7 +217,7 @@ def _cursor(after: str | None) -> tuple[str, int] | None:
 
 def _bound_for(census: Census, to: str | None) -> str:
     if to is not None:
-        return f"all for {to}"
+        return printable(f"all for {to}")
     paths = sorted(path or "" for path in census.destinations)
     return printable(f"for {', '.join(paths[:5])}{f' and {len(paths) - 5} more' if len(paths) > 5 else ''}")
 

@@ -14,6 +14,7 @@ from twinbus.cli.telling import Debug, told
 from twinbus.cli.terminal import console
 from twinbus.cli.waiting import waiting
 from twinbus.errors import OperatorError
+from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from twinbus.pairing.administration import Administration
@@ -103,12 +104,12 @@ def _clean(
     if not yes:
         typer.echo("These are used by no sender whose backlog_queue_count is as said:")
         for path in empty:
-            typer.echo(f"  {path}")
-        typer.confirm(f"Remove {len(empty)} from {administration.namespace}?", abort=True)
+            typer.echo(f"  {printable(path)}")
+        typer.confirm(f"Remove {len(empty)} from {printable(administration.namespace)}?", abort=True)
     for path in empty:
         cleaned[path] = clean_extra(administration, inspection.primary, count, path)
         if not quiet:
-            typer.echo(f"{path}: {cleaned[path]}")
+            typer.echo(printable(f"{path}: {cleaned[path]}"))
     return cleaned
 
 
