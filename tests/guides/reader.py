@@ -81,7 +81,7 @@ def _free_port() -> int:
 
 
 class Reader:
-    """Whose machine may have the ports 5672 and 5673 taken: other ports stand for them, on the page too."""
+    """Uses free ports instead of 5672 and 5673, in the commands and in the expected output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

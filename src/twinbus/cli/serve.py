@@ -57,8 +57,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A queue to make where it is missing; may be repeated. It belongs to the first namespace, or to the "
-            "one named before it: secondary:orders.",
+            help="A queue to make where it is missing; may be repeated. Made in the first namespace; write "
+            "NAMESPACE:NAME for another, as in secondary:orders.",
             show_default="none",
         ),
     ] = None,
@@ -66,7 +66,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME[/SUBSCRIPTION]",
-            help="A topic, or a topic with a subscription; as --queue otherwise.",
+            help="A topic, or a topic with a subscription. Repeatable and prefixed like --queue. "
+            "The part after the last / is the subscription.",
             show_default="none",
         ),
     ] = None,

@@ -56,8 +56,8 @@ def make_plan(
 ) -> Plan:
     """`namespaces` are NAME=PORT; `ledger` and `host_names` are for all of them.
 
-    `queues` are NAME, `topics` NAME or NAME/SUBSCRIPTION. They belong to the first namespace, or to the one that is
-    named before them: NAMESPACE:NAME. Raises OperatorError for what does not fit together.
+    `queues` are NAME, `topics` NAME or NAME/SUBSCRIPTION. They are made in the first namespace; NAMESPACE:NAME names
+    another. Raises OperatorError for what does not fit together.
     """
     if memory and data is not None:
         raise OperatorError("--data and --memory exclude each other", "Leave one of them away.")

@@ -1,4 +1,4 @@
-"""X3: a request for another name, or from a page of another origin, gets nothing, on every route of a real port."""
+"""X3: a request for another name, or from a page of another origin, is refused on every route of a real port."""
 
 import asyncio
 import json
