@@ -373,11 +373,12 @@ def watched(server: Server) -> Iterator[Samples]:
 
 
 def measure(name: str, hostility: Hostility, tls: bool, count: int, seconds: float, folder: Path) -> list[Figure]:
-    with Server(folder / name.replace(" ", "-").replace(":", "")) as server:
+    data = folder / name.replace(" ", "-").replace(":", "")
+    with Server(data) as server:
         port = int(server.connection_string.split(":")[2].split(";")[0])
         context = None
         if tls:
-            context = ssl.create_default_context(cafile=str(next(folder.rglob("ca.pem"))))
+            context = ssl.create_default_context(cafile=str(data / "tls" / "ca.pem"))
         pieces = hostility()
         if hostility in KEY_KINDS.values():
             fill(server.connection_string)
@@ -394,7 +395,7 @@ def measure(name: str, hostility: Hostility, tls: bool, count: int, seconds: flo
         sends, connects = benign.end()
         connects = connects or [float("nan")]
         peers.close()
-        time.sleep(7.0)  # the server returns free memory to the system every 5 s
+        time.sleep(12.0)  # the server returns free memory to the system every 5 s
         after = server.meter.rss_megabytes()
     highest = max(seen.values)
     aim = RSS_WITH_KEY_AIM if hostility in KEY_KINDS.values() else RSS_AIM
@@ -417,8 +418,8 @@ def measure(name: str, hostility: Hostility, tls: bool, count: int, seconds: flo
             f"{name}: SDK send p50, p99, longest, ms",
             f"{p50 * 1000:.0f}, {p99 * 1000:.0f}, {max(sends) * 1000:.0f}",
             f"new connection {quantile(connects, 0.5) * 1000:.0f}, {max(connects) * 1000:.0f}",
-            aim=f"p99 < {LATENCY_AIM * 1000:.0f} ms",
-            met=p99 < LATENCY_AIM,
+            aim="" if hostility in KEY_KINDS.values() else f"p99 < {LATENCY_AIM * 1000:.0f} ms",
+            met=None if hostility in KEY_KINDS.values() else p99 < LATENCY_AIM,
         ),
     ]
 

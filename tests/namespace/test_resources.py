@@ -142,7 +142,7 @@ def test_x1_refusals_are_counted_each_and_logged_now_and_then(caplog: pytest.Log
 def test_the_limits_of_serve_are_shares_of_its_memory() -> None:
     assert ResourceLimits.of(max_connections=10_000, megabytes=512) == ResourceLimits()
     small = ResourceLimits.of(max_connections=7, megabytes=64)
-    assert (small.max_connections, small.memory, small.unauthenticated_memory) == (7, 64 * MIB, 4 * MIB)
+    assert (small.max_connections, small.memory, small.unauthenticated_memory) == (7, 64 * MIB, 2 * MIB)
     for connections, megabytes, option in ((0, 512, "--max-connections 0"), (1, 63, "--connection-memory 63")):
         with pytest.raises(OperatorError, match=option):
             ResourceLimits.of(max_connections=connections, megabytes=megabytes)

@@ -38,7 +38,7 @@ class ResourceLimits:
 
     max_connections: int = DEFAULT_CONNECTIONS
     memory: int = DEFAULT_MEGABYTES * MIB
-    unauthenticated_memory: int = 32 * MIB
+    unauthenticated_memory: int = DEFAULT_MEGABYTES * MIB // 32
     connection_memory: int = 64 * MIB
     unauthenticated_connection_memory: int = 256 * KIB
     http_connection_memory: int = 4 * MIB
@@ -57,7 +57,7 @@ class ResourceLimits:
         return cls(
             max_connections=max_connections,
             memory=memory,
-            unauthenticated_memory=memory // 16,
+            unauthenticated_memory=memory // 32,
             connection_memory=memory // 8,
         )
 

@@ -11,7 +11,7 @@ from twinbus.amqp.frames import AMQP_HEADER, performative_frame
 from twinbus.amqp.performatives import Open
 from twinbus.testing import LocalNamespace
 
-# 600 of these are more than the 32 MB that all peers without a token may hold together.
+# 600 of these are more than the 16 MB that all peers without a token may hold together.
 HALF_FRAME = AMQP_HEADER + performative_frame(0, Open("hostile")) + (65_000).to_bytes(4) + b"\2\0\0\0" + bytes(62_000)
 
 

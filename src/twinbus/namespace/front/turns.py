@@ -22,7 +22,7 @@ from twinbus.namespace.front.port import PortConnection
 _log = logging.getLogger(__name__)
 
 _PIECE: Final = 4 * KIB
-_SECONDS: Final = 0.003
+_SECONDS: Final = 0.002
 
 Turn = Callable[[], bool]
 """Does what it is the turn of; True if the rest of the event loop should come next."""
