@@ -311,32 +311,36 @@ class Benign:
 
 
 def _send(connection_string: str, pipe: Connection) -> None:
-    with (
-        ServiceBusClient.from_connection_string(connection_string) as client,
-        client.get_queue_sender("sends") as sender,
-    ):
+    sends: list[float] = []
+    connects: list[float] = []
+    ended = threading.Event()
+    with ServiceBusClient.from_connection_string(connection_string) as client:
 
-        def send_anew() -> float:
+        def send_anew() -> None:
             before = time.perf_counter()
             with client.get_queue_sender("sends") as another:
                 another.send_messages(ServiceBusMessage(b"x"))
-                return time.perf_counter() - before
+                connects.append(time.perf_counter() - before)
 
-        sender.send_messages(ServiceBusMessage(b"x"))
-        send_anew()
-        pipe.send("ready")
-        sends: list[float] = []
-        connects: list[float] = []
-        while True:
-            if pipe.poll(0.02):
-                if pipe.recv() == "end":
-                    pipe.send((sends, connects))
-                    return
-                sends.clear()
-                connects.clear()
-            sends.append(_seconds(lambda: sender.send_messages(ServiceBusMessage(b"x"))))
-            if len(sends) % 5 == 0:
-                connects.append(send_anew())
+        def keep_connecting() -> None:
+            while not ended.is_set():
+                send_anew()
+
+        with client.get_queue_sender("sends") as sender:
+            sender.send_messages(ServiceBusMessage(b"x"))
+            connecting = threading.Thread(target=keep_connecting)
+            connecting.start()
+            pipe.send("ready")
+            while True:
+                if pipe.poll(0.01):
+                    if pipe.recv() == "end":
+                        break
+                    sends.clear()
+                    connects.clear()
+                sends.append(_seconds(lambda: sender.send_messages(ServiceBusMessage(b"x"))))
+            ended.set()
+            connecting.join()
+    pipe.send((sends, connects))
 
 
 def _seconds(call: Callable[[], object]) -> float:
