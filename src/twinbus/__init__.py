@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.sides import PairFaultedError as PairFaultedError
     from twinbus.pairing.sides import PairForkedError as PairForkedError
     from twinbus.pairing.sides import PairingRefusedError as PairingRefusedError
+    from twinbus.pairing.sides import PairLoopError as PairLoopError
 
 # Looked up when first used: importing Twinbus brings no SDK with it.
 _HOMES = {
@@ -46,6 +47,7 @@ _HOMES = {
     "PairFaultedError": "sides",
     "PairForkedError": "sides",
     "PairingRefusedError": "sides",
+    "PairLoopError": "sides",
 }
 
 

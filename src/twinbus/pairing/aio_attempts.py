@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -15,6 +16,7 @@ from twinbus.pairing.aio_deadline import Deadlines
 from twinbus.pairing.calls import NoTurnError
 from twinbus.pairing.retrying import pause_before_next
 from twinbus.pairing.sdk import Retries, abort, keep_alive_of, quick_to_open, without_retries
+from twinbus.pairing.sides import PairLoopError
 from twinbus.pairing.tokens import AioTokens, asks_an_issuer
 
 T = TypeVar("T")
@@ -32,6 +34,29 @@ class Attempts(Deadlines):
         self.seconds = seconds
         self._tasks: set[asyncio.Task[Any]] = set()
         self._process = os.getpid()
+        self._claiming = threading.Lock()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The loop of the pair's tasks, timers and connections: the one that ran at the first use."""
+
+    def claim(self) -> None:
+        """Binds the pair to the running loop if no loop has it yet. Raises PairLoopError if another loop has it."""
+        loop = asyncio.get_running_loop()
+        if self.loop is None:
+            with self._claiming:
+                self.loop = self.loop or loop
+        # A child process has the parent's loop here; there the pair's sides refuse (S13).
+        if self.loop is not loop and self.ours:
+            raise PairLoopError
+
+    def claim_to_close(self) -> None:
+        """Like `claim`, except that any loop may close what a closed loop has left."""
+        if self.loop is None or not self.loop.is_closed():
+            self.claim()
+
+    @property
+    def has_loop(self) -> bool:
+        """False before the first use and after the loop was closed: nothing can be started, and nothing runs."""
+        return self.loop is not None and not self.loop.is_closed()
 
     @property
     def ours(self) -> bool:
@@ -39,8 +64,12 @@ class Attempts(Deadlines):
         return os.getpid() == self._process
 
     def adopt(self) -> None:
-        """This process pairs: the pair may have been made before a fork, while it had no connection."""
-        self._process = os.getpid()
+        """Makes this process the owner. A pair made before a fork may be paired in the child."""
+        if not self.ours:
+            self._process = os.getpid()
+            self._claiming = threading.Lock()
+            self.loop = None
+        self.claim()
 
     def ready(self, sender: Any) -> Any:
         """The same sender or receiver of the SDK, as attempts need it: one try, quick to open, its token waited for."""
@@ -85,17 +114,23 @@ class Attempts(Deadlines):
     def discard(self, sender: Any) -> None:
         """Give up a sender of the SDK at once; what is left of it is closed in the background."""
         abort(sender)
-        self.start(closed(sender))
+        if self.has_loop:
+            self.start(closed(sender))
 
     def retire(self, sender: Any, turn: asyncio.Lock | None = None) -> None:
         """Close a sender of the SDK in the background and with a word, after the call that has the turn on it.
 
         Never under it: what the SDK opens while it is being closed stays open.
         """
-        self.start(closed(sender) if turn is None else _retired(sender, turn))
+        if self.has_loop:
+            self.start(closed(sender) if turn is None else _retired(sender, turn))
+        else:
+            abort(sender)
 
     async def end(self) -> None:
         """Calls under way may end by themselves for a while; then they are given up, and all is closed."""
+        if not self.has_loop:
+            return
         for patience in (PATIENCE_SECONDS, _CLOSING_SECONDS + 0.5):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience):
@@ -107,6 +142,12 @@ class Attempts(Deadlines):
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+
+
+def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancels a task. One whose loop was closed never runs again, and cannot be cancelled."""
+    if not task.get_loop().is_closed():
+        task.cancel()
 
 
 async def wait(event: asyncio.Event, seconds: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.pairing.aio_attempts import Attempts
+from twinbus.pairing.aio_attempts import Attempts, cancel
 from twinbus.pairing.attendance import LookEnded, Peek, QueueNotSeen, QueueSeen
 from twinbus.pairing.attending import AttendanceCell, FailedOver, not_seen, seen
 from twinbus.pairing.recording import Recording
@@ -32,7 +32,7 @@ class Looks:
     def stop(self) -> None:
         """A peek under way is given up."""
         if self._task is not None:
-            self._task.cancel()
+            cancel(self._task)
 
     async def _look(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:
         for peek in peeks:

@@ -11,7 +11,7 @@ from typing import Any
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.aio_attempts import PATIENCE_SECONDS, Attempts, closed, wait
+from twinbus.pairing.aio_attempts import PATIENCE_SECONDS, Attempts, cancel, closed, wait
 from twinbus.pairing.aio_sharing import share
 from twinbus.pairing.sdk import abort, keep_alive_of, open_link
 
@@ -59,21 +59,24 @@ class Link:
             self.retired = True
             if not self.calls:
                 self._empty.set()
-            self._attempts.start(self._ended())
+            if self._attempts.has_loop:
+                self._attempts.start(self._ended())
+            else:
+                abort(self.sender)
 
     def end(self) -> None:
         """Its sender is being closed: calls on it may end first, if they are quick."""
         self.retire()
-        if self.calls:
+        if self.calls and self._attempts.has_loop:
             self._attempts.start(self._cut())
 
     def drop(self) -> None:
         """Its sender was dropped: neither the connection nor the task that keeps it alive stays behind."""
         self.retired = True
         if self._opening is not None:
-            self._opening.cancel()
+            cancel(self._opening)
         if (keep_alive := keep_alive_of(self.sender)) is not None:
-            keep_alive.cancel()
+            cancel(keep_alive)
             abort(self.sender)
 
     async def _open(self) -> None:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Generator
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Final, Self
 from weakref import WeakSet
 
 from azure.core.async_paging import AsyncItemPaged
@@ -27,7 +28,7 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import AioAdministration
-from twinbus.pairing.aio_attempts import Attempts
+from twinbus.pairing.aio_attempts import Attempts, cancel
 from twinbus.pairing.aio_attending import Looks
 from twinbus.pairing.aio_backlog import BacklogLinks
 from twinbus.pairing.aio_deadline import AioTimer
@@ -51,7 +52,11 @@ from twinbus.pairing.sdk import (
     open_link,
     retries_of,
 )
-from twinbus.pairing.sides import Side, SideState
+from twinbus.pairing.sides import PairLoopError, Side, SideState
+
+_log = logging.getLogger("twinbus.pairing")
+# How long closing waits for a client whose event loop was closed.
+_LEFT_OVER_SECONDS: Final = 1.0
 
 
 class PairSide:
@@ -71,6 +76,7 @@ class PairSide:
         return self._side.cause
 
     async def close(self) -> None:
+        self._pair._attempts.claim_to_close()
         self._side.leave(SideState.CLOSED)
         await self._pair._ended()
 
@@ -210,12 +216,13 @@ class Pair:
         return self._state.events.on(event, callback)
 
     def force_failover(self, entity: str) -> None:
-        """Call it in the pair's event loop, which runs the pings."""
-        asyncio.get_running_loop()
+        """Raises RuntimeError outside an event loop, and PairLoopError in another loop than the pair's."""
+        self._attempts.claim()
         self._state.force_failover(entity)
 
     def force_restore(self, entity: str) -> None:
-        asyncio.get_running_loop()
+        """Raises what `force_failover` raises."""
+        self._attempts.claim()
         self._state.force_restore(entity)
 
     # --- pairing ---------------------------------------------------------------------------------------------------
@@ -230,6 +237,8 @@ class Pair:
         """Raises what pairing raises, and the pair is closed then: the caller may have no reference to it."""
         try:
             await self._until_paired()
+        except PairLoopError:
+            raise
         except BaseException as error:
             # A caller that is cancelled leaves the pairing to those that still wait for it.
             if not (isinstance(error, asyncio.CancelledError) and self._waiting):
@@ -240,6 +249,7 @@ class Pair:
     async def _until_paired(self) -> None:
         """Pairs, or waits for the pairing under way (P1). Raises the refusal of a side that is not open."""
         self._state.primary.refuse_unless_open()
+        self._attempts.claim()
         if self._paired:
             return
         self._state.secondary.refuse_unless_open()
@@ -287,6 +297,12 @@ class Pair:
     # --- closing ---------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
+        """Closes both sides and waits until nothing of the pair is left.
+
+        Raises PairLoopError in another event loop while the pair's loop is open. After that was closed, any loop may
+        close the pair; what the closed loop has left then ends without a word to the namespaces.
+        """
+        self._attempts.claim_to_close()
         for side in (self._state.primary, self._state.secondary):
             side.leave(SideState.CLOSED)
         await self._ended()
@@ -295,8 +311,11 @@ class Pair:
         await self.close()
 
     async def _ended(self) -> None:
+        if self._ending is not None and not self._ending.done() and self._ending.get_loop().is_closed():
+            # The loop was closed before the pair had ended.
+            self._ending = None
         if self._state.closed and self._ending is None and self._attempts.ours:
-            # Both sides were faulted without a loop.
+            # Both sides were faulted where no loop ran, so nothing has begun to end the pair.
             self._ending = asyncio.get_running_loop().create_task(self._end())
         if self._ending is not None:
             # Whoever stops waiting for it does not stop it.
@@ -309,11 +328,21 @@ class Pair:
                 steps.push_async_callback(asyncio.to_thread, self._state.own_ledger.close)
             if self._owns_clients:
                 for client in self._clients.values():
-                    steps.push_async_callback(client.close)
+                    steps.push_async_callback(self._close_client, client)
             steps.callback(self._state.events.close)
             steps.push_async_callback(self._attempts.end)
             if self._state.syphon is not None and (ending := self._state.syphon.ended()) is not None:
                 await ending
+
+    async def _close_client(self, client: ServiceBusClient) -> None:
+        if self._attempts.has_loop:
+            await client.close()
+            return
+        # Its connections belong to a loop that was closed: what they raise now is no news, and they may not answer.
+        try:
+            await asyncio.wait_for(client.close(), _LEFT_OVER_SECONDS)
+        except Exception as error:
+            _log.debug("a client of the closed event loop of %s could not be closed: %r", self._state.name, error)
 
     def _let_go(self, side: Side) -> None:
         """Without either side nothing is diverted any more; without both the pair ends, whoever closed them (C3)."""
@@ -321,11 +350,11 @@ class Pair:
         self._links.close()
         for task in (self._pairing, self._provisioning):
             if task is not None:
-                task.cancel()
+                cancel(task)
         if side is self._state.primary:
             for sender in list(self._senders):
                 sender.let_go()
-        if self._state.closed:
+        if self._state.closed and self._attempts.has_loop:
             with contextlib.suppress(RuntimeError):
                 # Without a loop nothing was started that has to end; `close` ends the rest.
                 self._ending = asyncio.get_running_loop().create_task(self._end())
@@ -344,7 +373,7 @@ class Pair:
     def stop_ping(self, cell: EntityCell) -> None:
         task = self._pinging.pop(cell, None)
         # It may be the ping's own success that stops the pings.
-        if task is not None and task is not asyncio.current_task():
+        if task is not None and not task.get_loop().is_closed() and task is not asyncio.current_task():
             task.cancel()
 
     async def _ping(self, cell: EntityCell, episode: int) -> None:

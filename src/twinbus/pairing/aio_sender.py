@@ -150,6 +150,7 @@ class PairedSender:
     async def close(self) -> None:
         """A call that another task has under way may end first, if it is quick; later ones are refused (S13)."""
         if not self._closed:
+            self._attempts.claim_to_close()
             self._closed = True
             self.let_go()
 
@@ -176,6 +177,9 @@ class PairedSender:
     # --- carrying out ----------------------------------------------------------------------------------------------
 
     async def _call(self, call: Call[T], backlog: Callable[[], Steps[T]], until: float | None) -> T:
+        if asyncio.get_running_loop() is not self._attempts.loop:
+            self._place.primary.refuse_unless_open()
+            self._attempts.claim()
         if self._pairing is not None:
             # Nothing is sent before every backlog queue was found or created (P1).
             paired = self._pairing()

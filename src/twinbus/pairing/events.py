@@ -263,7 +263,7 @@ class _Loop:
 
     def close(self) -> None:
         for task in tuple(self._tasks):
-            if not task.done():
+            if not (task.done() or task.get_loop().is_closed()):
                 task.get_loop().call_later(_PATIENCE, task.cancel)
 
 

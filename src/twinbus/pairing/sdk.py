@@ -315,4 +315,9 @@ def abort(sender: Any) -> None:
     transport = getattr(getattr(sender._handler, "_connection", None), "_transport", None)
     writer = getattr(transport, "writer", None)
     if writer is not None:
-        writer.transport.abort()
+        try:
+            writer.transport.abort()
+        except RuntimeError:
+            # Its event loop is closed. This ends the connection; the garbage collector closes the descriptor.
+            with contextlib.suppress(OSError):
+                writer.transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)

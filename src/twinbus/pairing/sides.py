@@ -86,6 +86,13 @@ class PairForkedError(CallerError):
         super().__init__("this pair belongs to the parent process; pair the namespaces again after the fork")
 
 
+class PairLoopError(CallerError):
+    """The pair was first used in another event loop, where its timers and connections are (S12, S13)."""
+
+    def __init__(self) -> None:
+        super().__init__("this pair belongs to another event loop; make one pair for each loop")
+
+
 class PairingRefusedError(CallerError, ValueError):
     """These two namespaces cannot be paired (P3)."""
 

@@ -144,7 +144,8 @@ class AioPairSyphon:
         self._running.stop()
 
     async def ended(self) -> None:
-        if self._task is not None:
+        # A task whose loop was closed never ends.
+        if self._task is not None and not self._task.get_loop().is_closed():
             await asyncio.wait({self._task}, timeout=END_SECONDS)
 
     def _transport(self) -> Transport:

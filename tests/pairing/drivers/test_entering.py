@@ -2,15 +2,23 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus import PairClosedError, PairFaultedError, PairingRefusedError, ProvisioningError, SendAvailabilityOptions
+from twinbus import (
+    PairClosedError,
+    PairFaultedError,
+    PairingRefusedError,
+    PairLoopError,
+    ProvisioningError,
+    SendAvailabilityOptions,
+)
 from twinbus.aio import Pair, PairedSender, pair_connection_strings
 from twinbus.testing import LocalNamespace
 
@@ -290,3 +298,122 @@ async def test_c3_a_pair_entered_twice_is_closed_by_the_first_exit(world: World,
             await pair.get_queue_sender(queue).send_messages(ServiceBusMessage("x"))
         with pytest.raises(PairClosedError):
             pair.get_queue_sender(queue)
+
+
+# --- one event loop --------------------------------------------------------------------------------------------------
+
+
+def in_a_thread(make: Callable[[], Coroutine[Any, Any, Any]]) -> Coroutine[Any, Any, Any]:
+    """Runs it in another event loop, which is closed afterwards."""
+    return asyncio.to_thread(lambda: asyncio.run(make()))
+
+
+async def test_s13_every_use_in_another_running_loop_is_refused_and_leaves_the_pair_as_it_was(
+    world: World, queue: str
+) -> None:
+    pair = made(world)
+    sender = pair.get_queue_sender(queue)
+    await sender.send_messages(ServiceBusMessage("first"))
+    states = pair.entities()
+
+    async def elsewhere() -> None:
+        another = pair.get_queue_sender(queue)
+        for use in (
+            lambda: sender.send_messages(ServiceBusMessage("x")),
+            lambda: another.send_messages(ServiceBusMessage("x")),
+            lambda: sender.schedule_messages(ServiceBusMessage("x"), datetime.now(UTC)),
+            sender.__aenter__,
+            sender.close,
+            pair.__aenter__,
+            pair.close,
+            pair.secondary.close,
+        ):
+            with pytest.raises(PairLoopError, match="another event loop; make one pair for each loop"):
+                await use()
+        for force in (pair.force_failover, pair.force_restore):
+            with pytest.raises(PairLoopError):
+                force(queue)
+
+    await in_a_thread(elsewhere)
+    assert (pair.primary.state, pair.secondary.state) == ("open", "open")
+    assert [one.state for one in pair.entities()] == [one.state for one in states]
+    await sender.send_messages(ServiceBusMessage("last"))
+    assert [one.body for one in await world.held(queue)] == [b"first", b"last"]
+
+
+async def test_s13_a_loop_that_joins_another_loops_pairing_is_refused_and_the_pairing_goes_on(
+    world: World, queue: str
+) -> None:
+    pair = made(world)
+    world.secondary.faults.set("black-hole", points=["http"])
+    sending = asyncio.create_task(pair.get_queue_sender(queue).send_messages(ServiceBusMessage("x")))
+    await asyncio.wait([sending], timeout=0.2)
+    with pytest.raises(PairLoopError):
+        await in_a_thread(pair.__aenter__)
+    world.secondary.faults.clear()
+    await sending
+    assert pair.primary.state == "open"
+
+
+CLOSED_LOOP = """
+import asyncio, sys, time
+from azure.servicebus import ServiceBusMessage
+from twinbus import PairLoopError, SendAvailabilityOptions
+from twinbus.aio import pair_connection_strings
+
+first_string, second_string, queue, tidy = sys.argv[1:]
+options = SendAvailabilityOptions(backlog_queue_count=1, primary_name="closed-loop", enable_syphon=True)
+pair = pair_connection_strings(first_string, second_string, options=options)
+senders = [pair.get_queue_sender(name) for name in (queue, "beside-it")]
+
+async def first():
+    await pair
+    for sender in senders:
+        await sender.send_messages(ServiceBusMessage("first"))
+    pair.force_failover("beside-it")
+    await senders[1].send_messages(ServiceBusMessage("diverted"))
+
+async def second():
+    for use in (lambda: senders[0].send_messages(ServiceBusMessage("x")), pair.__aenter__):
+        try:
+            await use()
+        except PairLoopError:
+            assert pair.primary.state == pair.secondary.state == "open"
+        else:
+            raise AssertionError("sent without deadlines")
+    try:
+        pair.force_restore("beside-it")
+    except PairLoopError:
+        pass
+    async with asyncio.timeout(20):
+        await senders[0].close()
+        await pair.close()
+        await pair.close()
+    assert pair.primary.state == pair.secondary.state == "closed"
+    async with pair_connection_strings(first_string, second_string, options=options) as again:
+        assert len(again.backlog_queues) == 1
+
+if tidy == "tidy":
+    asyncio.run(first())
+else:
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(first())
+    loop.close()
+asyncio.run(second())
+print("ok", flush=True)
+"""
+
+
+@pytest.mark.parametrize("tidy", ["tidy", "with tasks under way"])
+async def test_s12_c3_after_its_loop_was_closed_a_pair_refuses_sends_and_can_be_closed(
+    world: World, queue: str, tidy: str
+) -> None:
+    """In a process of its own: Python reports the tasks that a closed loop leaves."""
+    strings = (world.primary.connection_string, world.secondary.connection_string)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CLOSED_LOOP, *strings, queue, tidy, stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        told, _ = await process.communicate()
+    assert told == b"ok\n"
+    assert [one.body for one in await world.held(queue)] == [b"first"]
