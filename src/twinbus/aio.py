@@ -39,8 +39,10 @@ def pair_namespaces(
 ) -> Pair:
     """Pair two namespaces on clients the caller made (P1). The clients stay the caller's to close.
 
-    Returns the pair without I/O, as the SDK returns its client. `async with pair`, `await pair` or the first send pairs
-    the namespaces and raises what goes wrong with that.
+    Returns the pair without network I/O, as the SDK returns its client. `async with pair`, `await pair` or the first
+    call of a sender pairs the namespaces and raises the error if pairing fails. A secondary that cannot be reached does
+    not fail a sender's call: the pair goes on looking for the backlog queues in the background. `async with pair` and
+    `await pair` obey `on_secondary_down`. Use the pair in one event loop, and close it.
     """
     return aio_pair.pair_namespaces(
         primary, secondary, secondary_admin=secondary_admin, options=options, syphon=AioPairSyphon
@@ -52,6 +54,6 @@ def pair_connection_strings(
 ) -> Pair:
     """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own.
 
-    When the namespaces are paired: see `pair_namespaces`.
+    `pair_namespaces` explains when pairing happens.
     """
     return aio_pair.pair_connection_strings(primary, secondary, options=options, syphon=AioPairSyphon, **kwargs)

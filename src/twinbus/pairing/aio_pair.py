@@ -1,12 +1,19 @@
 """The asyncio pair: its loop, tasks and timers. What a pair is: `partnership`; what its senders do: `calls`.
 
-A `Pair` is made without a loop and without I/O, as the SDK's client is. The namespaces are paired (P1) by the first of
-`async with pair`, `await pair` and any call of one of its senders. The three share one task, `_pairing`:
+A `Pair` is made without a loop and without network I/O, as the SDK's client is. The namespaces are paired (P1) by the
+first of `async with pair`, `await pair` and any call of one of its senders. All of them wait for the same task,
+`_pairing`:
 
     made    --first use-->  pairing  --queues found or created-->  paired
-    pairing --it fails, in a sender's call-->                      made: the next use tries again
-    pairing --it fails, or all waiters are cancelled, in `await` or `async with`-->  closed
+    pairing --it fails in a sender's call-->                       made: the next use tries again
+    pairing --it fails while an `await` or `async with` waits,
+              or the last waiter is one of these and is cancelled-->  closed
     any     --close-->      closed: senders, `await` and `async with` raise PairClosedError
+
+A pairing that a sender's call starts does not fail because the secondary cannot be reached (P8). It goes on when that
+call is cancelled, so that later calls find the namespaces paired.
+
+The event loop that runs at the first use has all tasks, timers and connections of the pair. Other loops are refused.
 
 Receivers and session lists use the primary alone and do not wait for the pairing.
 """
@@ -18,8 +25,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final, Self
+from functools import partial
+from typing import Any, Final, Literal, Self
 from weakref import WeakSet
 
 from azure.core.async_paging import AsyncItemPaged
@@ -91,6 +100,10 @@ class Pair:
     Use it like the SDK's client: `async with pair: …`, or without entering it and `await pair.close()` at the end.
     `pair = await pair_connection_strings(…)` pairs at once and returns the pair. Closing closes both sides; closing
     again does nothing; a closed pair cannot be entered again: make another.
+
+    A pair that was used has to be closed. One that is dropped without closing stays registered, and its primary cannot
+    be paired again in this process (P3). A pair belongs to the event loop that first uses it; in any other loop it
+    raises PairLoopError.
     """
 
     def __init__(
@@ -184,7 +197,7 @@ class Pair:
             self._attempts,
             self._retries,
             self._state.on_primary,
-            pairing=None if self._paired else self._until_paired,
+            pairing=None if self._paired else partial(self._until_paired, by_sender=True),
         )
         self._senders.add(made)
         return made
@@ -197,7 +210,10 @@ class Pair:
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
-        """Those usable now: the pair's effective count is their number (P7). None before the namespaces are paired."""
+        """Those usable now: the pair's effective count is their number (P7).
+
+        An empty tuple before the namespaces are paired.
+        """
         return self._state.rotation.rotation.usable if self._paired else ()
 
     @property
@@ -234,7 +250,7 @@ class Pair:
         return await self._entered()
 
     async def _entered(self) -> Self:
-        """Raises what pairing raises, and the pair is closed then: the caller may have no reference to it."""
+        """Closes the pair if pairing fails, because the caller may have no reference to close."""
         try:
             await self._until_paired()
         except PairLoopError:
@@ -246,8 +262,11 @@ class Pair:
             raise
         return self
 
-    async def _until_paired(self) -> None:
-        """Pairs, or waits for the pairing under way (P1). Raises the refusal of a side that is not open."""
+    async def _until_paired(self, *, by_sender: bool = False) -> None:
+        """Pairs, or waits for the pairing under way (P1). Raises the refusal of a side that is not open.
+
+        A pairing that a sender's call starts does not fail because the secondary is away: the primary may be well (P8).
+        """
         self._state.primary.refuse_unless_open()
         self._attempts.claim()
         if self._paired:
@@ -256,7 +275,9 @@ class Pair:
         pairing = self._pairing
         if pairing is None:
             self._attempts.adopt()
-            pairing = self._pairing = self._attempts.start(self._pair())
+            pairing = self._pairing = self._attempts.start(
+                self._pair(by_sender or self.options.on_secondary_down == "background")
+            )
             pairing.add_done_callback(self._pairing_ended)
         self._waiting += 1
         try:
@@ -275,7 +296,7 @@ class Pair:
         if pairing.cancelled() or pairing.exception() is not None:
             self._pairing = None
 
-    async def _pair(self) -> None:
+    async def _pair(self, background: bool) -> None:
         self._state.begin()
         secondary = self._clients["secondary"]
         try:
@@ -284,7 +305,7 @@ class Pair:
             )
             administration.recording = self._state.on_secondary
             try:
-                await self._provision(administration)
+                await self._provision(administration, background)
             except BaseException:
                 await administration.close()
                 raise
@@ -410,11 +431,12 @@ class Pair:
 
     # --- backlog queues --------------------------------------------------------------------------------------------
 
-    async def _provision(self, administration: AioAdministration) -> None:
-        """P1. What could not be reached is tried again in the background where that was asked for (P8)."""
-        done = await administration.provision(self._state.queues, self.options)
+    async def _provision(self, administration: AioAdministration, background: bool) -> None:
+        """Finds or creates the backlog queues (P1). With `background`, goes on looking for the others (P8)."""
+        how: Literal["background", "raise"] = "background" if background else "raise"
+        done = await administration.provision(self._state.queues, replace(self.options, on_secondary_down=how))
         self._state.provisioned(done)
-        if done.failed and self.options.on_secondary_down == "background":
+        if done.failed and background:
             missing = tuple(cause.queue for cause in done.failed)
             self._provisioning = self._attempts.start(self._provision_again(administration, missing))
         else:

@@ -4,7 +4,8 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -220,17 +221,52 @@ async def test_p1_bad_credentials_surface_from_every_send_of_a_pair_that_nobody_
     await made(world)
 
 
-async def test_p8_a_pair_that_nobody_entered_is_paired_by_a_later_send_once_the_secondary_is_back(
-    world: World, queue: str
+BRIEF_OPTIONS = replace(OPTIONS, try_timeout=timedelta(seconds=2))
+
+
+@pytest.mark.parametrize("fault", ["black-hole", "refuse"])
+async def test_p8_s12_a_secondary_that_is_away_fails_no_send_and_is_looked_for_in_the_background(
+    world: World, queue: str, fault: str
 ) -> None:
-    pair = made(world, options=SendAvailabilityOptions(primary_name="entered", on_secondary_down="raise"))
+    pair = made(world, options=BRIEF_OPTIONS)
+    assert pair.options.on_secondary_down == "raise"
+    world.secondary.faults.set(fault)
     sender = pair.get_queue_sender(queue)
-    world.secondary.kill()
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(sender.send_messages(ServiceBusMessage("x")) for _ in range(3)))
+        assert await pair is pair
+    assert pair.backlog_queues == ()
+    assert len(await world.held(queue)) == 3
+    world.secondary.faults.clear()
+    await world.until(lambda: len(pair.backlog_queues) == 2, 30)
+    pair.force_failover(queue)
+    await sender.send_messages(ServiceBusMessage("x", message_id=f"diverted after {fault}"))
+    assert f"diverted after {fault}" in [one.message_id for one in await world.backlog(pair)]
+
+
+async def test_p8_a_secondary_that_is_away_fails_entering_as_the_option_says(world: World, queue: str) -> None:
+    world.secondary.faults.set("refuse")
+    pair = made(world, options=BRIEF_OPTIONS)
     with pytest.raises(ProvisioningError):
-        await sender.send_messages(ServiceBusMessage("x"))
-    await asyncio.to_thread(world.secondary.start)
-    await sender.send_messages(ServiceBusMessage("x"))
-    assert len(pair.backlog_queues) == 10
+        await pair
+    with pytest.raises(PairClosedError):
+        pair.get_queue_sender(queue)
+    async with made(world, options=replace(BRIEF_OPTIONS, on_secondary_down="background")) as other:
+        assert other.backlog_queues == ()
+
+
+async def test_p8_sends_whose_callers_give_up_still_bring_the_pairing_to_its_end(world: World, queue: str) -> None:
+    """The secondary never answers, and no caller waits for as long as one try of it takes."""
+    pair = made(world, options=BRIEF_OPTIONS)
+    sender = pair.get_queue_sender(queue)
+    world.secondary.faults.set("black-hole")
+    for _ in range(20):
+        try:
+            await asyncio.wait_for(sender.send_messages(ServiceBusMessage("x")), 0.5)
+        except TimeoutError:
+            continue
+        break
+    assert len(await world.held(queue)) == 1
 
 
 # --- cancelled and closed meanwhile ----------------------------------------------------------------------------------
