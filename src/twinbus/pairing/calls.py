@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 
 from azure.servicebus.amqp import AmqpAnnotatedMessage
-from azure.servicebus.exceptions import OperationTimeoutError
+from azure.servicebus.exceptions import MessagingEntityNotFoundError, OperationTimeoutError
 
 from twinbus.pairing.batching import tally
 from twinbus.pairing.entity import Chance, EntityCell, Now, RotationCell
@@ -250,12 +250,16 @@ def _after(place: Place, backlog: Callable[[], Steps[T]], failed: Exception) -> 
             if place.cell.entity.route is Route.CLOSED:
                 raise place.primary.refusal() from failed
             if kind_of(failed) is FailureKind.ENTITY_NOT_FOUND:
-                # The SDK's error names neither the entity nor what is wrong with it.
-                where = f"{place.primary.endpoint.host}:{place.primary.endpoint.port}"
-                failed.add_note(
-                    f"There is no queue or topic {place.path!r} on {where}: create it, or correct the name."
-                )
+                raise _missing(place) from failed
             raise failed
+
+
+def _missing(place: Place) -> MessagingEntityNotFoundError:
+    """The SDK's error often has another type, does not name the entity and does not say that it is missing."""
+    where = f"{place.primary.endpoint.host}:{place.primary.endpoint.port}"
+    return MessagingEntityNotFoundError(
+        message=f"There is no queue or topic {place.path!r} on {where}: create it, or correct the name."
+    )
 
 
 def _unusable(place: Place) -> PrimaryUnusableError:

@@ -13,8 +13,8 @@ ONCE: Final = Retries(0, 0.0, 0.0, True)
 def pause_before_next(error: Exception, retries: Retries, tried: int, left: float) -> float | None:
     """None where it was the last: the SDK would not try again either, or the pause would outlast the time left.
 
-    A token refused because its entity does not exist is not tried again, though the SDK would: it does not try a link
-    again that is refused for the same reason.
+    The SDK would retry a token refused because the entity is missing. We do not: the SDK does not retry a link refused
+    for that reason either.
     """
     if tried > retries.total or not may_try_again(error) or kind_of(error) is FailureKind.ENTITY_NOT_FOUND:
         return None

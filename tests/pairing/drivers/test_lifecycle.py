@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.exceptions import ServiceBusError
+from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBusError
 
 from twinbus import (
     BacklogUnavailableError,
@@ -20,6 +20,8 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.connect import connect
+from twinbus.pairing.failures import FailureKind
+from twinbus.pairing.sdk import kind_of
 
 from .conftest import KEY, World, clients, open_sockets, state_of
 
@@ -168,11 +170,12 @@ async def test_s2_an_entity_that_does_not_exist_is_named_after_one_try(world: Wo
     sender = await world.sender(pair, "nowhere")
     for call in (sender.send_messages, sender.schedule_messages):
         when = () if call == sender.send_messages else (datetime.now(UTC) + timedelta(hours=1),)
-        with pytest.raises(ServiceBusError) as refused:
+        with pytest.raises(MessagingEntityNotFoundError, match="create it, or correct the name") as refused:
             # A second try would begin after a minute.
             await asyncio.wait_for(world.do(call, ServiceBusMessage("x"), *when), 30)
-        (note,) = refused.value.__notes__
-        assert f"no queue or topic 'nowhere' on localhost:{world.primary.port}" in note
+        assert f"no queue or topic 'nowhere' on localhost:{world.primary.port}" in str(refused.value)
+        assert isinstance(refused.value.__cause__, ServiceBusError)
+        assert kind_of(refused.value) is FailureKind.ENTITY_NOT_FOUND
     assert state_of(pair, "nowhere") == "healthy"
 
 

@@ -14,6 +14,7 @@ import apsw
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import (
+    MessagingEntityNotFoundError,
     OperationTimeoutError,
     ServiceBusAuthenticationError,
     ServiceBusError,
@@ -137,9 +138,10 @@ async def test_s2_server_busy_reaches_the_caller_and_never_fails_over(world: Wor
 async def test_s2_an_entity_that_is_not_there_reaches_the_caller(world: World) -> None:
     pair = await world.pair()
     sender = await world.sender(pair, "nowhere")
-    with pytest.raises(ServiceBusError) as raised:
+    with pytest.raises(MessagingEntityNotFoundError) as raised:
         await world.send(sender, ServiceBusMessage("lost"))
-    # The SDK calls it an authentication error: `$cbs` is where it is told.
+    # The SDK raises an authentication error: `$cbs` refuses the token with 404.
+    assert isinstance(raised.value.__cause__, ServiceBusAuthenticationError)
     assert kind_of(raised.value) is FailureKind.ENTITY_NOT_FOUND
     assert state_of(pair, "nowhere") == "healthy"
 
@@ -172,7 +174,7 @@ async def test_s2_an_entity_deleted_under_an_open_sender_reaches_the_caller_and_
     await world.send(sender, ServiceBusMessage("before"))
     await asyncio.to_thread(_delete, world.primary, queue)
     for _ in range(2):
-        with pytest.raises(ServiceBusError) as raised:
+        with pytest.raises(MessagingEntityNotFoundError, match=queue) as raised:
             await world.send(sender, ServiceBusMessage("lost"))
         assert kind_of(raised.value) is FailureKind.ENTITY_NOT_FOUND
         assert state_of(pair, queue) == "healthy"
