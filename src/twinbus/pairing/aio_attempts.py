@@ -53,6 +53,20 @@ class Attempts(Deadlines):
         if self.loop is None or not self.loop.is_closed():
             self.claim()
 
+    def in_loop(self, change: Callable[[], None]) -> None:
+        """Runs `change` in the pair's loop: soon, if another thread or loop runs this. At once, if there is no loop."""
+        loop = self.loop
+        if loop is None or loop.is_closed() or not self.ours or loop is running_loop():
+            change()
+            return
+        try:
+            loop.call_soon_threadsafe(change)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+            # Closed meanwhile.
+            change()
+
     @property
     def has_loop(self) -> bool:
         """False before the first use and after the loop was closed: nothing can be started, and nothing runs."""
@@ -142,6 +156,13 @@ class Attempts(Deadlines):
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def cancel(task: asyncio.Task[Any]) -> None:

@@ -90,7 +90,10 @@ class PairSide:
         await self._pair._ended()
 
     def fault(self, cause: BaseException) -> None:
-        """What belongs to it ends in the background; `pair.close()` may be awaited for that."""
+        """Faults the side at once, in any thread. What belongs to it ends in the background, in the pair's event loop.
+
+        If that loop was closed, or none has used the pair, `pair.close()` does the rest.
+        """
         self._side.leave(SideState.FAULTED, cause)
 
 
@@ -131,7 +134,13 @@ class Pair:
         self._provisioning: asyncio.Task[Any] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._state = Partnership(
-            (primary, secondary), options, self, threaded=False, let_go=self._let_go, look=self._look
+            (primary, secondary),
+            options,
+            self,
+            threaded=False,
+            let_go=self._let_go,
+            look=self._look,
+            react=self._attempts.in_loop,
         )
         self._looks = Looks(secondary, self._attempts, self._state.on_secondary, self._state.failed_over)
         self._links = BacklogLinks(
@@ -335,6 +344,9 @@ class Pair:
         if self._ending is not None and not self._ending.done() and self._ending.get_loop().is_closed():
             # The loop was closed before the pair had ended.
             self._ending = None
+        if self._state.closed and self._ending is None:
+            # What a fault in another thread has left to this loop runs first.
+            await asyncio.sleep(0)
         if self._state.closed and self._ending is None and self._attempts.ours:
             # Both sides were faulted where no loop ran, so nothing has begun to end the pair.
             self._ending = asyncio.get_running_loop().create_task(self._end())
@@ -375,10 +387,9 @@ class Pair:
         if side is self._state.primary:
             for sender in list(self._senders):
                 sender.let_go()
-        if self._state.closed and self._attempts.has_loop:
-            with contextlib.suppress(RuntimeError):
-                # Without a loop nothing was started that has to end; `close` ends the rest.
-                self._ending = asyncio.get_running_loop().create_task(self._end())
+        if self._state.closed and self._ending is None and self._attempts.has_loop:
+            # Runs in the pair's loop. Without one, `close` ends the pair.
+            self._ending = asyncio.get_running_loop().create_task(self._end())
 
     # --- what the cells ask of a driver ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -77,7 +78,11 @@ class Syphon(Protocol):
 
 
 class Partnership:
-    """The state of one pair. A side that leaves OPEN is told to `let_go`, once; `look` begins a look at the backlog."""
+    """The state of one pair.
+
+    `let_go` is called once for each side that leaves OPEN. `look` begins a look at the backlog. `react` runs what
+    follows from a side's change, where the driver's timers and tasks may be touched.
+    """
 
     def __init__(
         self,
@@ -88,11 +93,13 @@ class Partnership:
         threaded: bool,
         let_go: Callable[[Side], None],
         look: Callable[[AttendanceCell, tuple[Peek, ...]], None],
+        react: Callable[[Callable[[], None]], None] = lambda change: change(),
     ) -> None:
         primary, secondary = clients
         self.options = options
-        self.primary = Side("primary", endpoint_of(primary), self._side_changed)
-        self.secondary = Side("secondary", endpoint_of(secondary), self._side_changed)
+        self._react = react
+        self.primary = Side("primary", endpoint_of(primary), self._side_left)
+        self.secondary = Side("secondary", endpoint_of(secondary), self._side_left)
         self.name = options.primary_name or primary_name(self.primary.endpoint)
         self.queues = backlog_queue_paths(self.name, options.backlog_queue_count)
         self.ledger = ledger_of(options)
@@ -216,6 +223,9 @@ class Partnership:
         self.attendance.forked()
         for cell in self._cells.values():
             cell.forked()
+
+    def _side_left(self, side: Side) -> None:
+        self._react(partial(self._side_changed, side))
 
     def _side_changed(self, side: Side) -> None:
         at = time.monotonic()

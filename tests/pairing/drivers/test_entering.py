@@ -23,7 +23,7 @@ from twinbus import (
 from twinbus.aio import Pair, PairedSender, pair_connection_strings
 from twinbus.testing import LocalNamespace
 
-from .conftest import KEY, World
+from .conftest import KEY, World, open_sockets
 from .test_ending import Traces
 
 OPTIONS = SendAvailabilityOptions(backlog_queue_count=2, primary_name="entered")
@@ -453,3 +453,66 @@ async def test_s12_c3_after_its_loop_was_closed_a_pair_refuses_sends_and_can_be_
         told, _ = await process.communicate()
     assert told == b"ok\n"
     assert [one.body for one in await world.held(queue)] == [b"first"]
+
+
+def fault_both(pair: Pair) -> None:
+    for side in (pair.primary, pair.secondary):
+        side.fault(RuntimeError("told to"))
+
+
+async def used(world: World, pair: Pair, queue: str) -> None:
+    """With links on both sides, and pings that nobody answers."""
+    sender = pair.get_queue_sender(queue)
+    await sender.send_messages(ServiceBusMessage("x"))
+    world.primary.faults.set("black-hole", entity="beside-it")
+    pair.force_failover("beside-it")
+    await pair.get_queue_sender("beside-it").send_messages(ServiceBusMessage("x"))
+
+
+PINGING = replace(OPTIONS, ping_interval=timedelta(seconds=1))
+
+
+async def test_c3_both_sides_faulted_in_another_thread_end_the_pair_without_closing_it(
+    world: World, queue: str
+) -> None:
+    traces = Traces(world)
+    pair = made(world, options=PINGING)
+    await used(world, pair, queue)
+    await asyncio.to_thread(fault_both, pair)
+    with pytest.raises(PairFaultedError):
+        pair.get_queue_sender(queue)
+    await traces.gone()
+    world.primary.faults.clear()
+    async with made(world):
+        pass
+
+
+async def test_c3_both_sides_faulted_while_the_loop_stands_still_end_the_pair_when_it_runs_again(
+    world: World, queue: str
+) -> None:
+    pair = made(world, options=PINGING)
+
+    async def gone() -> None:
+        ports = (world.primary.port, world.secondary.port)
+        await world.until(lambda: not any(map(open_sockets, ports)))
+
+    def run() -> None:
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(used(world, pair, queue))
+            fault_both(pair)
+            loop.run_until_complete(gone())
+            loop.run_until_complete(pair.close())
+        finally:
+            loop.close()
+
+    await asyncio.to_thread(run)
+
+
+async def test_c3_a_pair_that_was_never_used_may_be_faulted_where_no_loop_runs(world: World, queue: str) -> None:
+    pair = made(world)
+    pair.get_queue_sender(queue)
+    await asyncio.to_thread(fault_both, pair)
+    with pytest.raises(PairFaultedError):
+        await pair
+    await pair.close()
