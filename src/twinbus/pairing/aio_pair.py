@@ -288,12 +288,14 @@ class Pair:
                 self._pair(by_sender or self.options.on_secondary_down == "background")
             )
             pairing.add_done_callback(self._pairing_ended)
+        task = asyncio.current_task()
+        assert task is not None
+        cancellations = task.cancelling()
         self._waiting += 1
         try:
             await asyncio.shield(pairing)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if pairing.cancelled() and not (task is not None and task.cancelling()):
+            if pairing.cancelled() and task.cancelling() == cancellations:
                 # Closing ended the pairing, and nobody cancelled this task.
                 for side in (self._state.primary, self._state.secondary):
                     side.refuse_unless_open()

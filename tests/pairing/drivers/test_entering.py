@@ -316,6 +316,29 @@ async def test_c3_closing_while_it_is_being_paired_refuses_those_that_wait(world
     await traces.gone()
 
 
+async def test_c3_a_task_that_ignored_a_cancellation_before_is_refused_by_closing_too(world: World, queue: str) -> None:
+    pair = made(world)
+    world.secondary.faults.set("black-hole", points=["http"])
+    begun, waiting = asyncio.Event(), asyncio.Event()
+
+    async def last_words() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            waiting.set()
+        await pair.get_queue_sender(queue).send_messages(ServiceBusMessage("last words"))
+
+    task = asyncio.create_task(last_words())
+    await begun.wait()
+    task.cancel()
+    await waiting.wait()
+    await asyncio.wait([task], timeout=0.2)
+    await pair.close()
+    with pytest.raises(PairClosedError):
+        await task
+
+
 async def test_c3_a_side_that_is_closed_or_faulted_before_the_pairing_refuses_it(world: World) -> None:
     closed, faulted = made(world), made(world)
     await closed.secondary.close()
