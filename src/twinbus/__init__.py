@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.partnership import Partnership
     from twinbus.pairing.partnership import Syphon as _Syphon
     from twinbus.pairing.provisioning import ProvisioningError as ProvisioningError
+    from twinbus.pairing.sides import NotPairedError as NotPairedError
     from twinbus.pairing.sides import PairClosedError as PairClosedError
     from twinbus.pairing.sides import PairFaultedError as PairFaultedError
     from twinbus.pairing.sides import PairForkedError as PairForkedError
@@ -43,6 +44,7 @@ _HOMES = {
     "SendAvailabilityOptions": "options",
     "Pair": "pair",
     "ProvisioningError": "provisioning",
+    "NotPairedError": "sides",
     "PairClosedError": "sides",
     "PairFaultedError": "sides",
     "PairForkedError": "sides",

@@ -61,7 +61,7 @@ from twinbus.pairing.sdk import (
     open_link,
     retries_of,
 )
-from twinbus.pairing.sides import PairLoopError, Side, SideState
+from twinbus.pairing.sides import NotPairedError, PairLoopError, Side, SideState
 
 _log = logging.getLogger("twinbus.pairing")
 # How long closing waits for a client whose event loop was closed.
@@ -241,12 +241,19 @@ class Pair:
         return self._state.events.on(event, callback)
 
     def force_failover(self, entity: str) -> None:
-        """Raises RuntimeError outside an event loop, and PairLoopError in another loop than the pair's."""
+        """Raises RuntimeError outside an event loop, PairLoopError in another loop than the pair's: it starts pings.
+
+        Raises NotPairedError before the namespaces are paired.
+        """
+        asyncio.get_running_loop()
+        self._state.primary.refuse_unless_open()
+        if not self._paired:
+            raise NotPairedError
         self._attempts.claim()
         self._state.force_failover(entity)
 
     def force_restore(self, entity: str) -> None:
-        """Raises what `force_failover` raises."""
+        """Raises RuntimeError outside an event loop, PairLoopError in another loop than the pair's."""
         self._attempts.claim()
         self._state.force_restore(entity)
 

@@ -93,6 +93,13 @@ class PairLoopError(CallerError):
         super().__init__("this pair belongs to another event loop; make one pair for each loop")
 
 
+class NotPairedError(CallerError):
+    """The call needs the backlog, and the namespaces are not paired yet (P1)."""
+
+    def __init__(self) -> None:
+        super().__init__("the namespaces are not paired yet: `await pair`, enter the pair or send a message first")
+
+
 class PairingRefusedError(CallerError, ValueError):
     """These two namespaces cannot be paired (P3)."""
 

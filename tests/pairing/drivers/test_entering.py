@@ -13,6 +13,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus import (
+    NotPairedError,
     PairClosedError,
     PairFaultedError,
     PairingRefusedError,
@@ -165,6 +166,17 @@ async def test_p3_a_pair_that_is_only_made_or_closed_unpaired_is_in_nobodys_way(
         # Closing those two has not made room for a third.
         with pytest.raises(PairingRefusedError):
             await made(world)
+
+
+async def test_p1_a_failover_cannot_be_forced_before_the_namespaces_are_paired(world: World, queue: str) -> None:
+    pair = made(world)
+    sender = pair.get_queue_sender(queue)
+    with pytest.raises(NotPairedError, match="await pair"):
+        pair.force_failover(queue)
+    assert pair.entities()[0].state == "healthy"
+    await sender.send_messages(ServiceBusMessage("x"))
+    pair.force_failover(queue)
+    assert pair.entities()[0].state == "failed_over"
 
 
 async def test_p1_receivers_and_session_lists_do_not_wait_for_the_pairing(world: World, queue: str) -> None:
