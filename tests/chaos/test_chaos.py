@@ -49,6 +49,7 @@ def test_nothing_reported_safe_is_lost_and_every_further_copy_is_explained(
     assert books.figures["completed by syphons"] > 0
 
 
+@pytest.mark.thorough
 def test_the_seeds_meet_every_outage_every_trouble_and_every_place() -> None:
     stories = [story(seed) for seed in range(SEEDS)]
     assert {one.outage for one in stories} == set(Outage)

@@ -14,7 +14,7 @@ from twinbus.namespace.engine.rows import Opened
 from twinbus.namespace.store.errors import StoreError
 from twinbus.namespace.store.sqlite import SqliteStore
 
-SEEDS = budget(4, 20, 200)
+SEEDS = budget(8, 20, 200)
 LIVES = 5
 CONTROLS = 4
 

@@ -18,13 +18,13 @@ NAME = "primary.sqlite"
 
 
 @pytest.fixture(params=["new", "quiet"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> SqliteStore:
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SqliteStore:
     """In a new folder every file is looked at; in one where nothing changed for some time, the folder alone."""
     made = SqliteStore(tmp_path / "data" / NAME)
     made.open()
     if request.param == "quiet":
-        an_hour_ago = time.time() - 3600
-        os.utime(made.path.parent, (an_hour_ago, an_hour_ago))
+        in_an_hour = time.time_ns() + 3600 * 10**9
+        monkeypatch.setattr("twinbus.namespace.store.lock.time.time_ns", lambda: in_an_hour)
     made.commit([entity(), counters(), *put(1, 2)])
     made.commit(put(3))
     return made
@@ -97,6 +97,19 @@ def test_l7_a_folder_that_was_moved_and_linked_back_is_still_the_same(store: Sql
     store.commit(put(4))
     store.close()
     assert seqs(folder.with_name("moved")) == [1, 2, 3, 4]
+
+
+def test_l7_a_commit_after_a_restore_that_kept_the_times_of_the_folder_is_refused(store: SqliteStore) -> None:
+    folder = store.path.parent
+    before = folder.stat()
+    for path in sorted(folder.iterdir()):
+        shutil.copy2(path, folder / "copy")
+        (folder / "copy").rename(path)
+    os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert folder.stat().st_mtime_ns == before.st_mtime_ns
+    with pytest.raises(StoreGoneError):
+        store.commit(put(4))
+    store.close()
 
 
 def lose(store: SqliteStore, suffix: str, replaced: bool) -> Path:

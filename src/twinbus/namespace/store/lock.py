@@ -75,14 +75,14 @@ class StoreFiles:
     def check(self) -> None:
         """Raise StoreGoneError if the file at one of the paths is not the one that was there at first.
 
-        Every removal and every rename in a folder changes the folder's own time of change. While that is the same, one
-        look at the folder is enough. It is not while the change may lie within one tick of the file system's clock.
+        Every removal and rename changes the folder's ctime, which no program can set back. While ctime is the same, one
+        look at the folder is enough. A change within the last 3 s may leave the same ctime, so each file is compared.
         """
         try:
             folder = self._folder.stat()
         except OSError:
             raise StoreGoneError("The data folder", self._folder) from None
-        found = (folder.st_dev, folder.st_ino, folder.st_mtime_ns)
+        found = (folder.st_dev, folder.st_ino, folder.st_ctime_ns)
         if found == self._unchanged:
             return
         looked = time.time_ns()
@@ -91,7 +91,7 @@ class StoreFiles:
                 if _identity(folder) != self._folder_identity:
                     raise StoreGoneError("The data folder", self._folder)
                 raise StoreGoneError("A file of the store", path)
-        self._unchanged = found if looked - folder.st_mtime_ns > _TICK_NS else None
+        self._unchanged = found if looked - folder.st_ctime_ns > _TICK_NS else None
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
