@@ -228,9 +228,8 @@ class Sections:
         if span is None:
             return {}
         found = decode(self.raw, span[1])[0]
-        if not isinstance(
-            found, dict
-        ):  # §3.2: the keys of every such section are symbols, strings or (reserved) ulongs
+        # §3.2: the keys of every such section are symbols, strings or (reserved) ulongs.
+        if not isinstance(found, dict):
             raise DecodeError(f"section 0x{code:02x} of the message has too many keys that are numbers or UUIDs")
         return found
 
