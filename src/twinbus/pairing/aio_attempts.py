@@ -41,9 +41,9 @@ class Attempts(Deadlines):
     def claim(self) -> None:
         """Binds the pair to the running loop if no loop has it yet. Raises PairLoopError if another loop has it."""
         loop = asyncio.get_running_loop()
-        if self.loop is None:
-            with self._claiming:
-                self.loop = self.loop or loop
+        with self._claiming:
+            if self.loop is None:
+                self.loop = loop
         # A child process has the parent's loop here; there the pair's sides refuse (S13).
         if self.loop is not loop and self.ours:
             raise PairLoopError
