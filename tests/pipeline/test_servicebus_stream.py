@@ -258,6 +258,74 @@ def test_d1_a_message_that_another_receiver_holds_is_removed_once_it_is_given_ba
     assert queue.left() == ["last"]
 
 
+class Clock:
+    """The clock of the stream reader, set by hand; the broker and the namespace have the real one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(source_module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_d1_a_message_that_is_given_back_to_an_idle_queue_is_removed(
+    namespace: LocalNamespace, client: ServiceBusClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, clock = Entity(namespace, client, lock_duration=timedelta(seconds=90)), Clock(monkeypatch)
+    queue.send("held", "free")
+    query = queue.query()
+    held = queue.received(1)[0]
+    query.run()
+    clock.now += 1
+    queue.send("last")
+    query.run()
+    assert query.ids == ["held", "free", "last"]
+    assert queue.left() == ["held", "last"]
+    queue.receiver.abandon_message(held)
+    clock.now += 91
+    assert not query.trigger()
+    assert queue.left() == ["last"], "nobody holds it, and nothing new arrives"
+    assert queue.delivery_counts() == {0}
+
+
+def test_d1_an_idle_stream_tries_to_complete_once_per_lock_duration(
+    namespace: LocalNamespace, client: ServiceBusClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, clock = Entity(namespace, client, lock_duration=timedelta(seconds=90)), Clock(monkeypatch)
+    peeks, tries = list[int](), list[float]()
+    peek, complete = Broker._peek, Broker.complete
+
+    async def counted_peek(broker: Broker, number: int, most: int) -> Any:
+        peeks.append(number)
+        return await peek(broker, number, most)
+
+    def counted_complete(broker: Broker, *arguments: Any) -> Any:
+        tries.append(clock.now)
+        return complete(broker, *arguments)
+
+    monkeypatch.setattr(Broker, "_peek", counted_peek)
+    monkeypatch.setattr(Broker, "complete", counted_complete)
+    queue.send("held", "free")
+    query = queue.query()
+    queue.received(1)
+    query.run()
+    clock.now += 1
+    queue.send("last")
+    query.run()
+    clock.now += 1
+    assert not query.trigger()
+    peeks.clear()
+    tries.clear()
+    idle_from = clock.now
+    for _ in range(36):  # three minutes, a look each five seconds
+        clock.now += 5
+        assert not query.trigger()
+    assert tries == [idle_from + 90, idle_from + 180]
+    assert len(peeks) == 36 + 2 * 2, "a look each, and two for each try"
+    assert queue.left() == ["held", "last"]
+
+
 def test_d1_a_message_that_another_receiver_defers_after_it_was_read_is_left_to_it(queue: Entity) -> None:
     queue.send("one", "two")
     query = queue.query()

@@ -8,8 +8,8 @@ the first number beyond the last one it was asked for.
 
 The messages in front that belong to others cost one delivery each, and nobody else gets them meanwhile. `complete`
 therefore holds at most MOST_HELD of them, as many as a stream's batch has by default, and for at most half of their
-lock time: a lock that expires would raise the delivery count. It looks first whether there are more, without locking
-anything. Only delivery ids of those messages are kept in memory.
+lock time: a lock that expires would raise the delivery count. Before it receives, it counts the messages in front by
+peeking. Only delivery ids of those messages are kept in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import ssl
 import time
 from array import array
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeVar
 
 from twinbus.amqp.conditions import Condition
@@ -46,11 +46,13 @@ class Completion:
     """What one call of `Broker.complete` did."""
 
     left: Numbers
-    """Not completed, and perhaps still there."""
+    """Numbers that were not completed. Some of these messages may be gone."""
     held: int
     """How many messages of others it had to receive and release."""
     stopped: str | None
     """Why it ended before it had seen them all; None if it did see them all."""
+    lock_seconds: float | None = None
+    """The lock duration of the entity; None if nothing was received, or if the clocks differ too much."""
 
 
 class Broker:
@@ -191,12 +193,13 @@ class Broker:
             return Completion(numbers, MOST_HELD, _too_many())
         done = self._run(self._complete(numbers, newest))
         if done.stopped is None and done.left:
-            return Completion(self.still_there(done.left, newest), done.held, None)
+            return replace(done, left=self.still_there(done.left, newest))
         return done
 
     async def _complete(self, numbers: Numbers, newest: int | None) -> Completion:
         others, link, ends, stopped = array("I"), None, float("inf"), None
         held, missing, completed = 0, len(numbers), set[int]()
+        lock_seconds: float | None = None
         async with await self._receiver() as receiver:
             try:
                 while missing > 0 and stopped is None:
@@ -204,6 +207,7 @@ class Broker:
                     messages = await receiver.receive(min(_TAKE, missing + held), _EMPTY_SECONDS)
                     if not messages:
                         break
+                    lock_seconds = _granted_seconds(messages[0])
                     if messages[0].link is not link:  # a new link: what the other one held is no longer ours
                         others, link = array("I"), messages[0].link
                     ours, is_beyond = list[ReceivedMessage](), False
@@ -227,7 +231,7 @@ class Broker:
                         stopped = f"half of the lock time was over after {held} messages that this stream has not read"
             finally:
                 receiver.give_back(others)
-        return Completion(numbers - Numbers.of(completed), held, stopped)
+        return Completion(numbers - Numbers.of(completed), held, stopped, lock_seconds)
 
     async def _receiver(self) -> Receiver:
         options = self._options
@@ -268,13 +272,21 @@ def _is_meant(message: ReceivedMessage, newest: int | None) -> bool:
 
 def _lock_seconds(message: ReceivedMessage) -> float:
     """For how long the message is locked. The shortest lock there is, where the clocks differ too much to tell."""
+    return _granted_seconds(message) or _SHORTEST_LOCK
+
+
+def _granted_seconds(message: ReceivedMessage) -> float | None:
+    """For how long the message is locked; None where the clocks differ too much to tell."""
     until = marks_of(message).locked_until
     seconds = 0.0 if until is None else until / 1000 - time.time()
-    return seconds if _SHORTEST_LOCK <= seconds <= _LONGEST_LOCK else _SHORTEST_LOCK
+    return seconds if _SHORTEST_LOCK <= seconds <= _LONGEST_LOCK else None
 
 
 async def _completed(receiver: Receiver, messages: Sequence[ReceivedMessage]) -> set[int]:
-    """The numbers of those that were completed. The lock of another one has expired: it is tried again later."""
+    """Returns the numbers of the messages that were completed.
+
+    A message whose lock expired is left out and tried again later.
+    """
     try:
         await receiver.complete(messages)
     except MessageLockLostError as error:

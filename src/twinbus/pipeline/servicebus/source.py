@@ -14,7 +14,8 @@ that Spark has committed. This is how, given what Spark does:
 - A process may die after Spark has committed a batch and before its messages are completed. So an offset also names
   the messages of earlier batches whose completion was not confirmed when it was planned. The first `latestOffset` of
   a process gets the end of the last committed batch; it completes those and the batch itself, where they still are.
-  Whatever could not be completed (another receiver holds it) stays in the next offset and is tried again.
+  Whatever could not be completed (another receiver holds it) stays in the next offset. It is tried again with each
+  batch and, while there is nothing to read, once per lock duration.
 - A number says which message is meant only as long as the queue lives. A queue that was deleted and created again
   counts from 1. The offset also has the latest enqueued time of its messages; one that was enqueued later is not
   completed.
@@ -65,6 +66,8 @@ _MOST_RUNS: Final = 1000
 # A stream that reads on but cannot complete fills its queue; after so much of it, somebody has to look.
 _MOST_UNCOMPLETED: Final = 100_000
 _MOST_UNCOMPLETED_RUNS: Final = 5 * _MOST_RUNS
+# The lock duration of an entity that was created without one, in seconds.
+_USUAL_LOCK: Final = 60.0
 
 
 class CompletionError(OperatorError):
@@ -182,6 +185,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The batch that was last added to `_uncompleted`."""
         self._held = 0
         """How many messages of others the last completion had to hold."""
+        self._lock_seconds = _USUAL_LOCK
+        """The lock duration of the entity, as far as it is known."""
+        self._tried = float("-inf")
+        """When the last completion ended."""
 
     # --- planning ----------------------------------------------------------------------------------------------
 
@@ -216,6 +223,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with Broker(self._options) as broker:
             read, newest = self._planned(broker, previous, limit)
         if not read:
+            self._complete_when_idle()
             self._looked = time.monotonic()
             return start
         planned = Offset(
@@ -328,7 +336,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._uncompleted | batch.read
 
     def _complete(self, *, always: bool = False) -> None:
-        """Completes what is to be completed. What is left is tried again with the next batch.
+        """Completes what is to be completed. What is left is tried again later.
 
         Messages of others in front of them cost a delivery each time. Where there are many, it waits until at least
         as many messages are to be completed.
@@ -340,6 +348,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with Broker(self._options) as broker:
             done = broker.complete(self._uncompleted, self._newest)
         self._uncompleted, self._held = done.left, done.held
+        self._lock_seconds = done.lock_seconds or self._lock_seconds
+        self._tried = time.monotonic()
         if done.stopped is not None:
             _log.warning(
                 "%s: %s messages that were read and committed are not completed yet: %s. They stay in the queue, and "
@@ -348,6 +358,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 len(done.left),
                 done.stopped,
             )
+
+    def _complete_when_idle(self) -> None:
+        """Tries again to complete what another receiver had locked, at most once per lock duration.
+
+        If nothing else is in the queue, one try costs a peek, a receive that waits two seconds, and a peek for each 250
+        messages that are left. Each message of others that it receives costs one operation more.
+        """
+        if time.monotonic() - self._tried >= self._lock_seconds:
+            self._complete()
 
     def _check_uncompleted(self) -> None:
         """Raises CompletionError when too much could not be completed, before more is read."""
