@@ -35,7 +35,7 @@ from twinbus.pipeline.servicebus.broker import Broker
 from twinbus.pipeline.servicebus.offsets import Numbers
 from twinbus.pipeline.servicebus.options import OptionError, Options
 from twinbus.pipeline.servicebus.rows import READ_SCHEMA
-from twinbus.pipeline.servicebus.source import CompletionError, ServiceBusDataSource
+from twinbus.pipeline.servicebus.source import CompletionError, CreatedAgainError, ServiceBusDataSource
 from twinbus.testing import LocalNamespace
 
 _names = (f"streamed-{number}" for number in count())
@@ -322,7 +322,7 @@ def test_d1_an_idle_stream_tries_to_complete_once_per_lock_duration(
         clock.now += 5
         assert not query.trigger()
     assert tries == [idle_from + 90, idle_from + 180]
-    assert len(peeks) == 36 + 2 * 2, "a look each, and two for each try"
+    assert len(peeks) == 36 + 2 * 2 + 2, "a look each, two for each try, and whether it is the same queue"
     assert queue.left() == ["held", "last"]
 
 
@@ -378,24 +378,98 @@ def test_d1_a_subscription_is_streamed_like_a_queue(namespace: LocalNamespace, c
     assert _ids(receiver.peek_messages(10)) == ["old", "c"]
 
 
-def test_d1_a_queue_that_was_created_again_keeps_its_messages(
-    queue: Entity, namespace: LocalNamespace, client: ServiceBusClient
-) -> None:
-    queue.send("a", "b")
-    query = queue.query()
-    query.run()
+def _create_again(queue: Entity, *ids: str) -> None:
     with ServiceBusAdministrationClient.from_connection_string(
-        namespace.connection_string, connection_verify=str(namespace.ca)
+        queue.namespace.connection_string, connection_verify=str(queue.namespace.ca)
     ) as admin:
         admin.delete_queue(queue.name)
         admin.create_queue(queue.name)
-    with client.get_queue_sender(queue.name) as sender:
-        sender.send_messages([ServiceBusMessage("", message_id=one) for one in ("c", "d", "e")])
+    with queue.client.get_queue_sender(queue.name) as sender:
+        sender.send_messages([ServiceBusMessage("", message_id=one) for one in ids])
+
+
+def test_d1_a_queue_that_was_created_again_keeps_its_messages(queue: Entity, client: ServiceBusClient) -> None:
+    queue.send("a", "b")
+    query = queue.query()
+    query.run()
+    _create_again(queue, "c", "d", "e")
     query.restart()
     query.run()
     assert query.ids == ["a", "b", "e"], "c and d have the numbers that a and b had"
     with client.get_queue_receiver(queue.name) as receiver:
         assert _ids(receiver.peek_messages(10)) == ["c", "d", "e"]
+
+
+@pytest.mark.parametrize("complete", ["true", "false"])
+def test_d1_a_stream_of_a_queue_that_was_created_again_stops_with_an_error(queue: Entity, complete: str) -> None:
+    queue.send(*_names_of("", 5))
+    query = queue.query(completeCommitted=complete)
+    query.run()
+    offset = json.loads(query.offsets[-1])
+    query.offsets[-1] = json.dumps({**offset, "newest": offset["newest"] - 600_000})  # all that was ten minutes ago
+    _create_again(queue, "new1", "new2")
+    query.restart()
+    with pytest.raises(
+        CreatedAgainError, match=rf"{queue.name} was created again.*up to sequence number 5.*number 1 "
+    ) as e:
+        query.trigger()
+    assert "Start it with a new checkpoint" in str(e.value)
+    with queue.client.get_queue_receiver(queue.name) as receiver:
+        assert _ids(receiver.peek_messages(10)) == ["new1", "new2"]
+    fresh = queue.query(completeCommitted=complete)
+    fresh.run()
+    assert fresh.ids == ["new1", "new2"]
+
+
+def test_d1_a_running_stream_finds_that_its_queue_was_created_again(
+    queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(source_module, "_CLOCKS_DIFFER", 0)
+    queue.send(*_names_of("", 5))
+    query = queue.query()
+    query.run()
+    _create_again(queue, "new1", "new2")
+    clock.now += 61
+    assert not query.trigger(), "this look begins behind the messages that the last one saw"
+    clock.now += 61
+    with pytest.raises(CreatedAgainError):
+        query.trigger()
+
+
+def test_d1_a_queue_that_is_the_same_is_never_taken_for_one_created_again(
+    queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(source_module, "_CLOCKS_DIFFER", 0)
+    queue.send("before")
+    queue.send("dead", "deferred", "held")
+    query = queue.query(startingPosition=queue.numbers()[1])
+    dead_letters = queue.query(deadLetter=True, completeCommitted="false")
+    before, dead, deferred, held = queue.received(4)
+    queue.receiver.defer_message(deferred)
+    queue.send("scheduled", scheduled_enqueue_time_utc=datetime.now(UTC) + timedelta(seconds=3))
+    queue.send("active", "high")
+    query.run()
+    assert query.ids == ["dead", "held", "active", "high"]
+    queue.receiver.dead_letter_message(queue.received(2)[1])
+    dead_letters.run()
+    queue.receiver.dead_letter_message(dead)
+    for one in (before, held):
+        queue.receiver.abandon_message(one)
+
+    def look() -> None:
+        for _ in range(3):
+            clock.now += 61
+            query.run()
+            dead_letters.run()
+
+    look()
+    while queue.left()[-1] != "scheduled":
+        pass
+    look()
+    assert query.ids == ["dead", "held", "active", "high", "scheduled"]
+    assert dead_letters.ids == ["high"]
 
 
 # --- the size of a batch ---------------------------------------------------------------------------------------------

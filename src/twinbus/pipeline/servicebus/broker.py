@@ -112,6 +112,10 @@ class Broker:
                 yield number, message
             first = following
 
+    def page(self, first: int) -> list[ReceivedMessage]:
+        """At most PAGE messages from this sequence number on, without locking them. Costs one operation."""
+        return self._run(self._peek(first, PAGE))
+
     def between(self, first: int, last: int) -> Iterator[ReceivedMessage]:
         """Messages by their sequence numbers, both ends included, without locking them."""
         for number, message in self.from_number(first) if first <= last else ():

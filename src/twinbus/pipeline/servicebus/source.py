@@ -18,7 +18,8 @@ that Spark has committed. This is how, given what Spark does:
   batch and, while there is nothing to read, once per lock duration.
 - A number says which message is meant only as long as the queue lives. A queue that was deleted and created again
   counts from 1. The offset also has the latest enqueued time of its messages; one that was enqueued later is not
-  completed.
+  completed. A stream that finds nothing beyond its last number raises an error where it can prove this
+  (`_check_same_entity`).
 - The offset of an earlier version has only `through`. It does not say which messages were read, so nothing of it is
   completed: the messages of its last batch stay in the queue.
 - Dead-letter queues keep the number that a message had in its queue, so a new dead letter may have a low number. There
@@ -68,10 +69,18 @@ _MOST_UNCOMPLETED: Final = 100_000
 _MOST_UNCOMPLETED_RUNS: Final = 5 * _MOST_RUNS
 # The lock duration of an entity that was created without one, in seconds.
 _USUAL_LOCK: Final = 60.0
+# Enqueued times of one queue ascend like its numbers, apart from the clocks of the service's nodes. In milliseconds.
+_CLOCKS_DIFFER: Final = 300_000
+# The numbers of a partitioned entity begin with the partition, in the bits from here on.
+_PARTITION: Final = 1 << 48
 
 
 class CompletionError(OperatorError):
     """A stream cannot complete what it has read."""
+
+
+class CreatedAgainError(OperatorError):
+    """The entity of a stream was deleted and created again, so the numbers in the checkpoint are of another one."""
 
 
 @dataclass
@@ -189,6 +198,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The lock duration of the entity, as far as it is known."""
         self._tried = float("-inf")
         """When the last completion ended."""
+        self._checked = float("-inf")
+        self._check_from = 0
+        """When `_check_same_entity` last looked, and the number at which it goes on."""
 
     # --- planning ----------------------------------------------------------------------------------------------
 
@@ -222,6 +234,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_uncompleted()
         with Broker(self._options) as broker:
             read, newest = self._planned(broker, previous, limit)
+            if not read:
+                self._check_same_entity(broker, previous)
         if not read:
             self._complete_when_idle()
             self._looked = time.monotonic()
@@ -279,6 +293,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if previous.start is None or (previous.keep and self._options.complete_committed):
             return previous.through + 1
         return previous.start
+
+    def _check_same_entity(self, broker: Broker, previous: Offset) -> None:
+        """Raises CreatedAgainError if the queue has new messages under numbers that the stream has passed.
+
+        Costs one peek per lock duration, of one page; the next call goes on behind it, and from the start again at the
+        end. In one and the same queue, a message between `start` and `through` was read, or it was not active when the
+        stream passed it: it was deferred, which it stays, or scheduled, and gets a new number when it is due. Neither
+        becomes an active message that was enqueued minutes after all that was read. Numbers before `start` prove
+        nothing. Numbers of dead letters and of partitioned entities do not ascend with time: those are not checked.
+        """
+        start, through, newest = self._start(previous), previous.through, previous.newest
+        if newest is None or self._options.dead_letter or not start <= through < _PARTITION:
+            return
+        if time.monotonic() - self._checked < self._lock_seconds:
+            return
+        first = max(start, self._check_from)
+        self._checked, self._check_from = time.monotonic(), start
+        for marks in map(marks_of, broker.page(first)):
+            number = marks.number
+            if number is None:
+                continue
+            if number > through:
+                self._check_from = start
+                return
+            self._check_from = number + 1
+            if marks.is_active and marks.enqueued is not None and marks.enqueued > newest + _CLOCKS_DIFFER:
+                later = (marks.enqueued - newest) // 1000
+                raise CreatedAgainError(
+                    f"{self._options.address} was created again: the stream has read up to sequence number {through}, "
+                    f"and number {number} was enqueued {later} seconds after all that it has read",
+                    "The stream would not read this message. Start it with a new checkpoint.",
+                )
 
     # --- reading -----------------------------------------------------------------------------------------------
 
