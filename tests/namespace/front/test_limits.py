@@ -5,6 +5,7 @@ import gc
 import socket
 import ssl
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,18 +14,18 @@ from typing import Any
 import pytest
 
 from twinbus.amqp.conditions import Condition
-from twinbus.amqp.events import LinkAccepted, Opened
+from twinbus.amqp.events import Delivered, LinkAccepted, LinkDetached, Opened
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, performative_frame
 from twinbus.amqp.limits import KIB, MIB
 from twinbus.amqp.performatives import RECEIVER, SENDER, Attach, Begin, Flow, Modified, Open, Target, Transfer
-from twinbus.amqp.sections import Properties, message
+from twinbus.amqp.sections import Properties, message, split
 from twinbus.amqp.transactions import coordinator
 from twinbus.amqp.types import Array, Int, Long
 from twinbus.connect import connect
 from twinbus.message import Message
 from twinbus.namespace.engine import browsing
 from twinbus.namespace.engine.descriptions import QueueDescription
-from twinbus.namespace.front import port, transactions
+from twinbus.namespace.front import amqp, port, transactions
 from twinbus.namespace.resources import ResourceLimits, Resources
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer
 
@@ -410,3 +411,64 @@ async def test_x1_large_messages_reach_a_slow_reader_a_few_megabytes_at_a_time(
     await slow.until(lambda: taken() - before >= 100)
     assert server.resources.refused.total() == 0
     slow.close()
+
+
+PEEK = ("com.microsoft:peek-message", {"from-sequence-number": Long(1), "message-count": Int(250)}, {})
+
+
+async def send_large(peer: Peer, entity: str, number: int, size: int) -> None:
+    sender = await peer.sender(entity)
+    for tag in range(number):
+        sender.send(str(tag).encode(), message(data=bytes(size)))
+    peer.flush()
+    await peer.answers(number)
+
+
+async def test_x1_many_peeks_at_once_are_all_answered_to_a_client_that_grants_credit(peer: Peer) -> None:
+    await send_large(peer, "orders", 6, 200_000)
+    node = Node(peer, "orders/$management")
+    await node.attached(credit=5)
+    for _ in range(30):
+        node.request(*PEEK)
+    taken = 0
+    while taken < 30:
+        found = await peer.until(lambda: [e for e in peer.events if isinstance(e, Delivered | LinkDetached)])
+        assert not [e for e in found if isinstance(e, LinkDetached)]
+        peer.events.clear()
+        taken += len(found)
+        peer.grant(node.replies, 5)
+
+
+async def test_x1_peeks_wait_while_their_replies_are_not_taken_and_too_many_are_refused(
+    server: NamespaceServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amqp, "_MOST_WAITING_READS", (20, MIB))
+    await send_large(peer, "orders", 6, 200_000)
+    node = Node(peer, "orders/$management")
+    await node.attached(credit=0)
+    for _ in range(40):
+        node.request(*PEEK)
+    await until(lambda: server.resources.refused["waiting-requests"])
+    await peer.echo()
+    assert server.resources.held < 12 * MIB, "4 MB of unread replies, and a megabyte for each read under way"
+    peer.grant(node.replies, 40)
+    replies = [split(reply.payload) for reply in await peer.received(node.replies, 40)]
+    states = Counter(reply.application_properties["statusCode"] for reply in replies)
+    assert set(states) == {200, 503}
+    assert states[503] == server.resources.refused["waiting-requests"]
+    [text] = {r.application_properties["statusDescription"] for r in replies if r.value is None}
+    assert "20 requests or 1048576 bytes may wait on a connection. Read the replies" in text
+
+
+async def test_x1_a_client_that_waits_for_credit_can_send_any_number_of_peeks(
+    server: NamespaceServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amqp, "_MOST_WAITING_READS", (200, MIB))  # of one link: its credit, twice
+    await send_large(peer, "orders", 1, 20_000)
+    node = Node(peer, "orders/$management")
+    await node.attached(credit=500)
+    for _ in range(500):
+        await peer.until(lambda: node.requests.credit)
+        node.request(*PEEK)
+    await peer.received(node.replies, 500)
+    assert not server.resources.refused

@@ -31,7 +31,7 @@ from twinbus.amqp.events import (
     SessionBegun,
     SessionEnded,
 )
-from twinbus.amqp.limits import LimitExceededError, Limits
+from twinbus.amqp.limits import LimitExceededError, Limits, memory_of
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState, Error, Rejected, Released
 from twinbus.amqp.serial import runs
@@ -86,8 +86,12 @@ _MOST_UNREAD_BEFORE = (128, 64 * limits.KIB)
 _MOST_PENDING_BYTES = 4 * limits.MIB
 # Bytes of messages that wait to be stored from which no more of this peer is read.
 _MOST_INCOMING_BYTES = 4 * limits.MIB
-# Requests whose replies may have a megabyte each, under way at a time.
+# Requests whose replies may have a megabyte each ("reads"), under way at a time.
 _MOST_READS = 4
+# Bytes of unread replies from which no further read begins. Far enough below _MOST_UNREAD for the reads under way.
+_MOST_UNREAD_FOR_READS = 4 * limits.MIB
+# Reads of one connection that wait: their number and the memory of their requests. A read beyond that is refused.
+_MOST_WAITING_READS = (1000, 4 * limits.MIB)
 # Memory of a delivery that waits to be settled, here and in the core, and of a token that was accepted.
 _UNSETTLED_BYTES = 512
 _GRANT_BYTES = 512
@@ -141,7 +145,10 @@ class AmqpConnection:
         self._told = 0  # what the account knows of what the core holds
         self._told_unsettled = 0
         self._reads = 0
-        self._waiting_reads: deque[Callable[[], None]] = deque()
+        self._waiting_reads: deque[tuple[Request, int]] = deque()  # with the memory of each request
+        self._waiting_read_bytes = 0
+        self._is_read_scheduled = False
+        self._links_without_credit: set[RequestLink] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._token_timer: asyncio.TimerHandle | None = None
@@ -167,9 +174,10 @@ class AmqpConnection:
             if timer is not None:
                 timer.cancel()
         self._black_holes.forget()
+        self._waiting_reads.clear()
+        self._links_without_credit.clear()
         self._forget(list(self._links))
         self.transactions.forget()
-        self._waiting_reads.clear()
         # Nothing of a connection may wait for the garbage collector, which seldom runs here.
         self._core.drop()
         self._unsettled.clear()
@@ -403,6 +411,7 @@ class AmqpConnection:
         self._unread[0] += replies
         self._unread[1] += size
         self.account.hold("unread replies", self._unread[1])
+        self._read_soon()
         most, most_bytes = _MOST_UNREAD if self.account.is_authenticated else _MOST_UNREAD_BEFORE
         return self._unread[0] <= most and self._unread[1] <= most_bytes
 
@@ -474,26 +483,72 @@ class AmqpConnection:
             self._suffer_request(fault, request)
         elif not reads_messages(request):
             self._manage(request)
-        elif self._reads < _MOST_READS:
+        elif self._may_read and not self._waiting_reads:
             self._read(request)
         else:
-            self._waiting_reads.append(partial(self._read, request))
-            self.channel.pause_reading("reads")
+            self._read_later(request)
+
+    @property
+    def has_waiting_reads(self) -> bool:
+        return bool(self._waiting_reads)
+
+    def grant_later(self, link: RequestLink) -> None:
+        """Grant credit to this link when no read waits any more."""
+        self._links_without_credit.add(link)
+
+    @property
+    def _may_read(self) -> bool:
+        return self._reads < _MOST_READS and self._unread[1] < _MOST_UNREAD_FOR_READS
 
     def _read(self, request: Request) -> None:
-        """Carry out a request whose reply may be large, and then the next one that waits."""
+        """Carry out a request whose reply may be large."""
         self._reads += 1
 
         def answer(reply: Reply) -> None:
             self._reads -= 1
             request.answer(reply)
-            if self._waiting_reads:
-                # Not at once: a reply that needs no disk would come back here before this call returns.
-                self._loop.call_soon(self._waiting_reads.popleft())
-            else:
-                self.channel.resume_reading("reads")
+            self._read_soon()
 
         self._manage(replace(request, answer=answer))
+
+    def _read_later(self, request: Request) -> None:
+        size = memory_of(request.properties) + memory_of(request.body)
+        most, most_bytes = _MOST_WAITING_READS
+        if len(self._waiting_reads) >= most or self._waiting_read_bytes + size > most_bytes:
+            text = (
+                f"Too many requests for messages are waiting: {most} requests or {most_bytes} bytes may wait on a "
+                "connection. Read the replies before you send more."
+            )
+            self.site.refuse(LimitExceededError("waiting-requests", text))
+            request.answer(Reply.refused(Refusal(Condition.SERVER_BUSY, text)))
+            return
+        self._waiting_reads.append((request, size))
+        self._waiting_read_bytes += size
+        self.account.hold("requests that wait", self._waiting_read_bytes)
+
+    def _read_soon(self) -> None:
+        """Begin the next waiting read in the next turn of the event loop, if one may begin.
+
+        Not at once: a reply that needs no disk comes before `_read` returns, and is flushed at the end of the turn.
+        """
+        if self._waiting_reads and self._may_read and not self._is_read_scheduled:
+            self._is_read_scheduled = True
+            self._loop.call_soon(self._read_next)
+
+    def _read_next(self) -> None:
+        self._is_read_scheduled = False
+        if not self._waiting_reads or not self._may_read:
+            return
+        request, size = self._waiting_reads.popleft()
+        self._waiting_read_bytes -= size
+        self.account.hold("requests that wait", self._waiting_read_bytes)
+        self._read(request)
+        self._read_soon()
+        if not self._waiting_reads:
+            links, self._links_without_credit = self._links_without_credit, set()
+            for link in links:
+                link.grant()
+            self.flush_soon()
 
     def _suffer_request(self, fault: Fault, request: Request) -> None:
         struck = Struck(

@@ -162,7 +162,10 @@ class RequestLink:
     def delivered(self, delivery: Delivered) -> None:
         """One request arrived."""
         if self._link.credit <= _CREDIT // 2:
-            self.grant()
+            if self._connection.has_waiting_reads:
+                self._connection.grant_later(self)
+            else:
+                self.grant()
         if (transactional := read_transactional(delivery.state)) is not None:
             # Carried out at once, it would count although the transaction does not.
             refusal = Refusal(Condition.NOT_IMPLEMENTED, "Requests to a node cannot be part of a transaction.")
