@@ -127,6 +127,14 @@ class Driver:
         else:
             self._run(box, entity.advance(event, self._clock.now()), getattr(event, "reply", None))
 
+    def after(self, entity: Entity, call: Callable[[], None]) -> None:
+        """Calls `call` once all events submitted before for the entity's family were decided and carried out."""
+        box = self._box(entity.family)
+        if box.busy:
+            box.waiting.append((lambda _: _answering(call), None))
+        else:
+            self.committer.when(box.group, call)
+
     def submit_together(self, entities: Iterable[Entity], begin: Callable[[int], Decision], reply: Any) -> None:
         """Let one decision be made over several entities, all of it or nothing: `reply` is told if it fails."""
         # Always in the same order, so that two that wait for each other's families cannot be.
@@ -377,6 +385,12 @@ class Driver:
         elif not box.busy:
             self._run(box, box.family.advance(TimerFired(), self._clock.now()), None)
         # A busy family looks at its timer when it is done.
+
+
+def _answering(call: Callable[[], None]) -> Decision:
+    """A decision that changes nothing; `call` is its answer."""
+    return Step(effects=[Answer(lambda _: call(), None)])
+    yield  # a decision is a generator
 
 
 def _gone(path: str) -> Refusal:

@@ -6,7 +6,7 @@ import socket
 import ssl
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,9 @@ BEGUN = OPENED + performative_frame(0, Begin(next_outgoing_id=0, incoming_window
 
 
 @asynccontextmanager
-async def serving(tls: Path, **limits: Any) -> AsyncIterator[NamespaceServer]:
-    options = NamespaceOptions(name="primary", file=None, tls=tls, entities=(QueueDescription(path="orders"),))
+async def serving(tls: Path, queues: Sequence[str] = ("orders",), **limits: Any) -> AsyncIterator[NamespaceServer]:
+    entities = tuple(QueueDescription(path=path) for path in queues)
+    options = NamespaceOptions(name="primary", file=None, tls=tls, entities=entities)
     server = NamespaceServer(options, Resources(ResourceLimits(**limits)))
     await server.start()
     try:
@@ -472,3 +473,35 @@ async def test_x1_a_client_that_waits_for_credit_can_send_any_number_of_peeks(
         node.request(*PEEK)
     await peer.received(node.replies, 500)
     assert not server.resources.refused
+
+
+@pytest.mark.parametrize("drain", [False, True])
+async def test_x1_many_receivers_of_one_connection_get_their_messages_after_a_pause(
+    tls_folder: Path, drain: bool
+) -> None:
+    queues = [f"q{number}" for number in range(60)]
+    async with serving(tls_folder, connection_memory=8 * MIB, queues=queues) as server:
+        peer = await Peer.to(server)
+        await peer.put_token()
+        for queue in queues:
+            await send_large(peer, queue, 1, 250_000)
+        slow = await Peer.to(server)
+        await slow.put_token()
+        slow.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KIB)
+        session = slow.session()
+        links = [await slow.receiver(queue, session) for queue in queues]
+        slow.transport.pause_reading()
+        slow.events.clear()
+        for link in links:
+            link.flow(200, drain=drain)
+        slow.flush()
+        await until(lambda: server.resources.held > MIB or server.resources.refused)
+        for _ in range(50):
+            await peer.echo()
+        assert not server.resources.refused
+        slow.transport.resume_reading()
+        await slow.until(lambda: sum(isinstance(event, Delivered) for event in slow.events) == 60)
+        if drain:
+            await slow.until(lambda: not any(link.credit for link in links))
+        slow.close()
+        peer.close()

@@ -11,7 +11,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from http import HTTPStatus
 from typing import assert_never
 
@@ -84,6 +84,9 @@ _MOST_UNREAD = (10_000, 16 * limits.MIB)
 _MOST_UNREAD_BEFORE = (128, 64 * limits.KIB)
 # Bytes that wait for the peer's session windows from which no more are added.
 _MOST_PENDING_BYTES = 4 * limits.MIB
+# Bytes that the engine may be deciding to deliver on all links together. At most this share of what a connection may
+# hold: each link may exceed its room by one message.
+_MOST_DECIDING_BYTES, _DECIDING_SHARE = 8 * limits.MIB, 8
 # Bytes of messages that wait to be stored from which no more of this peer is read.
 _MOST_INCOMING_BYTES = 4 * limits.MIB
 # Requests whose replies may have a megabyte each ("reads"), under way at a time.
@@ -137,7 +140,11 @@ class AmqpConnection:
         self._look_again_at: dict[Session, int] = {}
         self._let_go: set[Session] = set()
         self._accepted: defaultdict[Session, list[int]] = defaultdict(list)
-        self._stalled: set[OutgoingLink | ReplyLink] = set()
+        self._stalled: dict[OutgoingLink | ReplyLink, None] = {}  # in the order in which they stalled
+        self._is_resume_scheduled = False
+        self._deciding_bytes = 0  # room of the grants that the engine is deciding about
+        self._unflushed_bytes = 0  # of messages since the last flush
+        self._most_deciding = min(_MOST_DECIDING_BYTES, site.resources.limits.connection_memory // _DECIDING_SHARE)
         self._flushing = False
         self._unread = [0, 0]  # replies that wait for the peer, and their bytes
         self._incoming_bytes = 0  # of messages that wait to be stored
@@ -160,7 +167,7 @@ class AmqpConnection:
     def data_received(self, data: bytes) -> None:
         for event in self._core.receive(data, self._loop.time()):
             self._handle(event)
-        if self._stalled and not self.channel.is_full:  # else `when_room` resumes them
+        if not self.channel.is_full:  # else `when_room` resumes them
             self._resume()
         self._flush()
         self._arm()
@@ -204,6 +211,7 @@ class AmqpConnection:
 
     def _flush(self) -> None:
         self._flushing = False
+        self._unflushed_bytes = 0
         for session, ids in self._accepted.items():
             for first, last in runs(ids):
                 session.dispose(RECEIVER, first, last, settled=True, state=_ACCEPTED)
@@ -433,14 +441,42 @@ class AmqpConnection:
 
     def stall(self, link: OutgoingLink | ReplyLink) -> None:
         """The peer does not read as fast as it grants credit: this link goes on when it does."""
-        self._stalled.add(link)
+        self._stalled[link] = None
         if self.channel.is_full:
             self.channel.when_room(self._resume)
 
     def _resume(self) -> None:
-        stalled, self._stalled = self._stalled, set()
-        for link in stalled:
-            link.resume()
+        self._is_resume_scheduled = False
+        for link in list(self._stalled):
+            if not self.has_room:
+                if self.channel.is_full:
+                    self.channel.when_room(self._resume)
+                return
+            if link in self._stalled:
+                del self._stalled[link]
+                link.resume()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the engine may decide about deliveries on one more link."""
+        return not self.is_full and self._deciding_bytes + self._unflushed_bytes < self._most_deciding
+
+    def deciding(self, entity: Entity, room: int) -> None:
+        """The engine was granted so much room on a link of this entity. It counts until the engine has used it."""
+        self._deciding_bytes += room
+        self.driver.after(entity, lambda: self._decided(room))
+
+    def _decided(self, room: int) -> None:
+        self._deciding_bytes -= room
+        if self._stalled and not self._is_resume_scheduled:
+            # After the flush, which comes first: what was delivered may have filled the channel.
+            self.flush_soon()
+            self._is_resume_scheduled = True
+            self._loop.call_soon(self._resume)
+
+    def delivering(self, size: int) -> None:
+        """Messages of so many bytes were handed to the core."""
+        self._unflushed_bytes += size
 
     def detach(self, link: Link, refusal: Refusal) -> None:
         """End a link from this side."""

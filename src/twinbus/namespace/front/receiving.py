@@ -47,6 +47,8 @@ _SLICE = 500
 _SLICE_BYTES = 2 * MIB
 _LEAST_SLICE_BYTES = 64 * KIB
 _CONNECTION_BYTES = 8 * MIB
+# What a grant counts at least: the engine may exceed the room by one message.
+_LEAST_COUNTED_BYTES = 256 * KIB
 # The header's ttl is a uint of milliseconds: 49 days (AMQP 3.2.1).
 _LONGEST_TTL = 0xFFFF_FFFF
 _Held = tuple[Row, bytes | None, int | None]
@@ -98,6 +100,7 @@ class OutgoingLink:
         self._held: deque[_Held] = deque()
         self._swallowed_by: Fault | None = None
         self._owes_drain = False
+        self._waits_to_drain = False
         self._room = 0  # bytes the engine may still decide about; 0 or less: it waits for the next grant
         self._open = True
         self.session: str | None = None
@@ -158,7 +161,10 @@ class OutgoingLink:
         if not self._open:
             return
         self._limit = self._decided + self._link.flow_credit
-        if self._link.drain:
+        self._waits_to_drain = self._link.drain and not self._connection.has_room
+        if self._waits_to_drain:
+            self._connection.stall(self)
+        elif self._link.drain:
             self._pass_on(self._limit)
         else:
             self._grant(lowered=self._limit < self._granted)
@@ -169,7 +175,7 @@ class OutgoingLink:
             return
         limit = min(self._limit, self._decided + _SLICE)
         if lowered or limit > self._granted or self._is_starved:
-            if not lowered and (self._connection.is_full or self._link.pending_bytes > _SLICE_BYTES):
+            if not lowered and (not self._connection.has_room or self._link.pending_bytes > _SLICE_BYTES):
                 self._connection.stall(self)
                 return
             self._pass_on(limit if lowered else max(limit, self._granted))
@@ -184,6 +190,7 @@ class OutgoingLink:
         self._granted, self._room = limit, min(_SLICE_BYTES, max(_LEAST_SLICE_BYTES, share))
         granted = CreditGranted(self, limit, self._link.drain, self._room)
         self._connection.driver.submit(self.entity, granted)
+        self._connection.deciding(self.entity, max(_LEAST_COUNTED_BYTES, self._room))
 
     def is_locked(self, token: bytes) -> bool:
         """Whether a delivery can still be settled."""
@@ -191,7 +198,10 @@ class OutgoingLink:
 
     def resume(self) -> None:
         """The peer reads again."""
-        self._grant()
+        if self._waits_to_drain:
+            self._take_credit()
+        else:
+            self._grant()
 
     # --- from the engine ---------------------------------------------------------------------------------------
 
@@ -263,6 +273,7 @@ class OutgoingLink:
             except Exception:  # one message's trouble must not keep others from their receiver
                 _log.exception("a message could not be sent", extra={"entity": self.entity.path})
                 self._limit += 1  # it took none of the peer's credit
+        self._connection.delivering(sum(row.size for row in rows))
         self._connection.remember(link.session, unsettled)
         self._connection.flush_soon()
 
