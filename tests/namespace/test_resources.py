@@ -61,7 +61,7 @@ def test_x1_a_connection_that_holds_too_much_is_closed_by_name_and_value() -> No
     assert (name, limit) == ("one", "connection-memory")
     assert text.startswith(
         "A connection may make the server hold 200 bytes until a token was accepted; this one made it hold 210, most "
-        "of them as unsent bytes."
+        "of them as unsent bytes. Read what the server sends, or grant less credit."
     )
     assert connections.resources.held == 0
     authenticated = connections.open("two", authenticated=True)

@@ -27,7 +27,7 @@ ENTRY_BYTES = 208
 class Limits:
     max_frame_size: int | None = None  # largest frame taken; None: what our open announces
     performative_bytes: int | None = None  # of a frame without payload, which is decoded whole; None: no other limit
-    received_bytes: int | None = None  # of the whole connection; checked with each read
+    received_bytes: int | None = None  # most bytes the peer may send on this connection; may be exceeded by one read
     max_sessions: int = 5000  # of the connection
     handle_max: int = 8191  # of each session
     max_links: int = 10_000  # of the connection

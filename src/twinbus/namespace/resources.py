@@ -5,8 +5,8 @@ deliveries, attaches, answers the peer does not read, requests, messages of open
 within one read are not recorded. Objects of a fixed size are not recorded either: `max_connections` bounds those.
 
 Two pools bound the bytes: one for connections that have not authenticated, one for all connections. When a pool is
-exhausted, the connection that holds most of it is closed, so that a peer which holds little is never refused because of
-others. When there are too many connections, the oldest one that has not authenticated makes room.
+exhausted, the connection that holds most of it is closed, so a connection that holds little is not closed for memory
+that others hold. When there are too many connections, the oldest one that has not authenticated makes room.
 
 All namespaces of a process share one `Resources`. It belongs to one event loop and takes no locks.
 """
@@ -30,6 +30,8 @@ DEFAULT_CONNECTIONS: Final = 10_000
 DEFAULT_MEGABYTES: Final = 512
 LEAST_MEGABYTES: Final = 64
 _LOG_EVERY_SECONDS: Final = 10.0
+# What a peer can do that makes the server hold too much of a kind, where it is not the usual.
+_ADVICE: Final = {"unsent bytes": "Read what the server sends, or grant less credit."}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class Account:
     def hold(self, kind: str, size: int) -> None:
         """Records that the connection now makes the process hold `size` bytes of this kind.
 
-        May evict this connection or another one: its `evict` is called and must not close anything before it returns.
+        May evict this connection or another one: `evict` is called at once; it must only schedule the closing.
         """
         change = size - self._kinds.get(kind, 0)
         if not change or not self.is_open:
@@ -93,19 +95,23 @@ class Account:
         self._resources.changed(self, change)
         if self.held > self._limit and self.is_open:
             until = "" if self.is_authenticated else " until a token was accepted"
+            largest = self.largest_kind
+            advice = _ADVICE.get(largest, "Read the answers, and finish each message before the next.")
             text = (
                 f"A connection may make the server hold {self._limit} bytes{until}; this one made it hold {self.held}, "
-                f"most of them as {self.largest_kind}. Read the answers, and finish each message before the next."
+                f"most of them as {largest}. {advice}"
             )
             self.evict(LimitExceededError("connection-memory", text))
 
     def raise_limit(self, limit: int) -> None:
         self._limit = limit
 
-    def authenticate(self) -> None:
-        """The connection counts as authenticated from now on."""
+    def authenticate(self, *, keep_limit: bool = False) -> None:
+        """The connection counts as authenticated from now on, and may hold more unless it keeps its limit."""
         if self.is_open and not self.is_authenticated:
             self._resources.authenticated(self)
+            if not keep_limit:
+                self._limit = self._resources.limits.connection_memory
 
     def close(self) -> None:
         """The connection is gone, and all it held."""
@@ -212,7 +218,6 @@ class Resources:
 
     def authenticated(self, account: Account) -> None:
         account.is_authenticated = True
-        account.raise_limit(self.limits.connection_memory)
         del self._unauthenticated[account]
         self._authenticated[account] = None
         self.unauthenticated_held -= account.held

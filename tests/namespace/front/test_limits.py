@@ -22,10 +22,12 @@ from twinbus.amqp.sections import Properties, message, split
 from twinbus.amqp.transactions import coordinator
 from twinbus.amqp.types import Array, Int, Long
 from twinbus.connect import connect
+from twinbus.connect.sas import make_token
 from twinbus.message import Message
 from twinbus.namespace.engine import browsing
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.front import amqp, port, transactions
+from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.resources import ResourceLimits, Resources
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer
 
@@ -505,3 +507,22 @@ async def test_x1_many_receivers_of_one_connection_get_their_messages_after_a_pa
             await slow.until(lambda: not any(link.credit for link in links))
         slow.close()
         peer.close()
+
+
+async def test_x1_an_http_connection_whose_token_was_accepted_does_not_make_room(tls_folder: Path) -> None:
+    async with serving(tls_folder, max_connections=2, http_connection_memory=8 * KIB) as server:
+        token = make_token(f"sb://localhost:{server.port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
+        head = f"GET /$config HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n".encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(head + b"\r\n")
+        assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 200 \r\n"
+        assert server.resources.unauthenticated_connections == 0
+        others = [await Peer.to(server) for _ in range(3)]
+        await until(lambda: server.resources.refused["connections"] == 2)
+        writer.write(head + b"\r\n" + head + b"\r\n")  # one behind the other
+        await reader.readuntil(b"HTTP/1.1 ")
+        writer.write(head + b"X: " + bytes(b"x" * 16 * KIB))
+        await until(lambda: server.resources.refused["connection-memory"])
+        writer.close()
+        for other in others:
+            other.close()

@@ -249,9 +249,15 @@ class HttpConnection:
             body=bytes(self._body),
             peer_is_loopback=self._peer_is_loopback,
             arrived_at=self._arrived_at,
+            token_accepted=self._token_accepted,
         )
         self._body.clear()
         self._answering = asyncio.get_running_loop().create_task(self._answer(request, method))
+
+    def _token_accepted(self) -> None:
+        """The connection counts as authenticated from now on. It may hold no more than before."""
+        if self._account is not None:
+            self._account.authenticate(keep_limit=True)
 
     async def _answer(self, request: Request, method: str) -> None:
         began = time.monotonic()

@@ -155,4 +155,5 @@ class HttpHandler:
             )
         except TokenRefusedError as refused:
             return refused.text
+        request.token_accepted()
         return None if Claim.MANAGE in claims else f"the Manage claim is required for {resource or 'the namespace'!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -33,6 +33,8 @@ class Request:
     body: bytes
     peer_is_loopback: bool
     arrived_at: str | None = None
+    token_accepted: Callable[[], None] = lambda: None
+    """Called when the token of the request was accepted."""
 
     @property
     def authority(self) -> str:

@@ -3,7 +3,8 @@
 Such a connection is read in small pieces. Each piece waits for its turn, and the peer is not read again before it was
 handled. In each turn of the event loop, only a few milliseconds go to these pieces, and one HTTP request at most is
 answered. The connection that sent least so far comes first: a client that puts its token, which takes about 2 KB, is
-not behind peers that send more. The connection is read directly once a token was accepted.
+not behind peers that send more. The connection is read directly once a token was accepted, over HTTP from the piece
+after that request on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PIECE: Final = 4 * KIB
 _SECONDS: Final = 0.002
 
 Turn = Callable[[], bool]
-"""Does what it is the turn of; True if the rest of the event loop should come next."""
+"""Runs one piece. Returns True if no other piece may run in this turn of the event loop."""
 
 
 class Turns:
@@ -116,6 +117,10 @@ class UnauthenticatedReader(asyncio.BufferedProtocol):
         return self._connection.is_answering
 
     def _wait_for_turn(self, call: Callable[[], None]) -> None:
+        if self._connection.is_authenticated:
+            call()
+            return
+
         def turn() -> bool:
             if not self._transport.is_closing():
                 call()
