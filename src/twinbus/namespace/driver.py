@@ -389,8 +389,8 @@ class Driver:
 
 def _answering(call: Callable[[], None]) -> Decision:
     """A decision that changes nothing; `call` is its answer."""
+    yield from ()
     return Step(effects=[Answer(lambda _: call(), None)])
-    yield  # a decision is a generator
 
 
 def _gone(path: str) -> Refusal:

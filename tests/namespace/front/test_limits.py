@@ -416,7 +416,11 @@ async def test_x1_large_messages_reach_a_slow_reader_a_few_megabytes_at_a_time(
     slow.close()
 
 
-PEEK = ("com.microsoft:peek-message", {"from-sequence-number": Long(1), "message-count": Int(250)}, {})
+PEEK: tuple[str, Any, dict[str, Any]] = (
+    "com.microsoft:peek-message",
+    {"from-sequence-number": Long(1), "message-count": Int(250)},
+    {},
+)
 
 
 async def send_large(peer: Peer, entity: str, number: int, size: int) -> None:
