@@ -530,3 +530,26 @@ async def test_x1_an_http_connection_whose_token_was_accepted_does_not_make_room
         writer.close()
         for other in others:
             other.close()
+
+
+async def test_x1_receivers_that_wait_for_messages_do_not_lose_a_connection_that_pauses(tls_folder: Path) -> None:
+    queues = [f"q{number}" for number in range(60)]
+    async with serving(tls_folder, connection_memory=8 * MIB, queues=queues) as server:
+        slow = await Peer.to(server)
+        await slow.put_token()
+        slow.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KIB)
+        session = slow.session()
+        for link in [await slow.receiver(queue, session) for queue in queues]:
+            link.flow(200)
+        await slow.echo()
+        slow.events.clear()
+        slow.transport.pause_reading()
+        peer = await Peer.to(server)
+        await peer.put_token()
+        for queue in queues:
+            await send_large(peer, queue, 1, 250_000)
+        assert not server.resources.refused
+        slow.transport.resume_reading()
+        await slow.until(lambda: sum(isinstance(event, Delivered) for event in slow.events) == 60)
+        slow.close()
+        peer.close()

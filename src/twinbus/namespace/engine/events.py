@@ -69,7 +69,7 @@ class CreditGranted(NamedTuple):
 
     Cumulative, because deliveries already decided may still wait for their commit. With `drain`, what is there is
     delivered, then a Drain follows and the rest of the credit counts as used. Delivering stops with the message that
-    uses up `room`, in bytes, until the next CreditGranted.
+    uses up `room`, in bytes, until the next CreditGranted. With no room, nothing is delivered until then.
     """
 
     receiver: Any

@@ -117,7 +117,7 @@ def _hold(shelf: Shelf, consumer: Consumer, session: str, now: int, step: Step) 
         AcceptSession(consumer.receiver, session, until),
         Meter(shelf.path, Operation.ACCEPT_SESSION, 1),
     )
-    if consumer.limit > consumer.taken:
+    if consumer.limit > consumer.taken and consumer.room > 0:
         held.feed.queue_up(consumer)
         shelf.wake(held.feed)
 

@@ -32,7 +32,9 @@ def grant(shelf: Shelf, event: CreditGranted, step: Step) -> None:
     if event.limit > consumer.taken:
         if not had_credit:
             consumer.fed = False
-        if consumer.feed is not None:
+        if consumer.feed is not None and event.room <= 0:
+            consumer.feed.leave(consumer)
+        elif consumer.feed is not None:
             consumer.feed.queue_up(consumer)
             shelf.wake(consumer.feed)
         return

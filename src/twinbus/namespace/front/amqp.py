@@ -142,6 +142,8 @@ class AmqpConnection:
         self._accepted: defaultdict[Session, list[int]] = defaultdict(list)
         self._stalled: dict[OutgoingLink | ReplyLink, None] = {}  # in the order in which they stalled
         self._is_resume_scheduled = False
+        self._waits_for_room = False
+        self._is_paused = False
         self._deciding_bytes = 0  # room of the grants that the engine is deciding about
         self._unflushed_bytes = 0  # of messages since the last flush
         self._most_deciding = min(_MOST_DECIDING_BYTES, site.resources.limits.connection_memory // _DECIDING_SHARE)
@@ -167,7 +169,7 @@ class AmqpConnection:
     def data_received(self, data: bytes) -> None:
         for event in self._core.receive(data, self._loop.time()):
             self._handle(event)
-        if not self.channel.is_full:  # else `when_room` resumes them
+        if self._stalled:
             self._resume()
         self._flush()
         self._arm()
@@ -211,6 +213,8 @@ class AmqpConnection:
 
     def _flush(self) -> None:
         self._flushing = False
+        if self._unflushed_bytes >= self._most_deciding:
+            self._resume_soon()
         self._unflushed_bytes = 0
         for session, ids in self._accepted.items():
             for first, last in runs(ids):
@@ -229,6 +233,8 @@ class AmqpConnection:
                 self.channel.close()
         else:
             self._tell_account()
+            if self.channel.is_full and not self._is_paused and self.channel.unsent_bytes > self._most_deciding:
+                self._pause_links()
 
     def _tell_account(self) -> None:
         """Charge what the core and this connection hold, when that has changed enough."""
@@ -442,15 +448,37 @@ class AmqpConnection:
     def stall(self, link: OutgoingLink | ReplyLink) -> None:
         """The peer does not read as fast as it grants credit: this link goes on when it does."""
         self._stalled[link] = None
-        if self.channel.is_full:
-            self.channel.when_room(self._resume)
+        self._resume_when_room()
+
+    def _resume_when_room(self) -> None:
+        if self.channel.is_full and not self._waits_for_room:
+            self._waits_for_room = True
+            self.channel.when_room(self._room_again)
+
+    def _room_again(self) -> None:
+        self._waits_for_room = False
+        self._resume()
+
+    def _resume_soon(self) -> None:
+        if self._stalled and not self._is_resume_scheduled:
+            self._is_resume_scheduled = True
+            self._loop.call_soon(self._resume)
+
+    def _pause_links(self) -> None:
+        """Has all links wait, also those whose entities have no message yet."""
+        self._is_paused = True
+        self._resume_when_room()
+        for attached in list(self._links.values()):
+            if isinstance(attached, OutgoingLink):
+                attached.pause()
 
     def _resume(self) -> None:
         self._is_resume_scheduled = False
+        if self.has_room:
+            self._is_paused = False
         for link in list(self._stalled):
             if not self.has_room:
-                if self.channel.is_full:
-                    self.channel.when_room(self._resume)
+                self._resume_when_room()
                 return
             if link in self._stalled:
                 del self._stalled[link]
@@ -468,11 +496,10 @@ class AmqpConnection:
 
     def _decided(self, room: int) -> None:
         self._deciding_bytes -= room
-        if self._stalled and not self._is_resume_scheduled:
-            # After the flush, which comes first: what was delivered may have filled the channel.
+        if self._stalled:
+            # The flush comes first: what was delivered may fill the channel.
             self.flush_soon()
-            self._is_resume_scheduled = True
-            self._loop.call_soon(self._resume)
+            self._resume_soon()
 
     def delivering(self, size: int) -> None:
         """Messages of so many bytes were handed to the core."""

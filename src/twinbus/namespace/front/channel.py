@@ -235,6 +235,10 @@ class Channel:
         """Whether the peer has so much left to read that it should not be sent more."""
         return self._is_filled or self._held_bytes > _MOST_HELD_BYTES
 
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() + self._held_bytes
+
     def when_room(self, call: Callable[[], None]) -> None:
         """Run `call` when the peer has read enough to be sent more."""
         self._on_room.append(call)
@@ -271,7 +275,7 @@ class Channel:
                 self._transport.resume_reading()
 
     def _charge(self) -> None:
-        unsent = self._transport.get_write_buffer_size() + self._held_bytes
+        unsent = self.unsent_bytes
         self._account.hold("unsent bytes", unsent)
         # A black hole over the namespace stops reading by itself.
         if unsent - self._held_bytes > self._most_unsent:

@@ -196,6 +196,13 @@ class OutgoingLink:
         """Whether a delivery can still be settled."""
         return not isinstance(self.entity, Topic) and token in self.entity.shelf.locks.by_token
 
+    def pause(self) -> None:
+        """The peer leaves too much unread: the engine delivers nothing on this link until `resume`."""
+        if self._open and self._decided < self._granted and not self._link.drain:
+            self._room = 0
+            self._connection.driver.submit(self.entity, CreditGranted(self, self._granted, False, 0))
+            self._connection.stall(self)
+
     def resume(self) -> None:
         """The peer reads again."""
         if self._waits_to_drain:
