@@ -1,10 +1,10 @@
 """Connections without an accepted token take turns, so that a flood of them does not hold up the others.
 
 Such a connection is read in small pieces. Each piece waits for its turn, and the peer is not read again before it was
-handled. In each turn of the event loop, only a few milliseconds go to these pieces, and one HTTP request at most is
-answered. The connection that sent least so far comes first: a client that puts its token, which takes about 2 KB, is
-not behind peers that send more. The connection is read directly once a token was accepted, over HTTP from the piece
-after that request on.
+handled. While pieces wait, half of the event loop's time goes to them, about 2 ms at a time, so that other connections
+and the threads of the store go on. One HTTP request at most is answered in such a time. The connection that sent least
+so far comes first: a client that puts its token, which takes about 2 KB, is not behind peers that send more. The
+connection is read directly once a token was accepted, over HTTP from the piece after that request on.
 """
 
 from __future__ import annotations
@@ -42,23 +42,21 @@ class Turns:
     def add(self, turn: Turn, received: int) -> None:
         """Have `turn` called when it is due. `received` is what its connection sent so far, in bytes."""
         heappush(self._waiting, (received, next(self._numbers), turn))
-        self._schedule()
-
-    def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
-        self._is_scheduled = False
-        end = time.perf_counter() + _SECONDS
+        began = time.perf_counter()
         try:
-            while self._waiting and time.perf_counter() < end:
+            while self._waiting and time.perf_counter() < began + _SECONDS:
                 if heappop(self._waiting)[2]():
                     break
         finally:
-            if self._waiting:
-                self._schedule()
+            self._is_scheduled = bool(self._waiting)
+            if self._is_scheduled:
+                pause = max(_SECONDS, time.perf_counter() - began)
+                asyncio.get_running_loop().call_later(pause, self._run)
 
 
 class UnauthenticatedReader(asyncio.BufferedProtocol):
