@@ -31,7 +31,9 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from bench.measuring import Figure, Samples, quantile, show, write_json
 from bench.serving import Server
+from twinbus.amqp.composing import message
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, SASL_FRAME, SASL_HEADER, performative_frame
+from twinbus.amqp.layout import Properties
 from twinbus.amqp.performatives import (
     RECEIVER,
     SENDER,
@@ -46,8 +48,7 @@ from twinbus.amqp.performatives import (
     Target,
     Transfer,
 )
-from twinbus.amqp.sections import Properties, message
-from twinbus.amqp.values import Int, Symbol
+from twinbus.values import Int, Symbol
 
 RSS_AIM: Final = 150.0
 RSS_WITH_KEY_AIM: Final = 800.0  # 512 MiB for what connections hold, a quarter for buffers that grow, the server

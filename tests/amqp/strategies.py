@@ -4,8 +4,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from twinbus.amqp.sections import Header, Properties
-from twinbus.amqp.types import (
+from twinbus.amqp.layout import Header, Properties
+from twinbus.values import (
     Array,
     Byte,
     Char,

@@ -3,8 +3,8 @@ from random import Random
 import pytest
 
 from tests.amqp.joined import Joined, bare_server, closing_error, only, opened, payloads
-from twinbus.amqp.conditions import AmqpError, Condition
 from twinbus.amqp.connection import Connection
+from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.events import (
     ConnectionClosed,
     Delivered,
@@ -32,6 +32,7 @@ from twinbus.amqp.performatives import (
     Target,
     Transfer,
 )
+from twinbus.values import Condition
 
 
 def test_a_message_goes_to_the_server_and_its_outcome_back() -> None:

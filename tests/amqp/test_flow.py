@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.amqp.joined import only, opened, payloads
-from twinbus.amqp.conditions import AmqpError, Condition
 from twinbus.amqp.connection import Connection
+from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.events import Delivered, Disposed, LinkDetached, LinkFlowed, SessionEnded
 from twinbus.amqp.frames import performative_frame
 from twinbus.amqp.limits import Limits
@@ -23,6 +23,7 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.amqp.serial import MASK, after, distance
 from twinbus.amqp.transfers import transfer_head
+from twinbus.values import Condition
 
 
 def test_a_sender_sends_as_far_as_its_credit() -> None:

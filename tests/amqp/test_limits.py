@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import Delivered, Event, LinkAttached, LinkDetached
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, performative_frame
@@ -23,7 +22,7 @@ from twinbus.amqp.performatives import (
     Target,
     Transfer,
 )
-from twinbus.amqp.values import NumberKeyedMap, Symbol
+from twinbus.values import Condition, NumberKeyedMap, Symbol
 
 from .joined import closing_error, only
 

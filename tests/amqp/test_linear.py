@@ -13,12 +13,25 @@ from hypothesis import strategies as st
 from tests.amqp.joined import bare_server, closing_error
 from tests.fuzz import hostile_maps
 from twinbus.amqp.composites import decode_composite
-from twinbus.amqp.conditions import AmqpError, Condition, DecodeError
 from twinbus.amqp.connection import Connection
+from twinbus.amqp.decoding import decode
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.frames import AMQP_HEADER, frame
-from twinbus.amqp.sections import read_envelope, split
-from twinbus.amqp.types import Array, Described, Float32, NumberKeyedMap, Symbol, UInt, ULong, decode, encode
-from twinbus.amqp.values import MAX_PREDICTABLE_KEYS, PREDICTABLE
+from twinbus.amqp.layout import split
+from twinbus.values import (
+    MAX_PREDICTABLE_KEYS,
+    PREDICTABLE,
+    Array,
+    Condition,
+    Described,
+    Float32,
+    NumberKeyedMap,
+    Symbol,
+    UInt,
+    ULong,
+)
 
 KEYS = 600
 # A dict of 600 keys with one hash compares each of them with all before it: 180,000 times, and again to insert it.

@@ -4,9 +4,12 @@ from typing import Any
 import pytest
 from azure.servicebus._pyamqp._decode import decode_frame, decode_payload
 
+from twinbus.amqp.composing import message
 from twinbus.amqp.composites import decode_composite, encode_composite
-from twinbus.amqp.conditions import AmqpError, DecodeError, EncodeError
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.errors import AmqpError, DecodeError, EncodeError
 from twinbus.amqp.frames import performative_frame
+from twinbus.amqp.layout import Header, Properties
 from twinbus.amqp.performatives import (
     ACCEPTED,
     RECEIVER,
@@ -33,7 +36,6 @@ from twinbus.amqp.performatives import (
     Target,
     Transfer,
 )
-from twinbus.amqp.sections import Header, Properties, message
 from twinbus.amqp.transfers import (
     FlowFields,
     disposition_frame,
@@ -43,7 +45,7 @@ from twinbus.amqp.transfers import (
     read_transfer,
     transfer_head,
 )
-from twinbus.amqp.types import Described, Symbol, UInt, ULong, encode
+from twinbus.values import Described, Symbol, UInt, ULong
 
 ERROR = Error("amqp:not-found", "no such queue", {Symbol("k"): "v"})
 SOURCE = Source(

@@ -6,19 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.amqp import strategies
-from twinbus.amqp.conditions import DecodeError, EncodeError
-from twinbus.amqp.sections import (
-    Header,
-    Properties,
-    batch_messages,
-    batch_payload,
-    message,
-    read_envelope,
-    split,
-    with_message_id,
-    with_sections,
-)
-from twinbus.amqp.types import Long, Symbol, Timestamp, ULong, encode
+from twinbus.amqp.composing import batch_payload, message, with_sections
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.errors import DecodeError, EncodeError
+from twinbus.amqp.layout import Header, Properties, batch_messages, split
+from twinbus.amqp.splicing import with_message_id
+from twinbus.values import Long, Symbol, Timestamp, ULong
 
 HEADER, DELIVERY, MESSAGE, PROPERTIES = (
     b"\x00\x53\x70\x45",

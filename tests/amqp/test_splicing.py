@@ -5,20 +5,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.amqp import strategies
-from twinbus.amqp.sections import (
+from twinbus.amqp.composing import message
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.layout import Header, Properties, split
+from twinbus.amqp.splicing import (
     NO_ITEMS,
-    Header,
     Items,
-    Properties,
     broker_annotations,
     delivered,
     delivered_under_lock,
     items,
     lock_token,
-    message,
-    split,
 )
-from twinbus.amqp.types import Int, Long, Symbol, Timestamp, encode
+from twinbus.values import Int, Long, Symbol, Timestamp
 
 TOKEN = UUID(int=99)
 OURS = broker_annotations(5, 1_700_000_000_000, 1_700_000_060_000)

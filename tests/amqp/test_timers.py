@@ -1,11 +1,11 @@
 import pytest
 
 from tests.amqp.joined import Joined, closing_error, opened
-from twinbus.amqp.conditions import Condition
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.frames import AMQP_HEADER, HEARTBEAT, SASL_HEADER, performative_frame
 from twinbus.amqp.limits import Limits
 from twinbus.amqp.performatives import Open
+from twinbus.values import Condition
 
 
 def pair(client_idle: float | None, server_idle: float | None) -> Joined:

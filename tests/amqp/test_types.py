@@ -7,16 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.amqp import strategies
-from twinbus.amqp.types import (
+from twinbus.amqp.decoding import decode, decode_all, skip
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.errors import DecodeError, EncodeError
+from twinbus.values import (
     Array,
     Byte,
     Char,
     Decimal32,
     Decimal64,
     Decimal128,
-    DecodeError,
     Described,
-    EncodeError,
     Float32,
     Int,
     Long,
@@ -27,10 +28,6 @@ from twinbus.amqp.types import (
     UInt,
     ULong,
     UShort,
-    decode,
-    decode_all,
-    encode,
-    skip,
 )
 
 NUMBER = UUID("12345678-1234-5678-1234-567812345678")

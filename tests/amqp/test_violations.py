@@ -6,8 +6,8 @@ import pytest
 
 from tests.amqp.joined import bare_server, closing_error, only
 from twinbus.amqp.composites import decode_composite
-from twinbus.amqp.conditions import Condition
 from twinbus.amqp.connection import Connection
+from twinbus.amqp.encoding import encode
 from twinbus.amqp.events import Event, LinkAttached, LinkDetached, SessionEnded
 from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, frame, performative_frame
 from twinbus.amqp.limits import Limits
@@ -27,7 +27,7 @@ from twinbus.amqp.performatives import (
     Target,
     Transfer,
 )
-from twinbus.amqp.types import Described, Symbol, UInt, ULong, encode
+from twinbus.values import Condition, Described, Symbol, UInt, ULong
 
 BEGIN = Begin(next_outgoing_id=0, incoming_window=100, outgoing_window=100)
 TO_SERVER = Attach("in", 0, SENDER, source=Source("a"), target=Target("b"), initial_delivery_count=0)

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from typer.testing import CliRunner, Result
 
-from twinbus.amqp.sections import Properties, message
+from twinbus.amqp.composing import message
+from twinbus.amqp.layout import Properties
 from twinbus.cli.main import app
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.pairing import aliases

@@ -14,7 +14,6 @@ import pytest
 
 from tests.cli.running import COMMAND, PATIENCE, environment
 from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
-from twinbus.amqp.values import Char
 from twinbus.cli.progress import Lines, Table, span
 from twinbus.ledger import Stage, read_ledger
 from twinbus.ledger.entries import Intent, Operation
@@ -24,6 +23,7 @@ from twinbus.syphon.plan import Readiness
 from twinbus.syphon.plan.destinations import DestinationState
 from twinbus.syphon.progress import Progress, Tally
 from twinbus.testing import LocalNamespaces
+from twinbus.values import Char
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.sections import split
-from twinbus.amqp.types import EncodeError, Symbol, Timestamp, UByte
+from twinbus.amqp.errors import EncodeError
+from twinbus.amqp.layout import split
 from twinbus.connect.encoding import MOST_TTL, encode_message, to_datetime, to_millis, with_scheduled_time
 from twinbus.connect.received import MessageState, ReceivedMessage
 from twinbus.message import BodyType, Message
+from twinbus.values import Symbol, Timestamp, UByte
 
 NOW = 1_700_000_000_000
 

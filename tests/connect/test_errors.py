@@ -2,10 +2,10 @@
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
 from twinbus.connect import errors
 from twinbus.connect.errors import ERRORS, error_for, error_for_status, error_for_token
 from twinbus.errors import CallerError, OperatorError, RetryError
+from twinbus.values import Condition
 
 FAMILIES = (CallerError, RetryError, OperatorError)
 

@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
+from twinbus.amqp.layout import BATCH_FORMAT, batch_messages, split
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, SENDER, Accepted, DeliveryState, Error, Rejected, Released
-from twinbus.amqp.sections import BATCH_FORMAT, batch_messages, split
 from twinbus.connect import (
     RECEIVE_AND_DELETE,
     ReceivedMessage,
@@ -29,6 +28,7 @@ from twinbus.connect.errors import (
 )
 from twinbus.connect.tokens import SAS_TYPE
 from twinbus.message import Message
+from twinbus.values import Condition
 
 from .peer import Peer, listening
 

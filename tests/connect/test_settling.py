@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
 from twinbus.amqp.performatives import (
     ACCEPTED,
     RELEASED,
@@ -25,6 +24,7 @@ from twinbus.connect.errors import (
 )
 from twinbus.connect.received import ReceivedMessage
 from twinbus.message import Message
+from twinbus.values import Condition
 
 LOST = Rejected(Error(Condition.MESSAGE_LOCK_LOST, "lost"))
 

@@ -15,29 +15,24 @@ from uuid import UUID
 
 from tests.amqp.joined import Accepting, Joined, cut
 from tests.fuzz import costs, hostile_maps, unruly
+from twinbus.amqp.composing import batch_payload, message
 from twinbus.amqp.composites import decode_composite
-from twinbus.amqp.conditions import AmqpError, Condition, DecodeError
 from twinbus.amqp.connection import Connection
+from twinbus.amqp.decoding import decode, skip
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.events import ConnectionClosed, Event
+from twinbus.amqp.layout import BATCH_FORMAT, Header, Properties, batch_messages, split
 from twinbus.amqp.limits import Limits
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, SENDER, Error, Modified, Rejected, Source, Target
-from twinbus.amqp.sections import (
-    BATCH_FORMAT,
-    Header,
-    Properties,
-    batch_messages,
-    batch_payload,
-    broker_annotations,
-    delivered,
-    lock_token,
-    message,
-    read_envelope,
-    split,
-    with_message_id,
-)
-from twinbus.amqp.types import (
+from twinbus.amqp.splicing import broker_annotations, delivered, lock_token, with_message_id
+from twinbus.values import (
+    MAX_PREDICTABLE_KEYS,
+    PREDICTABLE,
     Array,
     Char,
+    Condition,
     Decimal64,
     Described,
     Float32,
@@ -48,11 +43,7 @@ from twinbus.amqp.types import (
     UByte,
     UInt,
     ULong,
-    decode,
-    encode,
-    skip,
 )
-from twinbus.amqp.values import MAX_PREDICTABLE_KEYS, PREDICTABLE
 
 MAX_FRAME = 4096
 LIMITS = Limits(

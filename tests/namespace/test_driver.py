@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.sections import Properties, message, read_envelope, split
-from twinbus.amqp.types import Timestamp
+from twinbus.amqp.composing import message
+from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.layout import Properties, split
 from twinbus.clock import Clock, SystemClock
 from twinbus.namespace.driver import Driver, Mailbox
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
@@ -31,6 +32,7 @@ from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.store.contract import Store
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.namespace.store.sqlite import SqliteStore
+from twinbus.values import Timestamp
 
 Answers = asyncio.Queue[Any]
 

@@ -11,11 +11,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from twinbus.amqp.types import decode, encode
-from twinbus.amqp.values import Char, Described, Int, Long, Symbol, Timestamp, UInt, ULong
+from twinbus.amqp.decoding import decode
+from twinbus.amqp.encoding import encode
 from twinbus.pairing import aliases
 from twinbus.pairing.aliases import RESERVED, Restored, Sendable, divert, restore
 from twinbus.pairing.errors import AliasError, AliasInUseError
+from twinbus.values import Char, Described, Int, Long, Symbol, Timestamp, UInt, ULong
 
 PLAIN = Sendable(application_properties={"colour": "red"})
 MAX_UINT = 2**32 - 1

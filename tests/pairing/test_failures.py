@@ -20,7 +20,6 @@ from azure.servicebus import exceptions as sdk
 from azure.servicebus._pyamqp import error as amqp
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
-from twinbus.amqp.conditions import Condition
 from twinbus.connect import errors as ours
 from twinbus.pairing.calls import NoTurnError
 from twinbus.pairing.failures import (
@@ -35,6 +34,7 @@ from twinbus.pairing.failures import (
     evidence_of,
     was_refused,
 )
+from twinbus.values import Condition
 
 K = FailureKind
 

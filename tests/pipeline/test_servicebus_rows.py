@@ -24,10 +24,12 @@ from pyspark.sql.types import (
 )
 
 from tests.amqp import strategies
-from twinbus.amqp.sections import Header, message
-from twinbus.amqp.types import Array, Decimal32, Described, Float32, Symbol, Timestamp, ULong, encode
+from twinbus.amqp.composing import message
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.layout import Header
 from twinbus.connect import ReceivedMessage
 from twinbus.pipeline.servicebus.rows import READ_SCHEMA, marks_of, row_of
+from twinbus.values import Array, Decimal32, Described, Float32, Symbol, Timestamp, ULong
 
 _TYPES: dict[str, DataType] = {
     "bigint": LongType(),

@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from twinbus.amqp.sections import Properties, message
+from twinbus.amqp.composing import message
+from twinbus.amqp.layout import Properties
 from twinbus.connect import ServiceBusConnection, connect
 from twinbus.pairing import aliases
 from twinbus.syphon.deadletter import DeadLetter, DeadLetters, NotResubmittedError

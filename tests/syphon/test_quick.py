@@ -7,14 +7,16 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.sections import Items, Properties, broker_annotations, delivered, lock_token, message
-from twinbus.amqp.types import Long, Symbol
+from twinbus.amqp.composing import message
+from twinbus.amqp.layout import Properties
+from twinbus.amqp.splicing import Items, broker_annotations, delivered, lock_token
 from twinbus.connect.encoding import encode_message
 from twinbus.connect.received import ReceivedMessage
 from twinbus.message import BodyType, Message
 from twinbus.syphon.quick import quick
 from twinbus.syphon.translation import translate
 from twinbus.syphon.transport import NeverDeliverableError
+from twinbus.values import Long, Symbol
 
 TOKEN = UUID(int=7)
 VALUES = st.one_of(

@@ -9,10 +9,12 @@ from azure.servicebus._pyamqp._encode import encode_payload
 from hypothesis import given
 
 from tests.amqp import strategies as amqp
-from twinbus.amqp.sections import Header, Properties, Sections, message, read_envelope, split
-from twinbus.amqp.types import encode
-from twinbus.amqp.values import Byte, Char, Decimal32, Described, Int, Long, NumberKeyedMap, Symbol, Timestamp, UInt
+from twinbus.amqp.composing import message
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.layout import Header, Properties, Sections, split
 from twinbus.syphon.sdk_single import single_of
+from twinbus.values import Byte, Char, Decimal32, Described, Int, Long, NumberKeyedMap, Symbol, Timestamp, UInt
 
 COMMON: dict[str, Any] = {
     "header": Header(durable=True, priority=4, ttl=5),

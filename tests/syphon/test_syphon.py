@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.amqp.types import Long, Timestamp
 from twinbus.connect import NEXT_AVAILABLE, connect
 from twinbus.ledger import Role, balance, read_ledger
 from twinbus.ledger.entries import Stage
@@ -25,6 +24,7 @@ from twinbus.syphon.room import Step, SyphonOptions
 from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
 from twinbus.syphon.transport import Held
 from twinbus.testing import LocalNamespaces
+from twinbus.values import Long, Timestamp
 
 from .ground import Ground, config, grounds, ids, numbered, until
 

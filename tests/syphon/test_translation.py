@@ -16,7 +16,9 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from hypothesis import given
 
 from tests.amqp import strategies as amqp
+from twinbus.amqp.composing import message
 from twinbus.amqp.decoding import skip
+from twinbus.amqp.envelope import read_envelope
 from twinbus.amqp.layout import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -24,24 +26,17 @@ from twinbus.amqp.layout import (
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
-    map_items,
-)
-from twinbus.amqp.sections import (
     Header,
     Properties,
-    broker_annotations,
-    delivered,
-    lock_token,
-    message,
-    read_envelope,
+    map_items,
     split,
 )
-from twinbus.amqp.splicing import list_slices
-from twinbus.amqp.values import Described, Int, Long, Symbol, Timestamp, UInt
+from twinbus.amqp.splicing import broker_annotations, delivered, list_slices, lock_token
 from twinbus.pairing import aliases
 from twinbus.pairing.outgoing import diverted
 from twinbus.syphon.translation import Reason, destination_of, resubmittable, translate
 from twinbus.syphon.transport import NeverDeliverableError
+from twinbus.values import Described, Int, Long, Symbol, Timestamp, UInt
 
 NOW = 1_800_000_000_000
 TOKEN = UUID(int=7)

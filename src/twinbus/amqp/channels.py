@@ -5,9 +5,10 @@ Each peer numbers its sessions on its own; the answer to a begin ties the two nu
 
 from itertools import count
 
-from twinbus.amqp.conditions import AmqpError, Condition
+from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.performatives import Begin
 from twinbus.amqp.session import Session
+from twinbus.values import Condition
 
 
 class Channels:

@@ -8,7 +8,6 @@ from struct import error as struct_error
 from typing import Any
 from uuid import UUID
 
-from twinbus.amqp.conditions import EncodeError
 from twinbus.amqp.encoding import (
     binary_head,
     encode,
@@ -22,6 +21,7 @@ from twinbus.amqp.encoding import (
     encode_ubyte,
     encode_uint,
 )
+from twinbus.amqp.errors import EncodeError
 from twinbus.amqp.layout import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -33,7 +33,7 @@ from twinbus.amqp.layout import (
     Sections,
 )
 from twinbus.amqp.splicing import items
-from twinbus.amqp.values import ULong
+from twinbus.values import ULong
 
 
 def _id(value: str | UUID | bytes | int) -> bytes:

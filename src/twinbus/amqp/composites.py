@@ -9,7 +9,6 @@ from dataclasses import MISSING, fields
 from struct import error as struct_error
 from typing import Any, NamedTuple, TypeVar
 
-from twinbus.amqp.conditions import AmqpError, Condition, DecodeError, EncodeError
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import (
     encode,
@@ -24,7 +23,8 @@ from twinbus.amqp.encoding import (
     encode_ulong,
     encode_ushort,
 )
-from twinbus.amqp.values import Array, Described, Symbol, UByte, UInt, ULong, UShort
+from twinbus.amqp.errors import AmqpError, DecodeError, EncodeError
+from twinbus.values import Array, Condition, Described, Symbol, UByte, UInt, ULong, UShort
 
 _T = TypeVar("_T")
 

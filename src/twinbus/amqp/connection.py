@@ -8,8 +8,8 @@ from typing import Any
 
 from twinbus.amqp.channels import Channels
 from twinbus.amqp.composites import decode_composite
-from twinbus.amqp.conditions import AmqpError, Condition, DecodeError
 from twinbus.amqp.dispatch import Place, SessionFrame, hand_over
+from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.events import ConnectionClosed, Event, Opened, SessionBegun
 from twinbus.amqp.frames import (
     FRAME_HEADER,
@@ -39,6 +39,7 @@ from twinbus.amqp.session import Session, SessionViolationError
 from twinbus.amqp.states import SessionState
 from twinbus.amqp.timers import Timers
 from twinbus.amqp.transfers import CUT_SHORT, read_disposition, read_flow, read_transfer
+from twinbus.values import Condition
 
 _SERVER_LIMITS = Limits(enforce_credit=False)
 _CLIENT_LIMITS = Limits()

@@ -11,9 +11,9 @@ from struct import error as struct_error
 from typing import Any, NoReturn
 from uuid import UUID
 
-from twinbus.amqp.conditions import DecodeError
 from twinbus.amqp.encoding import MAX_DEPTH
-from twinbus.amqp.values import (
+from twinbus.amqp.errors import DecodeError
+from twinbus.values import (
     MAX_PREDICTABLE_KEYS,
     PREDICTABLE,
     Array,

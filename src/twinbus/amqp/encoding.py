@@ -9,8 +9,8 @@ from struct import error as struct_error
 from typing import Any
 from uuid import UUID
 
-from twinbus.amqp.conditions import EncodeError
-from twinbus.amqp.values import (
+from twinbus.amqp.errors import EncodeError
+from twinbus.values import (
     Array,
     Byte,
     Char,

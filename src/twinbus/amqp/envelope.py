@@ -9,8 +9,8 @@ from struct import error as struct_error
 from typing import Any
 from uuid import UUID
 
-from twinbus.amqp.conditions import DecodeError
 from twinbus.amqp.decoding import WIDTHS, decode, skip
+from twinbus.amqp.errors import DecodeError
 from twinbus.amqp.layout import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,

@@ -7,7 +7,8 @@ from struct import Struct
 from typing import Any
 
 from twinbus.amqp.composites import encode_composite
-from twinbus.amqp.conditions import AmqpError, Condition
+from twinbus.amqp.errors import AmqpError
+from twinbus.values import Condition
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from twinbus.amqp.conditions import DecodeError
 from twinbus.amqp.decoding import decode, skip
-from twinbus.amqp.values import ULong
+from twinbus.amqp.errors import DecodeError
+from twinbus.values import ULong
 
 HEADER = 0x70
 DELIVERY_ANNOTATIONS = 0x71
@@ -37,6 +37,8 @@ _MAP = frozenset((0xC1, 0xD1))
 _BINARY = frozenset((0xA0, 0xB0))
 _ANYTHING = frozenset(range(256))
 _CONTENT = (_LIST, _MAP, _MAP, _LIST, _MAP, _BINARY, _LIST, _ANYTHING, _MAP)  # by section code - HEADER
+
+BATCH_FORMAT = 0x80013700  # message-format of a transfer whose data sections are messages
 
 BODY_KINDS = {DATA: "data", SEQUENCE: "sequence", VALUE: "value"}
 

@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from twinbus.amqp.conditions import AmqpError, Condition
-from twinbus.amqp.values import NumberKeyedMap
+from twinbus.amqp.errors import AmqpError
+from twinbus.values import Condition, NumberKeyedMap
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -6,7 +6,7 @@ session's. `role` is ours: our sender link sends.
 
 from typing import TYPE_CHECKING, Any
 
-from twinbus.amqp.conditions import AmqpError, Condition
+from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.events import Delivered, LinkDetached, LinkFlowed
 from twinbus.amqp.limits import memory_of
 from twinbus.amqp.partial import Partial
@@ -31,7 +31,7 @@ from twinbus.amqp.transfers import (
     transfer_head,
     transfer_head_with_state,
 )
-from twinbus.amqp.values import Described
+from twinbus.values import Condition, Described
 
 if TYPE_CHECKING:
     from twinbus.amqp.session import Session

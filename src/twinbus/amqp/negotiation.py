@@ -6,7 +6,7 @@ Decides whether the two peers speak the same protocol and whether the client may
 from enum import Enum, auto
 
 from twinbus.amqp.composites import decode_composite
-from twinbus.amqp.conditions import AmqpError, Condition, DecodeError
+from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.events import Event
 from twinbus.amqp.frames import (
     AMQP_HEADER,
@@ -18,6 +18,7 @@ from twinbus.amqp.frames import (
     performative_frame,
 )
 from twinbus.amqp.sasl import ClientSasl, ServerSasl
+from twinbus.values import Condition
 
 
 class Phase(Enum):

@@ -22,8 +22,8 @@ from twinbus.amqp.composites import (
     composite,
     nested,
 )
-from twinbus.amqp.conditions import AmqpError
-from twinbus.amqp.values import Described
+from twinbus.amqp.errors import AmqpError
+from twinbus.values import Described
 
 SENDER: Final = False  # §2.8.1
 RECEIVER: Final = True

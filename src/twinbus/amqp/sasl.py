@@ -6,9 +6,10 @@ Frames go in as performatives and come out as performatives. Whether a credentia
 from collections.abc import Callable
 from typing import Any, Literal
 
-from twinbus.amqp.conditions import AmqpError, Condition
+from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.events import SaslReceived
 from twinbus.amqp.performatives import SaslInit, SaslMechanisms, SaslOutcome
+from twinbus.values import Condition
 
 Verifier = Callable[[str, bytes], bool]
 Credential = Literal["ANONYMOUS", "EXTERNAL", "MSSBCBS"] | tuple[Literal["PLAIN"], str, str]

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from twinbus.amqp.conditions import AmqpError, Condition
+from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.events import (
     Disposed,
     Event,
@@ -40,7 +40,7 @@ from twinbus.amqp.serial import MASK, distance
 from twinbus.amqp.states import LinkState, SessionState
 from twinbus.amqp.transfers import FlowFields, TransferFields, disposition_frame, flow_frame
 from twinbus.amqp.unsettled import Unsettled
-from twinbus.amqp.values import Described
+from twinbus.values import Condition, Described
 
 if TYPE_CHECKING:
     from twinbus.amqp.connection import Connection

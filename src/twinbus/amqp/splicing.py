@@ -28,7 +28,7 @@ from twinbus.amqp.layout import (
     map_items,
     section_at,
 )
-from twinbus.amqp.values import ULong
+from twinbus.values import ULong
 
 
 @dataclass(slots=True)

@@ -3,8 +3,9 @@
 Time arrives as an argument; nothing here reads a clock or writes a frame.
 """
 
-from twinbus.amqp.conditions import AmqpError, Condition
+from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.limits import LimitExceededError, Limits
+from twinbus.values import Condition
 
 
 class Timers:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from twinbus.amqp.composites import encode_composite, from_described
-from twinbus.amqp.conditions import AmqpError, DecodeError
 from twinbus.amqp.decoding import decode
+from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
-from twinbus.amqp.values import Described, Symbol, ULong
+from twinbus.values import Described, Symbol, ULong
 
 _CODES: Final = {
     "amqp:coordinator:list": 0x30,

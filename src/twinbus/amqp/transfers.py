@@ -9,8 +9,8 @@ from struct import error as struct_error
 from typing import Any, NamedTuple
 
 from twinbus.amqp.composites import MAP, encode_composite, from_described
-from twinbus.amqp.conditions import AmqpError, Condition, DecodeError
 from twinbus.amqp.decoding import decode
+from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.frames import performative_frame
 from twinbus.amqp.performatives import (
     ACCEPTED,
@@ -23,7 +23,7 @@ from twinbus.amqp.performatives import (
     Released,
     Transfer,
 )
-from twinbus.amqp.values import Described, UByte
+from twinbus.values import Condition, Described, UByte
 
 _U32 = Struct(">I")
 _u32_at = _U32.unpack_from

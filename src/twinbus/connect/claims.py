@@ -9,12 +9,12 @@ import asyncio
 import logging
 from typing import Final
 
-from twinbus.amqp.types import Timestamp
 from twinbus.clock import Clock
 from twinbus.connect.errors import error_for_token
 from twinbus.connect.requests import RequestLink
 from twinbus.connect.tokens import TokenSource
 from twinbus.connect.wire import Wire
+from twinbus.values import Timestamp
 
 _log = logging.getLogger(__name__)
 

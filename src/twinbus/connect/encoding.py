@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from twinbus.amqp.layout import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS
-from twinbus.amqp.sections import Header, Properties, message, split
-from twinbus.amqp.types import EncodeError, Symbol, Timestamp, encode
+from twinbus.amqp.composing import message
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.errors import EncodeError
+from twinbus.amqp.layout import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, Header, Properties, split
 from twinbus.message import BodyType, Message
+from twinbus.values import Symbol, Timestamp
 
 MOST_TTL: Final = 0xFFFFFFFF  # ms, in a header; a longer life is told by absolute-expiry-time
 

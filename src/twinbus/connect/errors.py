@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Self
 
-from twinbus.amqp.conditions import Condition
 from twinbus.errors import CallerError, OperatorError, RetryError, TwinbusError
+from twinbus.values import Condition
 
 
 class ServiceBusError(TwinbusError):

@@ -11,13 +11,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from twinbus.amqp.sections import read_envelope
-from twinbus.amqp.types import Array, Int, Long, Timestamp, UInt
+from twinbus.amqp.envelope import read_envelope
 from twinbus.connect.deadlines import deadline
 from twinbus.connect.encoding import to_datetime, to_millis
 from twinbus.connect.errors import ServiceBusProtocolError, error_for_status
 from twinbus.connect.received import ReceivedMessage
 from twinbus.connect.requests import RequestLink
+from twinbus.values import Array, Int, Long, Timestamp, UInt
 
 if TYPE_CHECKING:
     from twinbus.connect.bus import ServiceBusConnection

@@ -26,13 +26,13 @@ from twinbus.amqp.performatives import (
     Source,
     Target,
 )
-from twinbus.amqp.types import Symbol, UInt
 from twinbus.connect.attachment import Attachment
 from twinbus.connect.batches import runs
 from twinbus.connect.errors import MessageAlreadySettled, ServiceBusError
 from twinbus.connect.received import ReceivedMessage
 from twinbus.connect.settling import Settlement, refusal
 from twinbus.connect.wire import Wire
+from twinbus.values import Symbol, UInt
 
 _SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
 _TIMEOUT: Final = Symbol("com.microsoft:timeout")

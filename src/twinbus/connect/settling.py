@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from twinbus.amqp.conditions import Condition
 from twinbus.amqp.performatives import ACCEPTED, RELEASED, DeliveryState, Error, Modified, Rejected
 from twinbus.connect.errors import ServiceBusError, ServiceBusInternalError, error_for
 from twinbus.connect.received import ReceivedMessage
+from twinbus.values import Condition
 
 _NAMED_IN_TEXT: Final = 10  # sequence numbers told in an error's text; `failed` has all messages
 

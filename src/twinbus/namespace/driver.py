@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
-from twinbus.amqp.conditions import Condition
 from twinbus.clock import Clock
 from twinbus.namespace.committer import Committer
 from twinbus.namespace.engine.descriptions import Description, EntityInfo
@@ -35,6 +34,7 @@ from twinbus.namespace.engine.subscription import Subscription
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.store.contract import Store
+from twinbus.values import Condition
 
 _log = logging.getLogger(__name__)
 

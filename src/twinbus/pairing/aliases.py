@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from twinbus.amqp.values import Char, Described, Long, Symbol, Timestamp
 from twinbus.pairing.errors import AliasError, AliasInUseError
+from twinbus.values import Char, Described, Long, Symbol, Timestamp
 
 PATH: Final = "x-ms-path"
 SESSION_ID: Final = "x-ms-sessionid"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
-from twinbus.amqp.conditions import Condition
+from twinbus.values import Condition
 
 
 class FailureKind(StrEnum):

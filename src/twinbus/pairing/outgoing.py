@@ -19,13 +19,13 @@ from azure.servicebus.amqp import (
     AmqpMessageProperties,
 )
 
-from twinbus.amqp.values import Long, Timestamp
 from twinbus.pairing.aliases import Sendable, divert
 from twinbus.pairing.batching import Parts, split
 from twinbus.pairing.errors import MessageTooLargeForBacklogError, TimeToLiveError
 from twinbus.pairing.packing import DEFLATE, pack
 from twinbus.pairing.sdk import Limits
 from twinbus.pairing.sdk_internals import Message, PyamqpTransport, encode_payload
+from twinbus.values import Long, Timestamp
 
 SCHEDULED_ENQUEUE_TIME: Final = b"x-opt-scheduled-enqueue-time"
 # What a batch takes beside its messages: the ids of the first one, each of at most 128 characters.

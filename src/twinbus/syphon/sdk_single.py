@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.amqp.conditions import AmqpError
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.layout import HEADER, PROPERTIES
-from twinbus.amqp.sections import Sections, read_envelope, split
-from twinbus.amqp.values import (
+from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.errors import AmqpError
+from twinbus.amqp.layout import HEADER, PROPERTIES, Sections, split
+from twinbus.pairing.sdk_internals import TYPE, VALUE, AMQPTypes, Header, Message, Properties, encode_payload
+from twinbus.values import (
     Byte,
     Described,
     Float32,
@@ -28,7 +29,6 @@ from twinbus.amqp.values import (
     ULong,
     UShort,
 )
-from twinbus.pairing.sdk_internals import TYPE, VALUE, AMQPTypes, Header, Message, Properties, encode_payload
 
 _TYPES: Final[dict[type, str]] = {
     type(None): AMQPTypes.null,

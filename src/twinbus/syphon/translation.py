@@ -9,7 +9,6 @@ from collections.abc import Container
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from twinbus.amqp.conditions import AmqpError
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import (
     encode_list_of,
@@ -19,14 +18,16 @@ from twinbus.amqp.encoding import (
     encode_timestamp,
     encode_uint,
 )
+from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.layout import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
+    Sections,
+    split,
 )
-from twinbus.amqp.sections import Sections, split
 from twinbus.amqp.splicing import NO_ITEMS, Items, list_slices, sift
 from twinbus.pairing import aliases
 from twinbus.pairing.aliases import RESERVED, Sendable, restore

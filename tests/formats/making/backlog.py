@@ -19,9 +19,10 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpM
 
 from tests.formats.sets import write_expected
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
-from twinbus.amqp.sections import Header, Properties, message
-from twinbus.amqp.values import Described, Long, Symbol, Timestamp
+from twinbus.amqp.composing import message
+from twinbus.amqp.layout import Header, Properties
 from twinbus.testing import LocalNamespaces
+from twinbus.values import Described, Long, Symbol, Timestamp
 
 PATH = "orders"
 DUE = datetime(2400, 1, 1, tzinfo=UTC)

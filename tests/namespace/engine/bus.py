@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
-from twinbus.amqp.sections import Envelope, Header, message, read_envelope
-from twinbus.amqp.sections import Properties as MessageProperties
-from twinbus.amqp.types import Symbol, Timestamp, decode_all
+from twinbus.amqp.composing import message
+from twinbus.amqp.decoding import decode_all
+from twinbus.amqp.envelope import Envelope, read_envelope
+from twinbus.amqp.layout import Header
+from twinbus.amqp.layout import Properties as MessageProperties
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import Description, QueueDescription
 from twinbus.namespace.engine.effects import (
@@ -28,6 +30,7 @@ from twinbus.namespace.engine.forwarding import forward
 from twinbus.namespace.engine.namespace import Entity, Namespace
 from twinbus.namespace.engine.rows import PutQueue, Row
 from twinbus.namespace.store.memory import MemoryStore
+from twinbus.values import Symbol, Timestamp
 
 START = 1_700_000_000_000
 PING = "application/vnd.ms-servicebus-ping"

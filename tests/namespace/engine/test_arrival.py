@@ -7,13 +7,14 @@ from uuid import UUID
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
-from twinbus.amqp.sections import Envelope, message, read_envelope
-from twinbus.amqp.sections import Properties as MessageProperties
+from twinbus.amqp.composing import message
+from twinbus.amqp.envelope import Envelope, read_envelope
+from twinbus.amqp.layout import Properties as MessageProperties
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Operation
 from twinbus.namespace.engine.rows import ForgetSeenIds, KnownIds
+from twinbus.values import Condition
 
 from .bus import Bus, envelope, ping, queue
 

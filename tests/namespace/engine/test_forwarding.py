@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
-from twinbus.amqp.sections import message, read_envelope, split
+from twinbus.amqp.composing import message
+from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.layout import split
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Operation, Refusal
@@ -13,6 +14,7 @@ from twinbus.namespace.engine.forwarding import forward
 from twinbus.namespace.engine.overlays import hops_of, properties_of
 from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlFilter
 from twinbus.namespace.engine.topic import Topic
+from twinbus.values import Condition
 
 from .bus import Bus, envelope, queue, text_of
 

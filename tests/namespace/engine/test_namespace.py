@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
@@ -23,6 +22,7 @@ from twinbus.namespace.engine.descriptions import (
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.records import kind_of, read_description, write_description
 from twinbus.namespace.engine.rules.descriptions import RuleDescription
+from twinbus.values import Condition
 
 from .bus import Bus, Receiver, envelope, queue
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus
 from twinbus.namespace.engine.effects import Operation
 from twinbus.namespace.engine.rows import NextRows
+from twinbus.values import Condition
 
 from .bus import Bus, queue
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
-from twinbus.amqp.sections import split
-from twinbus.amqp.types import Int, Timestamp
+from twinbus.amqp.layout import split
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
@@ -26,6 +24,7 @@ from twinbus.namespace.engine.rules.descriptions import (
     TrueFilter,
 )
 from twinbus.namespace.engine.rules.values import Duration
+from twinbus.values import Condition, Int, Timestamp
 
 from .bus import Bus, envelope, overlay_of, ping, queue
 

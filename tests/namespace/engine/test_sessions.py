@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Operation, Refusal
+from twinbus.values import Condition
 
 from .bus import Bus, Receiver, envelope, queue
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.effects import Operation
+from twinbus.values import Condition
 
 from .bus import Bus, Receiver, overlay_of, queue, text_of
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
-from twinbus.amqp.sections import Envelope
+from twinbus.amqp.envelope import Envelope
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.arrival import time_to_live
 from twinbus.namespace.engine.effects import Operation
 from twinbus.namespace.engine.rows import DueRows, ExpiredRows
+from twinbus.values import Condition
 
 from .bus import Bus, envelope, overlay_of, queue, text_of
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Operation, Refusal
 from twinbus.namespace.engine.rows import COPY_BYTES, PutBody, PutRow
 from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlAction, SqlFilter
+from twinbus.values import Condition
 
 from .bus import Bus, Receiver, envelope, overlay_of, text_of
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Operation as Metered
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.transactions import Operation, discharge
+from twinbus.values import Condition
 
 from .bus import Bus, envelope, ping, queue
 

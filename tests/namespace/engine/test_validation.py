@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
@@ -17,6 +16,7 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
 )
 from twinbus.namespace.engine.validation import refusal_of_change, refusal_of_new
+from twinbus.values import Condition
 
 ARGUMENT, RANGE, ALLOWED = Condition.ARGUMENT_ERROR, Condition.ARGUMENT_OUT_OF_RANGE, Condition.NOT_ALLOWED
 QUEUE = QueueDescription(path="q")

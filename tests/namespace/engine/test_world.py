@@ -13,12 +13,12 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.rows import BrowseRows, Lane, Row
 from twinbus.namespace.engine.topic import Topic
+from twinbus.values import Condition
 
 from .bus import Bus, Delivery, Receiver, envelope, text_of
 from .model import LANES, Holder, Message, Model

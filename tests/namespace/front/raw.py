@@ -8,16 +8,17 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Self, TypeVar
 
+from twinbus.amqp.composing import message
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed, Delivered, Disposed, Event, LinkAccepted, LinkDetached, LinkFlowed
+from twinbus.amqp.layout import Properties, split
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER, SENDER, SND_SETTLED, SND_UNSETTLED, Source, Target
-from twinbus.amqp.sections import Properties, message, split
 from twinbus.amqp.session import Session
-from twinbus.amqp.types import Symbol, Timestamp
 from twinbus.connect.sas import make_token
 from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceServer
+from twinbus.values import Symbol, Timestamp
 
 SECONDS = 20.0
 """No wait in these tests is longer."""

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.types import Byte, Float32, Int, Long, Short, Timestamp, UByte, UInt, ULong, UShort
 from twinbus.namespace.engine.rules.descriptions import (
     CorrelationFilter,
     FalseFilter,
@@ -22,6 +21,7 @@ from twinbus.namespace.engine.rules.descriptions import (
 from twinbus.namespace.engine.rules.values import Duration
 from twinbus.namespace.front.atom import INSTANCE, SERVICE_BUS, AtomError
 from twinbus.namespace.front.atom_rules import read_rule, write_rule
+from twinbus.values import Byte, Float32, Int, Long, Short, Timestamp, UByte, UInt, ULong, UShort
 
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn"]), min_size=1, max_size=20)
 values = st.one_of(

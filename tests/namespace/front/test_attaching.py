@@ -7,8 +7,8 @@ import pytest
 
 from twinbus.amqp.events import LinkAccepted, LinkDetached
 from twinbus.amqp.performatives import Source, Target
-from twinbus.amqp.types import Described, Symbol, ULong
 from twinbus.namespace.server import NamespaceServer
+from twinbus.values import Described, Symbol, ULong
 
 from .raw import SESSION_FILTER, Peer
 

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed, LinkAccepted, LinkDetached
 from twinbus.amqp.link import Link
@@ -16,6 +15,7 @@ from twinbus.namespace.front.claims import Claims
 from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.server import NamespaceServer
+from twinbus.values import Condition
 
 from .conftest import KEY
 from .raw import Peer

@@ -8,10 +8,11 @@ from pathlib import Path
 import apsw
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
+from twinbus.amqp.composing import message
 from twinbus.amqp.events import LinkAccepted, LinkFlowed
+from twinbus.amqp.layout import Properties
 from twinbus.amqp.limits import Limits
 from twinbus.amqp.link import Link
-from twinbus.amqp.sections import Properties, message
 from twinbus.amqp.transfers import FlowFields, flow_frame
 from twinbus.connect import ServiceBusConnection
 from twinbus.message import Message

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from twinbus.amqp.composing import message
 from twinbus.amqp.events import Delivered, Disposed, LinkAccepted
+from twinbus.amqp.layout import Properties, split
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, Rejected
-from twinbus.amqp.sections import Properties, message, split
-from twinbus.amqp.types import Int
 from twinbus.connect import ServiceBusConnection, connect
 from twinbus.connect.sas import make_token
 from twinbus.message import Message
@@ -19,6 +19,7 @@ from twinbus.namespace.engine.events import MessagesPeeked
 from twinbus.namespace.front import port
 from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceServer
+from twinbus.values import Int
 
 from .raw import SECONDS, Node, Peer
 from .test_port import HEALTH, talk

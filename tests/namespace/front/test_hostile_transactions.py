@@ -4,13 +4,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from twinbus.amqp.composing import message
 from twinbus.amqp.events import SessionEnded
+from twinbus.amqp.layout import Properties
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER
-from twinbus.amqp.sections import Properties, message
 from twinbus.amqp.transactions import discharge, transactional
-from twinbus.amqp.types import Symbol, Timestamp
 from twinbus.namespace.front import transactions
 from twinbus.namespace.server import NamespaceServer
+from twinbus.values import Symbol, Timestamp
 
 from .raw import Peer
 from .test_transactions import condition_of_sent, left, locked

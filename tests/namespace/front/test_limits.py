@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.conditions import Condition
+from twinbus.amqp.composing import message
 from twinbus.amqp.events import Delivered, LinkAccepted, LinkDetached, Opened
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, performative_frame
+from twinbus.amqp.layout import Properties, split
 from twinbus.amqp.limits import KIB, MIB
 from twinbus.amqp.performatives import RECEIVER, SENDER, Attach, Begin, Flow, Modified, Open, Target, Transfer
-from twinbus.amqp.sections import Properties, message, split
 from twinbus.amqp.transactions import coordinator
-from twinbus.amqp.types import Array, Int, Long
 from twinbus.connect import connect
 from twinbus.connect.sas import make_token
 from twinbus.message import Message
@@ -30,6 +29,7 @@ from twinbus.namespace.front import amqp, port, transactions
 from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.resources import ResourceLimits, Resources
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer
+from twinbus.values import Array, Condition, Int, Long
 
 from .raw import SECONDS, Node, Peer
 from .transacting import Transacting

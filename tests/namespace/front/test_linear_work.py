@@ -16,7 +16,6 @@ from twinbus.amqp.frames import AMQP_HEADER, frame
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER
 from twinbus.amqp.session import Session
-from twinbus.amqp.types import Array, Long, NumberKeyedMap
 from twinbus.connect import ServiceBusConnection
 from twinbus.connect.sas import make_token
 from twinbus.message import BodyType, Message
@@ -30,6 +29,7 @@ from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifi
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.server import NamespaceServer
 from twinbus.testing import LocalNamespace
+from twinbus.values import Array, Long, NumberKeyedMap
 
 from .raw import Peer
 

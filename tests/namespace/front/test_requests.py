@@ -6,14 +6,15 @@ from uuid import UUID
 
 import pytest
 
+from twinbus.amqp.composing import message
 from twinbus.amqp.events import Delivered, LinkAccepted, LinkDetached
+from twinbus.amqp.layout import Properties, split
 from twinbus.amqp.limits import MIB
 from twinbus.amqp.performatives import RECEIVER, SND_SETTLED, Rejected, Source, Target
-from twinbus.amqp.sections import Properties, message, split
-from twinbus.amqp.types import Array, Int, Long, Timestamp, UInt, ULong
 from twinbus.namespace.front import amqp
 from twinbus.namespace.front.operations import supported
 from twinbus.namespace.server import NamespaceServer
+from twinbus.values import Array, Int, Long, Timestamp, UInt, ULong
 
 from .raw import Node, Peer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.types import Described, Int, Timestamp
+from twinbus.values import Described, Int, Timestamp
 
 from .conftest import KEY
 from .raw import Peer

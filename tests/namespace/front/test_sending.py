@@ -2,8 +2,9 @@
 
 import pytest
 
+from twinbus.amqp.composing import batch_payload, message
+from twinbus.amqp.layout import BATCH_FORMAT, Properties
 from twinbus.amqp.performatives import Accepted, Rejected
-from twinbus.amqp.sections import BATCH_FORMAT, Properties, batch_payload, message
 
 from .raw import Peer
 

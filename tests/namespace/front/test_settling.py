@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from twinbus.amqp.events import Delivered, Disposed, LinkDetached
+from twinbus.amqp.layout import split
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import (
     ACCEPTED,
@@ -19,10 +20,9 @@ from twinbus.amqp.performatives import (
     Rejected,
     Released,
 )
-from twinbus.amqp.sections import split
-from twinbus.amqp.types import Array, Symbol
 from twinbus.namespace.front.amqp import AmqpConnection
 from twinbus.namespace.server import NamespaceServer
+from twinbus.values import Array, Symbol
 
 from .raw import Peer
 

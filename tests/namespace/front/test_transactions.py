@@ -5,17 +5,18 @@ from typing import Any
 
 import pytest
 
+from twinbus.amqp.composing import message
 from twinbus.amqp.events import Delivered, Disposed, LinkFlowed
+from twinbus.amqp.layout import split
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, Modified, Rejected
-from twinbus.amqp.sections import message, split
 from twinbus.amqp.transactions import (
     declare,
     discharge,
     read_transactional,
 )
-from twinbus.amqp.types import Described, ULong
 from twinbus.namespace.front import transactions
 from twinbus.namespace.server import NamespaceServer
+from twinbus.values import Described, ULong
 
 from .raw import Peer
 from .transacting import Transacting, condition

@@ -3,10 +3,11 @@
 from itertools import count
 from typing import Any, Self
 
+from twinbus.amqp.composing import message
 from twinbus.amqp.events import Delivered, Disposed, LinkAccepted, LinkFlowed
+from twinbus.amqp.layout import Properties
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, DeliveryState, Rejected
-from twinbus.amqp.sections import Properties, message
 from twinbus.amqp.session import Session
 from twinbus.amqp.transactions import coordinator, declare, discharge, transaction_of, transactional
 

@@ -18,9 +18,9 @@ from twinbus import (
     ScheduledInBacklogError,
     TimeToLiveError,
 )
-from twinbus.amqp.values import Long, Timestamp
 from twinbus.message import BodyType
 from twinbus.pairing.packing import DEFLATE, unpack
+from twinbus.values import Long, Timestamp
 
 from .conftest import BRIEF, World
 

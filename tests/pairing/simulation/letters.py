@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
 
-from twinbus.amqp.values import Long, Timestamp
 from twinbus.pairing import aliases, outgoing
 from twinbus.pairing.errors import AliasInUseError, MessageTooLargeForBacklogError
 from twinbus.pairing.sdk import Limits
+from twinbus.values import Long, Timestamp
 
 from .judge import ViolationError
 

@@ -12,8 +12,20 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.amqp.sections import Header, Properties, message, split
-from twinbus.amqp.values import (
+from twinbus.amqp.composing import message
+from twinbus.amqp.layout import Header, Properties, split
+from twinbus.connect import MessageState
+from twinbus.connect.sas import make_token
+from twinbus.pairing import aliases
+from twinbus.pairing.failures import FailureKind
+from twinbus.syphon.sdk import SdkTransport
+from twinbus.syphon.transport import (
+    CannotCarryError,
+    NeverDeliverableError,
+    SendFailedError,
+)
+from twinbus.testing import LocalNamespaces
+from twinbus.values import (
     Array,
     Byte,
     Char,
@@ -30,17 +42,6 @@ from twinbus.amqp.values import (
     UInt,
     ULong,
 )
-from twinbus.connect import MessageState
-from twinbus.connect.sas import make_token
-from twinbus.pairing import aliases
-from twinbus.pairing.failures import FailureKind
-from twinbus.syphon.sdk import SdkTransport
-from twinbus.syphon.transport import (
-    CannotCarryError,
-    NeverDeliverableError,
-    SendFailedError,
-)
-from twinbus.testing import LocalNamespaces
 
 from .conftest import NUMBERS, World, ids_of
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
-from twinbus.amqp.conditions import Condition
-from twinbus.amqp.sections import Envelope
+from twinbus.amqp.envelope import Envelope
 from twinbus.ledger.units import UNIT, units
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus, QueueDescription, TopicDescription
@@ -17,6 +16,7 @@ from twinbus.namespace.engine.duplicates import SeenIds, key_of
 from twinbus.namespace.engine.effects import Meter, Operation, Refusal, Step
 from twinbus.namespace.engine.refusals import disabled
 from twinbus.namespace.engine.rows import Need
+from twinbus.values import Condition
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 _ACTIVE: Final = EntityStatus.ACTIVE

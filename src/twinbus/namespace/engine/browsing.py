@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from twinbus.amqp.conditions import Condition
 from twinbus.ledger.units import units
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Answer, Meter, Operation, Refusal, Step
@@ -36,6 +35,7 @@ from twinbus.namespace.engine.rows import (
 from twinbus.namespace.engine.sessions import HeldSession
 from twinbus.namespace.engine.settlement import drop, expire
 from twinbus.namespace.engine.shelf import Shelf
+from twinbus.values import Condition
 
 Asking = Generator[Need, Any, None]
 

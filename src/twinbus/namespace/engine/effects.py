@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.rows import Need, Row, Write
+from twinbus.values import Condition
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from twinbus.amqp.conditions import Condition
-from twinbus.amqp.sections import delivered, items, read_envelope
+from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.splicing import delivered, items
 from twinbus.namespace.engine.browsing import expired
 from twinbus.namespace.engine.effects import Decision, Refusal, Step
 from twinbus.namespace.engine.limits import MAX_HOPS, MIB
@@ -25,6 +25,7 @@ from twinbus.namespace.engine.settlement import bury, drop, expire
 from twinbus.namespace.engine.shelf import Shelf
 from twinbus.namespace.engine.subscription import Subscription
 from twinbus.namespace.engine.topic import Topic
+from twinbus.values import Condition
 
 _PAGE: Final = 256
 

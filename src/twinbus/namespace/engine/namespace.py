@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.counters import Counters
 from twinbus.namespace.engine.descriptions import (
     Description,
@@ -34,6 +33,7 @@ from twinbus.namespace.engine.subscription import Subscription
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.engine.validation import refusal_of_change, refusal_of_new
 from twinbus.namespace.engine.window import Budget
+from twinbus.values import Condition
 
 Entity = Queue | Topic | Subscription
 Family = Queue | Topic

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from twinbus.amqp.types import decode_all, encode
+from twinbus.amqp.decoding import decode_all
+from twinbus.amqp.encoding import encode
 
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.effects import Refusal
+from twinbus.values import Condition
 
 _MOST_NUMBERS: Final = 20  # of messages that a text names
 

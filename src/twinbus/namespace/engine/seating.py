@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import (
     AcceptSession,
@@ -29,6 +28,7 @@ from twinbus.namespace.engine.sessions import PAGE, HeldSession
 from twinbus.namespace.engine.settlement import give_back
 from twinbus.namespace.engine.shelf import Shelf
 from twinbus.namespace.engine.window import Window
+from twinbus.values import Condition
 
 
 def attach(shelf: Shelf, event: SessionReceiverAttached, now: int, step: Step) -> None:

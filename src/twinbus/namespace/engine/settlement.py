@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, assert_never
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.effects import Answer, Meter, Operation, Refusal, Step
 from twinbus.namespace.engine.events import (
     Abandon,
@@ -26,6 +25,7 @@ from twinbus.namespace.engine.overlays import dead_letter_properties, merged
 from twinbus.namespace.engine.refusals import MESSAGE_LOCK_LOST, not_allowed, session_lock_lost
 from twinbus.namespace.engine.rows import DropRow, Lane, MoveRow, Row
 from twinbus.namespace.engine.shelf import Shelf
+from twinbus.values import Condition
 
 _OPERATIONS: Final[dict[type[Outcome], Operation]] = {
     Complete: Operation.COMPLETE,

@@ -9,8 +9,7 @@ from collections import defaultdict
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from twinbus.amqp.conditions import Condition
-from twinbus.amqp.sections import Envelope
+from twinbus.amqp.envelope import Envelope
 from twinbus.namespace.engine.arrival import refusal_of
 from twinbus.namespace.engine.effects import Answer, Decision, Refusal, Step
 from twinbus.namespace.engine.events import MessagesSent, MessagesSettled
@@ -20,6 +19,7 @@ from twinbus.namespace.engine.rows import Need, PutQueue, Write
 from twinbus.namespace.engine.settlement import refusal_of_outcome
 from twinbus.namespace.engine.subscription import Subscription
 from twinbus.namespace.engine.topic import Topic
+from twinbus.values import Condition
 
 Entity = Queue | Topic | Subscription
 Operation = tuple[Entity, MessagesSent | MessagesSettled]

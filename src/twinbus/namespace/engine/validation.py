@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
@@ -21,6 +20,7 @@ from twinbus.namespace.engine.descriptions import (
 )
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.rules.administration import refusal_of_rules
+from twinbus.values import Condition
 
 MAX_DELIVERY_COUNT: Final = 2_147_483_647
 MAX_METADATA_CHARACTERS: Final = 1024

@@ -15,7 +15,6 @@ from functools import cache
 from http import HTTPStatus
 from typing import assert_never
 
-from twinbus.amqp.conditions import Condition
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import (
     ConnectionClosed,
@@ -37,7 +36,6 @@ from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState
 from twinbus.amqp.serial import runs
 from twinbus.amqp.session import Session
 from twinbus.amqp.transactions import read_transactional
-from twinbus.amqp.values import Symbol
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.namespace import Entity
@@ -57,6 +55,7 @@ from twinbus.namespace.front.struck import BlackHoles, Struck, carry_out
 from twinbus.namespace.front.tokens import put_token
 from twinbus.namespace.front.transactions import CoordinatorLink, Transactions
 from twinbus.namespace.resources import Account
+from twinbus.values import Condition, Symbol
 
 _log = logging.getLogger(__name__)
 

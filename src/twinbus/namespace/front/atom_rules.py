@@ -9,7 +9,6 @@ from typing import Any, Final
 from uuid import UUID
 from xml.sax.saxutils import escape
 
-from twinbus.amqp.types import Byte, Float32, Int, Long, Short, Timestamp, UByte, UInt, ULong, UShort
 from twinbus.namespace.engine.rules.descriptions import (
     DEFAULT_RULE,
     FALSE_EXPRESSION,
@@ -25,6 +24,7 @@ from twinbus.namespace.engine.rules.descriptions import (
 from twinbus.namespace.engine.rules.values import Duration
 from twinbus.namespace.front.atom import ILLEGAL, INSTANCE, SERVICE_BUS, AtomError
 from twinbus.namespace.front.durations import parse_duration, render_duration, render_instant
+from twinbus.values import Byte, Float32, Int, Long, Short, Timestamp, UByte, UInt, ULong, UShort
 
 _SCHEMA: Final = "http://www.w3.org/2001/XMLSchema"
 _SERIALIZATION: Final = "http://schemas.microsoft.com/2003/10/Serialization/"

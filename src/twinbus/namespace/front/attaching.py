@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from twinbus.amqp.conditions import Condition
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Source
 from twinbus.amqp.states import LinkState
 from twinbus.amqp.transactions import is_coordinator
-from twinbus.amqp.types import Described, Long, Symbol, ULong
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.effects import Refusal
@@ -26,6 +24,7 @@ from twinbus.namespace.front.requests import ReplyLink, RequestLink
 from twinbus.namespace.front.sending import IncomingLink
 from twinbus.namespace.front.struck import Struck
 from twinbus.namespace.front.transactions import CoordinatorLink
+from twinbus.values import Condition, Described, Long, Symbol, ULong
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection, Attached

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim, QueueDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.namespace import Namespace
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import parse_address
 from twinbus.namespace.front.sas import SasVerifier, TokenFault, TokenRefusedError, token_expiry
+from twinbus.values import Condition
 
 _FOREVER = 1 << 62
 _MOST_GRANTS = 10_000

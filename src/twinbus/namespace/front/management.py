@@ -13,7 +13,6 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeVar
 
-from twinbus.amqp.conditions import Condition
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Description,
@@ -38,6 +37,7 @@ from twinbus.namespace.front.atom_writing import (
 )
 from twinbus.namespace.front.http_messages import Request, Response, error, method_not_allowed
 from twinbus.namespace.front.routes import Kind, Route
+from twinbus.values import Condition
 
 T = TypeVar("T")
 

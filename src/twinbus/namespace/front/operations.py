@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import UUID
 
-from twinbus.amqp.conditions import Condition
-from twinbus.amqp.types import Array, Int, Long, Timestamp
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.effects import Refusal
@@ -16,6 +14,7 @@ from twinbus.namespace.front.asking import MAX_INT, NOTHING, BadRequestError, Bo
 from twinbus.namespace.front.receiving import encoded
 from twinbus.namespace.front.requests import Reply, Request
 from twinbus.namespace.front.rule_operations import add_rule, enumerate_rules, remove_rule
+from twinbus.values import Array, Condition, Int, Long, Timestamp
 
 # The listing mode "all sessions" is asked for with the largest instant .NET knows, or what its codec makes of it.
 _MAX_INSTANT = 253402300799999

@@ -13,8 +13,8 @@ from twinbus.amqp.events import Disposed
 from twinbus.amqp.limits import KIB, MIB
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
-from twinbus.amqp.sections import broker_annotations, delivered, delivered_under_lock, lock_token
 from twinbus.amqp.serial import runs
+from twinbus.amqp.splicing import broker_annotations, delivered, delivered_under_lock, lock_token
 from twinbus.namespace.engine.effects import Deliver, Refusal
 from twinbus.namespace.engine.events import (
     Abandon,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from twinbus.amqp.conditions import Condition
 from twinbus.amqp.performatives import Error
 from twinbus.namespace.engine.effects import Refusal
+from twinbus.values import Condition
 
 _STATUS = {
     Condition.NOT_FOUND: 404,

@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from twinbus.amqp.conditions import Condition, DecodeError
+from twinbus.amqp.composing import message
+from twinbus.amqp.errors import DecodeError
 from twinbus.amqp.events import Delivered
+from twinbus.amqp.layout import Properties, split
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Rejected, Target
-from twinbus.amqp.sections import Properties, message, split
 from twinbus.amqp.session import Session
 from twinbus.amqp.transactions import read_transactional
-from twinbus.amqp.types import Int, Symbol
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import Address
+from twinbus.values import Condition, Int, Symbol
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection

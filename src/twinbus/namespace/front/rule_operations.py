@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from twinbus.amqp.types import Described, Timestamp, ULong
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.rules.descriptions import (
@@ -24,6 +23,7 @@ from twinbus.namespace.engine.rules.descriptions import (
 )
 from twinbus.namespace.front.asking import MAX_INT, NOTHING, BadRequestError, Body, Translated
 from twinbus.namespace.front.requests import Reply, Request
+from twinbus.values import Described, Timestamp, ULong
 
 # Descriptors of the lists that a rule is told in.
 _RULE: Final = ULong(0x137_0000_0004)

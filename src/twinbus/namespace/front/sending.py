@@ -6,11 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from twinbus.amqp.conditions import Condition, DecodeError
+from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.errors import DecodeError
 from twinbus.amqp.events import Delivered
+from twinbus.amqp.layout import BATCH_FORMAT, batch_messages
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected
-from twinbus.amqp.sections import BATCH_FORMAT, batch_messages, read_envelope
 from twinbus.amqp.transactions import read_transactional
 from twinbus.amqp.transactions import transactional as transactional_state
 from twinbus.namespace.engine import limits
@@ -21,6 +22,7 @@ from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import Address
 from twinbus.namespace.front.struck import Struck
+from twinbus.values import Condition
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection

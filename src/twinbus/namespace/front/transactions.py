@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from twinbus.amqp.conditions import Condition, DecodeError
+from twinbus.amqp.errors import DecodeError
 from twinbus.amqp.events import Delivered
+from twinbus.amqp.layout import split
 from twinbus.amqp.limits import MIB, LimitExceededError
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected
-from twinbus.amqp.sections import split
 from twinbus.amqp.transactions import Declare, declared, read_request
 from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.effects import Refusal
@@ -23,6 +23,7 @@ from twinbus.namespace.engine.limits import MAX_TRANSACTION_MESSAGES, TRANSACTIO
 from twinbus.namespace.engine.transactions import Operation, discharge
 from twinbus.namespace.front import refusals
 from twinbus.namespace.resources import Account
+from twinbus.values import Condition
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp import AmqpConnection

@@ -22,7 +22,6 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeVar
 
-from twinbus.amqp.conditions import Condition
 from twinbus.connect import Management, ReceivedMessage, Receiver, ServiceBusConnection, connect
 from twinbus.connect.errors import MessageLockLostError, ServiceBusArgumentError
 from twinbus.connect.sender import Sender
@@ -30,6 +29,7 @@ from twinbus.message import Message
 from twinbus.pipeline.servicebus.offsets import Numbers
 from twinbus.pipeline.servicebus.options import OptionError, Options
 from twinbus.pipeline.servicebus.rows import marks_of
+from twinbus.values import Condition
 
 T = TypeVar("T")
 

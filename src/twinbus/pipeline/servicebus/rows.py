@@ -17,11 +17,13 @@ from math import isfinite
 from typing import Any, Final
 from uuid import UUID
 
+from twinbus.amqp.decoding import decode, skip
+from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.layout import MESSAGE_ANNOTATIONS, map_items, section_at
-from twinbus.amqp.types import AmqpError, Described, decode, skip
 from twinbus.connect import MessageState, ReceivedMessage
 from twinbus.errors import CallerError
 from twinbus.message import BodyType, Message
+from twinbus.values import Described
 
 # Name, and type in Spark's words.
 _READ: Final = (

@@ -6,20 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from twinbus.amqp.sections import Header, Properties, message
-from twinbus.amqp.types import (
-    Byte,
-    Described,
-    Float32,
-    Int,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-)
+from twinbus.amqp.composing import message
+from twinbus.amqp.layout import Header, Properties
 from twinbus.namespace.engine.rules.view import MessageView
+from twinbus.values import Byte, Described, Float32, Int, Short, Symbol, Timestamp, UByte, UInt, ULong
 
 NOW = 1_700_000_000_000
 SEQ = 42

@@ -7,11 +7,12 @@ from uuid import UUID
 
 import pytest
 
-from twinbus.amqp.sections import Header, Properties, message, split
-from twinbus.amqp.types import Byte, Described, Float32, Int, Long, Symbol, Timestamp
+from twinbus.amqp.composing import message
+from twinbus.amqp.layout import Header, Properties, split
 from twinbus.namespace.engine.rules.actions import compile_action
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration
+from twinbus.values import Byte, Described, Float32, Int, Long, Symbol, Timestamp
 
 from .messages import GUID, NOW, RAW, USER, view
 

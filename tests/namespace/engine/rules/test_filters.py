@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.sections import message
-from twinbus.amqp.types import DecodeError, Int, Timestamp
+from twinbus.amqp.composing import message
+from twinbus.amqp.errors import DecodeError
 from twinbus.namespace.engine.rules.conditions import compile_filter
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration
+from twinbus.values import Int, Timestamp
 
 from .messages import NOW, RAW, view
 

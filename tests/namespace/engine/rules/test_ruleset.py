@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.sections import message, split
-from twinbus.amqp.types import Int, Timestamp
+from twinbus.amqp.composing import message
+from twinbus.amqp.layout import split
 from twinbus.namespace.engine.rules.descriptions import (
     CorrelationFilter,
     FalseFilter,
@@ -21,6 +21,7 @@ from twinbus.namespace.engine.rules.descriptions import (
 )
 from twinbus.namespace.engine.rules.errors import RuleSyntaxError
 from twinbus.namespace.engine.rules.ruleset import RuleSet, Selection
+from twinbus.values import Int, Timestamp
 
 from .messages import GUID, NOW, view
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from twinbus.amqp.conditions import EncodeError
-from twinbus.amqp.sections import with_sections
-from twinbus.amqp.types import Symbol, Timestamp
+from twinbus.amqp.composing import with_sections
+from twinbus.amqp.errors import EncodeError
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.expressions import ExpressionCompiler, PropertyName, Run
 from twinbus.namespace.engine.rules.grammar import Node, parse
 from twinbus.namespace.engine.rules.values import Duration, as_text, converted, kind_of, wire
 from twinbus.namespace.engine.rules.view import MessageView, by_key, readable
+from twinbus.values import Symbol, Timestamp
 
 MAX_STATEMENTS: Final = 32
 

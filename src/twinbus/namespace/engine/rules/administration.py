@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from twinbus.amqp.conditions import Condition, EncodeError
+from twinbus.amqp.errors import EncodeError
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import RuleAdded, RuleChanged, RuleRemoved
 from twinbus.namespace.engine.refusals import not_found
@@ -13,6 +13,7 @@ from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlFilt
 from twinbus.namespace.engine.rules.errors import RuleSyntaxError
 from twinbus.namespace.engine.rules.records import rule_text
 from twinbus.namespace.engine.rules.ruleset import compile_rule
+from twinbus.values import Condition
 
 MAX_NAME_CHARACTERS: Final = 50
 MAX_EXPRESSION_CHARACTERS: Final = 1024

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from twinbus.amqp.types import decode_all, encode
+from twinbus.amqp.decoding import decode_all
+from twinbus.amqp.encoding import encode
 from twinbus.namespace.engine.rules.descriptions import (
     CorrelationFilter,
     FalseFilter,

@@ -10,7 +10,9 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.amqp.types import (
+from twinbus.namespace.engine.limits import MAX_PROPERTIES_BYTES
+from twinbus.namespace.engine.rules.errors import RuleEvaluationError
+from twinbus.values import (
     Byte,
     Char,
     Described,
@@ -25,8 +27,6 @@ from twinbus.amqp.types import (
     ULong,
     UShort,
 )
-from twinbus.namespace.engine.limits import MAX_PROPERTIES_BYTES
-from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 
 _TICKS_PER_MS: Final = 10_000
 _EPOCH_TICKS: Final = 621_355_968_000_000_000

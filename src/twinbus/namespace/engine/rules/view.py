@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.amqp.conditions import DecodeError
-from twinbus.amqp.sections import Properties, Sections, split
-from twinbus.amqp.types import Timestamp
+from twinbus.amqp.errors import DecodeError
+from twinbus.amqp.layout import Properties, Sections, split
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration, plain
+from twinbus.values import Timestamp
 
 _FOREVER: Final = Duration(922_337_203_685_477)
 _END_OF_TIME: Final = Timestamp(253_402_300_799_999)
