@@ -14,7 +14,7 @@ from twinbus.pairing.aio_sender import PairedSender
 from twinbus.pairing.calls import BacklogHandle
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.partnership import EntityState, Syphon
-from twinbus.syphon.component import AioPairSyphon
+from twinbus.syphon.embedded import AioPairSyphon
 
 __all__ = [
     "BacklogHandle",

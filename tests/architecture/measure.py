@@ -304,9 +304,9 @@ async def trace_syphon(trace: Trace, primary: str, secondary: str, queue: str) -
     """Let a running syphon move what is there, divert one message more, and trace how that one moves."""
     from azure.servicebus import ServiceBusMessage  # noqa: PLC0415
 
+    from twinbus.syphon.context import SyphonOptions  # noqa: PLC0415
     from twinbus.syphon.discovery import Named  # noqa: PLC0415
     from twinbus.syphon.native import NativeTransport  # noqa: PLC0415
-    from twinbus.syphon.room import SyphonOptions  # noqa: PLC0415
     from twinbus.syphon.syphon import Syphon  # noqa: PLC0415
 
     def divert_one() -> None:

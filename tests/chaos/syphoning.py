@@ -20,11 +20,11 @@ from unittest.mock import patch
 from tests.chaos.entities import PRIMARY, QUEUES, SECONDARY
 from tests.chaos.logs import Log
 from twinbus.ledger.recorder import Ledger
+from twinbus.syphon.context import Step, SyphonOptions
 from twinbus.syphon.discovery import Named
-from twinbus.syphon.moving import Mover
+from twinbus.syphon.mover import Mover
 from twinbus.syphon.native import NativeDestination, NativeTransport
 from twinbus.syphon.plan import Policy
-from twinbus.syphon.room import Step, SyphonOptions
 from twinbus.syphon.syphon import Syphon
 from twinbus.syphon.transport import (
     Backlog,

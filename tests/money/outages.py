@@ -23,9 +23,9 @@ from twinbus.ledger.entries import Intent, Metered, Operation, Outcome
 from twinbus.money import OutageKind, SyphonRuns
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.paths import TRANSFER
+from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.room import SyphonOptions
 from twinbus.syphon.syphon import Syphon
 from twinbus.testing import LocalNamespace
 

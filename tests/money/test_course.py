@@ -30,9 +30,9 @@ from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.rotation import Rotation, choose
 from twinbus.syphon import transport
+from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import Named
-from twinbus.syphon.plan import Policy, shelf
-from twinbus.syphon.room import SyphonOptions
+from twinbus.syphon.plan import Policy, deferred
 from twinbus.syphon.syphon import Syphon
 from twinbus.syphon.transport import Peeked
 
@@ -42,7 +42,7 @@ HOUR = timedelta(hours=1)
 def test_m4_the_habits_that_a_forecast_counts_are_those_of_the_syphon_and_the_pair() -> None:
     policy, options, scenario = Policy(), SendAvailabilityOptions(), Scenario()
     assert (policy.first_pause, policy.longest_pause) == (habits.FIRST_PAUSE, habits.LONGEST_PAUSE)
-    assert (shelf.SCAN_EVERY, transport.PAGE) == (habits.SCAN_SECONDS, habits.PAGE)
+    assert (deferred.SCAN_EVERY, transport.PAGE) == (habits.SCAN_SECONDS, habits.PAGE)
     assert scenario.long_poll.total_seconds() == SyphonOptions().poll
     assert scenario.backlog_queues == options.backlog_queue_count
     for name in ("failover_interval", "ping_interval", "ping_jitter", "backlog_check_interval"):

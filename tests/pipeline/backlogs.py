@@ -21,10 +21,10 @@ from twinbus.ledger.entries import Intent, Operation
 from twinbus.message import Message
 from twinbus.pairing.paths import backlog_queue_path
 from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
-from twinbus.pipeline.syphon_job.source import SyphonSource
-from twinbus.pipeline.syphon_job.words import Job
+from twinbus.pipeline.syphon_job.lane import SyphonSource
+from twinbus.pipeline.syphon_job.messages import Job
+from twinbus.syphon.context import Step
 from twinbus.syphon.discovery import Named
-from twinbus.syphon.room import Step
 from twinbus.syphon.transport import Held
 from twinbus.testing import LocalNamespace
 

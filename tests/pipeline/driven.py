@@ -32,10 +32,10 @@ from twinbus.pipeline.servicebus.source import StreamReader
 from twinbus.pipeline.session import session
 from twinbus.pipeline.starting import started
 from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
-from twinbus.pipeline.syphon_job.source import LanePartition, LaneReader, SyphonSource
-from twinbus.pipeline.syphon_job.words import Job
+from twinbus.pipeline.syphon_job.lane import LanePartition, LaneReader, SyphonSource
+from twinbus.pipeline.syphon_job.messages import Job
+from twinbus.syphon.context import Step
 from twinbus.syphon.discovery import Named
-from twinbus.syphon.room import Step
 from twinbus.syphon.transport import Held
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

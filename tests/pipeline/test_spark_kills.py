@@ -57,7 +57,7 @@ from twinbus.pipeline.java import java_home
 from twinbus.pipeline.jobs import JOBS, following, over_history, so_far
 from twinbus.pipeline.reconcile import JUDGED
 from twinbus.pipeline.servicebus import ServiceBusDataSource
-from twinbus.pipeline.syphon_job.source import SyphonSource
+from twinbus.pipeline.syphon_job.lane import SyphonSource
 from twinbus.pipeline.tables import OPERATIONS, Tables
 from twinbus.testing import LocalNamespace
 

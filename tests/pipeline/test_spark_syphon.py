@@ -23,15 +23,14 @@ from twinbus.connect import connect
 from twinbus.ledger import Stage, read_ledger
 from twinbus.ledger.entries import Header, Metered, Role
 from twinbus.message import Message
-from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
-from twinbus.pipeline.syphon_job.source import LaneReader, SyphonSource
-from twinbus.pipeline.syphon_job.watch import Watch
-from twinbus.pipeline.syphon_job.words import Job
-from twinbus.syphon.books import Books
+from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions, Watch
+from twinbus.pipeline.syphon_job.lane import LaneReader, SyphonSource
+from twinbus.pipeline.syphon_job.messages import Job
+from twinbus.syphon.context import Step
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.progress import Counts, Progress
-from twinbus.syphon.room import Step
 from twinbus.syphon.syphon import SyphonState
+from twinbus.syphon.syphon_ledger import Books
 from twinbus.syphon.transport import Held
 from twinbus.testing import LocalNamespace
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from twinbus.pairing.failures import FailureKind
+from twinbus.pipeline.syphon_job.messages import Job, Look, Plan, Report, Slice
 from twinbus.pipeline.syphon_job.planning import Planner
-from twinbus.pipeline.syphon_job.words import Job, Look, Plan, Report, Slice
 from twinbus.syphon.plan import Destinations, Memory, Readiness, Route, Shelf
-from twinbus.syphon.plan.shelf import SCAN_EVERY
+from twinbus.syphon.plan.deferred import SCAN_EVERY
 from twinbus.syphon.progress import Tally
 
 LOOKED = Look(0, None, clean=True)

@@ -12,10 +12,10 @@ from typing import Any
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.ledger.recorder import Ledger
 from twinbus.message import Message
+from twinbus.syphon.context import Steps, SyphonOptions
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.progress import Progress
-from twinbus.syphon.room import Steps, SyphonOptions
 from twinbus.syphon.syphon import Syphon
 from twinbus.testing import LocalNamespaces
 

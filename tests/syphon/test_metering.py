@@ -25,11 +25,11 @@ from twinbus.ledger.entries import Intent, Metered, Operation, Outcome
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.paths import Endpoint, primary_name
 from twinbus.pairing.recording import Recording
+from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.deadletter import DeadLetters
 from twinbus.syphon.discovery import Discovery, Listed, ListedOrSearched, Searched
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.plan import Policy
-from twinbus.syphon.room import SyphonOptions
 from twinbus.syphon.sdk import SdkTransport
 from twinbus.syphon.syphon import Syphon
 from twinbus.syphon.transport import Transport

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.plan import Destinations, Policy, Readiness, Route, Shelf, Verdict
+from twinbus.syphon.plan.deferred import RESCAN_AFTER, SCAN_EVERY, Seen
 from twinbus.syphon.plan.destinations import MOST
-from twinbus.syphon.plan.shelf import RESCAN_AFTER, SCAN_EVERY, Seen
 from twinbus.syphon.progress import MOST_DESTINATIONS, OTHERS, Counts
 
 POLICY = Policy(first_pause=1.0, longest_pause=8.0, gone_after=100.0)

@@ -16,11 +16,11 @@ from twinbus.ledger.entries import Stage
 from twinbus.ledger.recorder import Ledger
 from twinbus.message import Message
 from twinbus.pairing.administration import AioAdministration
-from twinbus.syphon import room
+from twinbus.syphon import context
+from twinbus.syphon.context import Step, SyphonOptions
 from twinbus.syphon.discovery import Listed, Named, Searched
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.plan import Policy, Readiness
-from twinbus.syphon.room import Step, SyphonOptions
 from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
 from twinbus.syphon.transport import Held
 from twinbus.testing import LocalNamespaces
@@ -376,7 +376,7 @@ async def test_y5_a_drain_whose_key_the_primary_refuses_says_so_and_ends(
 async def test_links_to_destinations_that_nothing_is_sent_to_are_closed(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "MOST_SENDERS", 2)
+    monkeypatch.setattr(context, "MOST_SENDERS", 2)
     paths = [f"orders-{number}" for number in range(6)]
     for number, path in enumerate(paths):
         await ground.fill(1, path, first=number)

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from twinbus.pipeline.syphon_job.driver import SparkSyphon
+    from twinbus.syphon.context import SyphonOptions
     from twinbus.syphon.discovery import Discovery
+    from twinbus.syphon.dry_run import Survey
     from twinbus.syphon.progress import Progress
-    from twinbus.syphon.room import SyphonOptions
-    from twinbus.syphon.survey import Survey
     from twinbus.syphon.syphon import Syphon
     from twinbus.syphon.transport import Transport
 
@@ -119,7 +119,7 @@ def syphon(
     with told(debug=debug):
         from twinbus.connect.connection_string import ConnectionString  # noqa: PLC0415 - other verbs start without
         from twinbus.namespace import logs  # noqa: PLC0415
-        from twinbus.syphon.room import SyphonOptions  # noqa: PLC0415
+        from twinbus.syphon.context import SyphonOptions  # noqa: PLC0415
 
         _refuse(engine, ledger, master, lanes, dry_run=dry_run)
         reaching.refuse_same(primary, secondary)
@@ -206,7 +206,7 @@ class _Work:
     ) -> Progress:
         from twinbus.pairing.paths import primary_name  # noqa: PLC0415 - slow
         from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions  # noqa: PLC0415
-        from twinbus.pipeline.syphon_job.words import Job  # noqa: PLC0415
+        from twinbus.pipeline.syphon_job.messages import Job  # noqa: PLC0415
 
         job = Job(
             primary=self.primary,
@@ -227,7 +227,7 @@ class _Work:
             return await _shown(made, shown)
 
     async def surveyed(self) -> Survey:
-        from twinbus.syphon.survey import survey  # noqa: PLC0415 - slow
+        from twinbus.syphon.dry_run import survey  # noqa: PLC0415 - slow
 
         async with AsyncExitStack() as stack:
             transport = await self._transport(stack)

@@ -25,7 +25,7 @@ from twinbus.pipeline.asking import asking
 from twinbus.pipeline.jobs import JOBS, history, so_far
 from twinbus.pipeline.tables import ENTRIES, Tables
 from twinbus.pipeline.window import Window
-from twinbus.syphon.books import NOT_TRIED
+from twinbus.syphon.syphon_ledger import NOT_TRIED
 
 # What a namespace's meter calls the operations of an application's receivers.
 _METERED: Final = {"receive": str(Stage.RECEIVE_PRIMARY), "complete": str(Stage.COMPLETE_PRIMARY)}

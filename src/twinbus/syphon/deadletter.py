@@ -22,8 +22,8 @@ from twinbus.ledger.encoding import id_text
 from twinbus.ledger.entries import result_of_failure
 from twinbus.message import MessageId
 from twinbus.pairing.failures import was_refused
-from twinbus.syphon.books import NOT_TRIED
 from twinbus.syphon.native import kind_of
+from twinbus.syphon.syphon_ledger import NOT_TRIED
 from twinbus.syphon.translation import destination_of, resubmittable
 from twinbus.syphon.transport import PAGE
 

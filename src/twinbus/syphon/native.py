@@ -21,7 +21,7 @@ from twinbus.connect.settling import COMPLETE, RELEASE, Outcome, abandon, dead_l
 from twinbus.message import MessageId
 from twinbus.pairing.failures import FailureKind, classify, evidence_of, was_refused
 from twinbus.syphon.credentials import Place
-from twinbus.syphon.quick import quick
+from twinbus.syphon.fast_translation import quick
 from twinbus.syphon.translation import destination_of, translate
 from twinbus.syphon.transport import (
     BacklogFailedError,

@@ -12,11 +12,11 @@ from math import inf, isinf
 from typing import Any, Final
 
 from twinbus.pairing.failures import FailureKind
-from twinbus.syphon.loads import Load, LockKeeper
-from twinbus.syphon.moving import Mover
+from twinbus.syphon.context import MIB, PumpRoom
+from twinbus.syphon.held_batch import Load, LockKeeper
+from twinbus.syphon.mover import Mover
 from twinbus.syphon.plan import Recall, Shelf
-from twinbus.syphon.plan.shelf import Seen
-from twinbus.syphon.room import MIB, PumpRoom
+from twinbus.syphon.plan.deferred import Seen
 from twinbus.syphon.transport import PAGE, BacklogFailedError, Held
 
 _log = logging.getLogger(__name__)

@@ -19,13 +19,13 @@ from typing import Final, Self
 from twinbus.errors import OperatorError, TwinbusError
 from twinbus.ledger.recorder import Ledger
 from twinbus.pairing.failures import CREDENTIAL_REFUSED
-from twinbus.syphon.books import Books
+from twinbus.syphon.context import Emptied, PumpRoom, Steps, SyphonOptions, wall_clock
 from twinbus.syphon.discovery import Discovery, Remainder
 from twinbus.syphon.plan import key_of
 from twinbus.syphon.plan.destinations import DestinationState
 from twinbus.syphon.progress import Counts, Progress
 from twinbus.syphon.pump import Pump
-from twinbus.syphon.room import Emptied, PumpRoom, Steps, SyphonOptions, wall_clock
+from twinbus.syphon.syphon_ledger import Books
 from twinbus.syphon.transport import Transport
 
 _log = logging.getLogger(__name__)

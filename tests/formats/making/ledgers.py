@@ -20,9 +20,9 @@ from tests.formats.sets import packed, write_expected
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.ledger import Ledger, Role
 from twinbus.ledger.segments import OPEN
+from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.room import SyphonOptions
 from twinbus.syphon.syphon import Syphon
 from twinbus.testing import LocalNamespaces
 

@@ -15,15 +15,15 @@ import pytest
 from twinbus.ledger import Ledger, LedgerOptions, Role, read_ledger
 from twinbus.ledger.entries import Intent, Operation, Outcome, Stage
 from twinbus.pairing.failures import FailureKind
-from twinbus.syphon.books import Books
+from twinbus.syphon.context import PumpRoom, Step, SyphonOptions
 from twinbus.syphon.discovery import Named
-from twinbus.syphon.loads import Load
-from twinbus.syphon.moving import Mover
+from twinbus.syphon.held_batch import Load
+from twinbus.syphon.mover import Mover
 from twinbus.syphon.plan import Shelf
-from twinbus.syphon.plan.shelf import RESCAN_AFTER, UNCERTAIN_AFTER
+from twinbus.syphon.plan.deferred import RESCAN_AFTER, UNCERTAIN_AFTER
 from twinbus.syphon.progress import Counts
-from twinbus.syphon.room import PumpRoom, Step, SyphonOptions
 from twinbus.syphon.syphon import Syphon
+from twinbus.syphon.syphon_ledger import Books
 from twinbus.syphon.transport import BacklogFailedError, Held
 
 from .loop import run

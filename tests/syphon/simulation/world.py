@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from random import Random
 
 from twinbus.pairing.failures import FailureKind
+from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.plan import Policy
-from twinbus.syphon.room import SyphonOptions
 from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
 
 from .loop import run

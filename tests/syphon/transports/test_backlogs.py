@@ -16,11 +16,10 @@ from azure.servicebus.aio import ServiceBusClient
 from twinbus.ledger.entries import Stage
 from twinbus.pairing import aliases
 from twinbus.pairing.failures import FailureKind
-from twinbus.syphon.booked import BookedBacklog
-from twinbus.syphon.books import Books
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.progress import Counts
 from twinbus.syphon.sdk import SdkTransport
+from twinbus.syphon.syphon_ledger import BookedBacklog, Books
 from twinbus.syphon.transport import (
     BacklogFailedError,
     Held,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from twinbus.pipeline.syphon_job.words import Plan, Report, Slice
+from twinbus.pipeline.syphon_job.messages import Plan, Report, Slice
 from twinbus.syphon.plan import Memory, Readiness, key_of
-from twinbus.syphon.plan.shelf import SCAN_EVERY
+from twinbus.syphon.plan.deferred import SCAN_EVERY
 
 # Between two looks whether a queue that is being drained is empty: others may hold messages.
 _LOOK_AGAIN_SECONDS: Final = 2.0

@@ -12,9 +12,9 @@ import pytest
 from twinbus.ledger import Balance, Ledger, LedgerOptions, Message, Role, Stage, balance, read_ledger
 from twinbus.namespace.ports import free_port
 from twinbus.pairing.failures import FailureKind
-from twinbus.syphon.books import Books
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.progress import Counts
+from twinbus.syphon.syphon_ledger import Books
 from twinbus.syphon.transport import Held, Outgoing, SendFailedError
 
 QUEUE = "contoso/x-servicebus-transfer/0"

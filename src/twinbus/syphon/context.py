@@ -12,10 +12,9 @@ from enum import StrEnum
 from typing import Final
 
 from twinbus.pairing.errors import OptionError
-from twinbus.syphon.booked import BookedBacklog
-from twinbus.syphon.books import Books
-from twinbus.syphon.pacing import Pacing
 from twinbus.syphon.plan import Destinations, Policy, key_of
+from twinbus.syphon.rate_limit import Pacing
+from twinbus.syphon.syphon_ledger import BookedBacklog, Books
 from twinbus.syphon.transport import Destination, Held, Outgoing, TimeToLive, Transport
 
 MIB: Final = 1024 * 1024

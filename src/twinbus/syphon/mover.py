@@ -13,10 +13,10 @@ from twinbus.ledger.entries import Move
 from twinbus.ledger.errors import LedgerUnavailableError
 from twinbus.ledger.running import RunningOperation
 from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
-from twinbus.syphon.booked import LOCK_LOST
-from twinbus.syphon.loads import Load
+from twinbus.syphon.context import PumpRoom, Step
+from twinbus.syphon.held_batch import Load
 from twinbus.syphon.plan import Recall, Route, Routed, Shelf, Verdict, key_of
-from twinbus.syphon.room import PumpRoom, Step
+from twinbus.syphon.syphon_ledger import LOCK_LOST
 from twinbus.syphon.transport import (
     Backlog,
     BacklogFailedError,

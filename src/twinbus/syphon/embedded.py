@@ -22,9 +22,9 @@ from twinbus.pairing.events import BacklogDrained
 from twinbus.pairing.partnership import Partnership
 from twinbus.pairing.paths import primary_name
 from twinbus.pairing.recording import Recording
+from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import Discovery, Listed, ListedInThread, ListedOrSearched, Searched
 from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.room import SyphonOptions
 from twinbus.syphon.sdk import SdkTransport
 from twinbus.syphon.syphon import Syphon, SyphonBrokenError
 from twinbus.syphon.transport import Transport

@@ -13,7 +13,7 @@ from twinbus.amqp.splicing import Items, broker_annotations, delivered, lock_tok
 from twinbus.connect.encoding import encode_message
 from twinbus.connect.received import ReceivedMessage
 from twinbus.message import BodyType, Message
-from twinbus.syphon.quick import quick
+from twinbus.syphon.fast_translation import quick
 from twinbus.syphon.translation import translate
 from twinbus.syphon.transport import NeverDeliverableError
 from twinbus.values import Long, Symbol

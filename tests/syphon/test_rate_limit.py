@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.syphon.pacing import Pacing
+from twinbus.syphon.rate_limit import Pacing
 
 
 def test_without_a_rate_nothing_waits() -> None:
