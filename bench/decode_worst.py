@@ -25,7 +25,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.fuzz.hostile_maps import KEYS, PERFORMATIVES, map_of_size, maps_of_64
-from twinbus.amqp.composites import decode_composite
+from twinbus.amqp.described_types import decode_composite
 from twinbus.amqp.encoding import encode_list_of
 from twinbus.amqp.errors import AmqpError
 

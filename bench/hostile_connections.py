@@ -31,9 +31,9 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from bench.measuring import Figure, Samples, quantile, show, write_json
 from bench.serving import Server
-from twinbus.amqp.composing import message
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, SASL_FRAME, SASL_HEADER, performative_frame
-from twinbus.amqp.layout import Properties
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties
 from twinbus.amqp.performatives import (
     RECEIVER,
     SENDER,

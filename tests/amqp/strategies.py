@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from twinbus.amqp.layout import Header, Properties
+from twinbus.amqp.message_sections import Header, Properties
 from twinbus.values import (
     Array,
     Byte,

@@ -8,6 +8,7 @@ from tests.amqp.joined import only, opened, payloads
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.events import Delivered, Disposed, LinkDetached, LinkFlowed, SessionEnded
+from twinbus.amqp.fast_frames import transfer_head
 from twinbus.amqp.frames import performative_frame
 from twinbus.amqp.limits import Limits
 from twinbus.amqp.performatives import (
@@ -21,8 +22,7 @@ from twinbus.amqp.performatives import (
     Released,
     Transfer,
 )
-from twinbus.amqp.serial import MASK, after, distance
-from twinbus.amqp.transfers import transfer_head
+from twinbus.amqp.serial_numbers import MASK, after, distance
 from twinbus.values import Condition
 
 

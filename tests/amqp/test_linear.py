@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from tests.amqp.joined import bare_server, closing_error
 from tests.fuzz import hostile_maps
-from twinbus.amqp.composites import decode_composite
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.decoding import decode
+from twinbus.amqp.described_types import decode_composite
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.envelope import read_envelope
 from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.frames import AMQP_HEADER, frame
-from twinbus.amqp.layout import split
+from twinbus.amqp.message_sections import split
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.values import (
     MAX_PREDICTABLE_KEYS,
     PREDICTABLE,

@@ -4,8 +4,8 @@ from tests.amqp.joined import Joined, closing_error, only
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import Opened, SaslReceived
 from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, TLS_HEADER, frame, performative_frame
+from twinbus.amqp.negotiation import Credential
 from twinbus.amqp.performatives import Open, SaslInit, SaslMechanisms, SaslOutcome
-from twinbus.amqp.sasl import Credential
 
 
 @pytest.mark.parametrize(

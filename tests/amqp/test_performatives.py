@@ -4,12 +4,21 @@ from typing import Any
 import pytest
 from azure.servicebus._pyamqp._decode import decode_frame, decode_payload
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.composites import decode_composite, encode_composite
+from twinbus.amqp.described_types import decode_composite, encode_composite
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.errors import AmqpError, DecodeError, EncodeError
+from twinbus.amqp.fast_frames import (
+    FlowFields,
+    disposition_frame,
+    flow_frame,
+    read_disposition,
+    read_flow,
+    read_transfer,
+    transfer_head,
+)
 from twinbus.amqp.frames import performative_frame
-from twinbus.amqp.layout import Header, Properties
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Header, Properties
 from twinbus.amqp.performatives import (
     ACCEPTED,
     RECEIVER,
@@ -35,15 +44,6 @@ from twinbus.amqp.performatives import (
     Source,
     Target,
     Transfer,
-)
-from twinbus.amqp.transfers import (
-    FlowFields,
-    disposition_frame,
-    flow_frame,
-    read_disposition,
-    read_flow,
-    read_transfer,
-    transfer_head,
 )
 from twinbus.values import Described, Symbol, UInt, ULong
 

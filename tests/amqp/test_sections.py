@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.amqp import strategies
-from twinbus.amqp.composing import batch_payload, message, with_sections
+from twinbus.amqp.delivery_splicing import with_message_id
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.envelope import read_envelope
 from twinbus.amqp.errors import DecodeError, EncodeError
-from twinbus.amqp.layout import Header, Properties, batch_messages, split
-from twinbus.amqp.splicing import with_message_id
+from twinbus.amqp.message_builder import batch_payload, message, with_sections
+from twinbus.amqp.message_sections import Header, Properties, batch_messages, split
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.values import Long, Symbol, Timestamp, ULong
 
 HEADER, DELIVERY, MESSAGE, PROPERTIES = (

@@ -5,10 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.amqp import strategies
-from twinbus.amqp.composing import message
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.layout import Header, Properties, split
-from twinbus.amqp.splicing import (
+from twinbus.amqp.delivery_splicing import (
     NO_ITEMS,
     Items,
     broker_annotations,
@@ -17,6 +14,9 @@ from twinbus.amqp.splicing import (
     items,
     lock_token,
 )
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Header, Properties, split
 from twinbus.values import Int, Long, Symbol, Timestamp
 
 TOKEN = UUID(int=99)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.amqp.joined import bare_server, closing_error, only
-from twinbus.amqp.composites import decode_composite
 from twinbus.amqp.connection import Connection
+from twinbus.amqp.described_types import decode_composite
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.events import Event, LinkAttached, LinkDetached, SessionEnded
 from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, frame, performative_frame

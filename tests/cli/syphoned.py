@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from typer.testing import CliRunner, Result
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.layout import Properties
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties
 from twinbus.cli.main import app
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.pairing import aliases

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import Delivered, Disposed, Event, LinkAttached, LinkFlowed
-from twinbus.amqp.layout import Properties, split
 from twinbus.amqp.link import Link
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, SENDER, DeliveryState, Error, Source
 from twinbus.connect import ConnectionString
 from twinbus.values import Int

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.layout import BATCH_FORMAT, batch_messages, split
+from twinbus.amqp.message_sections import BATCH_FORMAT, batch_messages, split
 from twinbus.connect.batches import halving, pack, runs
 from twinbus.connect.encoding import encode_message
 from twinbus.connect.errors import MessageNotFoundError, MessageSizeExceededError

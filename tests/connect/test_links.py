@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from twinbus.amqp.layout import BATCH_FORMAT, batch_messages, split
+from twinbus.amqp.message_sections import BATCH_FORMAT, batch_messages, split
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, SENDER, Accepted, DeliveryState, Error, Rejected, Released
 from twinbus.connect import (
     RECEIVE_AND_DELETE,

@@ -18,9 +18,9 @@ import pytest
 from tests.crash.inspection import check_file
 from tests.namespace.front.raw import Peer
 from tests.namespace.front.transacting import Transacting
-from twinbus.amqp.composing import message
 from twinbus.amqp.connection import Connection
-from twinbus.amqp.layout import split
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import split
 from twinbus.amqp.transactions import discharge
 from twinbus.connect import RECEIVE_AND_DELETE, ServiceBusConnection, connect
 from twinbus.message import Message

@@ -15,18 +15,18 @@ from uuid import UUID
 
 from tests.amqp.joined import Accepting, Joined, cut
 from tests.fuzz import costs, hostile_maps, unruly
-from twinbus.amqp.composing import batch_payload, message
-from twinbus.amqp.composites import decode_composite
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.decoding import decode, skip
+from twinbus.amqp.delivery_splicing import broker_annotations, delivered, lock_token, with_message_id
+from twinbus.amqp.described_types import decode_composite
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.envelope import read_envelope
 from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.events import ConnectionClosed, Event
-from twinbus.amqp.layout import BATCH_FORMAT, Header, Properties, batch_messages, split
 from twinbus.amqp.limits import Limits
+from twinbus.amqp.message_builder import batch_payload, message
+from twinbus.amqp.message_sections import BATCH_FORMAT, Header, Properties, batch_messages, split
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, SENDER, Error, Modified, Rejected, Source, Target
-from twinbus.amqp.splicing import broker_annotations, delivered, lock_token, with_message_id
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.values import (
     MAX_PREDICTABLE_KEYS,
     PREDICTABLE,

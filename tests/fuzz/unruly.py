@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from tests.fuzz import hostile_maps
-from twinbus.amqp.composites import encode_composite
+from twinbus.amqp.described_types import encode_composite
 from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, frame, performative_frame
 from twinbus.amqp.performatives import (
     ACCEPTED,

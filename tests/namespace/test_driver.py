@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.envelope import read_envelope
-from twinbus.amqp.layout import Properties, split
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties, split
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.clock import Clock, SystemClock
 from twinbus.namespace.driver import Driver, Mailbox
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription

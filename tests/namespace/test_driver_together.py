@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.envelope import Envelope, read_envelope
-from twinbus.amqp.layout import Properties
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties
+from twinbus.amqp.routing_fields import Envelope, read_envelope
 from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal

@@ -24,9 +24,9 @@ from pyspark.sql.types import (
 )
 
 from tests.amqp import strategies
-from twinbus.amqp.composing import message
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.layout import Header
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Header
 from twinbus.connect import ReceivedMessage
 from twinbus.pipeline.servicebus.rows import READ_SCHEMA, marks_of, row_of
 from twinbus.values import Array, Decimal32, Described, Float32, Symbol, Timestamp, ULong

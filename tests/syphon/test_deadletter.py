@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.layout import Properties
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties
 from twinbus.connect import ServiceBusConnection, connect
 from twinbus.pairing import aliases
 from twinbus.syphon.deadletter import DeadLetter, DeadLetters, NotResubmittedError

@@ -7,9 +7,9 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.layout import Properties
-from twinbus.amqp.splicing import Items, broker_annotations, delivered, lock_token
+from twinbus.amqp.delivery_splicing import Items, broker_annotations, delivered, lock_token
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties
 from twinbus.connect.encoding import encode_message
 from twinbus.connect.received import ReceivedMessage
 from twinbus.message import BodyType, Message

@@ -9,10 +9,10 @@ from azure.servicebus._pyamqp._encode import encode_payload
 from hypothesis import given
 
 from tests.amqp import strategies as amqp
-from twinbus.amqp.composing import message
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.envelope import read_envelope
-from twinbus.amqp.layout import Header, Properties, Sections, split
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Header, Properties, Sections, split
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.syphon.sdk_single import single_of
 from twinbus.values import Byte, Char, Decimal32, Described, Int, Long, NumberKeyedMap, Symbol, Timestamp, UInt
 

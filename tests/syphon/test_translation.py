@@ -16,10 +16,10 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from hypothesis import given
 
 from tests.amqp import strategies as amqp
-from twinbus.amqp.composing import message
 from twinbus.amqp.decoding import skip
-from twinbus.amqp.envelope import read_envelope
-from twinbus.amqp.layout import (
+from twinbus.amqp.delivery_splicing import broker_annotations, delivered, list_slices, lock_token
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
     FOOTER,
@@ -31,7 +31,7 @@ from twinbus.amqp.layout import (
     map_items,
     split,
 )
-from twinbus.amqp.splicing import broker_annotations, delivered, list_slices, lock_token
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.pairing import aliases
 from twinbus.pairing.outgoing import diverted
 from twinbus.syphon.translation import Reason, destination_of, resubmittable, translate

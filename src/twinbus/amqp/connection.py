@@ -4,13 +4,15 @@ Decides which session a frame belongs to, opens and closes, keeps heartbeats. No
 violation ends in the close the standard names and a ConnectionClosed. What happens inside a session is the session's.
 """
 
-from typing import Any
+from __future__ import annotations
 
-from twinbus.amqp.channels import Channels
-from twinbus.amqp.composites import decode_composite
-from twinbus.amqp.dispatch import Place, SessionFrame, hand_over
+from itertools import count
+from typing import Any, NamedTuple
+
+from twinbus.amqp.described_types import decode_composite
 from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.events import ConnectionClosed, Event, Opened, SessionBegun
+from twinbus.amqp.fast_frames import CUT_SHORT, Extras, FlowFields, read_disposition, read_flow, read_transfer
 from twinbus.amqp.frames import (
     FRAME_HEADER,
     HEARTBEAT,
@@ -21,7 +23,15 @@ from twinbus.amqp.frames import (
 )
 from twinbus.amqp.limits import MIB, SESSION_BYTES, LimitExceededError, Limits, memory_of
 from twinbus.amqp.link import Link
-from twinbus.amqp.negotiation import Negotiation, PeerRefusedError
+from twinbus.amqp.negotiation import (
+    MECHANISMS,
+    ClientSasl,
+    Credential,
+    Negotiation,
+    PeerRefusedError,
+    ServerSasl,
+    Verifier,
+)
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
@@ -34,11 +44,7 @@ from twinbus.amqp.performatives import (
     Open,
     Transfer,
 )
-from twinbus.amqp.sasl import MECHANISMS, ClientSasl, Credential, ServerSasl, Verifier
-from twinbus.amqp.session import Session, SessionViolationError
-from twinbus.amqp.states import SessionState
-from twinbus.amqp.timers import Timers
-from twinbus.amqp.transfers import CUT_SHORT, read_disposition, read_flow, read_transfer
+from twinbus.amqp.session import Session, SessionState, SessionViolationError
 from twinbus.values import Condition
 
 _SERVER_LIMITS = Limits(enforce_credit=False)
@@ -95,7 +101,7 @@ class Connection:
         properties: dict[Any, Any] | None = None,
         limits: Limits = _CLIENT_LIMITS,
         first_outgoing_id: int = 0,
-    ) -> "Connection":
+    ) -> Connection:
         """`sasl` None speaks AMQP at once. `idle_timeout` in seconds is what the peer is told (§2.4.5)."""
         sasl_layer = None if sasl is None else ClientSasl(sasl, hostname)
         negotiation = Negotiation(sasl_layer, bare_allowed=False)
@@ -120,7 +126,7 @@ class Connection:
         limits: Limits = _SERVER_LIMITS,
         limits_before: Limits | None = None,
         first_outgoing_id: int = 0,
-    ) -> "Connection":
+    ) -> Connection:
         """`verifier(mechanism, response)` says whether the client may go on; `bare_allowed` takes AMQP without SASL.
 
         `limits_before` hold until `authenticate` is called, `limits` afterwards.
@@ -463,3 +469,179 @@ class Connection:
 
 def _ms(seconds: float | None) -> int | None:
     return None if seconds is None else max(1, int(seconds * 1000))
+
+
+class Channels:
+    def __init__(self, channel_max: int) -> None:
+        self._channel_max = channel_max
+        self._ours: dict[int, Session] = {}
+        self._theirs: dict[int, Session] = {}
+        self._ended = 0  # one bit for each of the peer's channels
+        self.find = self._theirs.get  # by the peer's channel
+
+    def __len__(self) -> int:
+        return len(self._ours)
+
+    @property
+    def sessions(self) -> list[Session]:
+        return list(self._ours.values())
+
+    def free(self, preferred: int, highest: int) -> int:
+        channel = preferred
+        if channel in self._ours:
+            channel = next(channel for channel in count() if channel not in self._ours)
+        if channel > highest:
+            raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "the peer takes no more sessions")
+        return channel
+
+    def add(self, session: Session) -> None:
+        self._ours[session.channel] = session
+
+    def check_begin(self, begin: Begin, channel: int) -> Session | None:
+        """The session of ours that this begin answers; None when the peer begins one."""
+        if channel > self._channel_max:  # §2.7.1
+            raise AmqpError(Condition.FRAMING_ERROR, f"channel {channel} is above the channel-max")
+        if channel in self._theirs:
+            raise AmqpError(Condition.NOT_ALLOWED, f"channel {channel} has a session already")
+        if begin.remote_channel is None:
+            return None
+        asked = self._ours.get(begin.remote_channel)
+        if asked is None or asked.remote_channel is not None:
+            raise AmqpError(Condition.INVALID_FIELD, f"begin answers channel {begin.remote_channel}, which did not ask")
+        return asked
+
+    def bind(self, session: Session, channel: int) -> None:
+        self._theirs[channel] = session
+
+    def remove(self, session: Session, channel: int) -> None:
+        """Both peers ended the session."""
+        del self._theirs[channel]
+        del self._ours[session.channel]
+        self._ended |= 1 << channel
+
+    def has_ended(self, channel: int) -> bool:
+        """Whether a session had this channel, and none has it now."""
+        return bool(self._ended >> channel & 1) and channel not in self._theirs
+
+    def clear(self) -> None:
+        """The connection is over."""
+        self._ours.clear()
+        self._theirs.clear()
+
+
+SessionFrame = Attach | Flow | Transfer | Disposition | Detach | End
+
+
+class Place(NamedTuple):
+    """Where a frame body lies in the bytes that were read."""
+
+    buf: bytes
+    start: int
+    payload: int
+    end: int
+
+
+def hand_over(session: Session, performative: SessionFrame, place: Place) -> None:
+    match performative:
+        case Attach():
+            session.on_attach(performative)
+        case Detach():
+            session.on_detach(performative)
+        case End():
+            session.on_end(performative)
+        case Transfer() as t:
+            extras = Extras(t.state, t.resume, t.aborted)
+            fields = (t.handle, t.delivery_id, t.delivery_tag, t.message_format, t.settled, t.more, extras)
+            session.on_transfer((*fields, place.payload), place.buf, place.end)
+        case Disposition() as d:
+            session.on_disposition(d.role, d.first, d.first if d.last is None else d.last, d.settled, d.state)
+        case Flow() as f:
+            session.on_flow(
+                FlowFields(
+                    f.next_incoming_id, f.incoming_window, f.next_outgoing_id, f.outgoing_window, f.handle,
+                    f.delivery_count, f.link_credit, f.available, f.drain, f.echo, f.properties,
+                )
+            )  # fmt: skip
+
+
+class Timers:
+    def __init__(self, local_idle_ms: int | None, limits: Limits) -> None:
+        # §2.4.5: what the peer is told should be half of when we give up.
+        self._patience = None if local_idle_ms is None else 2 * local_idle_ms / 1000
+        self._limits = limits
+        self._now = 0.0
+        self._handshake_until: float | None = None
+        self._authentication_until: float | None = None
+        self._opened = False
+        self._closing_until: float | None = None
+        self._heard: float | None = None
+        self._beat_every: float | None = None
+        self._next_beat: float | None = None
+
+    def heard(self, now: float) -> None:
+        if self._heard is None and not self._opened:
+            self._handshake_until = now + self._limits.handshake_seconds
+            if self._limits.authentication_seconds is not None:
+                self._authentication_until = now + self._limits.authentication_seconds
+        self._now = self._heard = now
+
+    def opened(self, remote_idle_ms: int | None) -> None:
+        self._opened = True
+        self._handshake_until = None
+        if remote_idle_ms:
+            if remote_idle_ms / 1000 < self._limits.shortest_idle_seconds:
+                raise AmqpError(Condition.NOT_ALLOWED, f"an idle-time-out of {remote_idle_ms} ms is too short")
+            self._beat_every = remote_idle_ms / 2000
+            self._next_beat = self._now + self._beat_every
+
+    def authenticated(self, limits: Limits) -> None:
+        self._limits = limits
+        self._authentication_until = None
+
+    def closing(self) -> None:
+        self._closing_until = self._now + self._limits.closing_seconds
+        self._next_beat = None
+
+    def next(self) -> float | None:
+        times = (
+            self._handshake_until,
+            self._authentication_until,
+            self._closing_until,
+            self._silence_ends(),
+            self._next_beat,
+        )
+        return min((time for time in times if time is not None), default=None)
+
+    def _silence_ends(self) -> float | None:
+        if self._patience is None or self._heard is None or not self._opened:
+            return None
+        return self._heard + self._patience
+
+    def expired(self, now: float) -> AmqpError | None:
+        """Why the connection must end now, if it must."""
+        self._now = max(self._now, now)
+        if self._handshake_until is not None and now >= self._handshake_until:
+            seconds = self._limits.handshake_seconds
+            return LimitExceededError(
+                "handshake-seconds", f"The connection was not opened within {seconds:g} s. Connect again and send open."
+            )
+        if self._closing_until is None and self._authentication_until is not None and now >= self._authentication_until:
+            seconds = self._limits.authentication_seconds or 0.0
+            return LimitExceededError(
+                "authentication-seconds",
+                f"No token was accepted on this connection within {seconds:g} s. Connect again and put a valid token "
+                "on $cbs.",
+                Condition.CONNECTION_FORCED,
+            )
+        if self._closing_until is not None and now >= self._closing_until:
+            return AmqpError(Condition.CONNECTION_FORCED, "the peer did not answer close in time")
+        silence_ends = self._silence_ends()
+        if silence_ends is not None and now >= silence_ends:
+            return AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "the peer was silent for longer than the idle-time-out")
+        return None
+
+    def heartbeat_due(self, now: float) -> bool:
+        if self._next_beat is None or self._beat_every is None or now < self._next_beat:
+            return False
+        self._next_beat = now + self._beat_every
+        return True

@@ -1,5 +1,7 @@
 """What the peer did, as a connection reports it to the application. In the past tense, in the order it happened."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,37 +32,37 @@ class Opened:
 class SessionBegun:
     """The peer began a session (answered already), or answered ours."""
 
-    session: "Session"
+    session: Session
 
 
 @dataclass(slots=True)
 class SessionEnded:
     """`links` are those that ended with it; no LinkDetached is reported for them."""
 
-    session: "Session"
+    session: Session
     error: Error | None
-    links: "list[Link]"
+    links: list[Link]
 
 
 @dataclass(slots=True)
 class LinkAttached:
     """The peer asks for a link: answer with `link.accept` or `link.refuse`, now or later."""
 
-    link: "Link"
+    link: Link
 
 
 @dataclass(slots=True)
 class LinkAccepted:
     """The peer took the link we asked for."""
 
-    link: "Link"
+    link: Link
 
 
 @dataclass(slots=True)
 class LinkFlowed:
     """The peer changed the flow state of the link: credit, drain, or what is available."""
 
-    link: "Link"
+    link: Link
     properties: dict[Any, Any] | None = None
     echo: bool = False
 
@@ -69,7 +71,7 @@ class LinkFlowed:
 class Delivered:
     """A whole message arrived."""
 
-    link: "Link"
+    link: Link
     delivery_id: int
     tag: bytes
     message_format: int
@@ -85,7 +87,7 @@ class Disposed:
     `delivery_ids` are those of the range that are not settled yet; first and last are its ends.
     """
 
-    session: "Session"
+    session: Session
     role: bool
     first: int
     last: int
@@ -98,7 +100,7 @@ class Disposed:
 class LinkDetached:
     """The link is gone: the peer detached it, answered our detach, or broke a rule of the link (`error`)."""
 
-    link: "Link"
+    link: Link
     closed: bool
     error: Error | None
 

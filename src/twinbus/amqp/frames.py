@@ -6,7 +6,7 @@ Decides whether a frame header is well formed. What a frame means is not known h
 from struct import Struct
 from typing import Any
 
-from twinbus.amqp.composites import encode_composite
+from twinbus.amqp.described_types import encode_composite
 from twinbus.amqp.errors import AmqpError
 from twinbus.values import Condition
 

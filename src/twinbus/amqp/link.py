@@ -4,12 +4,24 @@ Decides what a link may send, and when the peer broke a rule of the link. Handle
 session's. `role` is ours: our sender link sends.
 """
 
+from __future__ import annotations
+
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.events import Delivered, LinkDetached, LinkFlowed
+from twinbus.amqp.fast_frames import (
+    MAX_TAG,
+    TRANSFER_OVERHEAD,
+    Extras,
+    FlowFields,
+    TransferFields,
+    encode_state,
+    transfer_head,
+    transfer_head_with_state,
+)
 from twinbus.amqp.limits import memory_of
-from twinbus.amqp.partial import Partial
 from twinbus.amqp.performatives import (
     SENDER,
     Attach,
@@ -20,21 +32,19 @@ from twinbus.amqp.performatives import (
     Target,
     Transfer,
 )
-from twinbus.amqp.serial import MASK, distance
-from twinbus.amqp.states import LinkState
-from twinbus.amqp.transfers import (
-    MAX_TAG,
-    TRANSFER_OVERHEAD,
-    FlowFields,
-    TransferFields,
-    encode_state,
-    transfer_head,
-    transfer_head_with_state,
-)
+from twinbus.amqp.serial_numbers import MASK, distance
 from twinbus.values import Condition, Described
 
 if TYPE_CHECKING:
     from twinbus.amqp.session import Session
+
+
+class LinkState(Enum):
+    ATTACH_RECEIVED = auto()  # the peer asked; the application has not answered
+    ATTACH_SENT = auto()  # we asked
+    ATTACHED = auto()
+    DETACH_SENT = auto()  # what still comes is thrown away until the peer's detach
+    DETACHED = auto()
 
 
 class Link:
@@ -60,7 +70,7 @@ class Link:
         "weight",
     )
 
-    def __init__(self, session: "Session", name: str, role: bool, handle: int) -> None:
+    def __init__(self, session: Session, name: str, role: bool, handle: int) -> None:
         self.session = session
         self.name = name
         self.role = role
@@ -391,3 +401,16 @@ class Link:
         self.session.forget_unsettled(self)
         self.told = True
         self.session.report(LinkDetached(self, True, error))
+
+
+class Partial:
+    __slots__ = ("delivery_id", "extras", "message_format", "payload", "settled", "state_bytes", "tag")
+
+    def __init__(self, delivery_id: int, tag: bytes, message_format: int, extras: Extras) -> None:
+        self.delivery_id = delivery_id
+        self.tag = tag
+        self.message_format = message_format
+        self.extras = extras
+        self.payload = bytearray()
+        self.state_bytes = 0  # memory of the delivery state that came with the first frame
+        self.settled = False

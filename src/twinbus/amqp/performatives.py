@@ -7,7 +7,7 @@ decided here. Transfer, Disposition and Flow have faster codecs in `transfers`.
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twinbus.amqp.composites import (
+from twinbus.amqp.described_types import (
     ANY,
     BINARY,
     BOOLEAN,

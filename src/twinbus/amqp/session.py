@@ -4,8 +4,12 @@ Decides which link a frame belongs to, when frames may leave, and when the peer 
 Credit and messages are the link's; channels are the connection's.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Callable
+from enum import Enum, auto
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp.errors import AmqpError
@@ -17,10 +21,10 @@ from twinbus.amqp.events import (
     LinkDetached,
     SessionEnded,
 )
+from twinbus.amqp.fast_frames import FlowFields, TransferFields, disposition_frame, flow_frame
 from twinbus.amqp.frames import performative_frame
-from twinbus.amqp.handles import Handles
 from twinbus.amqp.limits import LINK_BYTES, LimitExceededError, memory_of
-from twinbus.amqp.link import Link
+from twinbus.amqp.link import Link, LinkState
 from twinbus.amqp.performatives import (
     RCV_FIRST,
     RCV_SECOND,
@@ -36,16 +40,23 @@ from twinbus.amqp.performatives import (
     Source,
     Target,
 )
-from twinbus.amqp.serial import MASK, distance
-from twinbus.amqp.states import LinkState, SessionState
-from twinbus.amqp.transfers import FlowFields, TransferFields, disposition_frame, flow_frame
-from twinbus.amqp.unsettled import Unsettled
+from twinbus.amqp.serial_numbers import MASK, distance
 from twinbus.values import Condition, Described
 
 if TYPE_CHECKING:
     from twinbus.amqp.connection import Connection
+if TYPE_CHECKING:
+    from twinbus.amqp.link import Link
+
 
 OUTGOING_WINDOW = 0x7FFFFFFF  # what waits for the peer's window is bounded by the application, not told to the peer
+
+
+class SessionState(Enum):
+    BEGIN_SENT = auto()
+    MAPPED = auto()
+    END_SENT = auto()  # what still comes is thrown away until the peer's end
+    ENDED = auto()
 
 
 class SessionViolationError(AmqpError):
@@ -53,7 +64,7 @@ class SessionViolationError(AmqpError):
 
 
 class Session:
-    def __init__(self, connection: "Connection", channel: int, first_outgoing_id: int) -> None:
+    def __init__(self, connection: Connection, channel: int, first_outgoing_id: int) -> None:
         self.connection = connection
         self.channel = channel
         self.limits = connection.limits
@@ -416,3 +427,90 @@ class Session:
 
     def write(self, performative: Any) -> None:
         self.connection.out.append(performative_frame(self.channel, performative))
+
+
+class Unsettled(dict[int, "Link"]):
+    def within(self, first: int, last: int) -> list[int]:
+        """The ids from first to last that are here; a wide range costs no more than what is unsettled."""
+        if first == last:
+            return [first] if first in self else []
+        width = distance(first, last) + 1
+        if width <= len(self):
+            return [number for step in range(width) if (number := (first + step) & MASK) in self]
+        return [number for number in self if (number - first) & MASK < width]
+
+    def settle(self, first: int, last: int) -> list[int]:
+        found = self.within(first, last)
+        for number in found:
+            del self[number]
+        return found
+
+    def forget(self, link: Link) -> None:
+        for number in [number for number, owner in self.items() if owner is link]:
+            del self[number]
+
+
+class Handles:
+    def __init__(self) -> None:
+        self._ours: dict[int, Link] = {}
+        self._theirs: dict[int, Link] = {}
+        self._by_name: dict[tuple[str, bool], Link] = {}
+        # One bit for each handle: a set of 8,192 numbers would take 700 KB.
+        self._past = 0  # bound once
+        self._refused = 0  # refused and forgotten; the peer's detach is still to come
+        self.find = self._theirs.get  # by the peer's handle
+
+    @property
+    def links(self) -> list[Link]:
+        return list(self._ours.values())
+
+    def named(self, name: str, role: bool) -> Link | None:
+        return self._by_name.get((name, role))
+
+    def free(self, preferred: int) -> int:
+        """The peer's own number where it is free: easier to follow in a trace."""
+        if preferred not in self._ours:
+            return preferred
+        return next(handle for handle in count() if handle not in self._ours)
+
+    def add(self, link: Link) -> None:
+        self._ours[link.handle] = link
+        self._by_name[link.name, link.role] = link
+
+    def bind(self, link: Link, handle: int) -> None:
+        """The peer attached the link under this handle."""
+        link.remote_handle = handle
+        self._theirs[handle] = link
+        self._past |= 1 << handle
+        self._forget_refused(handle)
+
+    def unbind(self, handle: int) -> Link | None:
+        """The peer detached this handle."""
+        self._forget_refused(handle)
+        return self._theirs.pop(handle, None)
+
+    def was_bound(self, handle: int) -> bool:
+        """Whether a link had this handle, and none has it now."""
+        return bool(self._past >> handle & 1) and handle not in self._theirs
+
+    def mark_refused(self, handle: int) -> None:
+        """The link of this handle was refused and forgotten: what still comes for it is ignored."""
+        self._refused |= 1 << handle
+
+    def was_refused(self, handle: int) -> bool:
+        return bool(self._refused >> handle & 1)
+
+    def _forget_refused(self, handle: int) -> None:
+        if self.was_refused(handle):
+            self._refused ^= 1 << handle
+
+    def remove(self, link: Link) -> bool:
+        """Frees the link's numbers and name. False if that was done before."""
+        if self._by_name.get((link.name, link.role)) is link:
+            del self._by_name[link.name, link.role]
+        if link.remote_handle is not None and self._theirs.get(link.remote_handle) is link:
+            self.unbind(link.remote_handle)
+        if self._ours.get(link.handle) is not link:
+            return False
+        del self._ours[link.handle]
+        return True

@@ -6,8 +6,8 @@ They travel as described lists, so this only reads and makes those. What a trans
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twinbus.amqp.composites import encode_composite, from_described
 from twinbus.amqp.decoding import decode
+from twinbus.amqp.described_types import encode_composite, from_described
 from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
 from twinbus.values import Described, Symbol, ULong

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from twinbus.amqp.composing import batch_payload, message
-from twinbus.amqp.envelope import read_envelope
-from twinbus.amqp.layout import BATCH_FORMAT, Properties
+from twinbus.amqp.message_builder import batch_payload, message
+from twinbus.amqp.message_sections import BATCH_FORMAT, Properties
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.connect.errors import MessageSizeExceededError
 
 T = TypeVar("T")

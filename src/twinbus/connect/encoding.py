@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.errors import EncodeError
-from twinbus.amqp.layout import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, Header, Properties, split
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, Header, Properties, split
 from twinbus.message import BodyType, Message
 from twinbus.values import Symbol, Timestamp
 

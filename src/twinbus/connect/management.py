@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.connect.deadlines import deadline
 from twinbus.connect.encoding import to_datetime, to_millis
 from twinbus.connect.errors import ServiceBusProtocolError, error_for_status

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from twinbus.amqp.layout import Header, Properties, Sections, split
+from twinbus.amqp.message_sections import Header, Properties, Sections, split
 from twinbus.connect.encoding import to_datetime
 from twinbus.message import BodyType, MessageId
 

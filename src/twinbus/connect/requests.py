@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.errors import DecodeError
 from twinbus.amqp.events import Delivered
-from twinbus.amqp.layout import Properties, split
 from twinbus.amqp.link import Link
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.performatives import RCV_FIRST, RECEIVER, SENDER, SND_SETTLED, Source, Target
 from twinbus.connect.attachment import Attachment
 from twinbus.connect.errors import ServiceBusError, ServiceBusProtocolError

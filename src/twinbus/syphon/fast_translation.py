@@ -11,9 +11,9 @@ from struct import error as struct_error
 from typing import Final, NamedTuple
 
 from twinbus.amqp.decoding import WIDTHS, decode, skip
+from twinbus.amqp.delivery_splicing import list_slices
 from twinbus.amqp.encoding import encode_list_of, encode_map_of, encode_symbol
 from twinbus.amqp.errors import AmqpError
-from twinbus.amqp.splicing import list_slices
 from twinbus.message import MessageId
 from twinbus.pairing import aliases
 from twinbus.syphon.translation import BROKER_ANNOTATIONS

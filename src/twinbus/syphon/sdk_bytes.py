@@ -11,7 +11,7 @@ from typing import Any
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusReceivedMessage
 
-from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.connect import ReceivedMessage
 from twinbus.connect.encoding import to_millis
 from twinbus.pairing.sdk import Limits

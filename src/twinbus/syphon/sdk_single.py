@@ -10,9 +10,9 @@ from uuid import UUID
 
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.envelope import read_envelope
 from twinbus.amqp.errors import AmqpError
-from twinbus.amqp.layout import HEADER, PROPERTIES, Sections, split
+from twinbus.amqp.message_sections import HEADER, PROPERTIES, Sections, split
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.pairing.sdk_internals import TYPE, VALUE, AMQPTypes, Header, Message, Properties, encode_payload
 from twinbus.values import (
     Byte,

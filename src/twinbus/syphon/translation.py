@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from twinbus.amqp.decoding import decode
+from twinbus.amqp.delivery_splicing import NO_ITEMS, Items, list_slices, sift
 from twinbus.amqp.encoding import (
     encode_list_of,
     encode_map_of,
@@ -19,7 +20,7 @@ from twinbus.amqp.encoding import (
     encode_uint,
 )
 from twinbus.amqp.errors import AmqpError
-from twinbus.amqp.layout import (
+from twinbus.amqp.message_sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
     HEADER,
@@ -28,7 +29,6 @@ from twinbus.amqp.layout import (
     Sections,
     split,
 )
-from twinbus.amqp.splicing import NO_ITEMS, Items, list_slices, sift
 from twinbus.pairing import aliases
 from twinbus.pairing.aliases import RESERVED, Sendable, restore
 from twinbus.pairing.errors import AliasError

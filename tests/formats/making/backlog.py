@@ -19,8 +19,8 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpM
 
 from tests.formats.sets import write_expected
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
-from twinbus.amqp.composing import message
-from twinbus.amqp.layout import Header, Properties
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Header, Properties
 from twinbus.testing import LocalNamespaces
 from twinbus.values import Described, Long, Symbol, Timestamp
 

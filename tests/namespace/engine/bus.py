@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.decoding import decode_all
-from twinbus.amqp.envelope import Envelope, read_envelope
-from twinbus.amqp.layout import Header
-from twinbus.amqp.layout import Properties as MessageProperties
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Header
+from twinbus.amqp.message_sections import Properties as MessageProperties
+from twinbus.amqp.routing_fields import Envelope, read_envelope
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import Description, QueueDescription
 from twinbus.namespace.engine.effects import (

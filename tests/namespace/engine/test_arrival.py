@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.envelope import Envelope, read_envelope
-from twinbus.amqp.layout import Properties as MessageProperties
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties as MessageProperties
+from twinbus.amqp.routing_fields import Envelope, read_envelope
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Operation

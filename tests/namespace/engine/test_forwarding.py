@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.envelope import read_envelope
-from twinbus.amqp.layout import split
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import split
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Operation, Refusal

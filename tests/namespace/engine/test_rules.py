@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.layout import split
+from twinbus.amqp.message_sections import split
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal

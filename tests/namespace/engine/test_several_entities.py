@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from twinbus.amqp.envelope import Envelope
+from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.rows import BrowseRows, Lane, Row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.amqp.envelope import Envelope
+from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.arrival import time_to_live
 from twinbus.namespace.engine.effects import Operation

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Self, TypeVar
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed, Delivered, Disposed, Event, LinkAccepted, LinkDetached, LinkFlowed
-from twinbus.amqp.layout import Properties, split
 from twinbus.amqp.link import Link
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.performatives import RECEIVER, SENDER, SND_SETTLED, SND_UNSETTLED, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.connect.sas import make_token

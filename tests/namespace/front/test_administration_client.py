@@ -24,7 +24,7 @@ from azure.servicebus.management import (
     TrueRuleFilter,
 )
 
-from twinbus.amqp.envelope import Envelope, read_envelope
+from twinbus.amqp.routing_fields import Envelope, read_envelope
 from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.engine.events import MessagesSent

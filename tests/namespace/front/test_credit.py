@@ -8,12 +8,12 @@ from pathlib import Path
 import apsw
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.events import LinkAccepted, LinkFlowed
-from twinbus.amqp.layout import Properties
+from twinbus.amqp.fast_frames import FlowFields, flow_frame
 from twinbus.amqp.limits import Limits
 from twinbus.amqp.link import Link
-from twinbus.amqp.transfers import FlowFields, flow_frame
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties
 from twinbus.connect import ServiceBusConnection
 from twinbus.message import Message
 from twinbus.namespace.front.port import PortConnection

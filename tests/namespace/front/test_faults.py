@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.events import Delivered, Disposed, LinkAccepted
-from twinbus.amqp.layout import Properties, split
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, Rejected
 from twinbus.connect import ServiceBusConnection, connect
 from twinbus.connect.sas import make_token

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.events import SessionEnded
-from twinbus.amqp.layout import Properties
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER
 from twinbus.amqp.transactions import discharge, transactional
 from twinbus.namespace.front import transactions

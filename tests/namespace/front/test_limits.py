@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.events import Delivered, LinkAccepted, LinkDetached, Opened
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, performative_frame
-from twinbus.amqp.layout import Properties, split
 from twinbus.amqp.limits import KIB, MIB
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.performatives import RECEIVER, SENDER, Attach, Begin, Flow, Modified, Open, Target, Transfer
 from twinbus.amqp.transactions import coordinator
 from twinbus.connect import connect

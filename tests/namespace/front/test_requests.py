@@ -6,10 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.events import Delivered, LinkAccepted, LinkDetached
-from twinbus.amqp.layout import Properties, split
 from twinbus.amqp.limits import MIB
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.performatives import RECEIVER, SND_SETTLED, Rejected, Source, Target
 from twinbus.namespace.front import amqp
 from twinbus.namespace.front.operations import supported

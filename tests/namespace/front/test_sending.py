@@ -2,8 +2,8 @@
 
 import pytest
 
-from twinbus.amqp.composing import batch_payload, message
-from twinbus.amqp.layout import BATCH_FORMAT, Properties
+from twinbus.amqp.message_builder import batch_payload, message
+from twinbus.amqp.message_sections import BATCH_FORMAT, Properties
 from twinbus.amqp.performatives import Accepted, Rejected
 
 from .raw import Peer

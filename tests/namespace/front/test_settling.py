@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from twinbus.amqp.events import Delivered, Disposed, LinkDetached
-from twinbus.amqp.layout import split
 from twinbus.amqp.link import Link
+from twinbus.amqp.message_sections import split
 from twinbus.amqp.performatives import (
     ACCEPTED,
     RECEIVER,

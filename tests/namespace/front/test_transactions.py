@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.events import Delivered, Disposed, LinkFlowed
-from twinbus.amqp.layout import split
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import split
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, Modified, Rejected
 from twinbus.amqp.transactions import (
     declare,

@@ -3,10 +3,10 @@
 from itertools import count
 from typing import Any, Self
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.events import Delivered, Disposed, LinkAccepted, LinkFlowed
-from twinbus.amqp.layout import Properties
 from twinbus.amqp.link import Link
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, DeliveryState, Rejected
 from twinbus.amqp.session import Session
 from twinbus.amqp.transactions import coordinator, declare, discharge, transaction_of, transactional

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.layout import Properties
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.pairing import aliases
 from twinbus.syphon.native import NativeTransport

@@ -12,8 +12,8 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.layout import Header, Properties, split
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Header, Properties, split
 from twinbus.connect import MessageState
 from twinbus.connect.sas import make_token
 from twinbus.pairing import aliases

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
-from twinbus.amqp.envelope import Envelope
+from twinbus.amqp.routing_fields import Envelope
 from twinbus.ledger.units import UNIT, units
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus, QueueDescription, TopicDescription

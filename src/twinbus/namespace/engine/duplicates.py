@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Generator, Iterable
 from typing import Any, Final
 
-from twinbus.amqp.envelope import Envelope
+from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine.rows import ForgetSeenIds, KnownIds, Need, PutSeenId, Write
 
 REMEMBERED: Final = 65_536

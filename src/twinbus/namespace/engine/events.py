@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from twinbus.amqp.envelope import Envelope
+from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine.descriptions import Description
 from twinbus.namespace.engine.rules.descriptions import RuleDescription
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from twinbus.amqp.envelope import read_envelope
-from twinbus.amqp.splicing import delivered, items
+from twinbus.amqp.delivery_splicing import delivered, items
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.namespace.engine.browsing import expired
 from twinbus.namespace.engine.effects import Decision, Refusal, Step
 from twinbus.namespace.engine.limits import MAX_HOPS, MIB

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
-from twinbus.amqp.envelope import Envelope
-from twinbus.amqp.splicing import with_message_id
+from twinbus.amqp.delivery_splicing import with_message_id
+from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine import receiving
 from twinbus.namespace.engine.arrival import meter, refusal_of, sift, time_to_live
 from twinbus.namespace.engine.counters import Counters

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from twinbus.amqp.envelope import Envelope
+from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine.arrival import refusal_of
 from twinbus.namespace.engine.effects import Answer, Decision, Refusal, Step
 from twinbus.namespace.engine.events import MessagesSent, MessagesSettled

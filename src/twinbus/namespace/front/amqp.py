@@ -33,7 +33,7 @@ from twinbus.amqp.events import (
 from twinbus.amqp.limits import LimitExceededError, Limits, memory_of
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState, Error, Rejected, Released
-from twinbus.amqp.serial import runs
+from twinbus.amqp.serial_numbers import runs
 from twinbus.amqp.session import Session
 from twinbus.amqp.transactions import read_transactional
 from twinbus.namespace.engine import limits

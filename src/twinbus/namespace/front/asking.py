@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from twinbus.amqp.envelope import Envelope, read_envelope
 from twinbus.amqp.errors import DecodeError
+from twinbus.amqp.routing_fields import Envelope, read_envelope
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.events import Event
 from twinbus.namespace.front.requests import Reply

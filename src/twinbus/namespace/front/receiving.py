@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from twinbus.amqp.delivery_splicing import broker_annotations, delivered, delivered_under_lock, lock_token
 from twinbus.amqp.events import Disposed
 from twinbus.amqp.limits import KIB, MIB
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
-from twinbus.amqp.serial import runs
-from twinbus.amqp.splicing import broker_annotations, delivered, delivered_under_lock, lock_token
+from twinbus.amqp.serial_numbers import runs
 from twinbus.namespace.engine.effects import Deliver, Refusal
 from twinbus.namespace.engine.events import (
     Abandon,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.errors import DecodeError
 from twinbus.amqp.events import Delivered
-from twinbus.amqp.layout import Properties, split
 from twinbus.amqp.link import Link
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.performatives import Rejected, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.transactions import read_transactional

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from twinbus.amqp.envelope import read_envelope
 from twinbus.amqp.errors import DecodeError
 from twinbus.amqp.events import Delivered
-from twinbus.amqp.layout import BATCH_FORMAT, batch_messages
 from twinbus.amqp.link import Link
+from twinbus.amqp.message_sections import BATCH_FORMAT, batch_messages
 from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.amqp.transactions import read_transactional
 from twinbus.amqp.transactions import transactional as transactional_state
 from twinbus.namespace.engine import limits

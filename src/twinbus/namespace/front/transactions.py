@@ -12,9 +12,9 @@ from uuid import uuid4
 
 from twinbus.amqp.errors import DecodeError
 from twinbus.amqp.events import Delivered
-from twinbus.amqp.layout import split
 from twinbus.amqp.limits import MIB, LimitExceededError
 from twinbus.amqp.link import Link
+from twinbus.amqp.message_sections import split
 from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected
 from twinbus.amqp.transactions import Declare, declared, read_request
 from twinbus.namespace.driver import Driver

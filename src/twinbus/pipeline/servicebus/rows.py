@@ -19,7 +19,7 @@ from uuid import UUID
 
 from twinbus.amqp.decoding import decode, skip
 from twinbus.amqp.errors import AmqpError
-from twinbus.amqp.layout import MESSAGE_ANNOTATIONS, map_items, section_at
+from twinbus.amqp.message_sections import MESSAGE_ANNOTATIONS, map_items, section_at
 from twinbus.connect import MessageState, ReceivedMessage
 from twinbus.errors import CallerError
 from twinbus.message import BodyType, Message

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.layout import Header, Properties
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Header, Properties
 from twinbus.namespace.engine.rules.view import MessageView
 from twinbus.values import Byte, Described, Float32, Int, Short, Symbol, Timestamp, UByte, UInt, ULong
 

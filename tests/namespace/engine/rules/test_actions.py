@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.layout import Header, Properties, split
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Header, Properties, split
 from twinbus.namespace.engine.rules.actions import compile_action
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.composing import message
+from twinbus.amqp.message_builder import message
 from twinbus.namespace.engine.rules.conditions import compile_filter
 
 from .messages import view

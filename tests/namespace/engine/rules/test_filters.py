@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.composing import message
 from twinbus.amqp.errors import DecodeError
+from twinbus.amqp.message_builder import message
 from twinbus.namespace.engine.rules.conditions import compile_filter
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration

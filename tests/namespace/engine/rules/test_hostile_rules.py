@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.namespace.engine.rules.conditions import compile_filter
 from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlFilter
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError, RuleSyntaxError

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.composing import message
-from twinbus.amqp.layout import split
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import split
 from twinbus.namespace.engine.rules.descriptions import (
     CorrelationFilter,
     FalseFilter,

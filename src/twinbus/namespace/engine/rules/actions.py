@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from twinbus.amqp.composing import with_sections
 from twinbus.amqp.errors import EncodeError
+from twinbus.amqp.message_builder import with_sections
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.expressions import ExpressionCompiler, PropertyName, Run
 from twinbus.namespace.engine.rules.grammar import Node, parse

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from twinbus.amqp.envelope import read_envelope
+from twinbus.amqp.routing_fields import read_envelope
 from twinbus.namespace.engine.arrival import excess_of
 from twinbus.namespace.engine.rules.correlation import compile_correlation
 from twinbus.namespace.engine.rules.descriptions import (

@@ -11,7 +11,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from twinbus.amqp.errors import DecodeError
-from twinbus.amqp.layout import Properties, Sections, split
+from twinbus.amqp.message_sections import Properties, Sections, split
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration, plain
 from twinbus.values import Timestamp

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from twinbus.amqp.decoding import WIDTHS, decode, skip
 from twinbus.amqp.errors import DecodeError
-from twinbus.amqp.layout import (
+from twinbus.amqp.message_sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
     FOOTER,

@@ -18,7 +18,7 @@ from twinbus.amqp.encoding import (
     encode_symbol,
     encode_uint,
 )
-from twinbus.amqp.layout import (
+from twinbus.amqp.message_sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
     HEADER,

@@ -8,8 +8,8 @@ from struct import Struct
 from struct import error as struct_error
 from typing import Any, NamedTuple
 
-from twinbus.amqp.composites import MAP, encode_composite, from_described
 from twinbus.amqp.decoding import decode
+from twinbus.amqp.described_types import MAP, encode_composite, from_described
 from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.frames import performative_frame
 from twinbus.amqp.performatives import (

@@ -8,6 +8,7 @@ from struct import error as struct_error
 from typing import Any
 from uuid import UUID
 
+from twinbus.amqp.delivery_splicing import items
 from twinbus.amqp.encoding import (
     binary_head,
     encode,
@@ -22,7 +23,7 @@ from twinbus.amqp.encoding import (
     encode_uint,
 )
 from twinbus.amqp.errors import EncodeError
-from twinbus.amqp.layout import (
+from twinbus.amqp.message_sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
     HEADER,
@@ -32,7 +33,6 @@ from twinbus.amqp.layout import (
     Properties,
     Sections,
 )
-from twinbus.amqp.splicing import items
 from twinbus.values import ULong
 
 
