@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from tests.chaos.entities import PRIMARY, QUEUES, SECONDARY
 from tests.chaos.logs import Log
-from twinbus.ledger.recorder import Ledger
+from twinbus.ledger.ledger import Ledger
 from twinbus.syphon.context import Step, SyphonOptions
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.mover import Mover

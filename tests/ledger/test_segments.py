@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.ledger.encoding import decode
 from twinbus.ledger.entries import Dropped, Header, Role
-from twinbus.ledger.housekeeping import Opening
+from twinbus.ledger.json_lines import decode
 from twinbus.ledger.options import LedgerOptions
+from twinbus.ledger.segment_opening import Opening
 from twinbus.ledger.segments import Segment, SegmentWriter, segments
 
 GROUP = b'{"group":1}\n'

@@ -8,9 +8,8 @@ from pathlib import Path
 from tests.namespace.test_meter import PING, figures
 from twinbus.connect import RECEIVE_AND_DELETE, connect
 from twinbus.ledger import balance, read_ledger
-from twinbus.ledger.entries import Gap, Header, Metered
+from twinbus.ledger.entries import UNIT, Gap, Header, Metered
 from twinbus.ledger.segments import segments
-from twinbus.ledger.units import UNIT
 from twinbus.message import Message
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer

@@ -15,9 +15,8 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from tests.ledger.disks import hanging_disk
-from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, LedgerUnavailableError, Stage, read_ledger, writer
-from twinbus.ledger.entries import Gap, Intent, Operation, Outcome
-from twinbus.ledger.units import units
+from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, LedgerUnavailableError, Stage, group_writer, read_ledger
+from twinbus.ledger.entries import Gap, Intent, Operation, Outcome, units
 from twinbus.pairing.outgoing import _wrapped, encoded_size
 from twinbus.pairing.recording import Recording, aio_sent, sent
 
@@ -156,7 +155,7 @@ def test_m1_behind_a_disk_that_hangs_the_queue_has_an_end_and_what_found_no_room
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, more = 2000, 5000
-    monkeypatch.setattr(writer, "_LONGEST_QUEUE", room)
+    monkeypatch.setattr(group_writer, "_LONGEST_QUEUE", room)
     with Ledger(tmp_path) as ledger:
         with hanging_disk(monkeypatch) as asked:
             send(ledger, plain(message_id="first"))
@@ -164,7 +163,7 @@ def test_m1_behind_a_disk_that_hangs_the_queue_has_an_end_and_what_found_no_room
             for number in range(more):
                 send(ledger, plain(message_id=str(number)))
         assert ledger.flush()
-        assert room <= more - ledger.missing < room + writer.LOOK_EVERY
+        assert room <= more - ledger.missing < room + group_writer.LOOK_EVERY
     names = {name for entry in read_ledger(tmp_path) if isinstance(entry, Operation) for name in entry.ids}
     assert {"first", "0", str(room - 1)} <= names
 

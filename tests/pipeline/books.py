@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 
 from tests.ledger.world import World
-from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import (
     Closed,
     Dropped,
@@ -27,6 +26,7 @@ from twinbus.ledger.entries import (
     Stage,
     State,
 )
+from twinbus.ledger.json_lines import encode
 
 MIDNIGHT = 1_790_035_200_000  # 2026-09-22T00:00Z
 HOUR = 3_600_000

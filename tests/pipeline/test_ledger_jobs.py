@@ -18,8 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from tests.pipeline import oracle
 from tests.pipeline.books import HOUR, MIDNIGHT, history, movement, operation, segment_name, state, write_segments
 from twinbus.ledger import Balance, Message, balance, read_ledger
-from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Closed, Entry, Header, Intent, Move, Role, Stage
+from twinbus.ledger.json_lines import encode
 from twinbus.pipeline import latency, series
 from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.jobs import JOBS, following, incomplete, over_history, so_far

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from tests.pipeline.books import operation, segment_name
 from twinbus.cli.main import app
-from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Stage
+from twinbus.ledger.json_lines import encode
 from twinbus.pipeline.jobs import JOBS, over_history
 from twinbus.pipeline.landing import RESULTS
 from twinbus.pipeline.tables import Tables, struct

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from tests.pipeline.books import segment_name, writer
 from twinbus.cli.main import app
-from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Entry, Fact, Metered, Operation, Stage, State
+from twinbus.ledger.json_lines import encode
 
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
 NOON = 1_790_078_400_000  # 2026-09-22T12:00Z

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.running import environment
 from tests.pipeline.books import operation, segment_name
-from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Stage
+from twinbus.ledger.json_lines import encode
 
 # As on a machine where the extra was never installed.
 BARE = """

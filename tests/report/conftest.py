@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from tests.pipeline.books import HOUR, MIDNIGHT, movement, operation, segment_name, state
 from tests.pipeline.conftest import spark  # the fixture of that folder
 from twinbus import SendAvailabilityOptions, pair_connection_strings
-from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Closed, Entry, Header, Move, Role, Stage
+from twinbus.ledger.json_lines import encode
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.overview import Overview, overview

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
-from twinbus.ledger.recorder import Ledger
+from twinbus.ledger.ledger import Ledger
 from twinbus.message import Message
 from twinbus.syphon.context import Steps, SyphonOptions
 from twinbus.syphon.discovery import Named

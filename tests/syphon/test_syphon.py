@@ -13,7 +13,7 @@ import pytest
 from twinbus.connect import NEXT_AVAILABLE, connect
 from twinbus.ledger import Role, balance, read_ledger
 from twinbus.ledger.entries import Stage
-from twinbus.ledger.recorder import Ledger
+from twinbus.ledger.ledger import Ledger
 from twinbus.message import Message
 from twinbus.pairing.administration import AioAdministration
 from twinbus.syphon import context

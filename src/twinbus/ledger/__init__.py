@@ -2,11 +2,10 @@
 
 from twinbus.ledger.balance import Balance, Message, balance
 from twinbus.ledger.entries import OK, UNKNOWN, Entry, Move, Role, Stage
-from twinbus.ledger.errors import LedgerUnavailableError, LedgerUnreadableError
+from twinbus.ledger.ledger import Ledger, LedgerUnavailableError
 from twinbus.ledger.options import LedgerOptions
-from twinbus.ledger.reading import Problem, read_ledger
-from twinbus.ledger.recorder import Ledger
-from twinbus.ledger.running import RunningOperation
+from twinbus.ledger.running_operation import RunningOperation
+from twinbus.ledger.segments import LedgerUnreadableError, Problem, read_ledger
 
 __all__ = [
     "OK",

@@ -5,7 +5,7 @@ A field has one type in all kinds. How entries become lines is in `encoding`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Final
@@ -215,3 +215,16 @@ Entry = Header | Closed | Intent | Outcome | Operation | State | Movement | Mete
 KINDS: Final[Mapping[str, type[Entry]]] = {
     kind.kind: kind for kind in (Header, Closed, Intent, Outcome, Operation, State, Movement, Metered, Gap, Dropped)
 }
+
+
+UNIT: Final = 64 * 1024
+
+
+def units(messages: int, size: int | Sequence[int] = 0) -> int:
+    """64 KB or a part of it, of every message; an operation without messages is one.
+
+    `size` is each message's, or all of them together: then the dearest way to share it out.
+    """
+    if isinstance(size, int):
+        return max(messages, 1) + max(size - max(messages, 1), 0) // UNIT
+    return max(messages, sum(max(1, -(-one // UNIT)) for one in size), 1)

@@ -6,13 +6,23 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-from twinbus.ledger.errors import LedgerOptionError
+from twinbus.errors import CallerError
 
 _MIB = 1024 * 1024
 _SPANS = {
     "group_interval": (timedelta(milliseconds=1), timedelta(minutes=1)),
     "segment_age": (timedelta(seconds=1), timedelta(days=7)),
 }
+
+
+class LedgerOptionError(CallerError, ValueError):
+    """An option of the ledger is out of range or of a wrong type."""
+
+    def __init__(self, option: str, value: object, allowed: str) -> None:
+        super().__init__(f"{option} is {value!r}; it must be {allowed}")
+        self.option = option
+        self.value = value
+        self.allowed = allowed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from twinbus.errors import OperatorError
+from twinbus.ledger.entries import Entry
+from twinbus.ledger.json_lines import EntryError, decode
+
 SEALED: Final = ".jsonl"
 OPEN: Final = ".jsonl.open"
 _NAME: Final = re.compile(
@@ -209,3 +213,57 @@ def sync_folder(directory: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+class LedgerUnreadableError(OperatorError):
+    """A line of a segment is no entry; nothing is passed over in silence."""
+
+    def __init__(self, file: Path, line: int, cause: str) -> None:
+        super().__init__(f"{file}, line {line}: {cause}", "Read it with a newer Twinbus, or mend the file by hand.")
+        self.file = file
+        self.line = line
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A line, counted from 1, that is no entry."""
+
+    file: Path
+    line: int
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}: {self.cause}"
+
+
+def read_ledger(directory: str | os.PathLike[str], problem: Callable[[Problem], None] | None = None) -> Iterator[Entry]:
+    """Segment by segment, each in the order it was written. Without `problem`: LedgerUnreadableError at the first."""
+    for segment in segments(Path(directory)):
+        yield from _read(segment, problem or _raise)
+
+
+def _read(segment: Segment, problem: Callable[[Problem], None]) -> Iterator[Entry]:
+    try:
+        path = segment.path
+        file = path.open("rb")
+    except FileNotFoundError:
+        # Sealed since it was listed, or removed for the budget.
+        path = segment.sealed_path
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            problem(Problem(path, 0, "removed while the ledger was read"))
+            return
+    with file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield decode(line)
+            except EntryError as error:
+                problem(Problem(path, number, str(error)))
+
+
+def _raise(problem: Problem) -> None:
+    raise LedgerUnreadableError(problem.file, problem.line, problem.cause)

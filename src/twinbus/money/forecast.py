@@ -12,8 +12,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Final
 
-from twinbus.ledger.entries import Stage
-from twinbus.ledger.units import units
+from twinbus.ledger.entries import Stage, units
 from twinbus.money.billing import Bill, Usage, bill
 from twinbus.money.course import (
     DRAIN_EMPTY_RECEIVES,

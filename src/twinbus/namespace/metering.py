@@ -10,7 +10,7 @@ import asyncio
 from typing import Final
 
 from twinbus.clock import Clock
-from twinbus.ledger.recorder import Ledger
+from twinbus.ledger.ledger import Ledger
 from twinbus.namespace.meter import OperationMeter
 
 INTERVAL_SECONDS: Final = 1.0

@@ -18,11 +18,10 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 
 from twinbus.ledger import OK, Ledger, LedgerOptions, Role, RunningOperation, Stage
-from twinbus.ledger.encoding import place
-from twinbus.ledger.entries import result_of_failure
-from twinbus.ledger.running import NOTHING, WELL
-from twinbus.ledger.units import UNIT
-from twinbus.ledger.writer import LOOK_EVERY
+from twinbus.ledger.entries import UNIT, result_of_failure
+from twinbus.ledger.group_writer import LOOK_EVERY
+from twinbus.ledger.json_lines import operation_prefix
+from twinbus.ledger.running_operation import NOTHING, OK_ENDING
 from twinbus.pairing.failures import REFUSED, FailureKind, was_refused
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.outgoing import encoded_size, raws_of
@@ -60,7 +59,7 @@ class Recording:
 
     def place(self, stage: Stage, entity: str, destination: str | None = None) -> str:
         """What operations have in common, for `recorded`. `destination` as in `Ledger.begin`."""
-        return place(stage, self.namespace, entity, destination)
+        return operation_prefix(stage, self.namespace, entity, destination)
 
     def recorded(self, place: str, message: Any, call: Call[T]) -> Call[T]:
         """The call, each try of which is an operation. LedgerUnavailableError where none may be made.
@@ -159,7 +158,7 @@ def sent(
     except BaseException as error:
         _failed(operation, error, given_up=was_given_up(sender))
         raise
-    operation.end_as(WELL)
+    operation.end_as(OK_ENDING)
 
 
 async def aio_sent(ledger: Ledger, place: str, message: Any, keywords: dict[str, Any], sender: Any) -> None:
@@ -172,7 +171,7 @@ async def aio_sent(ledger: Ledger, place: str, message: Any, keywords: dict[str,
     except BaseException as error:
         _failed(operation, error)
         raise
-    operation.end_as(WELL)
+    operation.end_as(OK_ENDING)
 
 
 def _begun(ledger: Ledger, place: str, message: Any) -> RunningOperation:

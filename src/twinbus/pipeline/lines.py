@@ -1,6 +1,6 @@
 """Lines of the ledger as rows: Spark's own JSON parser for nearly all, and the ledger's reader for those it rejects.
 
-So what is an entry, and how a line that is none is told, is decided in `twinbus.ledger.encoding` alone.
+So what is an entry, and how a line that is none is told, is decided in `twinbus.ledger.json_lines` alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import pandas as pd  # type: ignore[import-untyped] # comes without
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger.encoding import decode
 from twinbus.ledger.entries import KINDS, VERSION, Move, Role, Stage
-from twinbus.ledger.errors import EntryError
+from twinbus.ledger.json_lines import EntryError, decode
 from twinbus.pipeline.segment_source import opened
 from twinbus.pipeline.tables import PENDING, SCHEMAS, struct
 

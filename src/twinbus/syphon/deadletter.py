@@ -18,8 +18,8 @@ from twinbus.connect.errors import ServiceBusError
 from twinbus.connect.management import Management
 from twinbus.errors import OperatorError, RetryError
 from twinbus.ledger import OK, UNKNOWN, Ledger, LedgerUnavailableError, Move, Stage
-from twinbus.ledger.encoding import id_text
 from twinbus.ledger.entries import result_of_failure
+from twinbus.ledger.json_lines import id_text
 from twinbus.message import MessageId
 from twinbus.pairing.failures import was_refused
 from twinbus.syphon.native import kind_of

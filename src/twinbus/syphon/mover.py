@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Final, NamedTuple, assert_never
 
 from twinbus.ledger.entries import Move
-from twinbus.ledger.errors import LedgerUnavailableError
-from twinbus.ledger.running import RunningOperation
+from twinbus.ledger.ledger import LedgerUnavailableError
+from twinbus.ledger.running_operation import RunningOperation
 from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
 from twinbus.syphon.context import PumpRoom, Step
 from twinbus.syphon.held_batch import Load

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from twinbus.errors import OperatorError, TwinbusError
-from twinbus.ledger.recorder import Ledger
+from twinbus.ledger.ledger import Ledger
 from twinbus.pairing.failures import CREDENTIAL_REFUSED
 from twinbus.syphon.context import Emptied, PumpRoom, Steps, SyphonOptions, wall_clock
 from twinbus.syphon.discovery import Discovery, Remainder

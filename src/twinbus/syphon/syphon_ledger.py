@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from twinbus.ledger.entries import OK, UNKNOWN, Move, Stage, result_of_failure
-from twinbus.ledger.recorder import Ledger
-from twinbus.ledger.running import RunningOperation
+from twinbus.ledger.ledger import Ledger
+from twinbus.ledger.running_operation import RunningOperation
 from twinbus.syphon.progress import Counts
 from twinbus.syphon.transport import PAGE, Backlog, BacklogFailedError, Credit, Held, Outgoing, Peeked, SendFailedError
 

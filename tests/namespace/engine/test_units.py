@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinbus.ledger.units import UNIT
+from twinbus.ledger.entries import UNIT
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.effects import Operation
 

@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 from twinbus.amqp.routing_fields import Envelope
-from twinbus.ledger.units import UNIT, units
+from twinbus.ledger.entries import UNIT, units
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus, QueueDescription, TopicDescription
 from twinbus.namespace.engine.duplicates import SeenIds, key_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from twinbus.ledger.units import units
+from twinbus.ledger.entries import units
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Answer, Meter, Operation, Refusal, Step
 from twinbus.namespace.engine.events import (

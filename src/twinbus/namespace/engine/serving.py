@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from twinbus.ledger.units import UNIT, units
+from twinbus.ledger.entries import UNIT, units
 from twinbus.namespace.engine.effects import Deliver, Drain, Meter, Operation, Step
 from twinbus.namespace.engine.events import CreditGranted
 from twinbus.namespace.engine.limits import SECOND

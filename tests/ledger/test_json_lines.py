@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ledger.strategies import ENTRIES
-from twinbus.ledger.encoding import decode, encode, id_text
-from twinbus.ledger.entries import KINDS, Entry, Operation, Stage, State
-from twinbus.ledger.errors import EntryError
-from twinbus.ledger.units import UNIT, units
+from twinbus.ledger.entries import KINDS, UNIT, Entry, Operation, Stage, State, units
+from twinbus.ledger.json_lines import EntryError, decode, encode, id_text
 
 WHOLE = {
     "v": 1, "kind": "operation", "at": 1, "id": "a-1", "stage": "ping", "namespace": "n", "entity": "e", "ids": ["x"],

@@ -19,9 +19,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Closed, Gap
-from twinbus.ledger.lines import Item, lines
+from twinbus.ledger.json_lines import encode
+from twinbus.ledger.running_operation import Item, lines
 from twinbus.ledger.segments import SegmentGoneError, SegmentWriter
 
 _log = logging.getLogger("twinbus.ledger")
@@ -36,7 +36,7 @@ LOOK_EVERY: Final = 256
 _LONGEST_QUEUE: Final = 100_000
 
 
-class Writer:
+class GroupWriter:
     """One writer's queue and thread. The thread is there from the first entry until `close`."""
 
     def __init__(
@@ -330,7 +330,7 @@ def _milliseconds() -> int:
     return int(time.time() * 1000)
 
 
-_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+_writers: weakref.WeakSet[GroupWriter] = weakref.WeakSet()
 
 
 @atexit.register

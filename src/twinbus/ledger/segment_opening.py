@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from twinbus.ledger.encoding import encode
 from twinbus.ledger.entries import Dropped, Header, Role
+from twinbus.ledger.json_lines import encode
 from twinbus.ledger.options import LedgerOptions
 from twinbus.ledger.segments import Segment, segments, sync_folder
 

@@ -13,8 +13,13 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 from uuid import UUID
 
+from twinbus.errors import CallerError
 from twinbus.ledger.entries import KINDS, OK, VERSION, Entry, Intent, Move, Operation, Outcome, Role, Stage
-from twinbus.ledger.errors import EntryError
+
+
+class EntryError(CallerError, ValueError):
+    """A line that is no entry of this schema."""
+
 
 quoted: Final[Callable[[str], str]] = encode_basestring_ascii
 
@@ -44,7 +49,7 @@ def id_text(value: object) -> str:
 
 
 @lru_cache(4096)
-def place(stage: Stage, namespace: str, entity: str, destination: str | None = None) -> str:
+def operation_prefix(stage: Stage, namespace: str, entity: str, destination: str | None = None) -> str:
     """What the lines of one sender's operations have in common."""
     toward = "" if destination is None else f',"destination":{quoted(destination)}'
     return f'"stage":"{stage}","namespace":{quoted(namespace)},"entity":{quoted(entity)}{toward}'
@@ -62,17 +67,19 @@ def ending(seconds: float, result: str, cause: str | None = None, failed: Iterab
     return f'"seconds":{seconds:.6f},"result":{quoted(result)}{behind}{some}'
 
 
-def intent_line(at: int, number: str, place: str, ids: str, size: int, units: int) -> str:
-    return f'{{"v":1,"kind":"intent","at":{at},"id":"{number}",{place},"ids":[{ids}],"bytes":{size},"units":{units}}}\n'
+def intent_line(at: int, number: str, prefix: str, ids: str, size: int, units: int) -> str:
+    return (
+        f'{{"v":1,"kind":"intent","at":{at},"id":"{number}",{prefix},"ids":[{ids}],"bytes":{size},"units":{units}}}\n'
+    )
 
 
 def outcome_line(at: int, number: str, ending: str) -> str:
     return f'{{"v":1,"kind":"outcome","at":{at},"id":"{number}",{ending}}}\n'
 
 
-def operation_line(at: int, number: str, place: str, ids: str, size: int, units: int, ending: str) -> str:
+def operation_line(at: int, number: str, prefix: str, ids: str, size: int, units: int, ending: str) -> str:
     return (
-        f'{{"v":1,"kind":"operation","at":{at},"id":"{number}",{place},"ids":[{ids}],"bytes":{size},"units":{units},'
+        f'{{"v":1,"kind":"operation","at":{at},"id":"{number}",{prefix},"ids":[{ids}],"bytes":{size},"units":{units},'
         f"{ending}}}\n"
     )
 
@@ -84,13 +91,13 @@ def encode(entry: Entry) -> str:
     """Its line, with the newline. Pure ASCII."""
     match entry:
         case Intent():
-            there = place(entry.stage, entry.namespace, entry.entity, entry.destination)
+            there = operation_prefix(entry.stage, entry.namespace, entry.entity, entry.destination)
             return intent_line(entry.at, entry.id, there, listed(entry.ids), entry.bytes, entry.units)
         case Outcome():
             end = ending(entry.seconds, entry.result, entry.cause, entry.failed)
             return outcome_line(entry.at, entry.id, end)
         case Operation():
-            there = place(entry.stage, entry.namespace, entry.entity, entry.destination)
+            there = operation_prefix(entry.stage, entry.namespace, entry.entity, entry.destination)
             end = ending(entry.seconds, entry.result, entry.cause, entry.failed)
             return operation_line(entry.at, entry.id, there, listed(entry.ids), entry.bytes, entry.units, end)
         case _:

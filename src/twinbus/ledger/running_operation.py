@@ -1,14 +1,69 @@
-"""What is queued, as lines: an operation that has ended is one; one that has not is an intent, and later an outcome."""
+"""An operation under way, from `begin` to `end`. It is made for every send: it holds, and decides nothing.
+
+Its fields are read by the writer's thread, without a lock; the order in which `end` sets them is what makes that safe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
-from twinbus.ledger.encoding import encode, id_text, intent_line, listed, operation_line, outcome_line, quoted
-from twinbus.ledger.encoding import ending as how_it_ended
-from twinbus.ledger.entries import Metered, Movement, Operation, State
-from twinbus.ledger.running import ALL, INTENT, SEEN, WELL, RunningOperation
-from twinbus.ledger.units import units
+from twinbus.ledger.entries import OK, Metered, Movement, Operation, State, units
+from twinbus.ledger.json_lines import encode, id_text, intent_line, listed, operation_line, outcome_line, quoted
+from twinbus.ledger.json_lines import ending as how_it_ended
+
+if TYPE_CHECKING:
+    from twinbus.ledger.group_writer import GroupWriter
+
+
+Ending = tuple[str, str | None, Sequence[object]]
+"""Result, cause, and the ids that it is about where not all are."""
+OK_ENDING: Final[Ending] = (OK, None, ())
+
+# How much of it the writer has told.
+NOTHING, SEEN, INTENT, ALL = range(4)
+
+
+class RunningOperation:
+    """What `Ledger.begin` returns, which sets its fields. Call `end` once; never ended, its outcome is unknown."""
+
+    __slots__ = ("begun", "ended", "ending", "ids", "number", "place", "size", "state", "writer")
+
+    writer: GroupWriter
+    number: int
+    place: str
+    """As `encoding.place` has it."""
+    ids: str | Sequence[object]
+    """A text alone is the one id of a message of one billable unit."""
+    size: int | Sequence[int]
+    begun: float
+    ended: float
+    ending: Ending | None
+    state: int
+
+    @property
+    def id(self) -> str:
+        """The operation id."""
+        return f"{self.writer.prefix}-{self.number}"
+
+    def end(self, result: str = OK, *, cause: str | None = None, failed: Sequence[object] = ()) -> None:
+        """How it ended: "ok"; "unknown" where it may have happened, with the word for why as `cause`; or that word.
+
+        `failed`: the ids that the result is about, where the others are well.
+        """
+        self.end_as(OK_ENDING if result is OK and not failed else (result, cause, failed))
+
+    def end_as(self, ending: Ending) -> None:
+        """`end`, for who has all of it put together."""
+        if self.ending is None:
+            writer = self.writer
+            now = writer.now  # as in `recording`, for speed
+            self.ended = now()
+            # From here on the writer may see it. Where it has looked before, it is told that there is something to add.
+            self.ending = ending
+            if self.state:
+                writer.put(self)
+
 
 Item = RunningOperation | Operation | State | Movement | Metered
 
@@ -24,7 +79,7 @@ def lines(items: Iterable[Item], prefix: str, offset: float, failed: Callable[[E
         try:
             if (
                 type(item) is RunningOperation
-                and item.ending is WELL
+                and item.ending is OK_ENDING
                 and type(id_ := item.ids) is str
                 and not item.state
             ):

@@ -27,11 +27,10 @@ from twinbus.ledger import (
     balance,
     read_ledger,
 )
-from twinbus.ledger.entries import Closed, Gap, Header, Intent, Metered, Movement, Operation, Outcome, State
-from twinbus.ledger.errors import LedgerOptionError
+from twinbus.ledger.entries import UNIT, Closed, Gap, Header, Intent, Metered, Movement, Operation, Outcome, State
+from twinbus.ledger.group_writer import LOOK_EVERY
+from twinbus.ledger.options import LedgerOptionError
 from twinbus.ledger.segments import segments
-from twinbus.ledger.units import UNIT
-from twinbus.ledger.writer import LOOK_EVERY
 
 from .disks import hanging_disk
 

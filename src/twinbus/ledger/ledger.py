@@ -18,20 +18,31 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from twinbus.ledger.encoding import id_text, place
-from twinbus.ledger.entries import OK, Fact, Metered, Move, Movement, Operation, Role, Stage, State
-from twinbus.ledger.errors import LedgerUnavailableError
-from twinbus.ledger.housekeeping import Opening
+from twinbus.errors import OperatorError
+from twinbus.ledger.entries import OK, UNIT, Fact, Metered, Move, Movement, Operation, Role, Stage, State, units
+from twinbus.ledger.group_writer import GroupWriter
+from twinbus.ledger.json_lines import id_text, operation_prefix
 from twinbus.ledger.options import LedgerOptions
-from twinbus.ledger.running import NOTHING, RunningOperation
+from twinbus.ledger.running_operation import NOTHING, RunningOperation
+from twinbus.ledger.segment_opening import Opening
 from twinbus.ledger.segments import SegmentWriter
-from twinbus.ledger.units import UNIT, units
-from twinbus.ledger.writer import Writer
 
 _log = logging.getLogger("twinbus.ledger")
 
 FLUSH_SECONDS: Final = 30.0
 """What a disk may take to answer."""
+
+
+class LedgerUnavailableError(OperatorError):
+    """The ledger cannot be written, and `on_error` is "stop"."""
+
+    def __init__(self, directory: Path, cause: str) -> None:
+        super().__init__(
+            f"the ledger in {directory} cannot be written: {cause}",
+            "Make room, or put the directory back; writing is tried again every second.",
+        )
+        self.directory = directory
+        self.cause = cause
 
 
 class Ledger:
@@ -83,7 +94,7 @@ class Ledger:
             ids = tuple(ids)
         elif not isinstance(size, int) or size > UNIT:
             ids = (ids,)
-        return self.begin_as(place(stage, namespace, entity, destination), ids, size)
+        return self.begin_as(operation_prefix(stage, namespace, entity, destination), ids, size)
 
     def begin_as(self, place: str, ids: str | Sequence[object], size: int | Sequence[int]) -> RunningOperation:
         """`begin`, for who has all of it put together, as a `RunningOperation` holds it."""
@@ -271,7 +282,7 @@ class Ledger:
             most_bytes=options.segment_bytes,
             most_seconds=options.segment_age.total_seconds(),
         )
-        self._writer = Writer(
+        self._writer = GroupWriter(
             self.directory,
             self._name,
             segments,
