@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from twinbus.pairing.errors import ScheduledInBacklogError as ScheduledInBacklogError
     from twinbus.pairing.errors import TimeToLiveError as TimeToLiveError
     from twinbus.pairing.options import SendAvailabilityOptions as SendAvailabilityOptions
-    from twinbus.pairing.pair import Pair as Pair
-    from twinbus.pairing.partnership import Partnership
-    from twinbus.pairing.partnership import Syphon as _Syphon
+    from twinbus.pairing.pair_sides import NotPairedError as NotPairedError
+    from twinbus.pairing.pair_sides import PairClosedError as PairClosedError
+    from twinbus.pairing.pair_sides import PairFaultedError as PairFaultedError
+    from twinbus.pairing.pair_sides import PairForkedError as PairForkedError
+    from twinbus.pairing.pair_sides import PairingRefusedError as PairingRefusedError
+    from twinbus.pairing.pair_sides import PairLoopError as PairLoopError
+    from twinbus.pairing.pair_state import Partnership
+    from twinbus.pairing.pair_state import Syphon as _Syphon
     from twinbus.pairing.provisioning import ProvisioningError as ProvisioningError
-    from twinbus.pairing.sides import NotPairedError as NotPairedError
-    from twinbus.pairing.sides import PairClosedError as PairClosedError
-    from twinbus.pairing.sides import PairFaultedError as PairFaultedError
-    from twinbus.pairing.sides import PairForkedError as PairForkedError
-    from twinbus.pairing.sides import PairingRefusedError as PairingRefusedError
-    from twinbus.pairing.sides import PairLoopError as PairLoopError
+    from twinbus.pairing.sync.pair import Pair as Pair
 
 # Looked up when first used: importing Twinbus brings no SDK with it.
 _HOMES = {
@@ -42,14 +42,14 @@ _HOMES = {
     "ScheduledInBacklogError": "errors",
     "TimeToLiveError": "errors",
     "SendAvailabilityOptions": "options",
-    "Pair": "pair",
+    "Pair": "sync.pair",
     "ProvisioningError": "provisioning",
-    "NotPairedError": "sides",
-    "PairClosedError": "sides",
-    "PairFaultedError": "sides",
-    "PairForkedError": "sides",
-    "PairingRefusedError": "sides",
-    "PairLoopError": "sides",
+    "NotPairedError": "pair_sides",
+    "PairClosedError": "pair_sides",
+    "PairFaultedError": "pair_sides",
+    "PairForkedError": "pair_sides",
+    "PairingRefusedError": "pair_sides",
+    "PairLoopError": "pair_sides",
 }
 
 
@@ -72,7 +72,7 @@ def pair_namespaces(
     options: SendAvailabilityOptions | None = None,
 ) -> Pair:
     """Pair two namespaces on clients the caller made (P1). The clients stay the caller's to close."""
-    from twinbus.pairing import pair  # noqa: PLC0415 - as above
+    from twinbus.pairing.sync import pair  # noqa: PLC0415 - as above
 
     return pair.pair_namespaces(primary, secondary, secondary_admin=secondary_admin, options=options, syphon=_syphon)
 
@@ -81,7 +81,7 @@ def pair_connection_strings(
     primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
 ) -> Pair:
     """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
-    from twinbus.pairing import pair  # noqa: PLC0415 - as above
+    from twinbus.pairing.sync import pair  # noqa: PLC0415 - as above
 
     return pair.pair_connection_strings(primary, secondary, options=options, syphon=_syphon, **kwargs)
 

@@ -7,13 +7,13 @@ from typing import Any
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from twinbus.pairing import aio_pair
-from twinbus.pairing.aio_pair import Pair, PairSide
+from twinbus.pairing.aio import pair
+from twinbus.pairing.aio.pair import Pair, PairSide
+from twinbus.pairing.aio.sender import PairedSender
 from twinbus.pairing.aio_receivers import QuietReceiver
-from twinbus.pairing.aio_sender import PairedSender
 from twinbus.pairing.calls import BacklogHandle
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.partnership import EntityState, Syphon
+from twinbus.pairing.pair_state import EntityState, Syphon
 from twinbus.syphon.embedded import AioPairSyphon
 
 __all__ = [
@@ -44,7 +44,7 @@ def pair_namespaces(
     not fail a sender's call: the pair goes on looking for the backlog queues in the background. `async with pair` and
     `await pair` obey `on_secondary_down`. Use the pair in one event loop, and close it.
     """
-    return aio_pair.pair_namespaces(
+    return pair.pair_namespaces(
         primary, secondary, secondary_admin=secondary_admin, options=options, syphon=AioPairSyphon
     )
 
@@ -56,4 +56,4 @@ def pair_connection_strings(
 
     `pair_namespaces` explains when pairing happens.
     """
-    return aio_pair.pair_connection_strings(primary, secondary, options=options, syphon=AioPairSyphon, **kwargs)
+    return pair.pair_connection_strings(primary, secondary, options=options, syphon=AioPairSyphon, **kwargs)

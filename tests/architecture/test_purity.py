@@ -12,10 +12,8 @@ from .source import PACKAGE, ROOT, Source, bindings, full_name, sources
 PURE = (
     "amqp",
     "namespace/engine",
-    "pairing/failover",
-    "pairing/rotation",
+    "pairing/decide",
     "pairing/aliases",
-    "pairing/attendance",
     "syphon/plan",
     "ledger/balance",
     "money/billing",

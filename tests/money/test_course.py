@@ -25,10 +25,10 @@ from twinbus.ledger.entries import Stage
 from twinbus.money import OutageKind, Prices, Scenario, SyphonRuns, forecast
 from twinbus.money import course as habits
 from twinbus.money.course import course, queues_used
-from twinbus.pairing import failover
+from twinbus.pairing.decide import failover
+from twinbus.pairing.decide.rotation import Rotation, choose
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.rotation import Rotation, choose
 from twinbus.syphon import transport
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import Named

@@ -68,7 +68,7 @@ class Mutant(NamedTuple):
 
 
 def members(name: str) -> list[str]:
-    table = importlib.import_module("twinbus.pairing.failover.table")
+    table = importlib.import_module("twinbus.pairing.decide.failover.table")
     return list(getattr(table, {"_T": "Trigger", "_A": "Action"}.get(name, name)).__members__)
 
 

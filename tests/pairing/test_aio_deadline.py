@@ -6,7 +6,7 @@ import time
 import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.aio_deadline import Deadlines
+from twinbus.pairing.aio.deadlines import Deadlines
 
 
 async def ends_when_cancelled(times: int) -> str:

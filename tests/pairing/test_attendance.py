@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.pairing import attendance as a
-from twinbus.pairing.attendance import Attendance, Oldest, Step, Watch, advance
+from twinbus.pairing.decide import backlog_watch as a
+from twinbus.pairing.decide.backlog_watch import Attendance, Oldest, Step, Watch, advance
 from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
 
 NEW = Attendance(300.0, 1800.0)

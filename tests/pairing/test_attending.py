@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from twinbus.pairing.attendance import LookDue, QueueNotSeen
 from twinbus.pairing.attending import AttendanceCell
+from twinbus.pairing.decide.backlog_watch import LookDue, QueueNotSeen
 from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.timekeeper import Timekeeper, Timer
-from twinbus.pairing.workers import Workers
+from twinbus.pairing.sync.timeout_thread import Timekeeper, Timer
+from twinbus.pairing.sync.workers import Workers
 
 
 class ClosingHandler(logging.Handler):

@@ -15,15 +15,15 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnectionError
 
 from twinbus.pairing import calls
-from twinbus.pairing.entity import EntityCell, RotationCell
+from twinbus.pairing.decide.failover import Policy, PrimarySendFailed
 from twinbus.pairing.errors import BacklogUnavailableError, QueueCause, ScheduledInBacklogError
 from twinbus.pairing.events import PairEvents
-from twinbus.pairing.failover import Policy, PrimarySendFailed
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.paths import Endpoint
 from twinbus.pairing.sdk import Limits
-from twinbus.pairing.sides import Side
+from twinbus.pairing.shared_state import EntityCell, RotationCell
 
 K = FailureKind
 LIMITS = Limits(262_144, 262_144, PyamqpTransport)

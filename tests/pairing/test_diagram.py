@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twinbus.pairing.diagram import diagram, table
-from twinbus.pairing.failover import Mode, Trigger
+from twinbus.pairing.decide.failover import Mode, Trigger
+from twinbus.pairing.decide.failover_diagram import diagram, table
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "failover-machine.md"
 

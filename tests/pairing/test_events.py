@@ -17,7 +17,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
-from twinbus.pairing.attendance import BacklogUnattended, Watch
+from twinbus.pairing.decide.backlog_watch import BacklogUnattended, Watch
+from twinbus.pairing.decide.failover import Drill, Entity, FailoverEngaged, Mode, Policy, PrimaryUnusable, Restored
+from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned, Rotation
 from twinbus.pairing.events import (
     EVENTS,
     BacklogDrained,
@@ -27,9 +29,7 @@ from twinbus.pairing.events import (
     SideFaulted,
     UnknownEventError,
 )
-from twinbus.pairing.failover import Drill, Entity, FailoverEngaged, Mode, Policy, PrimaryUnusable, Restored
 from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.rotation import QueueLeft, QueueReturned, Rotation
 
 ENGAGED = FailoverEngaged("orders", 10.0, 1, FailureKind.TIMEOUT)
 RESTORED = Restored("orders", 75.5, 1, 65.5, 7, False)
@@ -330,7 +330,7 @@ def test_without_opentelemetry_a_pair_announces_as_ever() -> None:
 import sys
 sys.modules["opentelemetry"] = None
 from twinbus.pairing.events import PairEvents
-from twinbus.pairing.failover import FailoverEngaged, Drill
+from twinbus.pairing.decide.failover import FailoverEngaged, Drill
 events = PairEvents("contoso", threaded=True)
 events.emit(FailoverEngaged("orders", 1.0, 1, Drill.FORCED))
 events.diverted("orders", "q", 1, 0.1)

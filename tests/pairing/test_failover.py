@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.pairing import failover as f
-from twinbus.pairing.failover import Mode, Route, Step, advance
+from twinbus.pairing.decide import failover as f
+from twinbus.pairing.decide.failover import Mode, Route, Step, advance
 from twinbus.pairing.failures import CALLERS, COUNTING, JUDGEMENTS, FailureKind
 
 K = FailureKind

@@ -10,8 +10,16 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 
 from twinbus.pairing.administration import Administration, AioAdministration
-from twinbus.pairing.inspection import Cleaned, Difference, clean_extra, inspect_backlog, orphans
-from twinbus.pairing.ping_check import SCRATCH, Visibility, check_pings
+from twinbus.pairing.inspection import (
+    SCRATCH,
+    Cleaned,
+    Difference,
+    Visibility,
+    check_pings,
+    clean_extra,
+    inspect_backlog,
+    orphans,
+)
 from twinbus.pairing.provisioning import PROPERTIES, provisioning
 from twinbus.testing import LocalEndpoint, LocalNamespaces
 

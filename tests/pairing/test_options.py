@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from twinbus.ledger import Ledger, LedgerOptions
+from twinbus.pairing.decide.failover import Policy
 from twinbus.pairing.errors import OptionError
-from twinbus.pairing.failover import Policy
 from twinbus.pairing.failures import COUNTING, FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.pairing import rotation as r
+from twinbus.pairing.decide import rotation as r
+from twinbus.pairing.decide.rotation import Rotation, Step, advance, choose
 from twinbus.pairing.errors import BacklogUnavailableError, QueueCause
 from twinbus.pairing.failures import COUNTING, EVICTING, FailureKind
-from twinbus.pairing.rotation import Rotation, Step, advance, choose
 
 K = FailureKind
 FULL = Rotation(("b0", "b1", "b2"), 30.0)

@@ -17,10 +17,10 @@ import pytest
 from tests.pairing import sdk_programs
 from tests.pairing.sdk_programs import PROGRAMS, Entities
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
-from twinbus.pairing.aio_pair import Pair as AioPair
-from twinbus.pairing.aio_sender import PairedSender as AioPairedSender
-from twinbus.pairing.pair import Pair
-from twinbus.pairing.sender import PairedSender
+from twinbus.pairing.aio.pair import Pair as AioPair
+from twinbus.pairing.aio.sender import PairedSender as AioPairedSender
+from twinbus.pairing.sync.pair import Pair
+from twinbus.pairing.sync.sender import PairedSender
 from twinbus.testing import LocalNamespaces
 
 Program = Callable[..., Any]

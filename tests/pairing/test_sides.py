@@ -1,6 +1,6 @@
 """When a credential counts as refused for good (C1)."""
 
-from twinbus.pairing.sides import REFUSED_FOR_GOOD_SECONDS, Refusals
+from twinbus.pairing.pair_sides import REFUSED_FOR_GOOD_SECONDS, Refusals
 
 QUEUES = ("a", "b")
 LATER = 100.0 + REFUSED_FOR_GOOD_SECONDS

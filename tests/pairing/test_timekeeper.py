@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from twinbus.pairing.timekeeper import Timekeeper, Timer
-from twinbus.pairing.workers import Workers
+from twinbus.pairing.sync.timeout_thread import Timekeeper, Timer
+from twinbus.pairing.sync.workers import Workers
 
 SOON = 10.0
 

@@ -26,9 +26,9 @@ from twinbus.connect.sas import make_token
 from twinbus.errors import OperatorError
 from twinbus.ledger import Role, Stage, balance, read_ledger
 from twinbus.ledger.entries import Header, Intent, Operation
-from twinbus.pairing import pair as plain_pair
 from twinbus.pairing.errors import OptionError
-from twinbus.pairing.sides import OTHER_SIDE_SECONDS, OtherSideLostError
+from twinbus.pairing.pair_sides import OTHER_SIDE_SECONDS, OtherSideLostError
+from twinbus.pairing.sync import pair as plain_pair
 from twinbus.testing import LocalNamespaces
 
 ENOUGH = 30

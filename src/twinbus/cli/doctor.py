@@ -18,8 +18,7 @@ from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from twinbus.pairing.administration import Administration
-    from twinbus.pairing.inspection import FoundQueue, Inspection
-    from twinbus.pairing.ping_check import PingCheck
+    from twinbus.pairing.inspection import FoundQueue, Inspection, PingCheck
 
 PROBLEMS = 3
 
@@ -83,7 +82,7 @@ def _inspected(administration: Administration, name: str, count: int) -> Inspect
 
 
 async def _pings(primary: str, entity: str | None, seconds: float) -> PingCheck:
-    from twinbus.pairing.ping_check import check_pings  # noqa: PLC0415 - slow
+    from twinbus.pairing.inspection import check_pings  # noqa: PLC0415 - slow
 
     async with reaching.aio_client(primary) as client, reaching.aio_administration(primary, seconds) as administration:
         return await check_pings(client, administration, entity=entity, seconds=2 * seconds)

@@ -18,7 +18,7 @@ from twinbus.cli.telling import Debug, told
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
-    from twinbus.pairing.drilling import Drill, Moment
+    from twinbus.pairing.drill import Drill, Moment
     from twinbus.pairing.options import SendAvailabilityOptions
 
 NOT_AS_MEANT = 3
@@ -103,7 +103,7 @@ async def _run(
     leave: bool,
     quiet: bool,
 ) -> Drill:
-    from twinbus.pairing.drilling import run_drill  # noqa: PLC0415 - slow
+    from twinbus.pairing.drill import run_drill  # noqa: PLC0415 - slow
 
     async with reaching.aio_client(primary) as one, reaching.aio_client(secondary) as other:
         return await run_drill(

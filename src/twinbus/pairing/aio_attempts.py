@@ -12,11 +12,11 @@ from typing import Any, Final, TypeVar
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.aio_deadline import Deadlines
+from twinbus.pairing.aio.deadlines import Deadlines
 from twinbus.pairing.calls import NoTurnError
+from twinbus.pairing.pair_sides import PairLoopError
 from twinbus.pairing.retrying import pause_before_next
 from twinbus.pairing.sdk import Retries, abort, keep_alive_of, quick_to_open, without_retries
-from twinbus.pairing.sides import PairLoopError
 from twinbus.pairing.tokens import AioTokens, asks_an_issuer
 
 T = TypeVar("T")

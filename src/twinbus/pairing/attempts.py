@@ -16,8 +16,7 @@ from typing import Any, Final, TypeVar
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing.calls import FailedOverMeanwhileError
-from twinbus.pairing.entity import EntityCell
-from twinbus.pairing.failover import Route
+from twinbus.pairing.decide.failover import Route
 from twinbus.pairing.retrying import pause_before_next
 from twinbus.pairing.sdk import (
     Retries,
@@ -30,9 +29,10 @@ from twinbus.pairing.sdk import (
     refuse_calls,
     without_retries,
 )
-from twinbus.pairing.timekeeper import Timekeeper
+from twinbus.pairing.shared_state import EntityCell
+from twinbus.pairing.sync.timeout_thread import Timekeeper
+from twinbus.pairing.sync.workers import Workers
 from twinbus.pairing.tokens import Issuer, Tokens, asks_an_issuer, overdue
-from twinbus.pairing.workers import Workers
 
 T = TypeVar("T")
 _CLOSING_SECONDS: Final = 2.5

@@ -14,10 +14,10 @@ from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessageState
 
-from twinbus.pairing import attendance
 from twinbus.pairing.aliases import PATH
 from twinbus.pairing.attempts import Attempts
-from twinbus.pairing.attendance import (
+from twinbus.pairing.decide import backlog_watch
+from twinbus.pairing.decide.backlog_watch import (
     ArmLook,
     Attendance,
     BacklogUnattended,
@@ -31,7 +31,6 @@ from twinbus.pairing.attendance import (
     QueueSeen,
     TellRefused,
 )
-from twinbus.pairing.entity import Now, Timer
 from twinbus.pairing.recording import Recording
 from twinbus.pairing.retrying import ONCE
 from twinbus.pairing.sdk import (
@@ -40,6 +39,7 @@ from twinbus.pairing.sdk import (
     open_link_once,
     refuse_calls,
 )
+from twinbus.pairing.shared_state import Now, Timer
 
 _log = logging.getLogger("twinbus.pairing")
 
@@ -70,13 +70,13 @@ class AttendanceCell:
     def used(self, queue: str) -> None:
         """It has taken a diverted message."""
         if self.attendance.has_news(queue):
-            self.advance(attendance.QueueUsed(queue))
+            self.advance(backlog_watch.QueueUsed(queue))
 
-    def advance(self, event: attendance.Event) -> None:
+    def advance(self, event: backlog_watch.Event) -> None:
         notices: list[BacklogUnattended] = []
         refused: list[TellRefused] = []
         with self._lock:
-            step = attendance.advance(self.attendance, event, self._now())
+            step = backlog_watch.advance(self.attendance, event, self._now())
             self.attendance = step.attendance
             for effect in step.effects:
                 match effect:
@@ -101,11 +101,11 @@ class AttendanceCell:
 
     def close(self) -> None:
         self._timer.disarm()
-        self.advance(attendance.PairClosed())
+        self.advance(backlog_watch.PairClosed())
 
     def forked(self) -> None:
         self._lock = threading.Lock()
-        self.attendance = attendance.advance(self.attendance, attendance.PairClosed(), 0.0).attendance
+        self.attendance = backlog_watch.advance(self.attendance, backlog_watch.PairClosed(), 0.0).attendance
 
 
 def seen(queue: str, messages: Sequence[Any], failed_over: FailedOver) -> QueueSeen:

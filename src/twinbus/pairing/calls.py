@@ -18,7 +18,8 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, OperationTimeoutError
 
 from twinbus.pairing.batching import tally
-from twinbus.pairing.entity import Chance, EntityCell, Now, RotationCell
+from twinbus.pairing.decide.failover import MessagesDiverted, PrimarySendFailed, RaiseUnusable, Route, SendToBacklog
+from twinbus.pairing.decide.rotation import choose
 from twinbus.pairing.errors import (
     BacklogUnavailableError,
     PartialSendError,
@@ -27,19 +28,12 @@ from twinbus.pairing.errors import (
     ScheduledInBacklogError,
 )
 from twinbus.pairing.events import PairEvents
-from twinbus.pairing.failover import (
-    MessagesDiverted,
-    PrimarySendFailed,
-    RaiseUnusable,
-    Route,
-    SendToBacklog,
-)
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.outgoing import Diversion, Payload, fit, id_of
-from twinbus.pairing.rotation import choose
+from twinbus.pairing.pair_sides import Side, SideState
 from twinbus.pairing.sdk import Limits, kind_of
-from twinbus.pairing.sides import Side, SideState
+from twinbus.pairing.shared_state import Chance, EntityCell, Now, RotationCell
 
 T = TypeVar("T")
 _LEAST_SECONDS: Final = 60.0

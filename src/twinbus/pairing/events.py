@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry
 
 from twinbus.errors import CallerError
 from twinbus.ledger import Ledger
-from twinbus.pairing.attendance import BacklogUnattended, Watch
-from twinbus.pairing.failover import Entity, FailoverEngaged, PrimaryUnusable, Restored
+from twinbus.pairing.decide.backlog_watch import BacklogUnattended, Watch
+from twinbus.pairing.decide.failover import Entity, FailoverEngaged, PrimaryUnusable, Restored
+from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned, Rotation
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.metrics import PairMetrics
-from twinbus.pairing.rotation import QueueLeft, QueueReturned, Rotation
 from twinbus.pairing.telemetry import Telemetry
 
 _log = logging.getLogger("twinbus.pairing")

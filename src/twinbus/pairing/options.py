@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple, Self
 
 from twinbus.ledger import Ledger
+from twinbus.pairing.decide.failover import Policy
 from twinbus.pairing.errors import OptionError
-from twinbus.pairing.failover import Policy
 from twinbus.pairing.failures import FailureKind, counting
 from twinbus.pairing.paths import NAME
 

@@ -24,8 +24,8 @@ from twinbus.connect.sas import make_token
 from twinbus.ledger import UNKNOWN, balance, read_ledger
 from twinbus.ledger.entries import Outcome
 from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
+from twinbus.pairing.pair_sides import CredentialRefusedError
 from twinbus.pairing.sdk import kind_of
-from twinbus.pairing.sides import CredentialRefusedError
 from twinbus.testing import LocalNamespace
 
 from .conftest import ALL, KEY, World, state_of
@@ -213,7 +213,7 @@ async def test_g4_a_ping_whose_credential_is_refused_makes_it_unusable_and_one_t
 async def test_c1_a_credential_that_every_backlog_queue_refuses_for_good_faults_the_secondary_alone(
     world: World, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.pairing.sides.REFUSED_FOR_GOOD_SECONDS", 0.5)
+    monkeypatch.setattr("twinbus.pairing.pair_sides.REFUSED_FOR_GOOD_SECONDS", 0.5)
     strings = world.primary.connection_string, world.secondary.connection_string.replace(KEY, "revoked")
     pair = await world.pair(provision="assume", keywords={"strings": strings, "retry_total": 0})
     diverting, beside = await world.sender(pair, queue), await world.sender(pair, "beside-it")
@@ -233,7 +233,7 @@ async def test_c1_a_credential_that_every_backlog_queue_refuses_for_good_faults_
 async def test_c1_a_primary_that_refuses_its_credential_never_faults_and_its_entity_still_diverts(
     world: World, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.pairing.sides.REFUSED_FOR_GOOD_SECONDS", 0.0)
+    monkeypatch.setattr("twinbus.pairing.pair_sides.REFUSED_FOR_GOOD_SECONDS", 0.0)
     strings = world.primary.connection_string.replace(KEY, "revoked"), world.secondary.connection_string
     pair = await world.pair(ping_interval=timedelta(seconds=1), keywords={"strings": strings, "retry_total": 0})
     sender = await world.sender(pair, queue)

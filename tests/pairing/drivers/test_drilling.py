@@ -6,7 +6,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
 from twinbus import SendAvailabilityOptions
-from twinbus.pairing.drilling import Moment, run_drill
+from twinbus.pairing.drill import Moment, run_drill
 from twinbus.testing import LocalNamespace
 
 from .conftest import World, state_of

@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus import PairFaultedError, PairingRefusedError, ProvisioningError
 from twinbus.errors import TwinbusError
-from twinbus.pairing import partnership
+from twinbus.pairing import pair_state
 
 from .conftest import KEY, World, open_sockets
 from .test_sides import RunningSyphon
@@ -86,7 +86,7 @@ ENDS = [fault_both, fault_the_primary_beside_a_syphon, fault_the_secondary_besid
 async def test_c2_c3_a_pair_that_faulted_leaves_nothing_and_can_be_made_again(
     world: World, queue: str, end: Callable[[World, Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partnership, "OTHER_SIDE_SECONDS", 0.3)
+    monkeypatch.setattr(pair_state, "OTHER_SIDE_SECONDS", 0.3)
     traces = Traces(world)
     pair, unanswered = await busy(world, queue)
     await end(world, pair)
@@ -186,7 +186,7 @@ async def test_p3_a_pair_that_could_not_be_made_whole_is_not_paired(
 
     traces = Traces(world)
     with monkeypatch.context() as patched:
-        for driver in ("twinbus.pairing.pair.Pair", "twinbus.pairing.aio_pair.Pair"):
+        for driver in ("twinbus.pairing.sync.pair.Pair", "twinbus.pairing.aio.pair.Pair"):
             patched.setattr(f"{driver}.timer", no_timer)
         with pytest.raises(RuntimeError, match="no timers"):
             await world.pair()

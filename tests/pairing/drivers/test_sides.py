@@ -15,8 +15,8 @@ from twinbus import (
     aio,
     pair_namespaces,
 )
-from twinbus.pairing import partnership
-from twinbus.pairing.sides import OTHER_SIDE_SECONDS, ClientLostError, OtherSideLostError
+from twinbus.pairing import pair_state
+from twinbus.pairing.pair_sides import OTHER_SIDE_SECONDS, ClientLostError, OtherSideLostError
 
 from .conftest import World, clients
 
@@ -135,7 +135,7 @@ async def test_c2_where_the_syphon_runs_the_side_left_open_faults_after_a_while(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert OTHER_SIDE_SECONDS == 5.0
-    monkeypatch.setattr(partnership, "OTHER_SIDE_SECONDS", 0.5)
+    monkeypatch.setattr(pair_state, "OTHER_SIDE_SECONDS", 0.5)
     pair = await world.pair()
     pair.syphon = RunningSyphon()
     await world.do(pair.primary.close)

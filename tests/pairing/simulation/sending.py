@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twinbus.pairing import calls
 from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, QueueLeftMeanwhileError, ToBacklog
-from twinbus.pairing.failover import Route
+from twinbus.pairing.decide.failover import Route
 from twinbus.pairing.failures import FailureKind
 
 from .judge import TRY_TIMEOUT, ViolationError

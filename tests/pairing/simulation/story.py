@@ -17,7 +17,7 @@ from twinbus.pairing.errors import (
     ScheduledInBacklogError,
 )
 from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.sides import PairClosedError, PairFaultedError
+from twinbus.pairing.pair_sides import PairClosedError, PairFaultedError
 
 from .judge import LONGEST_IN_BACKLOG, REFUSED, SLACK, TRY_TIMEOUT, Belief, Shelf, ViolationError
 from .letters import Letter, Parcel, parcel_of

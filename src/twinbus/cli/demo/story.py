@@ -31,7 +31,7 @@ from twinbus.cli.demo.world import LEDGER, TABLES, World
 from twinbus.cli.syphon import LEFT_BEHIND, Engine
 from twinbus.errors import OperatorError
 from twinbus.pairing.administration import AioAdministration
-from twinbus.pairing.failover import FailoverEngaged, Mode, Restored
+from twinbus.pairing.decide.failover import FailoverEngaged, Mode, Restored
 from twinbus.syphon.discovery import Listed
 
 # The calm before and after; shorter where the outage is.

@@ -37,23 +37,23 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import AioAdministration
+from twinbus.pairing.aio.backlog_link import BacklogLinks
+from twinbus.pairing.aio.backlog_peeker import Looks
+from twinbus.pairing.aio.deadlines import AioTimer
+from twinbus.pairing.aio.sender import PairedSender
 from twinbus.pairing.aio_attempts import Attempts, cancel
-from twinbus.pairing.aio_attending import Looks
-from twinbus.pairing.aio_backlog import BacklogLinks
-from twinbus.pairing.aio_deadline import AioTimer
 from twinbus.pairing.aio_receivers import QuietReceiver
-from twinbus.pairing.aio_sender import PairedSender
-from twinbus.pairing.attendance import Peek
 from twinbus.pairing.attending import AttendanceCell
-from twinbus.pairing.entity import EntityCell
+from twinbus.pairing.decide.backlog_watch import Peek
+from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
 from twinbus.pairing.events import Callback, Notice
-from twinbus.pairing.failover import PingFailed, PingSucceeded
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.partnership import EntityState, Partnership, Syphon, SyphonFactory
+from twinbus.pairing.pair_sides import NotPairedError, PairLoopError, Side, SideState
+from twinbus.pairing.pair_state import EntityState, Partnership, Syphon, SyphonFactory
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
-from twinbus.pairing.recorded_receivers import recorded
+from twinbus.pairing.receivers import recorded
 from twinbus.pairing.sdk import (
     check_version,
     hides_pings,
@@ -61,7 +61,7 @@ from twinbus.pairing.sdk import (
     open_link,
     retries_of,
 )
-from twinbus.pairing.sides import NotPairedError, PairLoopError, Side, SideState
+from twinbus.pairing.shared_state import EntityCell
 
 _log = logging.getLogger("twinbus.pairing")
 # How long closing waits for a client whose event loop was closed.

@@ -18,9 +18,9 @@ from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.ledger import Stage
 from twinbus.pairing import calls
+from twinbus.pairing.aio.backlog_link import BacklogLinks
+from twinbus.pairing.aio.primary_link import Link
 from twinbus.pairing.aio_attempts import Attempts, wait
-from twinbus.pairing.aio_backlog import BacklogLinks
-from twinbus.pairing.aio_link import Link
 from twinbus.pairing.aio_sharing import can_overlap
 from twinbus.pairing.calls import (
     FailedOverMeanwhileError,
@@ -32,8 +32,8 @@ from twinbus.pairing.calls import (
     end_of_call,
     shut,
 )
+from twinbus.pairing.decide.failover import Route
 from twinbus.pairing.errors import ScheduledInBacklogError
-from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
 from twinbus.pairing.recording import Recording, aio_sent
 from twinbus.pairing.sdk import Retries, empty_batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, assert_never
 
-from twinbus.pairing.failover.effects import (
+from twinbus.pairing.decide.failover.effects import (
     ArmFailoverTimer,
     ArmPing,
     Cause,
@@ -26,7 +26,7 @@ from twinbus.pairing.failover.effects import (
     SendToBacklog,
     StopPings,
 )
-from twinbus.pairing.failover.events import (
+from twinbus.pairing.decide.failover.events import (
     Event,
     FailoverForced,
     MessagesDiverted,
@@ -39,7 +39,7 @@ from twinbus.pairing.failover.events import (
     RestoreForced,
     TimerFired,
 )
-from twinbus.pairing.failover.table import ROUTES, TABLE, Action, Mode, Route, Trigger
+from twinbus.pairing.decide.failover.table import ROUTES, TABLE, Action, Mode, Route, Trigger
 from twinbus.pairing.failures import CALLERS, COUNTING, UNUSABLE, FailureKind
 
 

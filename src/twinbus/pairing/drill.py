@@ -16,7 +16,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
 from twinbus.errors import OperatorError
-from twinbus.pairing.aio_pair import Pair, pair_namespaces
+from twinbus.pairing.aio.pair import Pair, pair_namespaces
 from twinbus.pairing.events import Notice, facts
 from twinbus.pairing.options import SendAvailabilityOptions
 

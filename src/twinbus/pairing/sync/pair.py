@@ -17,19 +17,18 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import Administration
 from twinbus.pairing.attempts import Attempts
-from twinbus.pairing.attendance import Peek
 from twinbus.pairing.attending import AttendanceCell, Looks
-from twinbus.pairing.backlog import BacklogLinks
-from twinbus.pairing.entity import EntityCell
+from twinbus.pairing.decide.backlog_watch import Peek
+from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
 from twinbus.pairing.events import Callback, Notice
-from twinbus.pairing.failover import PingFailed, PingSucceeded
 from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.partnership import EntityState, Partnership, Syphon, SyphonFactory
+from twinbus.pairing.pair_sides import Side, SideState
+from twinbus.pairing.pair_state import EntityState, Partnership, Syphon, SyphonFactory
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
-from twinbus.pairing.receivers import QuietReceiver
-from twinbus.pairing.recorded_receivers import recorded
+from twinbus.pairing.quiet_receivers import QuietReceiver
+from twinbus.pairing.receivers import recorded
 from twinbus.pairing.retrying import ONCE
 from twinbus.pairing.sdk import (
     check_version,
@@ -40,9 +39,10 @@ from twinbus.pairing.sdk import (
     open_link_once,
     retries_of,
 )
-from twinbus.pairing.sender import PairedSender
-from twinbus.pairing.sides import Side, SideState
-from twinbus.pairing.timekeeper import Timer
+from twinbus.pairing.shared_state import EntityCell
+from twinbus.pairing.sync.backlog_link import BacklogLinks
+from twinbus.pairing.sync.sender import PairedSender
+from twinbus.pairing.sync.timeout_thread import Timer
 
 # How long closing waits for the thread that is closing the same pair already.
 _END_SECONDS = 10.0

@@ -13,11 +13,11 @@ from azure.servicebus import ServiceBusClient, ServiceBusSender
 from twinbus.ledger import Stage
 from twinbus.pairing.attempts import Attempts
 from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
-from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
+from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import Recording
 from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link_once, retries_of
-from twinbus.pairing.sides import Side
+from twinbus.pairing.shared_state import RotationCell
 
 
 class BacklogLink:

@@ -1,6 +1,6 @@
 """Failover of one entity, decided: `advance(entity, event, now)` gives the next state and the effects to carry out."""
 
-from twinbus.pairing.failover.effects import (
+from twinbus.pairing.decide.failover.effects import (
     ArmFailoverTimer,
     ArmPing,
     Cause,
@@ -18,7 +18,7 @@ from twinbus.pairing.failover.effects import (
     SendToBacklog,
     StopPings,
 )
-from twinbus.pairing.failover.events import (
+from twinbus.pairing.decide.failover.events import (
     Event,
     FailoverForced,
     MessagesDiverted,
@@ -31,22 +31,8 @@ from twinbus.pairing.failover.events import (
     RestoreForced,
     TimerFired,
 )
-from twinbus.pairing.failover.machine import (
-    Entity,
-    Policy,
-    Step,
-    advance,
-    trigger_of,
-)
-from twinbus.pairing.failover.table import (
-    ROUTES,
-    TABLE,
-    Action,
-    Decision,
-    Mode,
-    Route,
-    Trigger,
-)
+from twinbus.pairing.decide.failover.machine import Entity, Policy, Step, advance, trigger_of
+from twinbus.pairing.decide.failover.table import ROUTES, TABLE, Action, Decision, Mode, Route, Trigger
 
 __all__ = [
     "ROUTES",

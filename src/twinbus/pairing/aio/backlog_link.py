@@ -14,11 +14,11 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.ledger import Stage
 from twinbus.pairing.aio_attempts import Attempts, wait
 from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
-from twinbus.pairing.entity import RotationCell
 from twinbus.pairing.outgoing import Payload
+from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import Recording
 from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link, retries_of
-from twinbus.pairing.sides import Side
+from twinbus.pairing.shared_state import RotationCell
 
 
 class BacklogLink:

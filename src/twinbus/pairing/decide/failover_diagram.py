@@ -1,10 +1,10 @@
-"""The mode table drawn, as docs/guides/failover-machine.md shows it: `python -m twinbus.pairing.diagram`."""
+"""Draws the failover table for docs/guides/failover-machine.md: `python -m twinbus.pairing.decide.failover_diagram`."""
 
 from __future__ import annotations
 
 import sys
 
-from twinbus.pairing.failover import TABLE, Mode, Trigger
+from twinbus.pairing.decide.failover import TABLE, Mode, Trigger
 
 
 def diagram() -> str:

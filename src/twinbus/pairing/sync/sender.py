@@ -16,7 +16,6 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.ledger import Stage
 from twinbus.pairing import calls
 from twinbus.pairing.attempts import Attempts, Call
-from twinbus.pairing.backlog import BacklogLinks
 from twinbus.pairing.calls import (
     FailedOverMeanwhileError,
     LimitsOf,
@@ -28,11 +27,12 @@ from twinbus.pairing.calls import (
     end_of_call,
     shut,
 )
+from twinbus.pairing.decide.failover import Route
 from twinbus.pairing.errors import ScheduledInBacklogError
-from twinbus.pairing.failover import Route
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
 from twinbus.pairing.recording import Recording, sent
 from twinbus.pairing.sdk import Retries, empty_batch, interrupt, is_open, keep_alive_of, open_link_once
+from twinbus.pairing.sync.backlog_link import BacklogLinks
 
 T = TypeVar("T")
 # Looked up once: a member of an Enum costs as much as half a microsecond at every use.

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from twinbus.pairing import failover, rotation
-from twinbus.pairing.errors import QueueCause
-from twinbus.pairing.failover import (
+from twinbus.pairing.decide import failover, rotation
+from twinbus.pairing.decide.failover import (
     ArmFailoverTimer,
     ArmPing,
     DisarmFailoverTimer,
@@ -31,8 +30,9 @@ from twinbus.pairing.failover import (
     StopPings,
     TimerFired,
 )
+from twinbus.pairing.decide.rotation import ArmProbation, ProbationEnded, Rotation
+from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.rotation import ArmProbation, ProbationEnded, Rotation
 
 Verdict = RaiseToCaller | SendToBacklog | RaiseUnusable
 Now = Callable[[], float]

@@ -17,21 +17,16 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from twinbus.ledger import Ledger
-from twinbus.pairing import rotation
-from twinbus.pairing.attendance import Peek
 from twinbus.pairing.attending import AttendanceCell
 from twinbus.pairing.calls import Place
-from twinbus.pairing.entity import Driver, EntityCell, RotationCell
+from twinbus.pairing.decide import rotation
+from twinbus.pairing.decide.backlog_watch import Peek
+from twinbus.pairing.decide.failover import Cause, FailoverForced, Mode, PairClosed, RestoreForced
 from twinbus.pairing.errors import OptionError
 from twinbus.pairing.events import PairEvents, SideClosed, SideFaulted
-from twinbus.pairing.failover import Cause, FailoverForced, Mode, PairClosed, RestoreForced
 from twinbus.pairing.failures import CREDENTIAL_REFUSED
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.paths import backlog_queue_paths, primary_name
-from twinbus.pairing.provisioning import Provisioned
-from twinbus.pairing.recording import Recording, ledger_of
-from twinbus.pairing.sdk import canary_of, endpoint_of, entity_of, is_shut, kind_of
-from twinbus.pairing.sides import (
+from twinbus.pairing.pair_sides import (
     OTHER_SIDE_SECONDS,
     CredentialRefusedError,
     OtherSideLostError,
@@ -43,6 +38,11 @@ from twinbus.pairing.sides import (
     register,
     release,
 )
+from twinbus.pairing.paths import backlog_queue_paths, primary_name
+from twinbus.pairing.provisioning import Provisioned
+from twinbus.pairing.recording import Recording, ledger_of
+from twinbus.pairing.sdk import canary_of, endpoint_of, entity_of, is_shut, kind_of
+from twinbus.pairing.shared_state import Driver, EntityCell, RotationCell
 
 _log = logging.getLogger("twinbus.pairing")
 

@@ -1,6 +1,6 @@
 """The mode table of an entity as data: mode × trigger → mode and actions (S3, S4, S5, S11, G2, G4).
 
-`pairing.diagram` draws it, a test walks it. How a trigger is told and an action done is `machine`'s.
+`failover_diagram` draws it, a test walks it. How a trigger is told and an action done is `machine`'s.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Any
 from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.pairing.aio_attempts import Attempts, cancel
-from twinbus.pairing.attendance import LookEnded, Peek, QueueNotSeen, QueueSeen
 from twinbus.pairing.attending import AttendanceCell, FailedOver, not_seen, seen
+from twinbus.pairing.decide.backlog_watch import LookEnded, Peek, QueueNotSeen, QueueSeen
 from twinbus.pairing.recording import Recording
 from twinbus.pairing.sdk import open_link
 

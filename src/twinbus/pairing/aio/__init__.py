@@ -1,0 +1,1 @@
+"""The driver of `twinbus.aio`: pairs and senders that use asyncio."""

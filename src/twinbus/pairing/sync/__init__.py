@@ -1,0 +1,1 @@
+"""The driver of `twinbus`: pairs and senders that use threads."""
