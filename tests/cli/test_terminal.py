@@ -22,7 +22,7 @@ import pytest
 
 from tests.cli.running import COMMAND, PATIENCE, environment, run, serving
 from tests.cli.syphoned import CONFIG, Backlog, ids_of
-from tests.namespace.front.raw import Peer
+from tests.namespace.front.amqp_peer import Peer
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed
 from twinbus.amqp.performatives import Error

@@ -16,8 +16,8 @@ from random import Random
 import pytest
 
 from tests.crash.inspection import check_file
-from tests.namespace.front.raw import Peer
-from tests.namespace.front.transacting import Transacting
+from tests.namespace.front.amqp_peer import Peer
+from tests.namespace.front.transaction_peer import Transacting
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import split

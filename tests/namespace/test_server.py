@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.namespace.front.raw import SECONDS, Peer
+from tests.namespace.front.amqp_peer import SECONDS, Peer
 from twinbus.amqp.connection import Connection
 from twinbus.connect import ReceivedMessage, connect
 from twinbus.errors import OperatorError
@@ -20,7 +20,7 @@ from twinbus.namespace.engine.descriptions import (
     QueueDescription,
     SubscriptionDescription,
 )
-from twinbus.namespace.front.sas import default_rule
+from twinbus.namespace.front.sas_verifier import default_rule
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer, _listen
 
 ORDERS = QueueDescription(path="orders")

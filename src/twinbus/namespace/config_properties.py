@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus
-from twinbus.namespace.front.durations import parse_duration, render_duration
+from twinbus.namespace.iso8601 import parse_duration, render_duration
 
 _LONGEST_SECONDS: Final = 10_675_199 * 24 * 3600
 

@@ -26,7 +26,7 @@ from twinbus.namespace.engine.rules.descriptions import (
     RuleDescription,
     SqlFilter,
 )
-from twinbus.namespace.front.durations import render_duration
+from twinbus.namespace.iso8601 import render_duration
 
 # What the emulator's own file always says; the rest only where it is not what an entity is born with.
 _ALWAYS: Final = frozenset(

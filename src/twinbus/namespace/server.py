@@ -25,12 +25,12 @@ from twinbus.namespace.engine.descriptions import (
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.namespace import targets_first
 from twinbus.namespace.faults import Faults
-from twinbus.namespace.front.acceptor import Acceptor
-from twinbus.namespace.front.http import HttpHandler
-from twinbus.namespace.front.sas import DEFAULT_KEY, SasVerifier, default_rule
-from twinbus.namespace.front.site import Site
-from twinbus.namespace.front.struck import crash
-from twinbus.namespace.front.tls import ca_path, server_context
+from twinbus.namespace.front.certificates import ca_path, server_context
+from twinbus.namespace.front.context import Site
+from twinbus.namespace.front.fault_effects import crash
+from twinbus.namespace.front.http_connection import HttpHandler
+from twinbus.namespace.front.listener import Acceptor
+from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, SasVerifier, default_rule
 from twinbus.namespace.load import LoadCollector, ResourceCollector
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.metering import Metering

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.namespace.front.amqp_peer import SECONDS, Peer
 from twinbus.connect import ServiceBusConnection, connect
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
@@ -15,10 +16,8 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.front.sas import default_rule
+from twinbus.namespace.front.sas_verifier import default_rule
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer
-
-from .raw import SECONDS, Peer
 
 KEY = "key-of-its-own"
 

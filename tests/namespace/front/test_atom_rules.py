@@ -19,8 +19,8 @@ from twinbus.namespace.engine.rules.descriptions import (
     TrueFilter,
 )
 from twinbus.namespace.engine.rules.values import Duration
-from twinbus.namespace.front.atom import INSTANCE, SERVICE_BUS, AtomError
 from twinbus.namespace.front.atom_rules import read_rule, write_rule
+from twinbus.namespace.front.atom_xml import INSTANCE, SERVICE_BUS, AtomError
 from twinbus.values import Byte, Float32, Int, Long, Short, Timestamp, UByte, UInt, ULong, UShort
 
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn"]), min_size=1, max_size=20)

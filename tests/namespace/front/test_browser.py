@@ -21,7 +21,7 @@ import pytest
 
 from tests import chromium
 from twinbus.connect.sas import make_token
-from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME
+from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.testing import LocalNamespace
 
 pytestmark = pytest.mark.timeout(180)

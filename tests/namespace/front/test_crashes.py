@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from tests.namespace.front.amqp_peer import SECONDS
+from tests.namespace.front.test_accepted_connection import talk
 from twinbus.connect import ServiceBusConnection, connect
 from twinbus.connect.errors import ServiceBusError
 from twinbus.message import Message
 from twinbus.namespace.server import NamespaceServer
 from twinbus.testing import LocalNamespace
 
-from .raw import SECONDS
 from .test_faults import queue_request, stored
-from .test_port import talk
 
 
 @pytest.fixture

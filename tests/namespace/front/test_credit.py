@@ -8,6 +8,7 @@ from pathlib import Path
 import apsw
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
+from tests.namespace.front.amqp_peer import Peer
 from twinbus.amqp.events import LinkAccepted, LinkFlowed
 from twinbus.amqp.fast_frames import FlowFields, flow_frame
 from twinbus.amqp.limits import Limits
@@ -16,11 +17,9 @@ from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties
 from twinbus.connect import ServiceBusConnection
 from twinbus.message import Message
-from twinbus.namespace.front.port import PortConnection
+from twinbus.namespace.front.accepted_connection import PortConnection
 from twinbus.namespace.server import NamespaceServer
 from twinbus.testing import LocalNamespace
-
-from .raw import Peer
 
 Dial = Callable[..., Awaitable[Peer]]
 MIB = 1024 * 1024

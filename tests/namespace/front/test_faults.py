@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.namespace.front.amqp_peer import SECONDS, Node, Peer
+from tests.namespace.front.test_accepted_connection import HEALTH, talk
 from twinbus.amqp.events import Delivered, Disposed, LinkAccepted
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties, split
@@ -16,13 +18,10 @@ from twinbus.connect import ServiceBusConnection, connect
 from twinbus.connect.sas import make_token
 from twinbus.message import Message
 from twinbus.namespace.engine.events import MessagesPeeked
-from twinbus.namespace.front import port
-from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME
+from twinbus.namespace.front import accepted_connection
+from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Int
-
-from .raw import SECONDS, Node, Peer
-from .test_port import HEALTH, talk
 
 Dial = Callable[..., Awaitable[Peer]]
 CONDITIONS = {
@@ -399,7 +398,7 @@ async def test_who_leaves_a_swallowed_request_leaves_nothing_behind(server: Name
 async def test_a_connection_swallowed_for_good_is_let_go_one_day(
     server: NamespaceServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(port, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(accepted_connection, "_SILENT_SECONDS", 0.05)
     server.faults.set({"kind": "black-hole", "points": ["connect"], "count": 1})
     await asyncio.wait_for((await dial()).lost, SECONDS)
 

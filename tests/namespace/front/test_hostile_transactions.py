@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.namespace.front.amqp_peer import Peer
+from tests.namespace.front.transaction_peer import Transacting, condition
 from twinbus.amqp.events import SessionEnded
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties
@@ -13,9 +15,7 @@ from twinbus.namespace.front import transactions
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Symbol, Timestamp
 
-from .raw import Peer
 from .test_transactions import condition_of_sent, left, locked
-from .transacting import Transacting, condition
 
 Dial = Callable[..., Awaitable[Peer]]
 

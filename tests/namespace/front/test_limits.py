@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.namespace.front.amqp_peer import SECONDS, Node, Peer
+from tests.namespace.front.transaction_peer import Transacting
 from twinbus.amqp.events import Delivered, LinkAccepted, LinkDetached, Opened
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, performative_frame
 from twinbus.amqp.limits import KIB, MIB
@@ -25,14 +27,11 @@ from twinbus.connect.sas import make_token
 from twinbus.message import Message
 from twinbus.namespace.engine import browsing
 from twinbus.namespace.engine.descriptions import QueueDescription
-from twinbus.namespace.front import amqp, port, transactions
-from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME
+from twinbus.namespace.front import accepted_connection, amqp_connection, transactions
+from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.resources import ResourceLimits, Resources
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer
 from twinbus.values import Array, Condition, Int, Long
-
-from .raw import SECONDS, Node, Peer
-from .transacting import Transacting
 
 Dial = Callable[..., Awaitable[Peer]]
 UNTIL = " until a token was accepted"
@@ -220,7 +219,7 @@ async def test_x1_a_tls_handshake_has_its_limit(server: NamespaceServer) -> None
 
 
 async def test_x1_a_peer_that_says_nothing_is_counted(server: NamespaceServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(accepted_connection, "_SILENT_SECONDS", 0.05)
     for pieces in ((), (b"\x16\x03\x01",)):
         assert await end_of(server, *pieces) == b""
     assert 'twinbus_limit_exceeded_total{limit="first-bytes-seconds"} 2.0' in await metrics(server)
@@ -265,9 +264,9 @@ async def test_x1_connections_beyond_the_limit_are_refused_in_their_protocol(tls
         for peer in peers:
             assert await peer.put_token() == 202
         text = b"This server takes 2 connections at a time. Close connections that are not needed"
-        amqp = await end_of(server, OPENED, tls=tls)
-        assert Condition.RESOURCE_LIMIT_EXCEEDED.encode() in amqp
-        assert text in amqp
+        amqp_connection = await end_of(server, OPENED, tls=tls)
+        assert Condition.RESOURCE_LIMIT_EXCEEDED.encode() in amqp_connection
+        assert text in amqp_connection
         http = await end_of(server, b"GET /$health HTTP/1.1\r\nHost: localhost\r\n\r\n", tls=tls)
         assert http.startswith(b"HTTP/1.1 503")
         assert text in http
@@ -449,7 +448,7 @@ async def test_x1_many_peeks_at_once_are_all_answered_to_a_client_that_grants_cr
 async def test_x1_peeks_wait_while_their_replies_are_not_taken_and_too_many_are_refused(
     server: NamespaceServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amqp, "_MOST_WAITING_READS", (20, MIB))
+    monkeypatch.setattr(amqp_connection, "_MOST_WAITING_READS", (20, MIB))
     await send_large(peer, "orders", 6, 200_000)
     node = Node(peer, "orders/$management")
     await node.attached(credit=0)
@@ -470,7 +469,7 @@ async def test_x1_peeks_wait_while_their_replies_are_not_taken_and_too_many_are_
 async def test_x1_a_client_that_waits_for_credit_can_send_any_number_of_peeks(
     server: NamespaceServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amqp, "_MOST_WAITING_READS", (200, MIB))  # of one link: its credit, twice
+    monkeypatch.setattr(amqp_connection, "_MOST_WAITING_READS", (200, MIB))  # of one link: its credit, twice
     await send_large(peer, "orders", 1, 20_000)
     node = Node(peer, "orders/$management")
     await node.attached(credit=500)

@@ -11,6 +11,7 @@ from uuid import UUID
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from tests.fuzz import hostile_maps
+from tests.namespace.front.amqp_peer import Peer
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.frames import AMQP_HEADER, frame
 from twinbus.amqp.link import Link
@@ -22,16 +23,14 @@ from twinbus.message import BodyType, Message
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.rows import distinct
 from twinbus.namespace.front.addresses import Address, parse_address
-from twinbus.namespace.front.amqp import AmqpConnection
-from twinbus.namespace.front.claims import Claims
-from twinbus.namespace.front.requests import ReplyLink, ReplyLinks
-from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
+from twinbus.namespace.front.amqp_connection import AmqpConnection
+from twinbus.namespace.front.cbs import Claims
+from twinbus.namespace.front.request_response import ReplyLink, ReplyLinks
+from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.server import NamespaceServer
 from twinbus.testing import LocalNamespace
 from twinbus.values import Array, Long, NumberKeyedMap
-
-from .raw import Peer
 
 Dial = Callable[..., Awaitable[Peer]]
 NODE = "orders/$management"

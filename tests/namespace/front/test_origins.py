@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.namespace.front.amqp_peer import SECONDS, Peer
+from tests.namespace.front.recorded_requests import PYTHON_QUEUE
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed, LinkDetached
 from twinbus.connect.sas import make_token
-from twinbus.namespace.front.sas import DEFAULT_KEY, DEFAULT_KEY_NAME
+from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer
 
 from .conftest import ENTITIES, KEY, RULES
-from .raw import SECONDS, Peer
-from .recorded import PYTHON_QUEUE
 
 Dial = Callable[..., Awaitable[Peer]]
 V = "api-version=2024-05"

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.namespace.front.amqp_peer import Peer
+from tests.namespace.front.transaction_peer import Transacting, condition
 from twinbus.amqp.events import Delivered, Disposed, LinkFlowed
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import split
@@ -17,9 +19,6 @@ from twinbus.amqp.transactions import (
 from twinbus.namespace.front import transactions
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Described, ULong
-
-from .raw import Peer
-from .transacting import Transacting, condition
 
 
 async def left(peer: Peer, entity: str) -> list[str]:

@@ -22,8 +22,8 @@ from twinbus.namespace.engine.rules.descriptions import (
     TrueFilter,
 )
 from twinbus.namespace.engine.rules.values import Duration
-from twinbus.namespace.front.atom import ILLEGAL, INSTANCE, SERVICE_BUS, AtomError
-from twinbus.namespace.front.durations import parse_duration, render_duration, render_instant
+from twinbus.namespace.front.atom_xml import ILLEGAL, INSTANCE, SERVICE_BUS, AtomError
+from twinbus.namespace.iso8601 import parse_duration, render_duration, render_instant
 from twinbus.values import Byte, Float32, Int, Long, Short, Timestamp, UByte, UInt, ULong, UShort
 
 _SCHEMA: Final = "http://www.w3.org/2001/XMLSchema"

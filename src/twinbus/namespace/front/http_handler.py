@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from twinbus.namespace.config_writing import emulator_config
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
-from twinbus.namespace.front.fault_routes import FaultControl, answer_faults
+from twinbus.namespace.front.admin_api import Administration, Kind, Management, find_route
 from twinbus.namespace.front.http_messages import Request, Response, error, json_response, method_not_allowed
-from twinbus.namespace.front.management import Administration, Management
-from twinbus.namespace.front.routes import Kind, find_route
-from twinbus.namespace.front.sas import SasVerifier, TokenRefusedError
+from twinbus.namespace.front.sas_verifier import SasVerifier, TokenRefusedError
 
 _OWN_PAGES: Final = ("$health", "$ca", "$config")
 _CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
@@ -157,3 +156,43 @@ class HttpHandler:
             return refused.text
         request.token_accepted()
         return None if Claim.MANAGE in claims else f"the Manage claim is required for {resource or 'the namespace'!r}"
+
+
+class FaultControl(Protocol):
+    """Faults of one namespace. `set` raises ValueError for a specification that makes no sense."""
+
+    def list(self) -> list[dict[str, Any]]: ...
+    def set(self, spec: dict[str, Any]) -> dict[str, Any]: ...
+    def clear(self, id: str | None) -> int: ...
+
+
+def answer_faults(request: Request, faults: FaultControl) -> Response:
+    """GET lists, POST sets one, DELETE clears the one that is named, or all."""
+    named = request.segments[1] if len(request.segments) > 1 else request.query.get("id")
+    match request.method:
+        case "GET":
+            found = [fault for fault in faults.list() if named is None or fault.get("id") == named]
+            return json_response(HTTPStatus.OK, {"faults": found}) if found or named is None else _unknown(named)
+        case "POST" if named is None:
+            return _set(request, faults)
+        case "DELETE":
+            cleared = faults.clear(named)
+            return json_response(HTTPStatus.OK, {"cleared": cleared}) if cleared or named is None else _unknown(named)
+        case _:
+            return json_response(HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"{request.method} is not allowed here"})
+
+
+def _set(request: Request, faults: FaultControl) -> Response:
+    try:
+        spec = json.loads(request.body)
+        if not isinstance(spec, dict):
+            raise ValueError("a fault is a JSON object")
+        return json_response(HTTPStatus.CREATED, faults.set(spec))
+    except RecursionError:
+        return json_response(HTTPStatus.BAD_REQUEST, {"error": "the JSON is nested too deep"})
+    except ValueError as wrong:
+        return json_response(HTTPStatus.BAD_REQUEST, {"error": str(wrong)})
+
+
+def _unknown(named: str) -> Response:
+    return json_response(HTTPStatus.NOT_FOUND, {"error": f"there is no fault {named!r}"})

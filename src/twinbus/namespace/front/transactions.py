@@ -26,7 +26,7 @@ from twinbus.namespace.resources import Account
 from twinbus.values import Condition
 
 if TYPE_CHECKING:
-    from twinbus.namespace.front.amqp import AmqpConnection
+    from twinbus.namespace.front.amqp_connection import AmqpConnection
 
 _CREDIT = 100
 # As many as the service lets a connection have at a time.

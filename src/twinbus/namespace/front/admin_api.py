@@ -1,0 +1,376 @@
+"""The management API: what a request asks of an entity, and what is answered. Who may ask is decided before.
+
+An update replaces the whole description: what it leaves out returns to its default, as in the service, but for what
+no update can change, which stays.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from http import HTTPStatus
+from typing import Any, Final, Protocol, TypeVar
+
+from twinbus.namespace.engine.descriptions import (
+    AuthorizationRule,
+    Description,
+    EntityInfo,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.events import Event, RuleAdded, RuleChanged, RuleRemoved
+from twinbus.namespace.engine.rules.descriptions import DEFAULT_RULE, RuleDescription
+from twinbus.namespace.front.atom_entities import (
+    Entry,
+    Page,
+    Place,
+    read_entry,
+    render_entities,
+    render_entity,
+    render_namespace,
+    render_rule,
+    render_rules,
+)
+from twinbus.namespace.front.atom_xml import IMMUTABLE, STANDARD_MESSAGE_KILOBYTES, AtomError
+from twinbus.namespace.front.http_messages import Request, Response, error, method_not_allowed
+from twinbus.values import Condition
+
+T = TypeVar("T")
+
+
+class Kind(Enum):
+    """What can be asked about."""
+
+    ROOT = "root"
+    NAMESPACE = "$namespaceinfo"
+    QUEUES = "queues"
+    TOPICS = "topics"
+    ENTITY = "entity"
+    SUBSCRIPTIONS = "subscriptions"
+    SUBSCRIPTION = "subscription"
+    RULES = "rules"
+    RULE = "rule"
+    UNKNOWN = "unknown"
+
+
+ENTRY_TYPE: Final = "application/atom+xml;type=entry;charset=utf-8"
+FEED_TYPE: Final = "application/atom+xml;type=feed;charset=utf-8"
+
+_API_VERSION: Final = "2021-05"
+_LARGEST_PAGE: Final = 100
+_LARGEST_SKIP_DIGITS: Final = 9
+_KEY_BYTES: Final = 32
+_ONE_BY_ONE: Final = (Kind.ENTITY, Kind.SUBSCRIPTION, Kind.RULE)
+_STATUS: Final = {
+    Condition.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Condition.ENTITY_ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    Condition.ARGUMENT_ERROR: HTTPStatus.BAD_REQUEST,
+    Condition.ARGUMENT_OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
+    Condition.NOT_ALLOWED: HTTPStatus.BAD_REQUEST,
+    Condition.NOT_IMPLEMENTED: HTTPStatus.BAD_REQUEST,
+    Condition.UNAUTHORIZED_ACCESS: HTTPStatus.UNAUTHORIZED,
+    Condition.RESOURCE_LIMIT_EXCEEDED: HTTPStatus.FORBIDDEN,
+    Condition.PRECONDITION_FAILED: HTTPStatus.PRECONDITION_FAILED,
+    Condition.SERVER_BUSY: HTTPStatus.SERVICE_UNAVAILABLE,
+    Condition.TIMEOUT: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+class Directory(Protocol):
+    """The entities of a namespace as they are."""
+
+    def info(self, path: str) -> EntityInfo | None: ...
+    def queues(self) -> Sequence[EntityInfo]: ...
+    def topics(self) -> Sequence[EntityInfo]: ...
+    def subscriptions(self, topic: str) -> Sequence[EntityInfo]: ...
+
+
+class Administration(Protocol):
+    """A namespace at work. What changes an entity answers once the change is on disk."""
+
+    @property
+    def namespace(self) -> Directory: ...
+    async def create(self, description: Description) -> EntityInfo | Refusal: ...
+    async def update(self, description: Description) -> EntityInfo | Refusal: ...
+    async def delete(self, path: str) -> EntityInfo | Refusal: ...
+    async def ask(self, path: str, event: Callable[[Callable[[Any], None]], Event]) -> Any: ...
+    def now(self) -> int: ...
+
+
+class _RefusedError(Exception):
+    """The request ends here, with this answer."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.response = error(status, detail)
+
+
+class Management:
+    """The management API of one namespace."""
+
+    def __init__(self, name: str, administration: Administration) -> None:
+        self._name = name
+        self._administration = administration
+        self._created = administration.now()
+
+    @property
+    def _entities(self) -> Directory:
+        return self._administration.namespace
+
+    def rules(self, route: Route) -> tuple[AuthorizationRule, ...]:
+        """The authorization rules of the entity a route is about, beside the namespace's own."""
+        info = self._entities.info(route.entity) if route.entity else None
+        if info is None or isinstance(info.description, SubscriptionDescription):
+            return ()
+        return info.description.authorization_rules
+
+    def descriptions(self) -> list[Description]:
+        """Of all entities; a topic stands before its subscriptions."""
+        found = [*self._entities.queues()]
+        for topic in self._entities.topics():
+            found += [topic, *self._entities.subscriptions(topic.description.path)]
+        return [info.description for info in found]
+
+    async def answer(self, request: Request, route: Route) -> Response:
+        if route.kind is Kind.UNKNOWN:
+            return error(HTTPStatus.NOT_FOUND, f"there is no resource {route.resource!r}")
+        if route.kind is Kind.ROOT:
+            return error(HTTPStatus.BAD_REQUEST, "the name of the entity is empty")
+        if request.method == "GET":
+            handle = self._get
+        elif request.method == "PUT" and route.kind in _ONE_BY_ONE:
+            handle = self._put
+        elif request.method == "DELETE" and route.kind in _ONE_BY_ONE:
+            handle = self._delete
+        else:
+            return method_not_allowed(request.method, "GET, PUT, DELETE" if route.kind in _ONE_BY_ONE else "GET")
+        try:
+            _check_names(route)
+            return await handle(request, route)
+        except _RefusedError as refused:
+            return refused.response
+
+    async def _get(self, request: Request, route: Route) -> Response:
+        place = self._place(request)
+        match route.kind:
+            case Kind.NAMESPACE:
+                return Response(HTTPStatus.OK, render_namespace(self._name, self._created, place), ENTRY_TYPE)
+            case Kind.QUEUES:
+                return _list(self._entities.queues(), request, route, place)
+            case Kind.TOPICS:
+                return _list(self._entities.topics(), request, route, place)
+            case Kind.SUBSCRIPTIONS:
+                self._topic(route)
+                return _list(self._entities.subscriptions(route.entity), request, route, place)
+            case Kind.RULES:
+                return _list_rules(self._subscription(route), request, route, place)
+            case Kind.RULE:
+                return self._one_rule(HTTPStatus.OK, route, place)
+            case _:
+                return Response(HTTPStatus.OK, render_entity(self._found(route), place), ENTRY_TYPE)
+
+    async def _put(self, request: Request, route: Route) -> Response:
+        is_new = _is_new(request)
+        status = HTTPStatus.CREATED if is_new else HTTPStatus.OK
+        if route.kind is Kind.RULE:
+            happened, rule = RuleAdded if is_new else RuleChanged, _rule(request, route)
+            _granted(await self._administration.ask(route.path, lambda reply: happened(reply, rule)))
+            return self._one_rule(status, route, self._place(request))
+        entry = _entry(request, route)
+        if is_new:
+            done = await self._administration.create(_new(entry, route))
+        else:
+            done = await self._administration.update(_changed(entry, self._found(route).description))
+        return Response(status, render_entity(_granted(done), self._place(request)), ENTRY_TYPE)
+
+    async def _delete(self, request: Request, route: Route) -> Response:
+        if route.kind is Kind.RULE:
+            _granted(await self._administration.ask(route.path, lambda reply: RuleRemoved(reply, route.rule)))
+        else:
+            _granted(await self._administration.delete(route.path))
+        return Response(HTTPStatus.OK)
+
+    def _one_rule(self, status: HTTPStatus, route: Route, place: Place) -> Response:
+        info, rules = self._subscription(route)
+        for rule in rules:
+            if rule.name.lower() == route.rule.lower():
+                return Response(status, render_rule(rule, info, place), ENTRY_TYPE)
+        raise _RefusedError(HTTPStatus.NOT_FOUND, f"the subscription {route.path!r} has no rule {route.rule!r}")
+
+    def _subscription(self, route: Route) -> tuple[EntityInfo, tuple[RuleDescription, ...]]:
+        """The subscription of a route, and its rules."""
+        info = self._found(route)
+        assert isinstance(info.description, SubscriptionDescription), "no other path looks like that"
+        return info, info.description.rules
+
+    def _found(self, route: Route) -> EntityInfo:
+        info = self._entities.info(route.path)
+        if info is None:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, f"the messaging entity {route.path!r} could not be found")
+        return info
+
+    def _topic(self, route: Route) -> None:
+        if not isinstance(self._found(route).description, TopicDescription):
+            raise _RefusedError(HTTPStatus.NOT_FOUND, f"{route.entity!r} is not a topic")
+
+    def _place(self, request: Request) -> Place:
+        return Place(f"https://{request.authority}", request.query.get("api-version") or _API_VERSION, self._name)
+
+
+def _check_names(route: Route) -> None:
+    for name in (route.resource, route.entity, route.subscription, route.rule):
+        if any(not character.isprintable() for character in name):
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name!r} holds characters that a name cannot have")
+
+
+def _is_new(request: Request) -> bool:
+    """Whether a PUT creates or updates."""
+    condition = request.headers.get("if-match")
+    if condition is not None and condition.strip() != "*":
+        raise _RefusedError(HTTPStatus.PRECONDITION_FAILED, f"If-Match: {condition} is not understood: only * is")
+    return condition is None
+
+
+def _read(request: Request) -> Entry | RuleDescription:
+    if not request.body:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, "the request has no body")
+    try:
+        return read_entry(request.body, new_key=_new_key)
+    except AtomError as wrong:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, str(wrong)) from None
+
+
+def _rule(request: Request, route: Route) -> RuleDescription:
+    """What the body says about a rule; its name is the URL's, and may be left out."""
+    rule = _read(request)
+    if not isinstance(rule, RuleDescription):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the description in the body does not fit {route.resource!r}")
+    if rule.name.lower() not in (route.rule.lower(), DEFAULT_RULE.lower()):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the rule is named {rule.name!r}, but the URL says {route.rule!r}")
+    return replace(rule, name=route.rule)
+
+
+def _entry(request: Request, route: Route) -> Entry:
+    """What the body says about an entity, checked against the URL and against what a standard namespace can do."""
+    entry = _read(request)
+    is_subscription = route.kind is Kind.SUBSCRIPTION
+    if isinstance(entry, RuleDescription) or (entry.kind is SubscriptionDescription) is not is_subscription:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the description in the body does not fit {route.resource!r}")
+    name = route.subscription if is_subscription else route.entity
+    if entry.title is not None and entry.title.lower() != name.lower():
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the entry is titled {entry.title!r}, but the URL says {name!r}")
+    if entry.max_message_kilobytes not in (None, STANDARD_MESSAGE_KILOBYTES):
+        raise _RefusedError(
+            HTTPStatus.BAD_REQUEST,
+            "MaxMessageSizeInKilobytes can be set in a premium namespace only; this is a standard one",
+        )
+    return entry
+
+
+def _new(entry: Entry, route: Route) -> Description:
+    if entry.kind is SubscriptionDescription:
+        described = SubscriptionDescription(topic=route.entity, name=route.subscription, **entry.fields)
+        return described if entry.default_rule is None else replace(described, rules=(entry.default_rule,))
+    return (
+        TopicDescription(path=route.entity, **entry.fields)
+        if entry.kind is TopicDescription
+        else QueueDescription(path=route.entity, **entry.fields)
+    )
+
+
+def _changed(entry: Entry, before: Description) -> Description:
+    if entry.kind is not type(before):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{before.path!r} is of another kind than the body describes")
+    kept = {name: getattr(before, name) for name in IMMUTABLE if hasattr(before, name)}
+    fields: dict[str, Any] = kept | entry.fields
+    if isinstance(before, SubscriptionDescription):
+        return SubscriptionDescription(topic=before.topic, name=before.name, **fields)
+    return replace(type(before)(path=before.path), **fields)
+
+
+def _list(infos: Sequence[EntityInfo], request: Request, route: Route, place: Place) -> Response:
+    shown, page = _page(infos, request, route)
+    return Response(HTTPStatus.OK, render_entities(shown, page, place), FEED_TYPE)
+
+
+def _list_rules(
+    found: tuple[EntityInfo, Sequence[RuleDescription]], request: Request, route: Route, place: Place
+) -> Response:
+    info, rules = found
+    shown, page = _page(rules, request, route)
+    return Response(HTTPStatus.OK, render_rules(shown, info, page, place), FEED_TYPE)
+
+
+def _page(items: Sequence[T], request: Request, route: Route) -> tuple[Sequence[T], Page]:
+    skip = _whole(request, "$skip", 0)
+    top = _whole(request, "$top", _LARGEST_PAGE)
+    if top == 0:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, "$top is 0: a page has at least one entry")
+    shown = items[skip : skip + min(top, _LARGEST_PAGE)]
+    return shown, Page(route.resource, route.kind.value.capitalize(), skip, top, skip + len(shown) < len(items))
+
+
+def _whole(request: Request, name: str, default: int) -> int:
+    text = request.query.get(name, "") or str(default)
+    if not (text.isascii() and text.isdigit() and len(text) <= _LARGEST_SKIP_DIGITS):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name}: {text[:50]!r} is not a whole number from 0")
+    return int(text)
+
+
+def _granted(done: T | Refusal) -> T:
+    if isinstance(done, Refusal):
+        raise _RefusedError(_STATUS.get(done.condition, HTTPStatus.INTERNAL_SERVER_ERROR), done.description)
+    return done
+
+
+def _new_key() -> str:
+    return base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`entity` is the queue or topic whose authorization rules count; '' for the namespace's own resources."""
+
+    kind: Kind
+    resource: str
+    entity: str = ""
+    subscription: str = ""
+    rule: str = ""
+
+    @property
+    def path(self) -> str:
+        """The path under which the entity, or the subscription, is found."""
+        return f"{self.entity}/Subscriptions/{self.subscription}" if self.subscription else self.entity
+
+
+def find_route(segments: tuple[str, ...]) -> Route:
+    """Names of queues and topics may hold slashes, those of subscriptions and rules may not; words have any case."""
+    resource = "/".join(segments)
+    if not segments:
+        return Route(Kind.ROOT, resource)
+    words = tuple(segment.lower() for segment in segments)
+    if words[0].startswith("$"):
+        return Route(_OWN.get(words, Kind.UNKNOWN), resource)
+    match words:
+        case (_, *_, "subscriptions", _, "rules", _):
+            return Route(Kind.RULE, resource, "/".join(segments[:-4]), segments[-3], segments[-1])
+        case (_, *_, "subscriptions", _, "rules"):
+            return Route(Kind.RULES, resource, "/".join(segments[:-3]), segments[-2])
+        case (_, *_, "subscriptions", _):
+            return Route(Kind.SUBSCRIPTION, resource, "/".join(segments[:-2]), segments[-1])
+        case (_, *_, "subscriptions"):
+            return Route(Kind.SUBSCRIPTIONS, resource, "/".join(segments[:-1]))
+        case _:
+            return Route(Kind.ENTITY, resource, resource)
+
+
+_OWN = {
+    ("$namespaceinfo",): Kind.NAMESPACE,
+    ("$resources", "queues"): Kind.QUEUES,
+    ("$resources", "topics"): Kind.TOPICS,
+}

@@ -1,0 +1,383 @@
+"""HTTP/1.1 on one connection: bytes in, answers out in order. Framing is h11's; what is answered, the handler's.
+
+Whatever arrives ends in an answer or a closed connection: never a trace, never more memory than the bounds below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final, Protocol
+
+import h11
+
+from twinbus.amqp.limits import LimitExceededError
+from twinbus.namespace.front.http_handler import HttpHandler
+from twinbus.namespace.front.http_messages import (
+    AbandonedError,
+    BadTargetError,
+    Request,
+    Response,
+    error,
+    parse_target,
+    refuse_foreign,
+)
+from twinbus.namespace.own_names import OwnNames
+from twinbus.namespace.resources import Account
+
+__all__ = ["HttpConnection", "HttpHandler", "Stream"]
+
+MAX_HEADER_BYTES: Final = 64 * 1024
+MAX_BODY_BYTES: Final = 256 * 1024
+
+_VERSIONS: Final = (b"1.0", b"1.1")
+# What a client may send ahead of its answers. From the first figure on no more is read; what was read already counts.
+_PAUSE_HELD: Final = 16 * 1024
+_MOST_HELD: Final = 1024 * 1024
+_REQUEST_SECONDS: Final = 60.0
+_IDLE_SECONDS: Final = 120.0
+# A refused body is read on for a while: closing at once would reset the connection before the answer is read.
+_LINGER_SECONDS: Final = 2.0
+_LINGER_BYTES: Final = 16 * 1024 * 1024
+
+# For browsers: no page of another origin may show an answer in a frame, run it as a script or use it as a picture.
+_FOR_BROWSERS: Final = (
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+)
+
+_log = logging.getLogger("twinbus.namespace.http")
+
+
+class Stream(Protocol):
+    """A connection as far as HTTP uses it."""
+
+    @property
+    def is_full(self) -> bool: ...
+    def write(self, parts: list[bytes]) -> None: ...
+    def close(self) -> None: ...
+    def when_room(self, call: Callable[[], None]) -> None: ...
+    def take_turn(self, call: Callable[[], None]) -> None: ...
+    def pause_reading(self, reason: str) -> None: ...
+    def resume_reading(self, reason: str) -> None: ...
+
+
+class Answering(Protocol):
+    """Whoever answers requests."""
+
+    async def handle(self, request: Request) -> Response: ...
+
+
+class HttpConnection:
+    """One connection. It is told of bytes and of its end; it writes to the stream and closes it."""
+
+    def __init__(
+        self,
+        handler: Answering,
+        stream: Stream,
+        names: OwnNames,
+        account: Account | None = None,
+        *,
+        peer_is_loopback: bool,
+        arrived_at: str | None = None,
+    ) -> None:
+        """`account` is charged for what the connection holds; `arrived_at` is the address of this end of it."""
+        self._handler = handler
+        self._stream = stream
+        self._names = names
+        self._account = account
+        self._arrived_at = arrived_at
+        self._peer_is_loopback = peer_is_loopback
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
+        self._request: h11.Request | None = None
+        self._body = bytearray()
+        self._held = bytearray()
+        self._unparsed = 0  # bytes that h11 keeps because their request or chunk is not whole
+        self._answering: asyncio.Task[None] | None = None
+        self._waits_for_next = False  # a request was answered, and it is not yet the turn of the next one
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_idle = False
+        self._linger_left: int | None = None
+        self._peer_ended = False
+        self._last = False
+        self._closed = False
+
+    @property
+    def is_answering(self) -> bool:
+        return self._answering is not None
+
+    def data_received(self, data: bytes) -> None:
+        if self._closed:
+            return
+        if self._linger_left is not None:
+            self._linger_left -= len(data)
+            if self._linger_left < 0:
+                self._close()
+        elif self._answering is None and not self._waits_for_next:
+            self._hear(data)
+        else:
+            self._held += data
+            if len(self._held) > _PAUSE_HELD:
+                self._stream.pause_reading("answering")
+            if len(self._held) > _MOST_HELD:
+                self._held.clear()
+                self._last = True
+        self._tell_account()
+
+    def eof_received(self) -> bool:
+        """True: the stream stays open for the answer under way, and is closed with it."""
+        self._peer_ended = True
+        if self._linger_left is not None:
+            self._close()
+        elif self._answering is None and not self._waits_for_next and not self._closed:
+            self._hear(b"")
+        return True
+
+    def connection_lost(self) -> None:
+        """What is being answered goes on: a change under way is carried out, only its answer has nowhere to go."""
+        self._closed = True
+        self._cancel_timer()
+        self._held = self._body = bytearray()
+
+    def evict(self, exceeded: LimitExceededError) -> None:
+        """End the connection for what it makes the process hold."""
+        self._held.clear()
+        self._last = True
+        if self._answering is None and self._linger_left is None and not self._closed:
+            refusal = error(HTTPStatus.SERVICE_UNAVAILABLE, exceeded.description, {"Retry-After": "5"})
+            self._refuse(refusal, linger=True)
+            self._body.clear()
+
+    def shut_down(self) -> None:
+        """The answer under way is the last."""
+        self._last = True
+        if self._answering is None:
+            self._close()
+
+    # --- hearing -------------------------------------------------------------------------------------------------
+
+    def _hear(self, data: bytes | None) -> None:
+        """Take in data (b'' is the end, None nothing new) and act on all requests that are complete, one by one."""
+        parsed = data is None
+        try:
+            if data is not None:
+                self._h11.receive_data(data)
+                self._unparsed += len(data)
+            while self._answering is None and not self._closed and self._linger_left is None:
+                event = self._h11.next_event()
+                if event is h11.NEED_DATA or event is h11.PAUSED:
+                    if parsed:
+                        # A copy of what is left: less than what was just parsed, or one head or chunk at most.
+                        self._unparsed = len(self._h11.trailing_data[0])
+                    self._wait_for_more()
+                    return
+                parsed = True
+                self._act(event)
+        except h11.RemoteProtocolError as wrong:
+            self._refuse(error(wrong.error_status_hint, f"the request is not HTTP/1.1: {wrong}"))
+
+    def _act(self, event: h11.Event | type[h11.PAUSED] | type[h11.NEED_DATA]) -> None:
+        match event:
+            case h11.Request():
+                self._request = event
+                self._body.clear()
+                if event.http_version not in _VERSIONS:
+                    self._refuse(error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here"))
+                    return
+                if (refused := self._refusal_of(event)) is not None:
+                    self._refuse(refused, linger=_has_body(event))
+                    return
+                self._check_size(int(dict(event.headers).get(b"content-length", b"0")))
+            case h11.Data():
+                self._body += event.data
+                self._check_size(len(self._body))
+            case h11.EndOfMessage():
+                self._cancel_timer()
+                self._begin_answer()
+            case h11.ConnectionClosed():
+                self._close()
+
+    def _refusal_of(self, request: h11.Request) -> Response | None:
+        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers)
+        return refuse_foreign(request.target.decode("latin-1"), headers, self._names, self._arrived_at)
+
+    def _check_size(self, size: int) -> None:
+        if size > MAX_BODY_BYTES:
+            detail = f"the body is larger than {MAX_BODY_BYTES} bytes"
+            self._refuse(error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail), linger=True)
+
+    def _wait_for_more(self) -> None:
+        if self._h11.they_are_waiting_for_100_continue:
+            self._send(h11.InformationalResponse(status_code=100, headers=[]))
+        begun = self._h11.their_state is h11.SEND_BODY or self._unparsed > 0
+        if not begun:
+            self._cancel_timer()
+            self._is_idle = True
+            self._arm(_IDLE_SECONDS, self._close)
+        elif self._timer is None or self._is_idle:
+            self._cancel_timer()
+            self._arm(_REQUEST_SECONDS, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        self._timer = None
+        self._refuse(
+            error(HTTPStatus.REQUEST_TIMEOUT, f"the request was not complete in {_REQUEST_SECONDS:.0f} seconds")
+        )
+
+    # --- answering -----------------------------------------------------------------------------------------------
+
+    def _begin_answer(self) -> None:
+        assert self._request is not None, "h11 ends no message that it did not begin"
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._request.headers}
+        method = self._request.method.decode("ascii")
+        try:
+            path, segments, query = parse_target(self._request.target.decode("latin-1"))
+        except BadTargetError as wrong:
+            self._refuse(error(HTTPStatus.BAD_REQUEST, str(wrong)))
+            return
+        request = Request(
+            method="GET" if method == "HEAD" else method,
+            path=path,
+            segments=segments,
+            query=query,
+            headers=headers,
+            body=bytes(self._body),
+            peer_is_loopback=self._peer_is_loopback,
+            arrived_at=self._arrived_at,
+            token_accepted=self._token_accepted,
+        )
+        self._body.clear()
+        self._answering = asyncio.get_running_loop().create_task(self._answer(request, method))
+
+    def _token_accepted(self) -> None:
+        """The connection counts as authenticated from now on. It may hold no more than before."""
+        if self._account is not None:
+            self._account.authenticate(keep_limit=True)
+
+    async def _answer(self, request: Request, method: str) -> None:
+        began = time.monotonic()
+        try:
+            response = await self._handler.handle(request)
+        except AbandonedError:
+            self._close()
+            return
+        except Exception:
+            _log.exception("request failed", extra={"method": method, "path": request.path})
+            response = error(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "the namespace met an internal error; its log tells more"
+            )
+        self._log_access(method, request.path, response, time.monotonic() - began)
+        self._answering = None
+        if self._closed:
+            return
+        self._respond(response, with_body=method != "HEAD")
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """On to the request that follows, if the connection lasts and the peer reads its answers."""
+        if self._closed:
+            return
+        self._waits_for_next = True
+        if self._stream.is_full and not self._last:
+            self._stream.pause_reading("answering")
+            self._stream.when_room(self._go_on)
+            return
+        if self._last or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+            self._close()
+            return
+        self._stream.take_turn(self._begin_next)
+
+    def _begin_next(self) -> None:
+        if self._closed:
+            return
+        self._waits_for_next = False
+        self._request = None
+        self._h11.start_next_cycle()
+        # First what h11 still has: given more each time, it would keep more than it answers.
+        self._hear(None)
+        if self._held and self._answering is None and not self._closed:
+            held = bytes(self._held)
+            self._held.clear()
+            self._hear(held)
+        if not self._held:
+            self._stream.resume_reading("answering")
+        if self._peer_ended and self._answering is None and not self._closed:
+            self._hear(b"")
+        self._tell_account()
+
+    def _tell_account(self) -> None:
+        if self._account is not None:
+            self._account.hold("a request", self._unparsed + len(self._body) + len(self._held))
+
+    def _respond(self, response: Response, *, with_body: bool = True) -> None:
+        headers = [
+            ("Date", formatdate(usegmt=True)),
+            ("Server", "Twinbus"),
+            ("Content-Length", str(len(response.body))),
+            *([("Content-Type", response.content_type)] if response.body else []),
+            *_FOR_BROWSERS,
+            *response.headers.items(),
+            *([("Connection", "close")] if self._last else []),
+        ]
+        self._send(h11.Response(status_code=response.status, headers=headers))
+        if with_body and response.body:
+            self._send(h11.Data(data=response.body))
+        self._send(h11.EndOfMessage())
+
+    def _refuse(self, response: Response, *, linger: bool = False) -> None:
+        """A request that is not even handed on: answered, and the connection ends with it."""
+        self._last = True
+        method = self._request.method.decode("ascii") if self._request is not None else "-"
+        self._log_access(method, "-", response, 0.0)
+        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._respond(response, with_body=method != "HEAD")
+        self._cancel_timer()
+        if linger and not self._peer_ended:
+            self._linger_left = _LINGER_BYTES
+            self._arm(_LINGER_SECONDS, self._close)
+        else:
+            self._close()
+
+    def _send(self, event: h11.Event) -> None:
+        data = self._h11.send(event)
+        if data:
+            self._stream.write([data])
+
+    def _close(self) -> None:
+        self._cancel_timer()
+        if not self._closed:
+            self._closed = True
+            self._stream.close()
+
+    def _arm(self, seconds: float, call: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, call)
+
+    def _cancel_timer(self) -> None:
+        self._is_idle = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _log_access(self, method: str, path: str, response: Response, seconds: float) -> None:
+        """Without the query, which may hold a token, and without bodies."""
+        _log.info(
+            "request",
+            extra={
+                "method": method,
+                "path": path,
+                "status": int(response.status),
+                "bytes": len(response.body),
+                "milliseconds": round(seconds * 1000, 3),
+                "loopback": self._peer_is_loopback,
+            },
+        )
+
+
+def _has_body(request: h11.Request) -> bool:
+    headers = dict(request.headers)
+    return b"transfer-encoding" in headers or int(headers.get(b"content-length", b"0")) > 0

@@ -1,0 +1,242 @@
+"""Accepts the connections of one port, and refuses those that the process has no room for.
+
+The event loops can accept connections, but not when file descriptors run out: asyncio logs an error every second, and
+uvloop closes the new connections, or the listening socket for good, without a word. So this module accepts. When
+accepting fails it waits and tries again, and logs once for each time that descriptors run out.
+
+Some descriptors are kept in reserve: for files of the namespace, and to tell peers why they are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+import time
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final, cast
+
+from twinbus.amqp.limits import KIB, LimitExceededError
+from twinbus.namespace.front.accepted_connection import PortConnection
+from twinbus.namespace.front.context import Site
+
+_log = logging.getLogger(__name__)
+
+# Descriptors that are not given to connections, at most a quarter of all, and how many of those tell refusals.
+_RESERVE: Final = 64
+_MOST_REFUSED: Final = 16
+# Accepted in one turn of the loop, so that a flood of connections does not hold up the connections there are.
+_AT_ONCE: Final = 64
+_TRY_AGAIN_SECONDS: Final = 0.25
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Acceptor:
+    """Accepts from a listening socket until it is closed."""
+
+    def __init__(self, site: Site, listener: socket.socket) -> None:
+        self._site = site
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._turns = Turns()
+        self._timer: asyncio.TimerHandle | None = None
+        self._opening: set[asyncio.Task[None]] = set()
+        self._refused: set[PortConnection] = set()
+        self._is_exhausted = False
+        self._is_closed = False
+        listener.setblocking(False)
+        self._listen()
+
+    def close(self) -> None:
+        """Accept no more. Connections that were accepted go on."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+
+    def _listen(self) -> None:
+        self._timer = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._rest(error)
+                return
+            self._begin(accepted)
+
+    def _begin(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # Descriptors are given out from the lowest, so the number of a new one is about the number of all.
+        if most != resource.RLIM_INFINITY and accepted.fileno() >= most - min(_RESERVE, most // 4):
+            refusal: LimitExceededError | None = self._exhausted()
+        else:
+            self._recovered()
+            refusal = self._site.resources.make_room()
+            if refusal is not None:
+                self._site.refuse(refusal)
+        connection = PortConnection(self._site, refusal)
+        if refusal is not None:
+            self._refused = {one for one in self._refused if not one.gone.done()}
+            if len(self._refused) >= _MOST_REFUSED:
+                accepted.close()
+                return
+            self._refused.add(connection)
+        task = self._loop.create_task(self._open(connection, accepted))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: PortConnection, accepted: socket.socket) -> None:
+        try:
+            reader = UnauthenticatedReader(connection, self._turns)
+            await self._loop.connect_accepted_socket(lambda: reader, accepted)
+        except OSError as error:  # the peer left meanwhile
+            _log.info("a connection was not opened: %s", error)
+            accepted.close()
+            self._refused.discard(connection)
+
+    def _rest(self, error: OSError) -> None:
+        """Accepting failed: try again a little later, because the listening socket stays ready all the time."""
+        if error.errno in _EXHAUSTED:
+            self._exhausted()
+        else:
+            _log.error("accepting failed: %s", error, extra={"namespace": self._site.name})
+        self._loop.remove_reader(self._listener)
+        self._timer = self._loop.call_later(_TRY_AGAIN_SECONDS, self._listen)
+
+    def _exhausted(self) -> LimitExceededError:
+        """Counts that descriptors have run out, and logs it the first time."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        exceeded = LimitExceededError(
+            "file-descriptors",
+            f"This server has no file descriptors left for connections: it may have {most} "
+            "(ulimit -n). Close connections that are not needed, or raise that limit and start it again.",
+        )
+        self._site.resources.refuse(exceeded, self._site.name, log=not self._is_exhausted)
+        self._is_exhausted = True
+        return exceeded
+
+    def _recovered(self) -> None:
+        if self._is_exhausted:
+            self._is_exhausted = False
+            _log.info("file descriptors are free again", extra={"namespace": self._site.name})
+
+
+_log = logging.getLogger(__name__)
+
+_PIECE: Final = 4 * KIB
+_SECONDS: Final = 0.002
+
+Turn = Callable[[], bool]
+"""Runs one piece. Returns True if no other piece may run in this turn of the event loop."""
+
+
+class Turns:
+    """The pieces that wait, of one event loop."""
+
+    def __init__(self) -> None:
+        # Filled and emptied within one call of the event loop, so one is enough.
+        self.buffer: Final = bytearray(_PIECE)
+        self._waiting: list[tuple[int, int, Turn]] = []
+        self._numbers = count()
+        self._is_scheduled = False
+
+    def add(self, turn: Turn, received: int) -> None:
+        """Have `turn` called when it is due. `received` is what its connection sent so far, in bytes."""
+        heappush(self._waiting, (received, next(self._numbers), turn))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        began = time.perf_counter()
+        try:
+            while self._waiting and time.perf_counter() < began + _SECONDS:
+                if heappop(self._waiting)[2]():
+                    break
+        finally:
+            self._is_scheduled = bool(self._waiting)
+            if self._is_scheduled:
+                pause = max(_SECONDS, time.perf_counter() - began)
+                asyncio.get_running_loop().call_later(pause, self._run)
+
+
+class UnauthenticatedReader(asyncio.BufferedProtocol):
+    """Reads for a connection until it has authenticated."""
+
+    def __init__(self, connection: PortConnection, turns: Turns) -> None:
+        self._connection = connection
+        self._turns = turns
+        self._piece = b""
+        self._received = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._connection.connection_made(transport)
+        self._connection.channel.turns = self._wait_for_turn
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._turns.buffer
+
+    def buffer_updated(self, size: int) -> None:
+        channel = self._connection.channel
+        if channel.is_refused:
+            channel.discard(size)
+            return
+        self._piece = bytes(memoryview(self._turns.buffer)[:size])
+        self._received += size
+        channel.pause_reading("turn")
+        self._turns.add(self._take_turn, self._received)
+
+    def eof_received(self) -> bool:
+        return self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._piece = b""
+        self._connection.connection_lost(error)
+
+    def _take_turn(self) -> bool:
+        piece, self._piece = self._piece, b""
+        if not piece:
+            return False  # the connection is gone
+        try:
+            self._connection.data_received(piece)
+        except Exception:
+            # As an event loop does it: one connection's trouble is the end of that connection only.
+            _log.exception("a connection failed and is closed")
+            self._transport.abort()
+        if self._connection.is_authenticated and not self._transport.is_closing():
+            self._transport.set_protocol(self._connection)
+        self._connection.channel.resume_reading("turn")
+        return self._connection.is_answering
+
+    def _wait_for_turn(self, call: Callable[[], None]) -> None:
+        if self._connection.is_authenticated:
+            call()
+            return
+
+        def turn() -> bool:
+            if not self._transport.is_closing():
+                call()
+            return self._connection.is_answering
+
+        self._turns.add(turn, self._received)

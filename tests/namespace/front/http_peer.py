@@ -1,0 +1,167 @@
+"""HttpConnection on a real port, and on none."""
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from prometheus_client import CollectorRegistry, Counter
+
+from tests.namespace.front.bare_namespace import BORN, at_work
+from twinbus.clock import SystemClock
+from twinbus.connect.sas import make_token
+from twinbus.namespace.driver import Driver
+from twinbus.namespace.engine.descriptions import AuthorizationRule
+from twinbus.namespace.faults import Faults
+from twinbus.namespace.front.http_connection import HttpConnection, HttpHandler
+from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
+from twinbus.namespace.own_names import OwnNames
+
+NAMES = OwnNames(5672)
+TOKEN = make_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000 + 3600)
+
+Result = TypeVar("Result")
+
+
+def handler(driver: Driver, *rules: AuthorizationRule, names: OwnNames = NAMES) -> HttpHandler:
+    registry = CollectorRegistry()
+    Counter("sends", "Messages sent.", registry=registry).inc()
+    verifier = SasVerifier([default_rule(), *rules], names)
+    return HttpHandler("primary", driver, verifier, Faults(SystemClock()), registry)
+
+
+class Recorder:
+    """A stream that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.closed = False
+        self.is_full = False
+        self.paused_for: set[str] = set()
+        self.waiting: list[Callable[[], None]] = []
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        self.waiting.append(call)
+
+    def take_turn(self, call: Callable[[], None]) -> None:
+        call()
+
+    def pause_reading(self, reason: str) -> None:
+        self.paused_for.add(reason)
+
+    def resume_reading(self, reason: str) -> None:
+        self.paused_for.discard(reason)
+
+    def write(self, parts: list[bytes]) -> None:
+        assert not self.closed, "written after it was closed"
+        self.written += b"".join(parts)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def converse(http: HttpHandler, *chunks: bytes, end: bool = True, loopback: bool = True) -> Recorder:
+    """Send the chunks, let every answer come, then end."""
+    stream = Recorder()
+    connection = HttpConnection(http, stream, NAMES, peer_is_loopback=loopback)
+    for chunk in chunks:
+        connection.data_received(chunk)
+    await settle()
+    if end and not stream.closed:
+        connection.eof_received()
+        await settle()
+    connection.connection_lost()
+    return stream
+
+
+async def settle() -> None:
+    """Until no task but the caller's has anything left to do."""
+    while others := asyncio.all_tasks() - {cast(asyncio.Task[Any], asyncio.current_task())}:
+        await asyncio.wait(others)
+
+
+class _Protocol(asyncio.Protocol):
+    is_full = False
+
+    def __init__(self, http: HttpHandler, names: OwnNames) -> None:
+        self._http = http
+        self._names = names
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        raise AssertionError("this stream is never full")
+
+    def take_turn(self, call: Callable[[], None]) -> None:
+        call()
+
+    def pause_reading(self, reason: str) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self, reason: str) -> None:
+        self._transport.resume_reading()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._connection = HttpConnection(self._http, self, self._names, peer_is_loopback=True)
+
+    def write(self, parts: list[bytes]) -> None:
+        self._transport.writelines(parts)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._connection.data_received(data)
+
+    def eof_received(self) -> bool:
+        self._connection.eof_received()
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection.connection_lost()
+
+
+@dataclass
+class Served:
+    """A namespace behind a port, on a loop in a thread of its own."""
+
+    driver: Driver
+    port: int
+    loop: asyncio.AbstractEventLoop
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run something on the namespace's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+
+@contextmanager
+def served(tls: ssl.SSLContext) -> Iterator[Served]:
+    """An empty namespace that speaks HTTPS on a port of this machine."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+
+    async def start() -> tuple[Driver, asyncio.Server]:
+        driver = await at_work(Driver)
+        listener = socket.create_server(("127.0.0.1", 0))
+        names = OwnNames(listener.getsockname()[1])
+        http = handler(driver, names=names)
+        return driver, await loop.create_server(lambda: _Protocol(http, names), sock=listener, ssl=tls)
+
+    async def stop(driver: Driver, server: asyncio.Server) -> None:
+        server.close()
+        await settle()
+        await driver.close()
+
+    thread.start()
+    try:
+        driver, server = asyncio.run_coroutine_threadsafe(start(), loop).result()
+        place = Served(driver, server.sockets[0].getsockname()[1], loop)
+        yield place
+        place.call(stop(driver, server))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,78 @@
+"""A peer that takes part in transactions, and how it reads what it is told."""
+
+from itertools import count
+from typing import Any, Self
+
+from tests.namespace.front.amqp_peer import Peer
+from twinbus.amqp.events import Delivered, Disposed, LinkAccepted, LinkFlowed
+from twinbus.amqp.link import Link
+from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_sections import Properties
+from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, DeliveryState, Rejected
+from twinbus.amqp.session import Session
+from twinbus.amqp.transactions import coordinator, declare, discharge, transaction_of, transactional
+
+
+class Transacting:
+    """A peer with a coordinator link."""
+
+    def __init__(self, peer: Peer, link: Link) -> None:
+        self.peer = peer
+        self.link = link
+        self._tags = count(1)
+
+    @classmethod
+    async def on(cls, peer: Peer, session: Session | None = None) -> Self:
+        link = peer.attach_sender(coordinator(), session)
+        await peer.event(LinkAccepted, link)
+        await peer.event(LinkFlowed, link)
+        return cls(peer, link)
+
+    async def say(self, value: Any) -> DeliveryState | None:
+        self.link.send(b"%d" % next(self._tags), message(value=value))
+        self.peer.flush()
+        (answer,) = await self.peer.answers(1)
+        assert answer.settled
+        return answer.state
+
+    async def begin(self) -> bytes:
+        found = transaction_of(await self.say(declare()))
+        assert found is not None
+        return found
+
+    async def commit(self, name: bytes) -> str | None:
+        """Why it was not, if so."""
+        return condition(await self.say(discharge(name, fail=False)))
+
+    async def commit_settled(self, name: bytes) -> str | None:
+        """As `commit`, where one settlement of the transaction is confirmed too."""
+        self.link.send(b"%d" % next(self._tags), message(value=discharge(name, fail=False)))
+        self.peer.flush()
+        answers = await self.peer.answers(2)
+        (of_coordinator,) = (answer for answer in answers if answer.role is RECEIVER)
+        return condition(of_coordinator.state)
+
+    async def roll_back(self, name: bytes) -> str | None:
+        return condition(await self.say(discharge(name, fail=True)))
+
+    async def send(self, link: Link, name: bytes, *bodies: str) -> list[Disposed]:
+        for body in bodies:
+            payload = message(properties=Properties(message_id=body[:32]), data=body.encode())
+            link.send(body.encode()[:32], payload, state=transactional(name))
+        self.peer.flush()
+        return await self.peer.answers(len(bodies))
+
+    async def settle(self, found: Delivered, name: bytes, outcome: DeliveryState = ACCEPTED) -> Disposed:
+        state = transactional(name, outcome)
+        found.link.session.dispose(RECEIVER, found.delivery_id, settled=False, state=state)
+        self.peer.flush()
+        (answer,) = await self.peer.answers(1)
+        return answer
+
+
+def condition(state: DeliveryState | None) -> str | None:
+    if isinstance(state, Rejected):
+        assert state.error is not None
+        return state.error.condition
+    assert isinstance(state, Accepted)
+    return None
