@@ -31,10 +31,9 @@ from bench import shovel
 from bench.measuring import Figure, ProcessMeter, Samples, ratios, show, write_json
 from bench.serving import Server
 from bench.shovel import Shovel
+from twinbus.backlog import PATH_PROPERTY, backlog_queue_paths
 from twinbus.connect import connect, encode_message
 from twinbus.message import Message
-from twinbus.pairing.aliases import PATH
-from twinbus.pairing.paths import backlog_queue_paths
 
 NATIVE, LEDGER, SDK, LOOP, SHOVEL = "native", "ledger", "sdk", "loop", "shovel"
 NAMES: Final = {
@@ -133,7 +132,9 @@ def ground(folder: Path, queues: int, count: int) -> Iterator[Ground]:
 async def fill(connection_string: str, queues: Sequence[str], count: int) -> None:
     """As paired senders leave them: each with an id, its destination among the application properties."""
     some_id = str(uuid.uuid4())
-    message = Message(os.urandom(SIZE), message_id=some_id, application_properties={"kind": "order", PATH: HOME})
+    message = Message(
+        os.urandom(SIZE), message_id=some_id, application_properties={"kind": "order", PATH_PROPERTY: HOME}
+    )
     before, _, after = encode_message(message, int(time.time() * 1000)).partition(some_id.encode())
     async with connect(connection_string) as bus:
         senders = [await bus.sender(queue) for queue in queues]
@@ -190,7 +191,7 @@ def straightforward(at: Ground, count: int) -> Drained:
         while left:
             for message in receiver.receive_messages(max_message_count=_BATCH, max_wait_time=5):
                 properties = dict(message.application_properties or {})
-                properties.pop(PATH.encode(), None)
+                properties.pop(PATH_PROPERTY.encode(), None)
                 copy = ServiceBusMessage(
                     b"".join(message.body), application_properties=properties, message_id=message.message_id
                 )

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from azure.servicebus import ServiceBusClient
     from azure.servicebus.management import ServiceBusAdministrationClient
 
+    from twinbus.backlog import AliasInUseError as AliasInUseError
+    from twinbus.errors import OptionError as OptionError
     from twinbus.pairing.calls import BacklogHandle as BacklogHandle
-    from twinbus.pairing.errors import AliasInUseError as AliasInUseError
     from twinbus.pairing.errors import BacklogUnavailableError as BacklogUnavailableError
     from twinbus.pairing.errors import MessageTooLargeForBacklogError as MessageTooLargeForBacklogError
-    from twinbus.pairing.errors import OptionError as OptionError
     from twinbus.pairing.errors import PartialSendError as PartialSendError
     from twinbus.pairing.errors import PrimaryUnusableError as PrimaryUnusableError
     from twinbus.pairing.errors import ScheduledInBacklogError as ScheduledInBacklogError
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 
 # Looked up when first used: importing Twinbus brings no SDK with it.
 _HOMES = {
-    "BacklogHandle": "calls",
-    "AliasInUseError": "errors",
-    "BacklogUnavailableError": "errors",
-    "MessageTooLargeForBacklogError": "errors",
+    "BacklogHandle": "pairing.calls",
+    "AliasInUseError": "backlog",
+    "BacklogUnavailableError": "pairing.errors",
+    "MessageTooLargeForBacklogError": "pairing.errors",
     "OptionError": "errors",
-    "PartialSendError": "errors",
-    "PrimaryUnusableError": "errors",
-    "ScheduledInBacklogError": "errors",
-    "TimeToLiveError": "errors",
-    "SendAvailabilityOptions": "options",
+    "PartialSendError": "pairing.errors",
+    "PrimaryUnusableError": "pairing.errors",
+    "ScheduledInBacklogError": "pairing.errors",
+    "TimeToLiveError": "pairing.errors",
+    "SendAvailabilityOptions": "pairing.options",
     "Pair": "sync.pair",
-    "ProvisioningError": "provisioning",
-    "NotPairedError": "pair_sides",
-    "PairClosedError": "pair_sides",
-    "PairFaultedError": "pair_sides",
-    "PairForkedError": "pair_sides",
-    "PairingRefusedError": "pair_sides",
-    "PairLoopError": "pair_sides",
+    "ProvisioningError": "pairing.provisioning",
+    "NotPairedError": "pairing.pair_sides",
+    "PairClosedError": "pairing.pair_sides",
+    "PairFaultedError": "pairing.pair_sides",
+    "PairForkedError": "pairing.pair_sides",
+    "PairingRefusedError": "pairing.pair_sides",
+    "PairLoopError": "pairing.pair_sides",
 }
 
 
@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'twinbus' has no attribute {name!r}")
-    return getattr(import_module(f"twinbus.pairing.{home}"), name)
+    return getattr(import_module(f"twinbus.{home}"), name)
 
 
 def __dir__() -> list[str]:

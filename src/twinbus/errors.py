@@ -25,3 +25,13 @@ class OperatorError(TwinbusError):
 
     def __str__(self) -> str:
         return f"{self.text}. {self.hint}" if self.hint else self.text
+
+
+class OptionError(CallerError, ValueError):
+    """An option is out of range, of a wrong type, or unknown (P2)."""
+
+    def __init__(self, option: str, value: object, allowed: str) -> None:
+        super().__init__(f"{option} is {value!r}; it must be {allowed}")
+        self.option = option
+        self.value = value
+        self.allowed = allowed

@@ -11,9 +11,9 @@ from .source import PACKAGE, ROOT, Source, bindings, full_name, sources
 # Parts that are still to come stand here already: the day one exists it is held to this.
 PURE = (
     "amqp",
+    "backlog",
     "namespace/engine",
     "pairing/decide",
-    "pairing/aliases",
     "syphon/plan",
     "ledger/balance",
     "money/billing",

@@ -11,11 +11,10 @@ from typer.testing import CliRunner, Result
 
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties
+from twinbus.backlog import PATH_PROPERTY, backlog_queue_path
 from twinbus.cli.main import app
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
-from twinbus.pairing import aliases
 from twinbus.pairing.administration import Administration
-from twinbus.pairing.paths import backlog_queue_path
 from twinbus.pairing.provisioning import provisioning
 from twinbus.testing import LocalNamespaces
 
@@ -75,7 +74,7 @@ class Backlog:
         **sections: Any,
     ) -> None:
         """`path`: empty for the destination, None for none at all."""
-        where = {} if path is None else {aliases.PATH: path or self.destination}
+        where = {} if path is None else {PATH_PROPERTY: path or self.destination}
         raws = [
             message(
                 **{"data": b"body", **sections},

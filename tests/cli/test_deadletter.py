@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
+from twinbus.backlog import PATH_PROPERTY, SESSION_ID_PROPERTY
 from twinbus.cli import deadletter
 from twinbus.ledger import Move, read_ledger
 from twinbus.ledger.entries import Movement
-from twinbus.pairing import aliases
 from twinbus.testing import LocalNamespaces
 
 
@@ -26,7 +26,7 @@ def namespaces() -> Iterator[LocalNamespaces]:
 def backlog(namespaces: LocalNamespaces) -> Backlog:
     """Four dead letters in two queues: two for the destination, one for another, one for none."""
     made = Backlog(namespaces)
-    made.divert("1", "2", properties={aliases.SESSION_ID: "s"})
+    made.divert("1", "2", properties={SESSION_ID_PROPERTY: "s"})
     made.divert("3", path="gone")
     made.divert("4", path=None, queue=1)
     made.dead_letter("1", "2", reason="MessageTooLarge", description="[by far]")
@@ -103,8 +103,8 @@ def test_y6_resubmitted_by_id_a_message_is_as_it_was_and_the_others_stay(backlog
     assert "1 messages are back in the backlog" in done.stdout
     (back,) = backlog.left()
     assert back.application_properties == {
-        aliases.PATH: backlog.destination,
-        aliases.SESSION_ID: "s",
+        PATH_PROPERTY: backlog.destination,
+        SESSION_ID_PROPERTY: "s",
         "colour": "red",
     }
     assert ids_of(backlog.dead()) == ["1", "3", "4"]
@@ -129,7 +129,7 @@ def test_y6_resubmitted_by_destination_with_another_one(backlog: Backlog, tmp_pa
         "3": backlog.destination,
         "4": backlog.destination,
     }
-    assert {one.application_properties[aliases.PATH] for one in backlog.left()} == {backlog.destination}
+    assert {one.application_properties[PATH_PROPERTY] for one in backlog.left()} == {backlog.destination}
     moved = {entry.source: entry for entry in read_ledger(tmp_path) if isinstance(entry, Movement)}
     assert moved.keys() == {f"{backlog.name}/gone", f"{backlog.name}/"}
     assert {(one.move, one.destination) for one in moved.values()} == {

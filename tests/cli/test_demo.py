@@ -22,6 +22,7 @@ from rich.console import Console
 
 from tests.cli.running import COMMAND, environment
 from tests.cli.syphoned import invoke
+from twinbus.backlog import backlog_queue_path
 from twinbus.cli.demo import NOT_PROVEN
 from twinbus.cli.demo.application import BACKLOG_QUEUES, ENTITIES, PLACES, Kept
 from twinbus.cli.demo.screen import picture
@@ -29,7 +30,6 @@ from twinbus.cli.demo.sight import EntitySight, Flow, Second, Sight
 from twinbus.cli.demo.verdict import judge
 from twinbus.cli.reaching import backlog_name
 from twinbus.connect import connect
-from twinbus.pairing.paths import backlog_queue_path
 
 pytestmark = pytest.mark.timeout(900)  # where others are at work, Spark takes its time
 PATIENCE = 800.0

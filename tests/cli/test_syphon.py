@@ -14,11 +14,10 @@ import pytest
 
 from tests.cli.running import COMMAND, PATIENCE, environment
 from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
+from twinbus.backlog import SESSION_ID_PROPERTY, TIME_TO_LIVE_PROPERTY, FailureKind
 from twinbus.cli.progress import Lines, Table, span
 from twinbus.ledger import Stage, read_ledger
 from twinbus.ledger.entries import Intent, Operation
-from twinbus.pairing import aliases
-from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.plan import Readiness
 from twinbus.syphon.plan.destinations import DestinationState
 from twinbus.syphon.progress import Progress, Tally
@@ -40,7 +39,7 @@ def backlog(namespaces: LocalNamespaces) -> Backlog:
 @pytest.mark.parametrize("transport", ["native", "sdk"])
 def test_y3_a_drain_brings_everything_home_and_ends(backlog: Backlog, transport: str, tmp_path: Path) -> None:
     backlog.divert("1", "2")
-    backlog.divert("3", queue=1, properties={aliases.SESSION_ID: "s"})
+    backlog.divert("3", queue=1, properties={SESSION_ID_PROPERTY: "s"})
     done = invoke(
         "syphon", "--drain", "--transport", transport, "--ledger", str(tmp_path), "--json", **backlog.environment
     )
@@ -69,7 +68,7 @@ def test_y6_y9_a_drain_that_leaves_dead_letters_behind_says_so(backlog: Backlog)
 
 
 def test_y7_absolute_dead_letters_what_expired(backlog: Backlog) -> None:
-    backlog.divert("1", properties={aliases.TIME_TO_LIVE: 10_000})
+    backlog.divert("1", properties={TIME_TO_LIVE_PROPERTY: 10_000})
     done = invoke("syphon", "--drain", "--ttl", "absolute", **backlog.environment)
     assert done.exit_code == 3, done.stdout + done.stderr
     assert [one.dead_letter_reason for one in backlog.dead()] == ["TTLExpiredException"]

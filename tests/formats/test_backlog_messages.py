@@ -10,7 +10,7 @@ import pytest
 from azure.servicebus._pyamqp._decode import decode_payload
 
 from tests.formats.sets import expected, sets_with
-from twinbus.pairing.aliases import PACKED, RESERVED
+from twinbus.backlog import COMPRESSION_PROPERTY, RESERVED_PROPERTIES
 from twinbus.syphon.translation import destination_of, translate
 
 NOW = 1_800_000_000_000
@@ -41,9 +41,11 @@ def test_s7_s9_an_older_backlog_has_every_alias_of_both_drivers_and_of_dotnet(fo
     by = dict.fromkeys(DRIVERS, b"")
     for one in messages:
         by[one["by"]] += base64.b64decode(one["raw"])
-    assert {name for name in RESERVED if name.encode() in by["sync"]} == set(RESERVED)
-    assert {name for name in RESERVED if name.encode() in by["aio"]} == set(RESERVED)
-    assert {name for name in RESERVED if name.encode() in by["dotnet"]} == set(RESERVED) - {PACKED}
+    assert {name for name in RESERVED_PROPERTIES if name.encode() in by["sync"]} == set(RESERVED_PROPERTIES)
+    assert {name for name in RESERVED_PROPERTIES if name.encode() in by["aio"]} == set(RESERVED_PROPERTIES)
+    assert {name for name in RESERVED_PROPERTIES if name.encode() in by["dotnet"]} == set(RESERVED_PROPERTIES) - {
+        COMPRESSION_PROPERTY
+    }
     assert b"com.microsoft:timespan" in by["dotnet"]
 
 

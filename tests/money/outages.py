@@ -17,12 +17,11 @@ from typing import Any
 from azure.servicebus import ServiceBusMessage
 
 from twinbus import SendAvailabilityOptions, aio
+from twinbus.backlog import TRANSFER_SEGMENT, FailureKind
 from twinbus.connect import connect
 from twinbus.ledger import Ledger, Role, read_ledger
 from twinbus.ledger.entries import Intent, Metered, Operation, Outcome
 from twinbus.money import OutageKind, SyphonRuns
-from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.paths import TRANSFER
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.native import NativeTransport
@@ -206,7 +205,7 @@ def metered(folder: Path, story: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for entry in read_ledger(folder):
         if isinstance(entry, Metered) and entry.entity.partition("/")[0] == story:
-            found[stages[entry.operation, f"/{TRANSFER}/" in entry.entity]] += entry.units
+            found[stages[entry.operation, f"/{TRANSFER_SEGMENT}/" in entry.entity]] += entry.units
     return found
 
 

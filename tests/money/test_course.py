@@ -21,13 +21,13 @@ from tests.syphon.simulation.places import (
     now,
     wall,
 )
+from twinbus.backlog import FailureKind
 from twinbus.ledger.entries import Stage
 from twinbus.money import OutageKind, Prices, Scenario, SyphonRuns, forecast
 from twinbus.money import course as habits
 from twinbus.money.course import course, queues_used
 from twinbus.pairing.decide import failover
 from twinbus.pairing.decide.rotation import Rotation, choose
-from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.syphon import transport
 from twinbus.syphon.context import SyphonOptions

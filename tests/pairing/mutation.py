@@ -1,4 +1,4 @@
-"""Mutants of the pure parts of `twinbus.pairing`: which small changes of the code no test notices.
+"""Mutants of the pure parts of `twinbus.pairing` and `twinbus.backlog`: which small changes no test notices.
 
 `python -m tests.pairing.mutation [--workers 1] [--only machine]` changes one place at a time and runs the tests of that
 part and a few hundred worlds against it, each mutant in a process of its own. Survivors: docs/decisions/0010.
@@ -22,22 +22,24 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "src" / "twinbus" / "pairing"
+FOLDER = ROOT / "src" / "twinbus"
+OURS = ("twinbus.backlog", "twinbus.pairing", "tests.pairing.")
 SEEDS = 300
 SECONDS = 20
 """Of CPU: one that hangs is killed after that."""
-FAILOVER = ("test_failover.py", "test_failover_pings.py")
+FAILOVER = ("pairing/test_failover.py", "pairing/test_failover_pings.py")
 PARTS = {
-    "failover/table.py": (*FAILOVER, "test_diagram.py"),
-    "failover/machine.py": (*FAILOVER, "test_options.py"),
-    "failover/events.py": FAILOVER,
-    "failover/effects.py": FAILOVER,
-    "rotation.py": ("test_rotation.py",),
-    "aliases.py": ("test_aliases.py",),
-    "batching.py": ("test_batching.py",),
-    "packing.py": ("test_packing.py",),
-    "calls.py": ("test_calls.py",),
+    "pairing/failover/table.py": (*FAILOVER, "pairing/test_diagram.py"),
+    "pairing/failover/machine.py": (*FAILOVER, "pairing/test_options.py"),
+    "pairing/failover/events.py": FAILOVER,
+    "pairing/failover/effects.py": FAILOVER,
+    "pairing/rotation.py": ("pairing/test_rotation.py",),
+    "backlog/message_format.py": ("backlog/test_message_format.py",),
+    "pairing/batching.py": ("pairing/test_batching.py",),
+    "backlog/body_compression.py": ("backlog/test_body_compression.py",),
+    "pairing/calls.py": ("pairing/test_calls.py",),
 }
+"""Each pure part, and the tests that must notice a mutant of it. Paths start in `src/twinbus` and in `tests`."""
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -186,14 +188,14 @@ def trial(mutant: Mutant) -> int:
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     try:
-        for name in [name for name in sys.modules if name.startswith(("twinbus.pairing", "tests.pairing."))]:
+        for name in [name for name in sys.modules if name.startswith(OURS)]:
             if name != __name__:
                 del sys.modules[name]
         install(mutant)
         for seed in range(SEEDS):
             world = importlib.import_module("tests.pairing.simulation.world")
             world.World(seed).settle()
-        files = [str(ROOT / "tests" / "pairing" / name) for name in PARTS[mutant.part]]
+        files = [str(ROOT / "tests" / name) for name in PARTS[mutant.part]]
         return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]))
     except BaseException:
         return 1

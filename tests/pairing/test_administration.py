@@ -12,14 +12,13 @@ from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from twinbus.backlog import FailureKind, backlog_queue_paths
 from twinbus.connect.connection_string import ConnectionString
 from twinbus.errors import OperatorError
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
 from twinbus.pairing.administration import Administration, AioAdministration
-from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.local_authority import LocalAuthority, fetch_authority, is_loopback, split_namespace
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.paths import backlog_queue_paths
 from twinbus.pairing.provisioning import Provisioned, ProvisioningError, provisioning
 from twinbus.testing import LocalEndpoint, LocalNamespaces
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind
 from twinbus.pairing.decide import backlog_watch as a
 from twinbus.pairing.decide.backlog_watch import Attendance, Oldest, Step, Watch, advance
-from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
 
 NEW = Attendance(300.0, 1800.0)
 LATER = a.ArmLook(300.0)

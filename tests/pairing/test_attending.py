@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
+from twinbus.backlog import FailureKind
 from twinbus.pairing.attending import AttendanceCell
 from twinbus.pairing.decide.backlog_watch import LookDue, QueueNotSeen
-from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.sync.timeout_thread import Timekeeper, Timer
 from twinbus.pairing.sync.workers import Workers
 

@@ -14,14 +14,13 @@ from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnectionError
 
+from twinbus.backlog import Endpoint, FailureKind
 from twinbus.pairing import calls
 from twinbus.pairing.decide.failover import Policy, PrimarySendFailed
 from twinbus.pairing.errors import BacklogUnavailableError, QueueCause, ScheduledInBacklogError
 from twinbus.pairing.events import PairEvents
-from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import Side
-from twinbus.pairing.paths import Endpoint
 from twinbus.pairing.sdk import Limits
 from twinbus.pairing.shared_state import EntityCell, RotationCell
 

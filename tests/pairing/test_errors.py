@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from twinbus.backlog import FailureKind
 from twinbus.errors import CallerError, OperatorError, RetryError
 from twinbus.pairing import errors
-from twinbus.pairing.failures import FailureKind
 
 
 def test_s9_too_large_for_the_backlog_says_by_how_many_bytes_and_of_which_limit() -> None:
@@ -27,12 +27,6 @@ def test_s10_what_was_not_cancelled_is_named() -> None:
     assert error.handles == (-1, -2)
     assert "-1, -2; what was scheduled" in str(error)
     assert "once the entity is restored" in str(error)
-
-
-def test_s7_a_reserved_name_is_named_with_what_to_do() -> None:
-    error = errors.AliasInUseError(["x-ms-path"])
-    assert error.names == ("x-ms-path",)
-    assert str(error).endswith("x-ms-path; rename them")
 
 
 def test_g4_an_unusable_primary_is_the_operators_with_a_hint() -> None:

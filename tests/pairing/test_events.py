@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
+from twinbus.backlog import FailureKind
 from twinbus.pairing.decide.backlog_watch import BacklogUnattended, Watch
 from twinbus.pairing.decide.failover import Drill, Entity, FailoverEngaged, Mode, Policy, PrimaryUnusable, Restored
 from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned, Rotation
@@ -29,7 +30,6 @@ from twinbus.pairing.events import (
     SideFaulted,
     UnknownEventError,
 )
-from twinbus.pairing.failures import FailureKind
 
 ENGAGED = FailoverEngaged("orders", 10.0, 1, FailureKind.TIMEOUT)
 RESTORED = Restored("orders", 75.5, 1, 65.5, 7, False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from twinbus.backlog import CALLER_FAILURES, COUNTING_FAILURES, FAILURE_RULES, FailureKind
 from twinbus.pairing.decide import failover as f
 from twinbus.pairing.decide.failover import Mode, Route, Step, advance
-from twinbus.pairing.failures import CALLERS, COUNTING, JUDGEMENTS, FailureKind
 
 K = FailureKind
 POLICY = f.Policy(failover_interval=60, ping_interval=30, ping_jitter=0.5)
@@ -38,7 +38,7 @@ def test_s1_a_healthy_entity_sends_to_the_primary_and_a_success_changes_nothing(
     assert step.entity is HEALTHY
 
 
-@pytest.mark.parametrize("kind", sorted(COUNTING))
+@pytest.mark.parametrize("kind", sorted(COUNTING_FAILURES))
 def test_s3_the_first_counting_failure_starts_the_timer(kind: FailureKind) -> None:
     entity, effects = advance(HEALTHY, f.PrimarySendFailed(kind), 10.0)
     assert effects == (f.ArmFailoverTimer(70.0), f.RaiseToCaller())
@@ -46,7 +46,7 @@ def test_s3_the_first_counting_failure_starts_the_timer(kind: FailureKind) -> No
     assert entity.route is Route.PRIMARY
 
 
-@pytest.mark.parametrize("kind", sorted(set(FailureKind) - COUNTING))
+@pytest.mark.parametrize("kind", sorted(set(FailureKind) - COUNTING_FAILURES))
 def test_s2_a_failure_that_does_not_count_reaches_the_caller_and_starts_nothing(kind: FailureKind) -> None:
     assert advance(HEALTHY, f.PrimarySendFailed(kind), 10.0) == Step(HEALTHY, (f.RaiseToCaller(),))
     assert advance(FAILING, f.PrimarySendFailed(kind), 11.0) == Step(FAILING, (f.RaiseToCaller(),))
@@ -119,13 +119,13 @@ def test_s4_with_an_interval_above_0_the_failing_call_does_not_divert() -> None:
 
 
 @pytest.mark.parametrize("entity", [OVER, PINGING, GONE])
-@pytest.mark.parametrize("kind", sorted(set(FailureKind) - CALLERS))
+@pytest.mark.parametrize("kind", sorted(set(FailureKind) - CALLER_FAILURES))
 def test_s5_a_call_in_flight_that_fails_after_failover_diverts(entity: f.Entity, kind: FailureKind) -> None:
     assert advance(entity, f.PrimarySendFailed(kind), 102.0) == Step(entity, (f.SendToBacklog(),))
 
 
 @pytest.mark.parametrize("entity", [OVER, GONE, raising()])
-@pytest.mark.parametrize("kind", sorted(CALLERS))
+@pytest.mark.parametrize("kind", sorted(CALLER_FAILURES))
 def test_s5_a_call_in_flight_that_fails_by_its_own_fault_raises(entity: f.Entity, kind: FailureKind) -> None:
     assert advance(entity, f.PrimarySendFailed(kind), 102.0) == Step(entity, (f.RaiseToCaller(),))
 
@@ -303,4 +303,4 @@ def check_step(before: f.Entity, event: f.Event, after: f.Entity, effects: tuple
 
 
 def test_every_kind_of_failure_is_judged() -> None:
-    assert set(JUDGEMENTS) == set(FailureKind)
+    assert set(FAILURE_RULES) == set(FailureKind)

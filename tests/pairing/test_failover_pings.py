@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from twinbus.backlog import UNUSABLE_FAILURES, FailureKind
 from twinbus.pairing.decide import failover as f
 from twinbus.pairing.decide.failover import Mode, Route, Step, advance
-from twinbus.pairing.failures import UNUSABLE, FailureKind
 
 from .test_failover import CLOSED, FAILED, FAILING, GONE, HEALTHY, OVER, PINGING, POLICY, RAISING, SENT, K, raising
 
@@ -75,7 +75,7 @@ def test_g2_a_ping_timer_that_was_stopped_too_late_does_no_harm(entity: f.Entity
 # --- G4 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", sorted(UNUSABLE))
+@pytest.mark.parametrize("kind", sorted(UNUSABLE_FAILURES))
 def test_g4_a_ping_that_finds_the_entity_gone_or_the_credential_refused_makes_it_unusable(kind: FailureKind) -> None:
     entity, effects = advance(PINGING, f.PingFailed(1, kind), 101.0)
     assert effects == (f.Emit(f.PrimaryUnusable("orders", 101.0, 1, kind)), f.ArmPing(130.0))
@@ -84,10 +84,10 @@ def test_g4_a_ping_that_finds_the_entity_gone_or_the_credential_refused_makes_it
 
 
 def test_g4_unusable_is_gone_or_refused_and_nothing_else() -> None:
-    assert {K.ENTITY_NOT_FOUND, K.UNAUTHORIZED, K.AUTHENTICATION} == UNUSABLE
+    assert {K.ENTITY_NOT_FOUND, K.UNAUTHORIZED, K.AUTHENTICATION} == UNUSABLE_FAILURES
 
 
-@pytest.mark.parametrize("kind", sorted(set(FailureKind) - UNUSABLE))
+@pytest.mark.parametrize("kind", sorted(set(FailureKind) - UNUSABLE_FAILURES))
 def test_g4_any_other_failure_goes_on_pinging(kind: FailureKind) -> None:
     entity, effects = advance(PINGING, f.PingFailed(1, kind), 101.0)
     assert (entity.mode, entity.since, entity.cause) == (Mode.FAILED_OVER, 70.0, K.TIMEOUT)
@@ -104,7 +104,7 @@ def test_g4_while_unusable_sends_still_divert_and_pings_go_on() -> None:
         assert effects == (f.ArmPing(160.0),)
 
 
-@pytest.mark.parametrize("kind", sorted(UNUSABLE))
+@pytest.mark.parametrize("kind", sorted(UNUSABLE_FAILURES))
 def test_g4_on_unusable_raise_makes_sends_raise(kind: FailureKind) -> None:
     entity = raising(kind)
     assert entity.route is Route.UNUSABLE

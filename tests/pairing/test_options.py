@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from twinbus.backlog import COUNTING_FAILURES, FailureKind
+from twinbus.errors import OptionError
 from twinbus.ledger import Ledger, LedgerOptions
 from twinbus.pairing.decide.failover import Policy
-from twinbus.pairing.errors import OptionError
-from twinbus.pairing.failures import COUNTING, FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
 
 Options = SendAvailabilityOptions
@@ -117,7 +117,7 @@ def test_p2_options_are_keywords_and_cannot_be_changed() -> None:
 
 def test_s2_failover_on_reaches_the_machine() -> None:
     policy = Options(failover_on=[FailureKind.SERVER_BUSY, "-timeout"]).policy
-    assert policy.counting == COUNTING - {FailureKind.TIMEOUT} | {FailureKind.SERVER_BUSY}
+    assert policy.counting == COUNTING_FAILURES - {FailureKind.TIMEOUT} | {FailureKind.SERVER_BUSY}
 
 
 def test_p2_the_machines_own_defaults_are_those_of_the_options() -> None:
@@ -131,7 +131,7 @@ def test_the_machine_gets_seconds() -> None:
     assert (policy.failover_interval, policy.ping_interval, policy.ping_jitter) == (1.5, 2.0, 0.2)
     assert policy.divert_while_unusable is False
     assert Options().policy.divert_while_unusable is True
-    assert Options().policy.counting == COUNTING
+    assert Options().policy.counting == COUNTING_FAILURES
 
 
 # --- environment and file --------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
+from twinbus.backlog import FailureKind
 from twinbus.pairing.errors import QueueCause
-from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.provisioning import (
     BACKGROUND_PAUSES,
     PROPERTIES,

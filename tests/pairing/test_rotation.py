@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from twinbus.backlog import COUNTING_FAILURES, EVICTING_FAILURES, FailureKind
 from twinbus.pairing.decide import rotation as r
 from twinbus.pairing.decide.rotation import Rotation, Step, advance, choose
 from twinbus.pairing.errors import BacklogUnavailableError, QueueCause
-from twinbus.pairing.failures import COUNTING, EVICTING, FailureKind
 
 K = FailureKind
 FULL = Rotation(("b0", "b1", "b2"), 30.0)
@@ -26,7 +26,7 @@ def test_s6_a_sender_stays_on_its_queue(queue: str) -> None:
     assert choose(FULL, queue, 0.999) == queue
 
 
-@pytest.mark.parametrize("kind", sorted(COUNTING))
+@pytest.mark.parametrize("kind", sorted(COUNTING_FAILURES))
 def test_s6_a_queue_that_fails_for_a_reason_of_the_first_list_leaves_for_all_senders(kind: FailureKind) -> None:
     after, effects = advance(FULL, r.BacklogSendFailed("b1", kind, "text"), 5.0)
     assert after.usable == ("b0", "b2")
@@ -38,10 +38,10 @@ def test_s6_a_queue_that_fails_for_a_reason_of_the_first_list_leaves_for_all_sen
 
 
 def test_s6_a_queue_that_is_gone_or_closed_to_us_alone_leaves_too() -> None:
-    assert {K.ENTITY_NOT_FOUND, K.UNAUTHORIZED, K.AUTHENTICATION} == EVICTING - COUNTING
+    assert {K.ENTITY_NOT_FOUND, K.UNAUTHORIZED, K.AUTHENTICATION} == EVICTING_FAILURES - COUNTING_FAILURES
 
 
-@pytest.mark.parametrize("kind", sorted(set(FailureKind) - EVICTING))
+@pytest.mark.parametrize("kind", sorted(set(FailureKind) - EVICTING_FAILURES))
 def test_s6_a_fault_of_the_message_and_server_busy_never_evict_a_queue(kind: FailureKind) -> None:
     assert advance(FULL, r.BacklogSendFailed("b1", kind), 5.0) == Step(FULL, (r.RaiseToCaller(),))
 

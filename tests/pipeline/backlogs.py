@@ -15,11 +15,11 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from tests.syphon.ground import ids, taken
+from twinbus.backlog import backlog_queue_path
 from twinbus.connect import connect
 from twinbus.ledger import Ledger, Role, Stage, balance, read_ledger
 from twinbus.ledger.entries import Intent, Operation
 from twinbus.message import Message
-from twinbus.pairing.paths import backlog_queue_path
 from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
 from twinbus.pipeline.syphon_job.lane import SyphonSource
 from twinbus.pipeline.syphon_job.messages import Job

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 from twinbus.pipeline.syphon_job.messages import Job, Look, Plan, Report, Slice
 from twinbus.pipeline.syphon_job.planning import Planner
 from twinbus.syphon.plan import Destinations, Memory, Readiness, Route, Shelf

@@ -10,8 +10,8 @@ import pytest
 
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties
+from twinbus.backlog import PATH_PROPERTY
 from twinbus.connect import ServiceBusConnection, connect
-from twinbus.pairing import aliases
 from twinbus.syphon.deadletter import DeadLetter, DeadLetters, NotResubmittedError
 from twinbus.testing import LocalNamespace
 
@@ -36,7 +36,9 @@ async def bus(secondary: LocalNamespace) -> AsyncIterator[ServiceBusConnection]:
 async def dead_letters(bus: ServiceBusConnection, queue: str, count: int, body: bytes = b"body") -> None:
     raws = [
         message(
-            data=body, properties=Properties(message_id=UUID(int=number)), application_properties={aliases.PATH: "a"}
+            data=body,
+            properties=Properties(message_id=UUID(int=number)),
+            application_properties={PATH_PROPERTY: "a"},
         )
         for number in range(count)
     ]

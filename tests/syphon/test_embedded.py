@@ -23,10 +23,9 @@ from twinbus import SendAvailabilityOptions, aio, pair_connection_strings, pair_
 from twinbus.cli.main import app
 from twinbus.connect import MessageState, ReceivedMessage, connect
 from twinbus.connect.sas import make_token
-from twinbus.errors import OperatorError
+from twinbus.errors import OperatorError, OptionError
 from twinbus.ledger import Role, Stage, balance, read_ledger
 from twinbus.ledger.entries import Header, Intent, Operation
-from twinbus.pairing.errors import OptionError
 from twinbus.pairing.pair_sides import OTHER_SIDE_SECONDS, OtherSideLostError
 from twinbus.pairing.sync import pair as plain_pair
 from twinbus.testing import LocalNamespaces

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 from twinbus.syphon.plan import Destinations, Policy, Readiness, Route, Shelf, Verdict
 from twinbus.syphon.plan.deferred import RESCAN_AFTER, SCAN_EVERY, Seen
 from twinbus.syphon.plan.destinations import MOST

@@ -255,9 +255,11 @@ async def test_y6_m1_a_dead_letter_is_booked_under_the_destination_it_names(grou
 
 
 async def test_y6_a_message_too_large_for_the_primary_is_found_among_others_and_dead_lettered(ground: Ground) -> None:
-    from twinbus.pairing.packing import pack  # noqa: PLC0415
+    from twinbus.backlog import compress_body  # noqa: PLC0415
 
-    large = ground.diverted("large", body=pack(b"\x00\x53\x75\xb0" + (300_000).to_bytes(4, "big") + bytes(300_000)))
+    large = ground.diverted(
+        "large", body=compress_body(b"\x00\x53\x75\xb0" + (300_000).to_bytes(4, "big") + bytes(300_000))
+    )
     large.application_properties = {**(large.application_properties or {}), "x-twinbus-packed": "deflate"}
     await ground.fill(30)
     await ground.put(large)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from twinbus.backlog import FailureKind
 from twinbus.ledger import Balance, Ledger, LedgerOptions, Message, Role, Stage, balance, read_ledger
 from twinbus.namespace.ports import free_port
-from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.progress import Counts
 from twinbus.syphon.syphon_ledger import Books

@@ -32,7 +32,13 @@ from twinbus.amqp.message_sections import (
     split,
 )
 from twinbus.amqp.routing_fields import read_envelope
-from twinbus.pairing import aliases
+from twinbus.backlog import (
+    COMPRESSION_PROPERTY,
+    PATH_PROPERTY,
+    SCHEDULED_TIME_PROPERTY,
+    SESSION_ID_PROPERTY,
+    TIME_TO_LIVE_PROPERTY,
+)
 from twinbus.pairing.outgoing import diverted
 from twinbus.syphon.translation import Reason, destination_of, resubmittable, translate
 from twinbus.syphon.transport import NeverDeliverableError
@@ -63,7 +69,7 @@ def received(
 
 
 def in_backlog(**given: Any) -> bytes:
-    properties = {aliases.PATH: "orders", **given.pop("application_properties", {})}
+    properties = {PATH_PROPERTY: "orders", **given.pop("application_properties", {})}
     return message(**{"data": b"body", **given}, application_properties=properties)
 
 
@@ -182,7 +188,10 @@ def test_y3_values_of_every_amqp_type_are_carried_byte_for_byte(body: dict[str, 
     meant = {**parts, "application_properties": {**parts.get("application_properties", {})}}
     header = meant.get("header") or Header()
     meant["header"] = Header(header.durable, header.priority, None, header.first_acquirer)
-    stored = {**meant, "application_properties": {**meant["application_properties"], aliases.PATH: "orders"}}
+    stored = {
+        **meant,
+        "application_properties": {**meant["application_properties"], PATH_PROPERTY: "orders"},
+    }
     path, raw = translate(received(message(**body, **stored)), NOW)
     assert path == "orders"
     assert shape(raw) == shape(message(**body, **meant))
@@ -198,13 +207,13 @@ def test_y3_nothing_of_the_brokers_is_carried_over() -> None:
 
 @pytest.mark.parametrize("ticks", [Long(70_000_000), Described(Symbol("com.microsoft:timespan"), Long(70_000_000))])
 def test_y3_the_time_to_live_is_read_as_a_long_or_as_the_old_clients_span(ticks: object) -> None:
-    raw = translate(received(in_backlog(application_properties={aliases.TIME_TO_LIVE: ticks})), NOW).raw
+    raw = translate(received(in_backlog(application_properties={TIME_TO_LIVE_PROPERTY: ticks})), NOW).raw
     assert split(raw).header.ttl == 7_000
 
 
 def test_y3_a_life_longer_than_a_header_tells_stands_between_creation_and_expiry() -> None:
     ticks = Long(100 * DAY * 10_000)
-    raw = translate(received(in_backlog(application_properties={aliases.TIME_TO_LIVE: ticks})), NOW).raw
+    raw = translate(received(in_backlog(application_properties={TIME_TO_LIVE_PROPERTY: ticks})), NOW).raw
     found = split(raw)
     assert found.header.ttl == LONG
     assert (found.properties.creation_time, found.properties.absolute_expiry_time) == (NOW, NOW + 100 * DAY)
@@ -212,13 +221,13 @@ def test_y3_a_life_longer_than_a_header_tells_stands_between_creation_and_expiry
 
 def test_y3_the_old_clients_endless_span_ends_with_time_itself() -> None:
     ticks = Described(Symbol("com.microsoft:timespan"), Long(2**63 - 1))
-    raw = translate(received(in_backlog(application_properties={aliases.TIME_TO_LIVE: ticks})), NOW).raw
+    raw = translate(received(in_backlog(application_properties={TIME_TO_LIVE_PROPERTY: ticks})), NOW).raw
     assert split(raw).properties.absolute_expiry_time == 253_402_300_800_000
 
 
 def test_s10_a_scheduled_time_comes_back_as_the_annotation_it_was() -> None:
     raw = translate(
-        received(in_backlog(application_properties={aliases.SCHEDULED_ENQUEUE_TIME: Timestamp(NOW + DAY)})), NOW
+        received(in_backlog(application_properties={SCHEDULED_TIME_PROPERTY: Timestamp(NOW + DAY)})), NOW
     ).raw
     assert read_envelope(raw).scheduled_enqueue_time == NOW + DAY
     assert split(raw).application_properties == {}
@@ -227,14 +236,14 @@ def test_s10_a_scheduled_time_comes_back_as_the_annotation_it_was() -> None:
 @pytest.mark.parametrize(
     ("properties", "reason", "named"),
     [
-        ({aliases.PATH: ""}, Reason.NO_DESTINATION, aliases.PATH),
-        ({aliases.PATH: 5}, Reason.NO_DESTINATION, aliases.PATH),
-        ({aliases.SESSION_ID: 5}, Reason.WRONG_ALIAS, aliases.SESSION_ID),
-        ({aliases.TIME_TO_LIVE: "an hour"}, Reason.WRONG_ALIAS, aliases.TIME_TO_LIVE),
-        ({aliases.TIME_TO_LIVE: Int(5)}, Reason.WRONG_ALIAS, aliases.TIME_TO_LIVE),
-        ({aliases.SCHEDULED_ENQUEUE_TIME: Long(5)}, Reason.WRONG_ALIAS, aliases.SCHEDULED_ENQUEUE_TIME),
-        ({aliases.PACKED: "zstd"}, Reason.WRONG_ALIAS, aliases.PACKED),
-        ({aliases.PACKED: "deflate"}, Reason.WRONG_ALIAS, aliases.PACKED),
+        ({PATH_PROPERTY: ""}, Reason.NO_DESTINATION, PATH_PROPERTY),
+        ({PATH_PROPERTY: 5}, Reason.NO_DESTINATION, PATH_PROPERTY),
+        ({SESSION_ID_PROPERTY: 5}, Reason.WRONG_ALIAS, SESSION_ID_PROPERTY),
+        ({TIME_TO_LIVE_PROPERTY: "an hour"}, Reason.WRONG_ALIAS, TIME_TO_LIVE_PROPERTY),
+        ({TIME_TO_LIVE_PROPERTY: Int(5)}, Reason.WRONG_ALIAS, TIME_TO_LIVE_PROPERTY),
+        ({SCHEDULED_TIME_PROPERTY: Long(5)}, Reason.WRONG_ALIAS, SCHEDULED_TIME_PROPERTY),
+        ({COMPRESSION_PROPERTY: "zstd"}, Reason.WRONG_ALIAS, COMPRESSION_PROPERTY),
+        ({COMPRESSION_PROPERTY: "deflate"}, Reason.WRONG_ALIAS, COMPRESSION_PROPERTY),
     ],
 )
 def test_y6_an_alias_of_a_wrong_kind_can_never_be_delivered(
@@ -266,9 +275,9 @@ def test_the_destination_is_told_without_translating() -> None:
 
 
 def lived(spent: int, ttl: int, *, scheduled_in: int | None = None) -> bytes:
-    properties: dict[str, object] = {aliases.TIME_TO_LIVE: Long(ttl * 10_000)}
+    properties: dict[str, object] = {TIME_TO_LIVE_PROPERTY: Long(ttl * 10_000)}
     if scheduled_in is not None:
-        properties[aliases.SCHEDULED_ENQUEUE_TIME] = Timestamp(NOW + scheduled_in)
+        properties[SCHEDULED_TIME_PROPERTY] = Timestamp(NOW + scheduled_in)
     return received(in_backlog(application_properties=properties), enqueued=NOW - spent)
 
 
@@ -301,14 +310,14 @@ def test_y6_a_dead_letter_goes_back_with_its_aliases_and_without_its_verdict() -
     sent = in_backlog(
         properties=Properties(message_id="1"),
         message_annotations={"mine": UInt(5)},
-        application_properties={"colour": "red", aliases.SESSION_ID: "s"},
+        application_properties={"colour": "red", SESSION_ID_PROPERTY: "s"},
     )
     back = resubmittable(received(sent, ttl=DAY, overlay=DEAD))
     assert shape(back) == shape(sent)
     assert translate(received(back), NOW) == translate(received(sent), NOW)
 
 
-@pytest.mark.parametrize("properties", [{}, {aliases.PATH: "gone"}])
+@pytest.mark.parametrize("properties", [{}, {PATH_PROPERTY: "gone"}])
 def test_y6_a_dead_letter_can_be_given_another_destination(properties: dict[str, object]) -> None:
     dead = received(message(data=b"body", application_properties=properties), overlay=DEAD)
     assert translate(received(resubmittable(dead, "orders")), NOW) == ("orders", message(data=b"body"))

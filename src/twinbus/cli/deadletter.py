@@ -130,9 +130,9 @@ class _Place:
 
     @asynccontextmanager
     async def opened(self, ledger: Path | None = None) -> AsyncIterator[DeadLetters]:
+        from twinbus.backlog import primary_name  # noqa: PLC0415
         from twinbus.connect import connect  # noqa: PLC0415 - other verbs start without it
         from twinbus.ledger import Ledger, Role  # noqa: PLC0415
-        from twinbus.pairing.paths import primary_name  # noqa: PLC0415
         from twinbus.syphon.deadletter import DeadLetters  # noqa: PLC0415
         from twinbus.syphon.native import NativeTransport  # noqa: PLC0415
 

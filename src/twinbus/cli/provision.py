@@ -38,8 +38,8 @@ def provision(
       twinbus provision --count 20 --json
     """
     with told(debug=debug):
+        from twinbus.backlog import backlog_queue_paths  # noqa: PLC0415
         from twinbus.cli import reaching  # noqa: PLC0415 - other verbs start without it
-        from twinbus.pairing.paths import backlog_queue_paths  # noqa: PLC0415
         from twinbus.pairing.provisioning import provisioning  # noqa: PLC0415
 
         reaching.refuse_same(primary, secondary)

@@ -14,9 +14,9 @@ from twinbus.errors import OperatorError, TwinbusError
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient
 
+    from twinbus.backlog import Endpoint
     from twinbus.ledger import Ledger
     from twinbus.pairing.administration import Administration, AioAdministration
-    from twinbus.pairing.paths import Endpoint
     from twinbus.syphon.discovery import Discovery
     from twinbus.syphon.transport import Transport
 
@@ -58,11 +58,11 @@ Seconds = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for 
 
 def endpoint(side: str, text: str) -> Endpoint:
     """Where it is. Nothing is contacted."""
+    from twinbus.backlog import Endpoint  # noqa: PLC0415
     from twinbus.connect.connection_string import (  # noqa: PLC0415 - other verbs start without it
         ConnectionString,
         ConnectionStringError,
     )
-    from twinbus.pairing.paths import Endpoint  # noqa: PLC0415
 
     try:
         found = ConnectionString.parse(text)
@@ -76,15 +76,15 @@ def endpoint(side: str, text: str) -> Endpoint:
 
 def backlog_name(primary: str, given: str | None) -> str:
     """P4: the name of the primary, as applications that pair with it make it."""
+    from twinbus.backlog import primary_name  # noqa: PLC0415
     from twinbus.pairing.options import SendAvailabilityOptions  # noqa: PLC0415 - slow
-    from twinbus.pairing.paths import primary_name  # noqa: PLC0415
 
     return SendAvailabilityOptions(primary_name=given).primary_name or primary_name(endpoint("primary", primary))
 
 
 def refuse_same(primary: str, secondary: str) -> None:
     """P3."""
-    from twinbus.pairing.paths import same_endpoint  # noqa: PLC0415 - other verbs start without it
+    from twinbus.backlog import same_endpoint  # noqa: PLC0415 - other verbs start without it
 
     if same_endpoint(endpoint("primary", primary), endpoint("secondary", secondary)):
         raise OperatorError("--primary and --secondary are the same namespace", "Name two different ones.")
@@ -112,7 +112,7 @@ def discovery(
     name: str, secondary: str, transport: Transport, seconds: float, ledger: Ledger | None = None
 ) -> Discovery:
     """The backlog queues of the primary of this name, listed where the key may; the requests are in the ledger (M1)."""
-    from twinbus.pairing.paths import primary_name  # noqa: PLC0415 - slow
+    from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
     from twinbus.pairing.recording import Recording  # noqa: PLC0415
     from twinbus.syphon.discovery import Listed, ListedOrSearched, Searched  # noqa: PLC0415
 
@@ -131,8 +131,8 @@ def no_backlog(secondary: str, name: str) -> OperatorError:
 
 def is_refused(error: Exception) -> bool:
     """Time alone does not mend it."""
+    from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind  # noqa: PLC0415
     from twinbus.pairing.administration import failure_of  # noqa: PLC0415 - slow
-    from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind  # noqa: PLC0415
 
     kind = getattr(error, "kind", None) or failure_of(error).kind
     return kind in {*CREDENTIAL_REFUSED, FailureKind.CERTIFICATE}
@@ -140,8 +140,8 @@ def is_refused(error: Exception) -> bool:
 
 def explained(side: str, error: Exception) -> OperatorError:
     """An error of the administration client, for a person."""
+    from twinbus.backlog import FailureKind  # noqa: PLC0415
     from twinbus.pairing.administration import failure_of  # noqa: PLC0415 - slow
-    from twinbus.pairing.failures import FailureKind  # noqa: PLC0415
 
     if isinstance(error, TwinbusError) and is_refused(error):
         return OperatorError(

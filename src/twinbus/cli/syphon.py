@@ -179,8 +179,8 @@ class _Work:
     seconds: float
 
     async def run(self, options: SyphonOptions, ledger: Path | None, shown: Display) -> Progress:
+        from twinbus.backlog import primary_name  # noqa: PLC0415
         from twinbus.ledger import Ledger, Role  # noqa: PLC0415 - slow
-        from twinbus.pairing.paths import primary_name  # noqa: PLC0415
         from twinbus.syphon.syphon import Syphon  # noqa: PLC0415
 
         async with AsyncExitStack() as stack:
@@ -204,7 +204,7 @@ class _Work:
     async def run_on_spark(
         self, spark: SparkSession, options: SyphonOptions, ledger: Path | None, shown: Display, lanes: int | None
     ) -> Progress:
-        from twinbus.pairing.paths import primary_name  # noqa: PLC0415 - slow
+        from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
         from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions  # noqa: PLC0415
         from twinbus.pipeline.syphon_job.messages import Job  # noqa: PLC0415
 

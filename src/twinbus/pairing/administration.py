@@ -19,8 +19,8 @@ from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioServiceBusAdministrationClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from twinbus.backlog import FailureKind, evidence_of
 from twinbus.errors import OperatorError
-from twinbus.pairing.failures import FailureKind, evidence_of
 from twinbus.pairing.local_authority import LocalAuthority
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.provisioning import (

@@ -9,9 +9,8 @@ from typing import Any, Self
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 
-from twinbus.pairing.failures import COUNTING
+from twinbus.backlog import COUNTING_FAILURES, failure_kind
 from twinbus.pairing.receiving import quiet_pause
-from twinbus.pairing.sdk import kind_of
 
 
 class QuietReceiver:
@@ -64,6 +63,6 @@ class QuietReceiver:
                 await self._quiet(error, None)
 
     async def _quiet(self, error: Exception, max_wait_time: float | None) -> None:
-        if kind_of(error) not in COUNTING:
+        if failure_kind(error) not in COUNTING_FAILURES:
             raise error
         await asyncio.sleep(quiet_pause(max_wait_time))

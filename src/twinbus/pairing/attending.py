@@ -14,7 +14,7 @@ from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessageState
 
-from twinbus.pairing.aliases import PATH
+from twinbus.backlog import PATH_PROPERTY, failure_kind
 from twinbus.pairing.attempts import Attempts
 from twinbus.pairing.decide import backlog_watch
 from twinbus.pairing.decide.backlog_watch import (
@@ -33,12 +33,7 @@ from twinbus.pairing.decide.backlog_watch import (
 )
 from twinbus.pairing.recording import Recording
 from twinbus.pairing.retrying import ONCE
-from twinbus.pairing.sdk import (
-    interrupt,
-    kind_of,
-    open_link_once,
-    refuse_calls,
-)
+from twinbus.pairing.sdk import interrupt, open_link_once, refuse_calls
 from twinbus.pairing.shared_state import Now, Timer
 
 _log = logging.getLogger("twinbus.pairing")
@@ -113,7 +108,7 @@ def seen(queue: str, messages: Sequence[Any], failed_over: FailedOver) -> QueueS
     active = next((one for one in messages if one.state is ServiceBusMessageState.ACTIVE), None)
     if active is None:
         return QueueSeen(queue, None, messages[-1].sequence_number + 1 if messages else None)
-    path = (active.application_properties or {}).get(PATH.encode(), b"")
+    path = (active.application_properties or {}).get(PATH_PROPERTY.encode(), b"")
     entity = path.decode("utf-8", "replace") if isinstance(path, bytes) else str(path)
     now = datetime.now(UTC)
     # Two machines' clocks: a message of the future has come just now.
@@ -122,7 +117,7 @@ def seen(queue: str, messages: Sequence[Any], failed_over: FailedOver) -> QueueS
 
 
 def not_seen(queue: str, error: Exception) -> QueueNotSeen:
-    kind = kind_of(error)
+    kind = failure_kind(error)
     _log.info("%s could not be looked at: %s", queue, kind)
     return QueueNotSeen(queue, kind)
 

@@ -17,6 +17,7 @@ from uuid import uuid4
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, OperationTimeoutError
 
+from twinbus.backlog import FailureKind, failure_kind
 from twinbus.pairing.batching import tally
 from twinbus.pairing.decide.failover import MessagesDiverted, PrimarySendFailed, RaiseUnusable, Route, SendToBacklog
 from twinbus.pairing.decide.rotation import choose
@@ -28,11 +29,10 @@ from twinbus.pairing.errors import (
     ScheduledInBacklogError,
 )
 from twinbus.pairing.events import PairEvents
-from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.outgoing import Diversion, Payload, fit, id_of
 from twinbus.pairing.pair_sides import Side, SideState
-from twinbus.pairing.sdk import Limits, kind_of
+from twinbus.pairing.sdk import Limits
 from twinbus.pairing.shared_state import Chance, EntityCell, Now, RotationCell
 
 T = TypeVar("T")
@@ -230,7 +230,7 @@ def call(
 
 def _after(place: Place, backlog: Callable[[], Steps[T]], failed: Exception) -> Steps[T]:
     place.notice_closed_clients()
-    match place.cell.advance(PrimarySendFailed(kind_of(failed))):
+    match place.cell.advance(PrimarySendFailed(failure_kind(failed))):
         case SendToBacklog():
             try:
                 return (yield from backlog())
@@ -243,7 +243,7 @@ def _after(place: Place, backlog: Callable[[], Steps[T]], failed: Exception) -> 
         case _:
             if place.cell.entity.route is Route.CLOSED:
                 raise place.primary.refusal() from failed
-            if kind_of(failed) is FailureKind.ENTITY_NOT_FOUND:
+            if failure_kind(failed) is FailureKind.ENTITY_NOT_FOUND:
                 raise _missing(place) from failed
             raise failed
 
@@ -339,11 +339,11 @@ def _on_a_queue(
             raise
         except Exception as error:
             over = place.now() >= end
-            if over and kind_of(error) is FailureKind.TIMEOUT:
+            if over and failure_kind(error) is FailureKind.TIMEOUT:
                 # The call's own time ended, which says nothing sure about the queue; the next call picks anew.
                 place.queue = None
                 raise
-            cause = QueueCause(queue, kind_of(error), _first_line(error))
+            cause = QueueCause(queue, failure_kind(error), _first_line(error))
             another = place.rotation.failed(*cause)
             place.backlog_answered(queue, error)
             if not another:

@@ -5,28 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from twinbus.backlog import FailureKind
 from twinbus.errors import CallerError, OperatorError, RetryError
-from twinbus.pairing.failures import FailureKind
-
-
-class OptionError(CallerError, ValueError):
-    """An option is out of range, of a wrong type, or unknown (P2)."""
-
-    def __init__(self, option: str, value: object, allowed: str) -> None:
-        super().__init__(f"{option} is {value!r}; it must be {allowed}")
-        self.option = option
-        self.value = value
-        self.allowed = allowed
-
-
-class AliasInUseError(CallerError, ValueError):
-    """The message already uses names that diverting needs (S7)."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(
-            f"the message cannot be diverted: it uses the application properties {', '.join(names)}; rename them"
-        )
-        self.names = tuple(names)
 
 
 class TimeToLiveError(CallerError, ValueError):
@@ -41,14 +21,6 @@ class TimeToLiveError(CallerError, ValueError):
         self.message_id = message_id
         self.milliseconds = milliseconds
         self.longest = longest
-
-
-class AliasError(OperatorError):
-    """A message in the backlog lacks an alias or has one of a wrong type (Y6)."""
-
-    def __init__(self, name: str, problem: str) -> None:
-        super().__init__(f"{name} {problem}", "Mend the message and resubmit it.")
-        self.name = name
 
 
 class QueueCause(NamedTuple):

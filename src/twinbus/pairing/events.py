@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Final
 
 from prometheus_client import CollectorRegistry
 
+from twinbus.backlog import FailureKind
 from twinbus.errors import CallerError
 from twinbus.ledger import Ledger
 from twinbus.pairing.decide.backlog_watch import BacklogUnattended, Watch
 from twinbus.pairing.decide.failover import Entity, FailoverEngaged, PrimaryUnusable, Restored
 from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned, Rotation
-from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.metrics import PairMetrics
 from twinbus.pairing.telemetry import Telemetry
 

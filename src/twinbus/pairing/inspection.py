@@ -18,9 +18,15 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
+from twinbus.backlog import (
+    TRANSFER_SEGMENT,
+    backlog_queue_index,
+    backlog_queue_paths,
+    classify,
+    evidence_of,
+    extra_backlog_queues,
+)
 from twinbus.pairing.administration import Administration, AioAdministration
-from twinbus.pairing.failures import classify, evidence_of
-from twinbus.pairing.paths import TRANSFER, backlog_queue_index, backlog_queue_paths, extra_backlog_queues
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import LONGEST, PROPERTIES
 
@@ -123,7 +129,7 @@ def orphans(name: str, paths: Iterable[str]) -> list[str]:
     """Backlog queues of other primaries: of a pair that shares this secondary, or of one that is no more."""
     found = []
     for path in paths:
-        owner, _, index = path.rpartition(f"/{TRANSFER}/")
+        owner, _, index = path.rpartition(f"/{TRANSFER_SEGMENT}/")
         if owner and index.isascii() and index.isdigit() and owner.lower() != name.lower():
             found.append(path)
     return sorted(found, key=str.lower)

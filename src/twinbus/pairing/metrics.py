@@ -14,10 +14,10 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from twinbus.backlog import FailureKind
 from twinbus.pairing.decide.backlog_watch import Watch
 from twinbus.pairing.decide.failover import Entity, FailoverEngaged, Mode, PrimaryUnusable, Restored
 from twinbus.pairing.decide.rotation import QueueLeft, Rotation
-from twinbus.pairing.failures import FailureKind
 
 SUCCEEDED: Final = "succeeded"
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple, Self
 
+from twinbus.backlog import PRIMARY_NAME_PATTERN, FailureKind, counting_kinds
+from twinbus.errors import OptionError
 from twinbus.ledger import Ledger
 from twinbus.pairing.decide.failover import Policy
-from twinbus.pairing.errors import OptionError
-from twinbus.pairing.failures import FailureKind, counting
-from twinbus.pairing.paths import NAME
 
 _SECOND, _MINUTE, _HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 
@@ -101,7 +100,7 @@ class SendAvailabilityOptions:
         _check(
             "primary_name",
             name,
-            name is None or (isinstance(name, str) and bool(NAME.fullmatch(name))),
+            name is None or (isinstance(name, str) and bool(PRIMARY_NAME_PATTERN.fullmatch(name))),
             "letters, digits, '.', '-' and '_', beginning and ending with a letter or digit, at most 63 of them",
         )
         self._check_ledger()
@@ -125,7 +124,7 @@ class SendAvailabilityOptions:
             failover_interval=self.failover_interval.total_seconds(),
             ping_interval=self.ping_interval.total_seconds(),
             ping_jitter=self.ping_jitter,
-            counting=counting(self.failover_on),
+            counting=counting_kinds(self.failover_on),
             divert_while_unusable=self.on_unusable == "divert",
         )
 
@@ -187,7 +186,7 @@ def _are_kinds(value: object) -> bool:
     if isinstance(value, str) or not isinstance(value, Collection):
         return False
     try:
-        counting(value)
+        counting_kinds(value)
     except (ValueError, AttributeError):
         return False
     return True

@@ -19,10 +19,9 @@ from azure.servicebus.amqp import (
     AmqpMessageProperties,
 )
 
-from twinbus.pairing.aliases import Sendable, divert
+from twinbus.backlog import DEFLATE, MessageFields, compress_body, divert
 from twinbus.pairing.batching import Parts, split
 from twinbus.pairing.errors import MessageTooLargeForBacklogError, TimeToLiveError
-from twinbus.pairing.packing import DEFLATE, pack
 from twinbus.pairing.sdk import Limits
 from twinbus.pairing.sdk_internals import Message, PyamqpTransport, encode_payload
 from twinbus.values import Long, Timestamp
@@ -189,7 +188,7 @@ def diverted(
     own = [annotations.pop(name, None) for name in (SCHEDULED_ENQUEUE_TIME, SCHEDULED_ENQUEUE_TIME.decode())]
     scheduled = at if at is not None else next((time for time in own if time is not None), None)
     sendable = divert(
-        Sendable(
+        MessageFields(
             session_id=_text(properties.group_id),
             time_to_live=header.time_to_live,
             scheduled_enqueue_time=_milliseconds(scheduled),
@@ -206,7 +205,7 @@ def diverted(
     made.properties = AmqpMessageProperties(**{**dict(properties.items()), **kept})
     made.application_properties = {name: _amqp(value) for name, value in sendable.application_properties.items()}
     if packed:
-        made._data_body, made._sequence_body, made._value_body = [pack(_body_sections(raw))], None, None
+        made._data_body, made._sequence_body, made._value_body = [compress_body(_body_sections(raw))], None, None
         made._body_type = AmqpMessageBodyType.DATA
     return made
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final, TypeVar
 
+from twinbus.backlog import Endpoint, same_endpoint
 from twinbus.errors import CallerError, OperatorError
-from twinbus.pairing.paths import Endpoint, same_endpoint
 
 T = TypeVar("T")
 

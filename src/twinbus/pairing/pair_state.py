@@ -16,15 +16,15 @@ from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
+from twinbus.backlog import CREDENTIAL_REFUSED, backlog_queue_paths, failure_kind, primary_name
+from twinbus.errors import OptionError
 from twinbus.ledger import Ledger
 from twinbus.pairing.attending import AttendanceCell
 from twinbus.pairing.calls import Place
 from twinbus.pairing.decide import rotation
 from twinbus.pairing.decide.backlog_watch import Peek
 from twinbus.pairing.decide.failover import Cause, FailoverForced, Mode, PairClosed, RestoreForced
-from twinbus.pairing.errors import OptionError
 from twinbus.pairing.events import PairEvents, SideClosed, SideFaulted
-from twinbus.pairing.failures import CREDENTIAL_REFUSED
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import (
     OTHER_SIDE_SECONDS,
@@ -38,10 +38,9 @@ from twinbus.pairing.pair_sides import (
     register,
     release,
 )
-from twinbus.pairing.paths import backlog_queue_paths, primary_name
 from twinbus.pairing.provisioning import Provisioned
 from twinbus.pairing.recording import Recording, ledger_of
-from twinbus.pairing.sdk import canary_of, endpoint_of, entity_of, is_shut, kind_of
+from twinbus.pairing.sdk import canary_of, endpoint_of, entity_of, is_shut
 from twinbus.pairing.shared_state import Driver, EntityCell, RotationCell
 
 _log = logging.getLogger("twinbus.pairing")
@@ -202,7 +201,7 @@ class Partnership:
         """What a backlog queue said to a message. C1: refused for good, the credential faults the secondary."""
         if error is None:
             self.attendance.used(queue)
-        if error is None or kind_of(error) not in CREDENTIAL_REFUSED:
+        if error is None or failure_kind(error) not in CREDENTIAL_REFUSED:
             self._refusals.forget(queue)
         elif self._refusals.refused(queue, self.rotation.rotation.found, time.monotonic()):
             self.secondary.leave(SideState.FAULTED, CredentialRefusedError(error))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
+from twinbus.backlog import FailureKind
 from twinbus.errors import OperatorError
 from twinbus.pairing.errors import QueueCause
-from twinbus.pairing.failures import FailureKind
 
 # P5, in the names of the SDK's QueueProperties; all else is left to the service.
 LONGEST: Final = "P10675199DT2H48M5.4775807S"

@@ -17,15 +17,15 @@ from typing import Any, Final, TypeVar
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 
+from twinbus.backlog import REFUSED_FAILURES, FailureKind, failure_kind, was_refused
 from twinbus.ledger import OK, Ledger, LedgerOptions, Role, RunningOperation, Stage
 from twinbus.ledger.entries import UNIT, result_of_failure
 from twinbus.ledger.group_writer import LOOK_EVERY
 from twinbus.ledger.json_lines import operation_prefix
 from twinbus.ledger.running_operation import NOTHING, OK_ENDING
-from twinbus.pairing.failures import REFUSED, FailureKind, was_refused
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.outgoing import encoded_size, raws_of
-from twinbus.pairing.sdk import GIVEN_UP, kind_of, open_link_once, was_given_up
+from twinbus.pairing.sdk import GIVEN_UP, open_link_once, was_given_up
 
 T = TypeVar("T")
 Call = Callable[[Any, float | None], T]
@@ -104,7 +104,9 @@ class Recording:
     def managed(self, entity: str, began: float, requests: int = 1, failure: FailureKind | None = None) -> None:
         """So many requests to the management API; `began` by the monotonic clock."""
         if self.ledger is not None:
-            result, cause = (OK, None) if failure is None else result_of_failure(failure, refused=failure in REFUSED)
+            result, cause = (
+                (OK, None) if failure is None else result_of_failure(failure, refused=failure in REFUSED_FAILURES)
+            )
             seconds = time.monotonic() - began
             self.ledger.done(
                 Stage.MANAGE, self.namespace, entity, (), (0,) * requests, seconds=seconds, result=result, cause=cause
@@ -221,7 +223,7 @@ def outcome_of(error: BaseException, *, given_up: bool = False) -> tuple[str, st
     """Result and cause of an operation that began on an open link; `given_up` at its deadline."""
     if given_up or (isinstance(error, asyncio.CancelledError) and error.args == (GIVEN_UP,)):
         return result_of_failure(FailureKind.TIMEOUT, refused=False)
-    return result_of_failure(kind_of(error), refused=was_refused(error))
+    return result_of_failure(failure_kind(error), refused=was_refused(error))
 
 
 # --- what a message is -----------------------------------------------------------------------------------------------

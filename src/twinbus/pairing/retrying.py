@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.sdk import Retries, kind_of, may_try_again
+from twinbus.backlog import FailureKind, failure_kind
+from twinbus.pairing.sdk import Retries, may_try_again
 
 ONCE: Final = Retries(0, 0.0, 0.0, True)
 
@@ -16,7 +16,7 @@ def pause_before_next(error: Exception, retries: Retries, tried: int, left: floa
     The SDK would retry a token refused because the entity is missing. We do not: the SDK does not retry a link refused
     for that reason either.
     """
-    if tried > retries.total or not may_try_again(error) or kind_of(error) is FailureKind.ENTITY_NOT_FOUND:
+    if tried > retries.total or not may_try_again(error) or failure_kind(error) is FailureKind.ENTITY_NOT_FOUND:
         return None
     pause = retries.pause(tried)
     return pause if pause < left else None

@@ -18,9 +18,8 @@ from typing import Any, Final, NamedTuple
 import azure.servicebus
 from azure.servicebus import ServiceBusMessageBatch
 
+from twinbus.backlog import Endpoint
 from twinbus.errors import OperatorError
-from twinbus.pairing.failures import FailureKind, classify, evidence_of
-from twinbus.pairing.paths import Endpoint
 from twinbus.pairing.tokens import Tokens
 
 WRITTEN_FOR: Final = "7.15"
@@ -61,10 +60,6 @@ def check_version() -> None:
     found = azure.servicebus.__version__
     if not found.startswith(f"{WRITTEN_FOR}."):
         raise SdkVersionError(found)
-
-
-def kind_of(error: BaseException) -> FailureKind:
-    return classify(evidence_of(error))
 
 
 def endpoint_of(client: Any) -> Endpoint:

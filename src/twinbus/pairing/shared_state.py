@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from twinbus.backlog import FailureKind
 from twinbus.pairing.decide import failover, rotation
 from twinbus.pairing.decide.failover import (
     ArmFailoverTimer,
@@ -32,7 +33,6 @@ from twinbus.pairing.decide.failover import (
 )
 from twinbus.pairing.decide.rotation import ArmProbation, ProbationEnded, Rotation
 from twinbus.pairing.errors import QueueCause
-from twinbus.pairing.failures import FailureKind
 
 Verdict = RaiseToCaller | SendToBacklog | RaiseUnusable
 Now = Callable[[], float]

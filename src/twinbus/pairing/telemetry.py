@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 
 SCOPE: Final = "twinbus.pairing"
 SYSTEM: Final = {"messaging.system": "servicebus"}

@@ -14,13 +14,12 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, Row
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
+from twinbus.backlog import TRANSFER_SEGMENT, FailureKind
 from twinbus.ledger.entries import OK, Metered, Stage
 from twinbus.money.billing import Usage, bill, unit_price
 from twinbus.money.comparing import EMPTY_PRIMARY, Spent
 from twinbus.money.prices import Prices
 from twinbus.money.scenario import OutageKind, Scenario, SyphonRuns
-from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.paths import TRANSFER
 from twinbus.pipeline.asking import asking
 from twinbus.pipeline.jobs import JOBS, history, so_far
 from twinbus.pipeline.tables import ENTRIES, Tables
@@ -216,7 +215,7 @@ def _stage() -> Column:
 
 
 def _in_backlog() -> Column:
-    return F.lower("entity").contains(f"/{TRANSFER}/")
+    return F.lower("entity").contains(f"/{TRANSFER_SEGMENT}/")
 
 
 def _length(outages: list[tuple[int, int]], asked: Scenario) -> timedelta:

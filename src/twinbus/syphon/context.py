@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from twinbus.pairing.errors import OptionError
+from twinbus.errors import OptionError
 from twinbus.syphon.plan import Destinations, Policy, key_of
 from twinbus.syphon.rate_limit import Pacing
 from twinbus.syphon.syphon_ledger import BookedBacklog, Books

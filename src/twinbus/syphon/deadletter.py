@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Self
 
+from twinbus.backlog import failure_kind, was_refused
 from twinbus.connect import ReceivedMessage, Receiver, Sender, ServiceBusConnection
 from twinbus.connect.errors import ServiceBusError
 from twinbus.connect.management import Management
@@ -21,8 +22,6 @@ from twinbus.ledger import OK, UNKNOWN, Ledger, LedgerUnavailableError, Move, St
 from twinbus.ledger.entries import result_of_failure
 from twinbus.ledger.json_lines import id_text
 from twinbus.message import MessageId
-from twinbus.pairing.failures import was_refused
-from twinbus.syphon.native import kind_of
 from twinbus.syphon.syphon_ledger import NOT_TRIED
 from twinbus.syphon.translation import destination_of, resubmittable
 from twinbus.syphon.transport import PAGE
@@ -276,6 +275,6 @@ class DeadLetters:
         if self._ledger is not None:
             result, cause = OK, None
             if error is not None:
-                result, cause = result_of_failure(kind_of(error), refused=was_refused(error))
+                result, cause = result_of_failure(failure_kind(error), refused=was_refused(error))
             seconds = time.monotonic() - began
             self._ledger.done(stage, self._secondary, queue, (), size, seconds=seconds, result=result, cause=cause)

@@ -11,9 +11,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
+from twinbus.backlog import (
+    CREDENTIAL_REFUSED,
+    FailureKind,
+    backlog_queue_index,
+    backlog_queue_path,
+    extra_backlog_queues,
+)
 from twinbus.pairing.administration import LISTING, Administration, AioAdministration, failure_of
-from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
-from twinbus.pairing.paths import backlog_queue_index, backlog_queue_path, extra_backlog_queues
 from twinbus.syphon.progress import Tally
 from twinbus.syphon.transport import BacklogFailedError, Transport
 

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from azure.servicebus import TransportType
 
+from twinbus.backlog import primary_name
 from twinbus.errors import OperatorError
 from twinbus.ledger import Ledger, Role
 from twinbus.pairing.administration import Administration, AioAdministration, credential_of
 from twinbus.pairing.events import BacklogDrained
 from twinbus.pairing.pair_state import Partnership
-from twinbus.pairing.paths import primary_name
 from twinbus.pairing.recording import Recording
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import Discovery, Listed, ListedInThread, ListedOrSearched, Searched

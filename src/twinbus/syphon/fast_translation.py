@@ -14,8 +14,8 @@ from twinbus.amqp.decoding import WIDTHS, decode, skip
 from twinbus.amqp.delivery_splicing import list_slices
 from twinbus.amqp.encoding import encode_list_of, encode_map_of, encode_symbol
 from twinbus.amqp.errors import AmqpError
+from twinbus.backlog import PATH_PROPERTY, RESERVED_PROPERTIES
 from twinbus.message import MessageId
-from twinbus.pairing import aliases
 from twinbus.syphon.translation import BROKER_ANNOTATIONS
 
 # Delivery annotations of a lock token alone.
@@ -23,8 +23,8 @@ _TOKEN_KEY: Final = encode_symbol("x-opt-lock-token") + b"\x98"
 _TOKEN: Final = bytes((0x00, 0x53, 0x71, 0xC1, len(_TOKEN_KEY) + 17, 2)) + _TOKEN_KEY
 _TOKEN_END: Final = len(_TOKEN) + 16
 _I64: Final = Struct(">q").unpack
-_PATH: Final = aliases.PATH.encode()
-_OTHERS: Final = frozenset(name.encode() for name in aliases.RESERVED if name != aliases.PATH)
+_PATH: Final = PATH_PROPERTY.encode()
+_OTHERS: Final = frozenset(name.encode() for name in RESERVED_PROPERTIES if name != PATH_PROPERTY)
 _MOST_HEADERS: Final = 1024
 
 

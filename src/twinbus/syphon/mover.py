@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Final, NamedTuple, assert_never
 
+from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind
 from twinbus.ledger.entries import Move
 from twinbus.ledger.ledger import LedgerUnavailableError
 from twinbus.ledger.running_operation import RunningOperation
-from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
 from twinbus.syphon.context import PumpRoom, Step
 from twinbus.syphon.held_batch import Load
 from twinbus.syphon.plan import Recall, Route, Routed, Shelf, Verdict, key_of

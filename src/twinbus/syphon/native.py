@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
+from twinbus.backlog import failure_kind, was_refused
 from twinbus.connect import MessageState, ReceivedMessage, Receiver, Sender, ServiceBusConnection
 from twinbus.connect.errors import (
     MessageLockLostError,
@@ -19,7 +20,6 @@ from twinbus.connect.errors import (
 )
 from twinbus.connect.settling import COMPLETE, RELEASE, Outcome, abandon, dead_letter, defer
 from twinbus.message import MessageId
-from twinbus.pairing.failures import FailureKind, classify, evidence_of, was_refused
 from twinbus.syphon.credentials import Place
 from twinbus.syphon.fast_translation import quick
 from twinbus.syphon.translation import destination_of, translate
@@ -114,7 +114,7 @@ class NativeDestination:
         except Exception as error:  # a credential may raise anything
             refused = not begun or was_refused(error)
             raise SendFailedError(
-                self._path, kind_of(error), _unsafe(error, messages, raws), str(error), refused=refused
+                self._path, failure_kind(error), _unsafe(error, messages, raws), str(error), refused=refused
             ) from error
 
     async def close(self) -> None:
@@ -245,11 +245,7 @@ class NativeBacklog:
             raise self._failure(error, was_refused(error)) from error
 
     def _failure(self, error: Exception, refused: bool) -> BacklogFailedError:
-        return BacklogFailedError(self._queue, kind_of(error), str(error), refused=refused)
-
-
-def kind_of(error: BaseException) -> FailureKind:
-    return classify(evidence_of(error))
+        return BacklogFailedError(self._queue, failure_kind(error), str(error), refused=refused)
 
 
 def _message(held: Held) -> ReceivedMessage:

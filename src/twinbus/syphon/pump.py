@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from math import inf, isinf
 from typing import Any, Final
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 from twinbus.syphon.context import MIB, PumpRoom
 from twinbus.syphon.held_batch import Load, LockKeeper
 from twinbus.syphon.mover import Mover

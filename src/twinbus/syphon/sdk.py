@@ -16,17 +16,16 @@ from weakref import WeakSet
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundError
 
+from twinbus.backlog import failure_kind, was_refused
 from twinbus.connect.batches import halving
 from twinbus.connect.deadlines import deadline
 from twinbus.connect.encoding import to_millis
 from twinbus.pairing.batching import LONG_SECTION, split
-from twinbus.pairing.failures import was_refused
 from twinbus.pairing.outgoing import ENVELOPE
 from twinbus.pairing.sdk import (
     Limits,
     check_version,
     keep_alive_of,
-    kind_of,
     limits_of,
     open_link,
     quick_to_open,
@@ -198,7 +197,9 @@ class SdkBacklog:
         except passing:
             raise
         except Exception as error:
-            raise BacklogFailedError(self._queue, kind_of(error), str(error), refused=was_refused(error)) from error
+            raise BacklogFailedError(
+                self._queue, failure_kind(error), str(error), refused=was_refused(error)
+            ) from error
 
 
 class SdkDestination:
@@ -226,7 +227,7 @@ class SdkDestination:
         except Exception as error:
             waiting = [message for position, message in enumerate(messages) if position not in accepted]
             refused = not begun or was_refused(error)
-            raise SendFailedError(self._path, kind_of(error), waiting, str(error), refused=refused) from error
+            raise SendFailedError(self._path, failure_kind(error), waiting, str(error), refused=refused) from error
 
     async def _sent(self, contents: Sequence[Content], limits: Limits) -> None:
         first = contents[0]

@@ -16,9 +16,9 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Final, Self
 
+from twinbus.backlog import CREDENTIAL_REFUSED
 from twinbus.errors import OperatorError, TwinbusError
 from twinbus.ledger.ledger import Ledger
-from twinbus.pairing.failures import CREDENTIAL_REFUSED
 from twinbus.syphon.context import Emptied, PumpRoom, Steps, SyphonOptions, wall_clock
 from twinbus.syphon.discovery import Discovery, Remainder
 from twinbus.syphon.plan import key_of

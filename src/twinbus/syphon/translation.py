@@ -29,10 +29,15 @@ from twinbus.amqp.message_sections import (
     Sections,
     split,
 )
-from twinbus.pairing import aliases
-from twinbus.pairing.aliases import RESERVED, Sendable, restore
-from twinbus.pairing.errors import AliasError
-from twinbus.pairing.packing import unpack
+from twinbus.backlog import (
+    COMPRESSION_PROPERTY,
+    PATH_PROPERTY,
+    RESERVED_PROPERTIES,
+    AliasError,
+    MessageFields,
+    decompress_body,
+    restore,
+)
 from twinbus.syphon.transport import NeverDeliverableError, TimeToLive
 
 
@@ -72,10 +77,10 @@ _ENQUEUED: Final = b"x-opt-enqueued-time"
 _SCHEDULED: Final = b"x-opt-scheduled-enqueue-time"
 _SCHEDULED_KEY: Final = encode_symbol(_SCHEDULED.decode())
 _BROKER_AND_SCHEDULED: Final = BROKER_ANNOTATIONS | {_SCHEDULED}
-_PATH_NAME: Final = aliases.PATH.encode()
+_PATH_NAME: Final = PATH_PROPERTY.encode()
 _PATH: Final = frozenset((_PATH_NAME,))
-_PATH_KEY: Final = encode_str(aliases.PATH)
-_RESERVED: Final = {name.encode(): name for name in RESERVED}
+_PATH_KEY: Final = encode_str(PATH_PROPERTY)
+_RESERVED: Final = {name.encode(): name for name in RESERVED_PROPERTIES}
 _TTL, _HEADER_OF_SENDER = 2, 4  # the fifth field of a header, the delivery count, is the broker's
 _EXPIRY, _CREATION, _GROUP = 8, 9, 10
 _NULL: Final = b"\x40"
@@ -86,7 +91,7 @@ def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> Translated:
     try:
         return _translate(split(raw), now, ttl)
     except AliasError as error:
-        reason = Reason.NO_DESTINATION if error.name == aliases.PATH else Reason.WRONG_ALIAS
+        reason = Reason.NO_DESTINATION if error.name == PATH_PROPERTY else Reason.WRONG_ALIAS
         raise NeverDeliverableError(reason, error.text, destination_of(raw)) from error
     except (AmqpError, IndexError) as error:
         raise NeverDeliverableError(Reason.MALFORMED, str(error), destination_of(raw)) from error
@@ -118,7 +123,7 @@ def _translate(sections: Sections, now: int, ttl: TimeToLive) -> Translated:
     raw = sections.raw
     properties, found = _sifted(sections, APPLICATION_PROPERTIES, _RESERVED)
     meant = restore(
-        Sendable(application_properties={_RESERVED[name]: decode(raw, pos)[0] for name, pos in found.items()})
+        MessageFields(application_properties={_RESERVED[name]: decode(raw, pos)[0] for name, pos in found.items()})
     )
     annotations, enqueued = _annotations(sections, meant.message.scheduled_enqueue_time)
     lifetime = _lifetime(meant.path, meant.message, enqueued, now, ttl)
@@ -148,7 +153,7 @@ def _annotations(sections: Sections, scheduled: int | None) -> tuple[Items, int 
     return kept, decode(sections.raw, found[_ENQUEUED])[0] if _ENQUEUED in found else None
 
 
-def _lifetime(path: str, message: Sendable, enqueued: int | None, now: int, ttl: TimeToLive) -> int | None:
+def _lifetime(path: str, message: MessageFields, enqueued: int | None, now: int, ttl: TimeToLive) -> int | None:
     """What is left of its time to live, in ms (Y7). A life begins when the message is enqueued, so at its schedule."""
     given = message.time_to_live
     if given is None or ttl == "restart" or enqueued is None:
@@ -188,10 +193,10 @@ def _properties(sections: Sections, session_id: str | None, lifetime: int | None
 def _unpacked(sections: Sections, mark: str) -> bytes:
     """S9: the body sections as they were."""
     if sections.body_kind != "data" or len(sections.body) != 1:
-        raise AliasError(aliases.PACKED, "marks a body that is not one data section")
-    body = unpack(sections.data[0], mark, LARGEST_BODY)
+        raise AliasError(COMPRESSION_PROPERTY, "marks a body that is not one data section")
+    body = decompress_body(sections.data[0], mark, LARGEST_BODY)
     if split(body).spans:
-        raise AliasError(aliases.PACKED, "marks a body that holds more than body sections")
+        raise AliasError(COMPRESSION_PROPERTY, "marks a body that holds more than body sections")
     return body
 
 

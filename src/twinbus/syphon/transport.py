@@ -12,9 +12,9 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
+from twinbus.backlog import FailureKind
 from twinbus.errors import OperatorError, RetryError
 from twinbus.message import MessageId
-from twinbus.pairing.failures import FailureKind
 
 PAGE: Final = 250
 """Messages that are peeked at a time: what the service answers with at most."""

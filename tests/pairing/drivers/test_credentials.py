@@ -20,12 +20,11 @@ from twinbus import (
     aio,
     pair_namespaces,
 )
+from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind, failure_kind
 from twinbus.connect.sas import make_token
 from twinbus.ledger import UNKNOWN, balance, read_ledger
 from twinbus.ledger.entries import Outcome
-from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
 from twinbus.pairing.pair_sides import CredentialRefusedError
-from twinbus.pairing.sdk import kind_of
 from twinbus.testing import LocalNamespace
 
 from .conftest import ALL, KEY, World, state_of
@@ -117,7 +116,7 @@ async def test_s2_a_key_revoked_under_an_open_link_reaches_the_caller_and_never_
         try:
             await world.send(sender, ServiceBusMessage("while it lasts"))
         except ServiceBusError as error:
-            kinds.append(kind_of(error))
+            kinds.append(failure_kind(error))
             return False
         return True
 
@@ -165,7 +164,7 @@ async def test_s2_a_send_under_way_when_its_token_ends_is_told_so_and_fails_noth
     world.primary.faults.set("black-hole", entity=queue, points=["send"])
     with pytest.raises(ServiceBusError) as raised:
         await world.send(sender, ServiceBusMessage("x"))
-    assert kind_of(raised.value) in CREDENTIAL_REFUSED
+    assert failure_kind(raised.value) in CREDENTIAL_REFUSED
     assert state_of(pair, queue) == "healthy"
 
 

@@ -10,8 +10,7 @@ from azure.core.credentials import AccessToken
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
-from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.sdk import kind_of
+from twinbus.backlog import FailureKind, failure_kind
 from twinbus.testing import LocalNamespace
 
 from .conftest import World, state_of
@@ -88,7 +87,7 @@ async def test_s2_an_issuer_that_hangs_while_a_link_opens_reaches_the_caller_and
     for _ in range(2):
         with pytest.raises(OperationTimeoutError, match="issuer") as raised:
             await world.send(sender, ServiceBusMessage("x"), timeout=BRIEF)
-        assert kind_of(raised.value) is FailureKind.TOKEN_UNAVAILABLE
+        assert failure_kind(raised.value) is FailureKind.TOKEN_UNAVAILABLE
     if world.driver == "sync":
         # A thread that cannot be ended waits for it: one, not one a call.
         assert given.asked == 1
@@ -110,7 +109,7 @@ async def test_s2_s12_an_issuer_that_hangs_when_a_token_is_renewed_ends_the_call
     async with asyncio.timeout(30):
         with pytest.raises(OperationTimeoutError, match="issuer") as raised:
             await world.send(sender, ServiceBusMessage("x"), timeout=BRIEF)
-    assert kind_of(raised.value) is FailureKind.TOKEN_UNAVAILABLE
+    assert failure_kind(raised.value) is FailureKind.TOKEN_UNAVAILABLE
     assert state_of(pair, queue) == "healthy"
     given.answers.set()
     await world.send(sender, ServiceBusMessage("x", message_id="after"))
@@ -138,5 +137,5 @@ async def test_s2_an_issuer_that_cannot_be_reached_is_no_connection_that_the_pri
     given.away = True
     with pytest.raises(ServiceBusError, match="issuer") as raised:
         await world.send(sender, ServiceBusMessage("x"))
-    assert kind_of(raised.value) is FailureKind.TOKEN_UNAVAILABLE
+    assert failure_kind(raised.value) is FailureKind.TOKEN_UNAVAILABLE
     assert state_of(pair, queue) == "healthy"

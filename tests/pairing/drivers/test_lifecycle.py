@@ -19,9 +19,8 @@ from twinbus import (
     aio,
     pair_namespaces,
 )
+from twinbus.backlog import FailureKind, failure_kind
 from twinbus.connect import connect
-from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.sdk import kind_of
 
 from .conftest import KEY, World, clients, open_sockets, state_of
 
@@ -175,7 +174,7 @@ async def test_s2_an_entity_that_does_not_exist_is_named_after_one_try(world: Wo
             await asyncio.wait_for(world.do(call, ServiceBusMessage("x"), *when), 30)
         assert f"no queue or topic 'nowhere' on localhost:{world.primary.port}" in str(refused.value)
         assert isinstance(refused.value.__cause__, ServiceBusError)
-        assert kind_of(refused.value) is FailureKind.ENTITY_NOT_FOUND
+        assert failure_kind(refused.value) is FailureKind.ENTITY_NOT_FOUND
     assert state_of(pair, "nowhere") == "healthy"
 
 

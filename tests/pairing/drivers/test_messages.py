@@ -18,8 +18,8 @@ from twinbus import (
     ScheduledInBacklogError,
     TimeToLiveError,
 )
+from twinbus.backlog import DEFLATE, decompress_body
 from twinbus.message import BodyType
-from twinbus.pairing.packing import DEFLATE, unpack
 from twinbus.values import Long, Timestamp
 
 from .conftest import BRIEF, World
@@ -154,7 +154,7 @@ async def test_s9_a_message_just_under_the_limit_is_stored_compressed(world: Wor
     await world.send(sender, ServiceBusMessage(body, session_id="s" * 100, message_id="large"))
     (stored,) = await world.backlog(pair)
     assert stored.application_properties["x-twinbus-packed"] == DEFLATE
-    sections = unpack(stored.body, DEFLATE, LIMIT)
+    sections = decompress_body(stored.body, DEFLATE, LIMIT)
     assert sections.endswith(body)
     assert zlib.decompress(stored.body) == sections
 

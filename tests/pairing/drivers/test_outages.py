@@ -23,8 +23,7 @@ from azure.servicebus.exceptions import (
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from twinbus import BacklogUnavailableError, PrimaryUnusableError
-from twinbus.pairing.failures import FailureKind
-from twinbus.pairing.sdk import kind_of
+from twinbus.backlog import FailureKind, failure_kind
 from twinbus.testing import LocalNamespace
 
 from .conftest import ALL, BRIEF, KEY, World, config, state_of
@@ -142,7 +141,7 @@ async def test_s2_an_entity_that_is_not_there_reaches_the_caller(world: World) -
         await world.send(sender, ServiceBusMessage("lost"))
     # The SDK raises an authentication error: `$cbs` refuses the token with 404.
     assert isinstance(raised.value.__cause__, ServiceBusAuthenticationError)
-    assert kind_of(raised.value) is FailureKind.ENTITY_NOT_FOUND
+    assert failure_kind(raised.value) is FailureKind.ENTITY_NOT_FOUND
     assert state_of(pair, "nowhere") == "healthy"
 
 
@@ -176,7 +175,7 @@ async def test_s2_an_entity_deleted_under_an_open_sender_reaches_the_caller_and_
     for _ in range(2):
         with pytest.raises(MessagingEntityNotFoundError, match=queue) as raised:
             await world.send(sender, ServiceBusMessage("lost"))
-        assert kind_of(raised.value) is FailureKind.ENTITY_NOT_FOUND
+        assert failure_kind(raised.value) is FailureKind.ENTITY_NOT_FOUND
         assert state_of(pair, queue) == "healthy"
     assert await world.backlog(pair) == []
 

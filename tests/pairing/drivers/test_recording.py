@@ -19,11 +19,11 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError, 
 from typer.testing import CliRunner
 
 from twinbus import PartialSendError
+from twinbus.backlog import Endpoint, primary_name
 from twinbus.cli.main import app
 from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, LedgerUnavailableError, Stage, balance, read_ledger
 from twinbus.ledger.entries import Closed, Gap, Intent, Operation, Outcome, State, units
 from twinbus.pairing.outgoing import encoded_size
-from twinbus.pairing.paths import Endpoint, primary_name
 from twinbus.pairing.recording import size_of
 from twinbus.testing import LocalNamespace
 

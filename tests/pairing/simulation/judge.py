@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 
 K = FailureKind
 TRY_TIMEOUT = 4.0

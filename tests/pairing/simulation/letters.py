@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
 
-from twinbus.pairing import aliases, outgoing
-from twinbus.pairing.errors import AliasInUseError, MessageTooLargeForBacklogError
+from twinbus.backlog import PATH_PROPERTY, AliasInUseError, MessageFields, restore
+from twinbus.pairing import outgoing
+from twinbus.pairing.errors import MessageTooLargeForBacklogError
 from twinbus.pairing.sdk import Limits
 from twinbus.values import Long, Timestamp
 
@@ -83,7 +84,7 @@ def _letters() -> Iterator[Letter]:
 def _message(identity: str, body: bytes, chance: Random, *, taken: bool) -> AmqpAnnotatedMessage:
     properties: dict[str, Any] = {"for": identity}
     if taken:
-        properties[aliases.PATH] = "mine"
+        properties[PATH_PROPERTY] = "mine"
     return AmqpAnnotatedMessage(
         data_body=body,
         properties=AmqpMessageProperties(message_id=identity, group_id=chance.choice((None, "red"))),
@@ -117,7 +118,7 @@ def fit(raws: Raws, path: str, limits: Limits, at: datetime | None = None) -> ou
     scheduled = None if at is None else int(at.timestamp() * 1000)
     meant = {outgoing.id_of(raw): (path, _sendable(raw, scheduled)) for raw in raws}
     copies = [raw for payload in made.payloads for raw in outgoing.raws_of(payload)]
-    found = {outgoing.id_of(raw): aliases.restore(_sendable(raw))[:2] for raw in copies}
+    found = {outgoing.id_of(raw): restore(_sendable(raw))[:2] for raw in copies}
     if len(copies) != len(raws) or found != meant:
         raise ViolationError(f"{meant} comes back as {found}")
     return made
@@ -126,13 +127,13 @@ def fit(raws: Raws, path: str, limits: Limits, at: datetime | None = None) -> ou
 @cache
 def parcel_of(payload: outgoing.Payload) -> Parcel:
     copies = outgoing.raws_of(payload)
-    [path] = {aliases.restore(_sendable(raw)).path for raw in copies}
+    [path] = {restore(_sendable(raw)).path for raw in copies}
     return Parcel(tuple(str(outgoing.id_of(raw)) for raw in copies), path=path)
 
 
-def _sendable(raw: AmqpAnnotatedMessage, scheduled: int | None = None) -> aliases.Sendable:
+def _sendable(raw: AmqpAnnotatedMessage, scheduled: int | None = None) -> MessageFields:
     session = raw.properties.group_id if raw.properties else None
-    return aliases.Sendable(
+    return MessageFields(
         session_id=session.decode() if isinstance(session, bytes) else session,
         time_to_live=raw.header.time_to_live if raw.header else None,
         scheduled_enqueue_time=scheduled,

@@ -22,7 +22,7 @@ from azure.servicebus.exceptions import (
     ServiceBusServerBusyError,
 )
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 
 from .judge import TRY_TIMEOUT
 from .letters import Parcel

@@ -8,12 +8,12 @@ from functools import partial
 from random import Random
 from typing import Any, NamedTuple, cast
 
+from twinbus.backlog import Endpoint
 from twinbus.pairing import calls
 from twinbus.pairing.decide import failover, rotation
 from twinbus.pairing.events import PairEvents
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import Side, SideState
-from twinbus.pairing.paths import Endpoint
 from twinbus.pairing.shared_state import EntityCell, RotationCell
 
 from .judge import TRY_TIMEOUT, Belief, Rules, Shelf, ViolationError

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from twinbus.backlog import FailureKind
 from twinbus.pairing import calls
 from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, QueueLeftMeanwhileError, ToBacklog
 from twinbus.pairing.decide.failover import Route
-from twinbus.pairing.failures import FailureKind
 
 from .judge import TRY_TIMEOUT, ViolationError
 from .letters import LIMITS, TOMORROW, Parcel, parcel_of

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, OperationTimeoutError
 
+from twinbus.backlog import FailureKind
 from twinbus.pairing.calls import BacklogHandle, LimitsOf, NoTurnError, OnPrimary, Step, ToBacklog, in_backlog
 from twinbus.pairing.errors import (
     BacklogUnavailableError,
@@ -16,7 +17,6 @@ from twinbus.pairing.errors import (
     PrimaryUnusableError,
     ScheduledInBacklogError,
 )
-from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.pair_sides import PairClosedError, PairFaultedError
 
 from .judge import LONGEST_IN_BACKLOG, REFUSED, SLACK, TRY_TIMEOUT, Belief, Shelf, ViolationError

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.tiers import budget
-from twinbus.pairing.sdk import kind_of
+from twinbus.backlog import failure_kind
 
 from .letters import LETTERS, contents
 from .places import KINDS, failure
@@ -79,4 +79,4 @@ def test_a_seed_replays_exactly() -> None:
 
 
 def test_the_places_fail_as_s2_names_it() -> None:
-    assert [kind_of(failure(kind).error) for kind in KINDS] == list(KINDS)
+    assert [failure_kind(failure(kind).error) for kind in KINDS] == list(KINDS)

@@ -8,8 +8,8 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
+from twinbus.backlog import FailureKind
 from twinbus.pairing.decide.failover import FailoverEngaged, Mode
-from twinbus.pairing.failures import FailureKind
 
 from .judge import FIRST_LIST, LONGEST_IN_BACKLOG, TRY_TIMEOUT, Rules, ViolationError
 from .letters import LAST, LETTERS, Letter

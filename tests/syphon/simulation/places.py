@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from random import Random
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 from twinbus.syphon.transport import (
     BacklogFailedError,
     CannotCarryError,

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from twinbus.backlog import FailureKind
 from twinbus.ledger import Ledger, LedgerOptions, Role, read_ledger
 from twinbus.ledger.entries import Intent, Operation, Outcome, Stage
-from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.context import PumpRoom, Step, SyphonOptions
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.held_batch import Load

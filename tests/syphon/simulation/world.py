@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from random import Random
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.plan import Policy

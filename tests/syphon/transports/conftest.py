@@ -14,8 +14,8 @@ from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties
+from twinbus.backlog import PATH_PROPERTY
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
-from twinbus.pairing import aliases
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.sdk import SdkTransport
 from twinbus.syphon.transport import (
@@ -57,7 +57,7 @@ class World:
 
     async def divert(self, *ids: str, **given: Any) -> None:
         """Messages of these ids into the backlog queue."""
-        properties = {aliases.PATH: self.path, **given.pop("application_properties", {})}
+        properties = {PATH_PROPERTY: self.path, **given.pop("application_properties", {})}
         raws = [
             message(
                 **{"data": b"body", **given},

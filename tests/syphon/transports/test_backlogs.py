@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from azure.servicebus.aio import ServiceBusClient
 
+from twinbus.backlog import PATH_PROPERTY, FailureKind
 from twinbus.ledger.entries import Stage
-from twinbus.pairing import aliases
-from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.progress import Counts
 from twinbus.syphon.sdk import SdkTransport
@@ -90,7 +89,7 @@ async def test_y5_deferred_messages_are_had_again_by_their_numbers_and_missing_o
 
 async def test_a_peek_tells_numbers_states_and_destinations_and_locks_nothing(world: World) -> None:
     await world.divert("1")
-    await world.divert("2", application_properties={aliases.PATH: None})
+    await world.divert("2", application_properties={PATH_PROPERTY: None})
     held = await world.receive(2)
     await world.backlog.defer([one for one in held if one.message_id == "1"])
     await world.backlog.abandon([one for one in held if one.message_id == "2"])

@@ -14,10 +14,15 @@ from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Header, Properties, split
+from twinbus.backlog import (
+    PATH_PROPERTY,
+    SCHEDULED_TIME_PROPERTY,
+    SESSION_ID_PROPERTY,
+    TIME_TO_LIVE_PROPERTY,
+    FailureKind,
+)
 from twinbus.connect import MessageState
 from twinbus.connect.sas import make_token
-from twinbus.pairing import aliases
-from twinbus.pairing.failures import FailureKind
 from twinbus.syphon.sdk import SdkTransport
 from twinbus.syphon.transport import (
     CannotCarryError,
@@ -99,9 +104,9 @@ def typed(values: dict[Any, Any]) -> dict[str, tuple[type, Any]]:
 
 async def test_y3_s10_aliases_come_back_as_the_properties_they_were(world: World) -> None:
     due = int((datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1000)
-    lasting = {aliases.SESSION_ID: "s", aliases.TIME_TO_LIVE: Long(70_000 * 10_000)}
+    lasting = {SESSION_ID_PROPERTY: "s", TIME_TO_LIVE_PROPERTY: Long(70_000 * 10_000)}
     await world.divert("lasting", application_properties=lasting)
-    await world.divert("scheduled", application_properties={aliases.SCHEDULED_ENQUEUE_TIME: Timestamp(due)})
+    await world.divert("scheduled", application_properties={SCHEDULED_TIME_PROPERTY: Timestamp(due)})
     await world.transport.destination(world.path).send(world.restore(await world.receive(2)))
     found = {one.message_id: one for one in await world.arrived()}
     assert (found["lasting"].session_id, found["lasting"].time_to_live) == ("s", timedelta(seconds=70))
@@ -111,7 +116,7 @@ async def test_y3_s10_aliases_come_back_as_the_properties_they_were(world: World
 
 
 async def test_y6_what_names_no_destination_is_told_with_its_reason(world: World) -> None:
-    await world.divert("1", application_properties={aliases.PATH: None})
+    await world.divert("1", application_properties={PATH_PROPERTY: None})
     (held,) = await world.receive(1)
     with pytest.raises(NeverDeliverableError) as raised:
         world.transport.restore(held, "restart", datetime.now(UTC))
@@ -119,7 +124,7 @@ async def test_y6_what_names_no_destination_is_told_with_its_reason(world: World
 
 
 async def test_y7_absolute_deducts_from_when_the_backlog_took_it(world: World) -> None:
-    await world.divert("1", application_properties={aliases.TIME_TO_LIVE: Long(70_000 * 10_000)})
+    await world.divert("1", application_properties={TIME_TO_LIVE_PROPERTY: Long(70_000 * 10_000)})
     (held,) = await world.receive(1)
     later = held.enqueued_time + timedelta(seconds=30)
     await world.transport.destination(world.path).send([world.transport.restore(held, "absolute", later)])
@@ -143,7 +148,7 @@ async def test_more_than_one_transfer_takes_arrives_whole(world: World) -> None:
 
 async def test_a_topic_takes_messages_like_a_queue(world: World) -> None:
     topic = f"topic-{next(NUMBERS) % 4}"
-    await world.divert("1", application_properties={aliases.PATH: topic})
+    await world.divert("1", application_properties={PATH_PROPERTY: topic})
     await world.transport.destination(topic).send(world.restore(await world.receive(1)))
     found = await world.arrived(f"{topic}/Subscriptions/all")
     assert "1" in ids_of(found)
@@ -155,7 +160,7 @@ async def test_a_topic_takes_messages_like_a_queue(world: World) -> None:
 async def test_y5_a_destination_that_takes_nothing_says_why_and_names_what_it_did_not_take(
     world: World, path: str, kind: FailureKind
 ) -> None:
-    await world.divert("1", "2", application_properties={aliases.PATH: path})
+    await world.divert("1", "2", application_properties={PATH_PROPERTY: path})
     outgoing = world.restore(await world.receive(2))
     with pytest.raises(SendFailedError, match=path) as raised:
         await world.transport.destination(path).send(outgoing)

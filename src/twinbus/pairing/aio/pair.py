@@ -35,6 +35,7 @@ from azure.core.async_paging import AsyncItemPaged
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
+from twinbus.backlog import FailureKind, failure_kind
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.aio.backlog_link import BacklogLinks
@@ -47,20 +48,13 @@ from twinbus.pairing.attending import AttendanceCell
 from twinbus.pairing.decide.backlog_watch import Peek
 from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
 from twinbus.pairing.events import Callback, Notice
-from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import NotPairedError, PairLoopError, Side, SideState
 from twinbus.pairing.pair_state import EntityState, Partnership, Syphon, SyphonFactory
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
 from twinbus.pairing.receivers import recorded
-from twinbus.pairing.sdk import (
-    check_version,
-    hides_pings,
-    kind_of,
-    open_link,
-    retries_of,
-)
+from twinbus.pairing.sdk import check_version, hides_pings, open_link, retries_of
 from twinbus.pairing.shared_state import EntityCell
 
 _log = logging.getLogger("twinbus.pairing")
@@ -427,7 +421,7 @@ class Pair:
             await self._attempts.bound(self._pinged(sender), self._attempts.seconds, sender)
             answered = True
         except Exception as error:
-            failure = kind_of(error)
+            failure = failure_kind(error)
         finally:
             if answered:
                 self._attempts.retire(sender)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, NamedTuple, assert_never
 
-from twinbus.pairing.failures import CREDENTIAL_REFUSED, FailureKind
+from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind
 
 _MOST_AT_ONCE: Final = 256
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, NamedTuple, assert_never
 
+from twinbus.backlog import EVICTING_FAILURES, FailureKind
 from twinbus.pairing.errors import QueueCause
-from twinbus.pairing.failures import EVICTING, FailureKind
 
 
 class Absence(NamedTuple):
@@ -150,7 +150,7 @@ _TRY_ANOTHER: Final = TryAnother()
 def advance(rotation: Rotation, event: Event, now: float) -> Step:
     match event:
         case BacklogSendFailed():
-            if event.kind not in EVICTING:
+            if event.kind not in EVICTING_FAILURES:
                 return Step(rotation, (RaiseToCaller(),))
             step = _leave(rotation, QueueCause(event.queue, event.kind, event.detail), now, now + rotation.probation)
             return Step(step.rotation, (*step.effects, _TRY_ANOTHER))

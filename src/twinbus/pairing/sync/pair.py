@@ -14,6 +14,7 @@ from azure.core.paging import ItemPaged
 from azure.servicebus import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from twinbus.backlog import FailureKind, failure_kind
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import Administration
 from twinbus.pairing.attempts import Attempts
@@ -21,7 +22,6 @@ from twinbus.pairing.attending import AttendanceCell, Looks
 from twinbus.pairing.decide.backlog_watch import Peek
 from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
 from twinbus.pairing.events import Callback, Notice
-from twinbus.pairing.failures import FailureKind
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import Side, SideState
 from twinbus.pairing.pair_state import EntityState, Partnership, Syphon, SyphonFactory
@@ -30,15 +30,7 @@ from twinbus.pairing.provisioning import background_pause
 from twinbus.pairing.quiet_receivers import QuietReceiver
 from twinbus.pairing.receivers import recorded
 from twinbus.pairing.retrying import ONCE
-from twinbus.pairing.sdk import (
-    check_version,
-    endpoint_of,
-    hides_pings,
-    interrupt,
-    kind_of,
-    open_link_once,
-    retries_of,
-)
+from twinbus.pairing.sdk import check_version, endpoint_of, hides_pings, interrupt, open_link_once, retries_of
 from twinbus.pairing.shared_state import EntityCell
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.sender import PairedSender
@@ -277,7 +269,7 @@ class Pair:
             self._pinging[cell] = sender
             self._attempts.attempt(sender, self._pinged, self._attempts.seconds, ONCE)
         except Exception as error:
-            failure = kind_of(error)
+            failure = failure_kind(error)
         finally:
             self._pinging.pop(cell, None)
             if sender is not None and failure is None:

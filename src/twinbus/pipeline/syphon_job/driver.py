@@ -19,10 +19,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from twinbus.connect import Receiver
-from twinbus.errors import OperatorError
+from twinbus.errors import OperatorError, OptionError
 from twinbus.ledger import Ledger, Role
 from twinbus.ledger.entries import Stage
-from twinbus.pairing.errors import OptionError
 from twinbus.pipeline.starting import started
 from twinbus.pipeline.syphon_job.lane import PLAN_FILE, SyphonSource
 from twinbus.pipeline.syphon_job.messages import Job, Plan, Report

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 from twinbus.syphon.plan import Memory, Readiness
 from twinbus.syphon.progress import Tally
 from twinbus.syphon.transport import TimeToLive

@@ -11,7 +11,7 @@ from enum import Enum
 from math import inf
 from typing import Final, NamedTuple, assert_never
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 
 
 class Drill(StrEnum):

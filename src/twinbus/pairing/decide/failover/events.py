@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twinbus.pairing.failures import FailureKind
+from twinbus.backlog import FailureKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, assert_never
 
+from twinbus.backlog import CALLER_FAILURES, COUNTING_FAILURES, UNUSABLE_FAILURES, FailureKind
 from twinbus.pairing.decide.failover.effects import (
     ArmFailoverTimer,
     ArmPing,
@@ -40,7 +41,6 @@ from twinbus.pairing.decide.failover.events import (
     TimerFired,
 )
 from twinbus.pairing.decide.failover.table import ROUTES, TABLE, Action, Mode, Route, Trigger
-from twinbus.pairing.failures import CALLERS, COUNTING, UNUSABLE, FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Policy:
     failover_interval: float = 60.0
     ping_interval: float = 60.0
     ping_jitter: float = 0.1
-    counting: frozenset[FailureKind] = COUNTING
+    counting: frozenset[FailureKind] = COUNTING_FAILURES
     divert_while_unusable: bool = True
 
 
@@ -123,7 +123,7 @@ def trigger_of(entity: Entity, event: Event, now: float) -> Trigger:
         case PingSucceeded():
             return Trigger.PING_SUCCEEDED
         case PingFailed():
-            return Trigger.PING_REFUSED if event.kind in UNUSABLE else Trigger.PING_FAILED
+            return Trigger.PING_REFUSED if event.kind in UNUSABLE_FAILURES else Trigger.PING_FAILED
         case MessagesDiverted():
             return Trigger.DIVERTED
         case FailoverForced():
@@ -141,7 +141,7 @@ def _failure(entity: Entity, kind: FailureKind, now: float) -> Trigger:
         # A timer whose time has come, only not its turn, has fired for this call.
         at_once = entity.policy.failover_interval <= 0 or _reached(entity.deadline, now)
         return Trigger.FAILED_AT_ONCE if at_once else Trigger.FAILED_COUNTING
-    return Trigger.FAILED_BY_CALLER if kind in CALLERS else Trigger.FAILED_OTHERWISE
+    return Trigger.FAILED_BY_CALLER if kind in CALLER_FAILURES else Trigger.FAILED_OTHERWISE
 
 
 def _reached(at: float | None, now: float) -> bool:

@@ -20,20 +20,20 @@ from azure.servicebus import exceptions as sdk
 from azure.servicebus._pyamqp import error as amqp
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
-from twinbus.connect import errors as ours
-from twinbus.pairing.calls import NoTurnError
-from twinbus.pairing.failures import (
+from twinbus.backlog.failures import (
     CONDITIONS,
-    COUNTING,
-    JUDGEMENTS,
-    Blame,
-    Evidence,
+    COUNTING_FAILURES,
+    FAILURE_RULES,
+    FailureEvidence,
     FailureKind,
+    Responsible,
     classify,
-    counting,
+    counting_kinds,
     evidence_of,
     was_refused,
 )
+from twinbus.connect import errors as ours
+from twinbus.pairing.calls import NoTurnError
 from twinbus.values import Condition
 
 K = FailureKind
@@ -146,18 +146,18 @@ def named(error: object) -> str | None:
 @pytest.mark.parametrize(("error", "kind"), FIRST_LIST, ids=named)
 def test_s2_what_counts_towards_failover(error: BaseException, kind: FailureKind) -> None:
     assert classify(evidence_of(error)) is kind
-    assert kind in COUNTING
+    assert kind in COUNTING_FAILURES
 
 
 @pytest.mark.parametrize(("error", "kind"), NEVER, ids=named)
 def test_s2_what_never_counts(error: BaseException, kind: FailureKind) -> None:
     assert classify(evidence_of(error)) is kind
-    assert kind not in COUNTING
+    assert kind not in COUNTING_FAILURES
 
 
 def test_s2_the_lists_above_meet_every_kind() -> None:
-    assert {kind for _, kind in FIRST_LIST} == COUNTING
-    assert {kind for _, kind in NEVER} == set(FailureKind) - COUNTING
+    assert {kind for _, kind in FIRST_LIST} == COUNTING_FAILURES
+    assert {kind for _, kind in NEVER} == set(FailureKind) - COUNTING_FAILURES
 
 
 def test_s2_every_condition_has_a_kind() -> None:
@@ -165,17 +165,17 @@ def test_s2_every_condition_has_a_kind() -> None:
 
 
 def test_s2_the_table_is_total_whatever_the_evidence() -> None:
-    assert classify(Evidence(())) is K.UNKNOWN
-    assert classify(Evidence(("ServiceBusError",), "a:condition", 999, "ENOENT", "text")) is K.INTERNAL
+    assert classify(FailureEvidence(())) is K.UNKNOWN
+    assert classify(FailureEvidence(("ServiceBusError",), "a:condition", 999, "ENOENT", "text")) is K.INTERNAL
 
 
 def test_s2_every_kind_is_judged_with_a_reason() -> None:
-    assert set(JUDGEMENTS) == set(FailureKind)
-    assert all(row.reason for row in JUDGEMENTS.values())
+    assert set(FAILURE_RULES) == set(FailureKind)
+    assert all(row.reason for row in FAILURE_RULES.values())
 
 
 def test_s2_what_counts_is_the_services_and_evicts_a_backlog_queue() -> None:
-    assert all(row.blame is Blame.SERVICE and row.evicts for row in JUDGEMENTS.values() if row.counts)
+    assert all(row.blame is Responsible.SERVICE and row.evicts for row in FAILURE_RULES.values() if row.counts)
 
 
 def test_s2_an_exception_that_the_caller_was_handling_is_no_evidence() -> None:
@@ -200,14 +200,14 @@ def test_s2_evidence_names_condition_status_and_errno() -> None:
 
 
 def test_s2_failover_on_adds_and_removes_kinds() -> None:
-    assert counting() == COUNTING
-    assert counting(["server_busy", "-quota_exceeded", "+unknown"]) == COUNTING - {K.QUOTA_EXCEEDED} | {
+    assert counting_kinds() == COUNTING_FAILURES
+    assert counting_kinds(["server_busy", "-quota_exceeded", "+unknown"]) == COUNTING_FAILURES - {K.QUOTA_EXCEEDED} | {
         K.SERVER_BUSY,
         K.UNKNOWN,
     }
-    assert counting([K.CERTIFICATE]) == COUNTING | {K.CERTIFICATE}
+    assert counting_kinds([K.CERTIFICATE]) == COUNTING_FAILURES | {K.CERTIFICATE}
     with pytest.raises(ValueError, match="nonsense"):
-        counting(["-nonsense"])
+        counting_kinds(["-nonsense"])
 
 
 # --- what was answered -----------------------------------------------------------------------------------------------

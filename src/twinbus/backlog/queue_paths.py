@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
-NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-TRANSFER: Final = "x-servicebus-transfer"
+PRIMARY_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+TRANSFER_SEGMENT: Final = "x-servicebus-transfer"
 LOOPBACK: Final = "localhost"
 
 
@@ -43,7 +43,7 @@ def primary_name(primary: Endpoint) -> str:
 
 
 def backlog_queue_path(name: str, index: int) -> str:
-    return f"{name}/{TRANSFER}/{index}"
+    return f"{name}/{TRANSFER_SEGMENT}/{index}"
 
 
 def backlog_queue_paths(name: str, count: int) -> tuple[str, ...]:

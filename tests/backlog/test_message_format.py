@@ -13,18 +13,25 @@ from hypothesis import given
 
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import encode
-from twinbus.pairing import aliases
-from twinbus.pairing.aliases import RESERVED, Restored, Sendable, divert, restore
-from twinbus.pairing.errors import AliasError, AliasInUseError
+from twinbus.backlog import message_format
+from twinbus.backlog.message_format import (
+    RESERVED_PROPERTIES,
+    AliasError,
+    AliasInUseError,
+    MessageFields,
+    RestoredMessage,
+    divert,
+    restore,
+)
 from twinbus.values import Char, Described, Int, Long, Symbol, Timestamp, UInt, ULong
 
-PLAIN = Sendable(application_properties={"colour": "red"})
+PLAIN = MessageFields(application_properties={"colour": "red"})
 MAX_UINT = 2**32 - 1
 
 names = st.text(max_size=8) | st.binary(max_size=8)
 values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.uuids()
 sendables = st.builds(
-    Sendable,
+    MessageFields,
     session_id=st.none() | st.text(max_size=128),
     time_to_live=st.none() | st.integers(0, MAX_UINT),
     scheduled_enqueue_time=st.none() | st.integers(-(2**62), 2**62),
@@ -35,11 +42,11 @@ paths = st.text(min_size=1, max_size=260)
 
 
 @given(sendables, paths, st.none() | st.just("deflate"))
-def test_s7_what_was_diverted_comes_back_as_it_was(message: Sendable, path: str, packed: str | None) -> None:
+def test_s7_what_was_diverted_comes_back_as_it_was(message: MessageFields, path: str, packed: str | None) -> None:
     back = restore(divert(message, path, packed))
     kept = message.absolute_expiry_time if message.time_to_live is None else None
     assert (back.path, back.packed) == (path, packed)
-    assert back.message == Sendable(
+    assert back.message == MessageFields(
         session_id=message.session_id,
         time_to_live=message.time_to_live,
         scheduled_enqueue_time=message.scheduled_enqueue_time,
@@ -49,7 +56,7 @@ def test_s7_what_was_diverted_comes_back_as_it_was(message: Sendable, path: str,
 
 
 @given(sendables, paths)
-def test_s7_diverting_changes_a_copy_and_nothing_but_what_it_must(message: Sendable, path: str) -> None:
+def test_s7_diverting_changes_a_copy_and_nothing_but_what_it_must(message: MessageFields, path: str) -> None:
     before = dict(message.application_properties)
     copy = divert(message, path)
     assert dict(message.application_properties) == before
@@ -57,33 +64,33 @@ def test_s7_diverting_changes_a_copy_and_nothing_but_what_it_must(message: Senda
     assert (copy.session_id, copy.time_to_live, copy.scheduled_enqueue_time) == (None, None, None)
     added = {name: value for name, value in copy.application_properties.items() if name not in before}
     assert {name: copy.application_properties[name] for name in before} == before
-    assert set(added) == {aliases.PATH} | {
+    assert set(added) == {message_format.PATH_PROPERTY} | {
         alias
         for alias, value in (
-            (aliases.SESSION_ID, message.session_id),
-            (aliases.TIME_TO_LIVE, message.time_to_live),
-            (aliases.SCHEDULED_ENQUEUE_TIME, message.scheduled_enqueue_time),
+            (message_format.SESSION_ID_PROPERTY, message.session_id),
+            (message_format.TIME_TO_LIVE_PROPERTY, message.time_to_live),
+            (message_format.SCHEDULED_TIME_PROPERTY, message.scheduled_enqueue_time),
         )
         if value is not None
     }
 
 
 @given(sendables, paths)
-def test_s7_the_aliases_survive_the_wire(message: Sendable, path: str) -> None:
+def test_s7_the_aliases_survive_the_wire(message: MessageFields, path: str) -> None:
     copy = divert(message, path)
     carried = {
         name: decode(encode(copy.application_properties[name]), 0)[0]
-        for name in RESERVED
+        for name in RESERVED_PROPERTIES
         if name in copy.application_properties
     }
     properties: dict[str | bytes, object] = {**copy.application_properties}
     properties.update(carried)
-    assert restore(Sendable(application_properties=properties)).message.time_to_live == message.time_to_live
-    assert restore(Sendable(application_properties=properties)).message.session_id == message.session_id
+    assert restore(MessageFields(application_properties=properties)).message.time_to_live == message.time_to_live
+    assert restore(MessageFields(application_properties=properties)).message.session_id == message.session_id
 
 
 def test_s7_the_aliases_have_the_names_units_and_types_of_the_old_client() -> None:
-    message = Sendable(session_id="s", time_to_live=1500, scheduled_enqueue_time=1_700_000_000_123)
+    message = MessageFields(session_id="s", time_to_live=1500, scheduled_enqueue_time=1_700_000_000_123)
     properties = divert(message, "orders").application_properties
     assert properties == {
         "x-ms-path": "orders",
@@ -96,51 +103,53 @@ def test_s7_the_aliases_have_the_names_units_and_types_of_the_old_client() -> No
 
 
 def test_s7_an_alias_is_there_only_where_the_property_was_set_and_the_path_always() -> None:
-    assert divert(PLAIN, "orders") == Sendable(application_properties={"colour": "red", "x-ms-path": "orders"})
+    assert divert(PLAIN, "orders") == MessageFields(application_properties={"colour": "red", "x-ms-path": "orders"})
 
 
 def test_s7_what_is_empty_or_zero_was_set_all_the_same() -> None:
-    message = Sendable(session_id="", time_to_live=0, scheduled_enqueue_time=0)
+    message = MessageFields(session_id="", time_to_live=0, scheduled_enqueue_time=0)
     assert restore(divert(message, "orders")).message == message
 
 
 def test_s7_absolute_expiry_time_is_cleared_with_the_time_to_live_and_stays_without_one() -> None:
-    assert divert(Sendable(time_to_live=1, absolute_expiry_time=9), "orders").absolute_expiry_time is None
-    assert divert(Sendable(absolute_expiry_time=9), "orders").absolute_expiry_time == 9
+    assert divert(MessageFields(time_to_live=1, absolute_expiry_time=9), "orders").absolute_expiry_time is None
+    assert divert(MessageFields(absolute_expiry_time=9), "orders").absolute_expiry_time == 9
 
 
 def test_s9_the_mark_of_a_packed_body_is_ours() -> None:
     copy = divert(PLAIN, "orders", "deflate")
     assert copy.application_properties["x-twinbus-packed"] == "deflate"
-    assert restore(copy) == Restored("orders", PLAIN, "deflate")
+    assert restore(copy) == RestoredMessage("orders", PLAIN, "deflate")
 
 
-@pytest.mark.parametrize("name", RESERVED)
+@pytest.mark.parametrize("name", RESERVED_PROPERTIES)
 @pytest.mark.parametrize("spelling", [str, str.encode])
 def test_s7_a_message_that_uses_one_of_the_names_is_refused_by_name(name: str, spelling: Any) -> None:
     with pytest.raises(AliasInUseError) as caught:
-        divert(Sendable(application_properties={spelling(name): 1}), "orders")
+        divert(MessageFields(application_properties={spelling(name): 1}), "orders")
     assert caught.value.names == (name,)
     assert name in str(caught.value)
 
 
 def test_s7_every_name_in_use_is_named() -> None:
     with pytest.raises(AliasInUseError, match="x-ms-path, x-ms-timetolive"):
-        divert(Sendable(application_properties={"x-ms-timetolive": 1, "x-ms-path": "a"}), "orders")
+        divert(MessageFields(application_properties={"x-ms-timetolive": 1, "x-ms-path": "a"}), "orders")
 
 
 def test_s7_other_names_of_the_same_kind_are_the_callers_own() -> None:
-    message = Sendable(application_properties={"x-ms-via": "a", "X-MS-PATH": "b", b"\xff": 1})
+    message = MessageFields(application_properties={"x-ms-via": "a", "X-MS-PATH": "b", b"\xff": 1})
     assert restore(divert(message, "orders")).message == message
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def backlog(**given: object) -> Sendable:
+def backlog(**given: object) -> MessageFields:
     names = {"path": "x-ms-path", "session": "x-ms-sessionid", "ttl": "x-ms-timetolive"}
     names |= {"scheduled": "x-ms-scheduledenqueuetimeutc", "packed": "x-twinbus-packed"}
-    return Sendable(application_properties={names[key]: value for key, value in ({"path": "orders"} | given).items()})
+    return MessageFields(
+        application_properties={names[key]: value for key, value in ({"path": "orders"} | given).items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,19 +229,27 @@ def test_y6_a_message_without_a_path_is_an_error() -> None:
 
 
 def test_y3_names_that_come_as_bytes_are_the_same_names() -> None:
-    message = Sendable(application_properties={b"x-ms-path": "orders", b"x-ms-sessionid": "s", b"colour": "red"})
+    message = MessageFields(application_properties={b"x-ms-path": "orders", b"x-ms-sessionid": "s", b"colour": "red"})
     found = restore(message)
-    assert found == Restored("orders", Sendable(session_id="s", application_properties={b"colour": "red"}), None)
+    assert found == RestoredMessage(
+        "orders", MessageFields(session_id="s", application_properties={b"colour": "red"}), None
+    )
 
 
 def test_y3_what_has_no_alias_stays_as_it_is_in_the_backlog() -> None:
-    message = Sendable(
+    message = MessageFields(
         session_id="s",
         time_to_live=1,
         scheduled_enqueue_time=2,
         absolute_expiry_time=3,
         application_properties={"x-ms-path": "orders"},
     )
-    assert restore(message).message == Sendable(
+    assert restore(message).message == MessageFields(
         session_id="s", time_to_live=1, scheduled_enqueue_time=2, absolute_expiry_time=3
     )
+
+
+def test_s7_a_reserved_name_is_named_with_what_to_do() -> None:
+    error = AliasInUseError(["x-ms-path"])
+    assert error.names == ("x-ms-path",)
+    assert str(error).endswith("x-ms-path; rename them")

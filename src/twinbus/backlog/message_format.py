@@ -5,21 +5,27 @@ Plain data on both ways: which fields of which SDK these are, and the body, do n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from twinbus.pairing.errors import AliasError, AliasInUseError
+from twinbus.errors import CallerError, OperatorError
 from twinbus.values import Char, Described, Long, Symbol, Timestamp
 
-PATH: Final = "x-ms-path"
-SESSION_ID: Final = "x-ms-sessionid"
-TIME_TO_LIVE: Final = "x-ms-timetolive"
-SCHEDULED_ENQUEUE_TIME: Final = "x-ms-scheduledenqueuetimeutc"
+PATH_PROPERTY: Final = "x-ms-path"
+SESSION_ID_PROPERTY: Final = "x-ms-sessionid"
+TIME_TO_LIVE_PROPERTY: Final = "x-ms-timetolive"
+SCHEDULED_TIME_PROPERTY: Final = "x-ms-scheduledenqueuetimeutc"
 # Ours: the body was packed to fit (S9); the value names the packing.
-PACKED: Final = "x-twinbus-packed"
-RESERVED: Final = (PATH, SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE_TIME, PACKED)
+COMPRESSION_PROPERTY: Final = "x-twinbus-packed"
+RESERVED_PROPERTIES: Final = (
+    PATH_PROPERTY,
+    SESSION_ID_PROPERTY,
+    TIME_TO_LIVE_PROPERTY,
+    SCHEDULED_TIME_PROPERTY,
+    COMPRESSION_PROPERTY,
+)
 
 TICKS_PER_MILLISECOND: Final = 10_000
 TIMESPAN: Final = "com.microsoft:timespan"
@@ -29,7 +35,7 @@ PropertyName = str | bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sendable:
+class MessageFields:
     """What diverting touches of a message. None is "not set".
 
     `time_to_live` is in milliseconds, as in the AMQP header; the two instants are milliseconds since the epoch, UTC.
@@ -42,36 +48,54 @@ class Sendable:
     application_properties: Mapping[PropertyName, object] = field(default_factory=dict)
 
 
-class Restored(NamedTuple):
+class AliasInUseError(CallerError, ValueError):
+    """The message already uses names that diverting needs (S7)."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(
+            f"the message cannot be diverted: it uses the application properties {', '.join(names)}; rename them"
+        )
+        self.names = tuple(names)
+
+
+class AliasError(OperatorError):
+    """A message in the backlog lacks an alias or has one of a wrong type (Y6)."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name} {problem}", "Mend the message and resubmit it.")
+        self.name = name
+
+
+class RestoredMessage(NamedTuple):
     """A message of the backlog as it was meant, where it was meant to go, and how its body is packed."""
 
     path: str
-    message: Sendable
+    message: MessageFields
     packed: str | None
 
 
-def divert(message: Sendable, path: str, packed: str | None = None) -> Sendable:
+def divert(message: MessageFields, path: str, packed: str | None = None) -> MessageFields:
     """The copy for the backlog: the caller's own is not altered. AliasInUseError if it uses one of the names."""
     properties = message.application_properties
-    if taken := [name for name in RESERVED if name in properties or name.encode() in properties]:
+    if taken := [name for name in RESERVED_PROPERTIES if name in properties or name.encode() in properties]:
         raise AliasInUseError(taken)
-    aliases: dict[PropertyName, object] = {PATH: path}
+    aliases: dict[PropertyName, object] = {PATH_PROPERTY: path}
     if message.session_id is not None:
-        aliases[SESSION_ID] = message.session_id
+        aliases[SESSION_ID_PROPERTY] = message.session_id
     if message.time_to_live is not None:
-        aliases[TIME_TO_LIVE] = Long(message.time_to_live * TICKS_PER_MILLISECOND)
+        aliases[TIME_TO_LIVE_PROPERTY] = Long(message.time_to_live * TICKS_PER_MILLISECOND)
     if message.scheduled_enqueue_time is not None:
-        aliases[SCHEDULED_ENQUEUE_TIME] = Timestamp(message.scheduled_enqueue_time)
+        aliases[SCHEDULED_TIME_PROPERTY] = Timestamp(message.scheduled_enqueue_time)
     if packed is not None:
-        aliases[PACKED] = packed
-    return Sendable(
+        aliases[COMPRESSION_PROPERTY] = packed
+    return MessageFields(
         # Cleared with the time to live; one that stands alone is a property like any other.
         absolute_expiry_time=message.absolute_expiry_time if message.time_to_live is None else None,
         application_properties={**properties, **aliases},
     )
 
 
-def restore(message: Sendable) -> Restored:
+def restore(message: MessageFields) -> RestoredMessage:
     """The way back. AliasError where the path is missing or an alias is of a wrong type (Y6).
 
     Values are read as AMQP types: a transport whose strings or timestamps come as something else translates first.
@@ -80,27 +104,27 @@ def restore(message: Sendable) -> Restored:
     properties: dict[PropertyName, object] = {}
     for name, value in message.application_properties.items():
         plain = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
-        if plain in RESERVED:
+        if plain in RESERVED_PROPERTIES:
             aliases[plain] = value
         else:
             properties[name] = value
-    return Restored(
+    return RestoredMessage(
         _path(aliases),
-        Sendable(
-            session_id=_string(aliases, SESSION_ID, message.session_id),
+        MessageFields(
+            session_id=_string(aliases, SESSION_ID_PROPERTY, message.session_id),
             time_to_live=_milliseconds(aliases, message.time_to_live),
             scheduled_enqueue_time=_instant(aliases, message.scheduled_enqueue_time),
             absolute_expiry_time=message.absolute_expiry_time,
             application_properties=properties,
         ),
-        _string(aliases, PACKED, None),
+        _string(aliases, COMPRESSION_PROPERTY, None),
     )
 
 
 def _path(aliases: Mapping[str, object]) -> str:
-    path = _string(aliases, PATH, None)
+    path = _string(aliases, PATH_PROPERTY, None)
     if not path:
-        raise AliasError(PATH, "is missing" if path is None else "is empty")
+        raise AliasError(PATH_PROPERTY, "is missing" if path is None else "is empty")
     return path
 
 
@@ -114,25 +138,25 @@ def _string(aliases: Mapping[str, object], name: str, unset: str | None) -> str 
 
 
 def _milliseconds(aliases: Mapping[str, object], unset: int | None) -> int | None:
-    if TIME_TO_LIVE not in aliases:
+    if TIME_TO_LIVE_PROPERTY not in aliases:
         return unset
-    value = aliases[TIME_TO_LIVE]
+    value = aliases[TIME_TO_LIVE_PROPERTY]
     ticks = value.value if isinstance(value, Described) and value.descriptor == TIMESPAN else value
     if not isinstance(ticks, int) or type(ticks) not in (int, Long) or ticks < 0:
-        raise _wrong(TIME_TO_LIVE, value, "a span in ticks: a long, or com.microsoft:timespan")
+        raise _wrong(TIME_TO_LIVE_PROPERTY, value, "a span in ticks: a long, or com.microsoft:timespan")
     # Rounded up: a message never lives shorter than it was given.
     return -(-int(ticks) // TICKS_PER_MILLISECOND)
 
 
 def _instant(aliases: Mapping[str, object], unset: int | None) -> int | None:
-    if SCHEDULED_ENQUEUE_TIME not in aliases:
+    if SCHEDULED_TIME_PROPERTY not in aliases:
         return unset
-    value = aliases[SCHEDULED_ENQUEUE_TIME]
+    value = aliases[SCHEDULED_TIME_PROPERTY]
     if isinstance(value, Timestamp):
         return int(value)
     if isinstance(value, datetime) and value.tzinfo is not None:
         return (value - _EPOCH) // timedelta(milliseconds=1)
-    raise _wrong(SCHEDULED_ENQUEUE_TIME, value, "a timestamp")
+    raise _wrong(SCHEDULED_TIME_PROPERTY, value, "a timestamp")
 
 
 def _wrong(name: str, value: object, wanted: str) -> AliasError:

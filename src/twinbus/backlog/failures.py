@@ -39,7 +39,7 @@ class FailureKind(StrEnum):
     NO_TURN = "no_turn"
 
 
-class Blame(Enum):
+class Responsible(Enum):
     """Who mends it."""
 
     SERVICE = "service"
@@ -47,7 +47,7 @@ class Blame(Enum):
     CALLER = "caller"
 
 
-class Judgement(NamedTuple):
+class FailureRule(NamedTuple):
     """One row of the table.
 
     `counts`: towards failover, S2's first list. `evicts`: a backlog queue that fails so leaves the rotation (S6): S2's
@@ -56,53 +56,57 @@ class Judgement(NamedTuple):
 
     counts: bool
     evicts: bool
-    blame: Blame
+    blame: Responsible
     reason: str
 
 
-_SERVICE, _OPERATOR, _CALLER = Blame.SERVICE, Blame.OPERATOR, Blame.CALLER
+_SERVICE, _OPERATOR, _CALLER = Responsible.SERVICE, Responsible.OPERATOR, Responsible.CALLER
 
-JUDGEMENTS: Final[Mapping[FailureKind, Judgement]] = {
-    FailureKind.TIMEOUT: Judgement(True, True, _SERVICE, "S2: nobody answered in time"),
-    FailureKind.CONNECTION_LOST: Judgement(True, True, _SERVICE, "S2: the connection broke and stayed broken"),
-    FailureKind.DETACHED: Judgement(True, True, _SERVICE, "S2: the link is thrown off again and again"),
-    FailureKind.INTERNAL: Judgement(True, True, _SERVICE, "S2: the service says that it failed, or says nothing known"),
-    FailureKind.ENTITY_DISABLED: Judgement(True, True, _SERVICE, "S2: the entity takes nothing for now"),
-    FailureKind.QUOTA_EXCEEDED: Judgement(True, True, _SERVICE, "S2: the entity is full for now"),
-    FailureKind.DNS: Judgement(True, True, _SERVICE, "a name that resolved and no longer does is an outage like any"),
-    FailureKind.TLS: Judgement(True, True, _SERVICE, "a handshake that breaks off is a connection that broke"),
-    FailureKind.CBS: Judgement(True, True, _SERVICE, "$cbs broke or was silent: no verdict about the credential"),
-    FailureKind.PROTOCOL: Judgement(True, True, _SERVICE, "whoever answers there does not speak AMQP: no service"),
-    FailureKind.UNAUTHORIZED: Judgement(False, True, _OPERATOR, "S2: a right is missing; one queue may lack it alone"),
-    FailureKind.AUTHENTICATION: Judgement(False, True, _OPERATOR, "S2: the credential is refused or has expired"),
-    FailureKind.TOKEN_UNAVAILABLE: Judgement(
+FAILURE_RULES: Final[Mapping[FailureKind, FailureRule]] = {
+    FailureKind.TIMEOUT: FailureRule(True, True, _SERVICE, "S2: nobody answered in time"),
+    FailureKind.CONNECTION_LOST: FailureRule(True, True, _SERVICE, "S2: the connection broke and stayed broken"),
+    FailureKind.DETACHED: FailureRule(True, True, _SERVICE, "S2: the link is thrown off again and again"),
+    FailureKind.INTERNAL: FailureRule(
+        True, True, _SERVICE, "S2: the service says that it failed, or says nothing known"
+    ),
+    FailureKind.ENTITY_DISABLED: FailureRule(True, True, _SERVICE, "S2: the entity takes nothing for now"),
+    FailureKind.QUOTA_EXCEEDED: FailureRule(True, True, _SERVICE, "S2: the entity is full for now"),
+    FailureKind.DNS: FailureRule(True, True, _SERVICE, "a name that resolved and no longer does is an outage like any"),
+    FailureKind.TLS: FailureRule(True, True, _SERVICE, "a handshake that breaks off is a connection that broke"),
+    FailureKind.CBS: FailureRule(True, True, _SERVICE, "$cbs broke or was silent: no verdict about the credential"),
+    FailureKind.PROTOCOL: FailureRule(True, True, _SERVICE, "whoever answers there does not speak AMQP: no service"),
+    FailureKind.UNAUTHORIZED: FailureRule(
+        False, True, _OPERATOR, "S2: a right is missing; one queue may lack it alone"
+    ),
+    FailureKind.AUTHENTICATION: FailureRule(False, True, _OPERATOR, "S2: the credential is refused or has expired"),
+    FailureKind.TOKEN_UNAVAILABLE: FailureRule(
         False, False, _OPERATOR, "the token's issuer is away: neither namespace is, and the other would want one too"
     ),
-    FailureKind.CERTIFICATE: Judgement(
+    FailureKind.CERTIFICATE: FailureRule(
         False, False, _OPERATOR, "trust is mended by a person, and a stranger's certificate must be seen by one"
     ),
-    FailureKind.SERVER_BUSY: Judgement(False, False, _SERVICE, "S2, S6: wait and send again"),
-    FailureKind.ENTITY_NOT_FOUND: Judgement(
+    FailureKind.SERVER_BUSY: FailureRule(False, False, _SERVICE, "S2, S6: wait and send again"),
+    FailureKind.ENTITY_NOT_FOUND: FailureRule(
         False, True, _OPERATOR, "S2: create it; one backlog queue may be gone alone"
     ),
-    FailureKind.MESSAGE_TOO_LARGE: Judgement(False, False, _CALLER, "S2, S6: the message's fault"),
-    FailureKind.BAD_MESSAGE: Judgement(False, False, _CALLER, "S2, S6: a bad argument, or it cannot be encoded"),
-    FailureKind.UNKNOWN: Judgement(
+    FailureKind.MESSAGE_TOO_LARGE: FailureRule(False, False, _CALLER, "S2, S6: the message's fault"),
+    FailureKind.BAD_MESSAGE: FailureRule(False, False, _CALLER, "S2, S6: a bad argument, or it cannot be encoded"),
+    FailureKind.UNKNOWN: FailureRule(
         False, False, _CALLER, "no service spoke: an exception of the program itself must be seen, not diverted"
     ),
-    FailureKind.CANCELLED: Judgement(False, False, _CALLER, "the caller took the call back (S13)"),
-    FailureKind.CLOSED: Judgement(False, False, _CALLER, "the sender or client was closed by its owner (C1)"),
-    FailureKind.NO_TURN: Judgement(False, False, _SERVICE, "calls of this process held the link: nobody was asked"),
+    FailureKind.CANCELLED: FailureRule(False, False, _CALLER, "the caller took the call back (S13)"),
+    FailureKind.CLOSED: FailureRule(False, False, _CALLER, "the sender or client was closed by its owner (C1)"),
+    FailureKind.NO_TURN: FailureRule(False, False, _SERVICE, "calls of this process held the link: nobody was asked"),
 }
 
-COUNTING: Final = frozenset(kind for kind, row in JUDGEMENTS.items() if row.counts)
-EVICTING: Final = frozenset(kind for kind, row in JUDGEMENTS.items() if row.evicts)
-CALLERS: Final = frozenset(kind for kind, row in JUDGEMENTS.items() if row.blame is Blame.CALLER)
+COUNTING_FAILURES: Final = frozenset(kind for kind, row in FAILURE_RULES.items() if row.counts)
+EVICTING_FAILURES: Final = frozenset(kind for kind, row in FAILURE_RULES.items() if row.evicts)
+CALLER_FAILURES: Final = frozenset(kind for kind, row in FAILURE_RULES.items() if row.blame is Responsible.CALLER)
 CREDENTIAL_REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
 # G4: the entity is gone, or the credential refused.
-UNUSABLE: Final = CREDENTIAL_REFUSED | {FailureKind.ENTITY_NOT_FOUND}
+UNUSABLE_FAILURES: Final = CREDENTIAL_REFUSED | {FailureKind.ENTITY_NOT_FOUND}
 # The service says no so, or was never asked. Where it may have taken the messages all the same, `was_refused` tells.
-REFUSED: Final = frozenset(
+REFUSED_FAILURES: Final = frozenset(
     {
         FailureKind.DNS,
         FailureKind.CERTIFICATE,
@@ -119,9 +123,9 @@ REFUSED: Final = frozenset(
 )
 
 
-def counting(failover_on: Iterable[str] = ()) -> frozenset[FailureKind]:
+def counting_kinds(failover_on: Iterable[str] = ()) -> frozenset[FailureKind]:
     """S2's first list with `failover_on=`: `kind` is added, `-kind` taken away; ValueError for an unknown one."""
-    kinds = set(COUNTING)
+    kinds = set(COUNTING_FAILURES)
     for entry in failover_on:
         kind = FailureKind(entry.removeprefix("-").removeprefix("+"))
         if entry.startswith("-"):
@@ -135,7 +139,7 @@ def counting(failover_on: Iterable[str] = ()) -> frozenset[FailureKind]:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class FailureEvidence:
     """`names` are those of the exceptions from the outermost to the innermost, each with its parents' after it.
 
     `cut_off`: `twinbus.connect` says that it ended a link with what was under way on it.
@@ -155,7 +159,7 @@ _UNTOLD: Final = "amqp:unknown-error"
 _ROOTS: Final = frozenset({"Exception", "BaseException", "object"})
 
 
-def evidence_of(error: BaseException) -> Evidence:
+def evidence_of(error: BaseException) -> FailureEvidence:
     """Read from an exception and from what it names as its cause: the SDK's `inner_exception`, AMQP's `inner_error`.
 
     `__context__` is left out: it may be an exception that the caller was handling when it sent.
@@ -170,7 +174,7 @@ def evidence_of(error: BaseException) -> Evidence:
         status = status or _number(getattr(link, "status_code", None) or getattr(link, "_status_code", None))
         number = number or (errno.errorcode.get(link.errno or 0) if isinstance(link, OSError) else None)
         cut_off = cut_off or getattr(link, "cut_off", False)
-    return Evidence(tuple(names), condition, status, number, str(error), cut_off)
+    return FailureEvidence(tuple(names), condition, status, number, str(error), cut_off)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -315,7 +319,12 @@ NAMES: Final[tuple[tuple[str, FailureKind], ...]] = (
 )
 
 
-def classify(evidence: Evidence) -> FailureKind:
+def failure_kind(error: BaseException) -> FailureKind:
+    """Return the kind of failure that an exception of azure-servicebus or of `twinbus.connect` stands for."""
+    return classify(evidence_of(error))
+
+
+def classify(evidence: FailureEvidence) -> FailureKind:
     """Total: whatever the evidence, one kind."""
     for text, kind in TEXTS:
         if text in evidence.text:
@@ -346,7 +355,7 @@ def was_refused(error: BaseException) -> bool:
     """
     evidence = evidence_of(error)
     unanswered = evidence.cut_off or not _NO_ANSWERS.isdisjoint(evidence.names)
-    return not unanswered and classify(evidence) in REFUSED
+    return not unanswered and classify(evidence) in REFUSED_FAILURES
 
 
 def _first(table: tuple[tuple[str, FailureKind], ...], names: tuple[str, ...]) -> FailureKind | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.pairing.paths import (
+from twinbus.backlog.queue_paths import (
     Endpoint,
     backlog_queue_index,
     backlog_queue_path,

@@ -1,0 +1,95 @@
+"""What a pair writes to the backlog and a syphon reads from it: the vocabulary that both share.
+
+Queue paths, the format of a diverted message, the compression of its body, and the kinds of failure. Everything here is
+pure: no I/O, no clock, no SDK.
+"""
+
+from __future__ import annotations
+
+from twinbus.backlog.body_compression import DEFLATE, compress_body, decompress_body
+from twinbus.backlog.failures import (
+    CALLER_FAILURES,
+    COUNTING_FAILURES,
+    CREDENTIAL_REFUSED,
+    EVICTING_FAILURES,
+    FAILURE_RULES,
+    REFUSED_FAILURES,
+    UNUSABLE_FAILURES,
+    FailureEvidence,
+    FailureKind,
+    classify,
+    counting_kinds,
+    evidence_of,
+    failure_kind,
+    was_refused,
+)
+from twinbus.backlog.message_format import (
+    COMPRESSION_PROPERTY,
+    PATH_PROPERTY,
+    RESERVED_PROPERTIES,
+    SCHEDULED_TIME_PROPERTY,
+    SESSION_ID_PROPERTY,
+    TICKS_PER_MILLISECOND,
+    TIME_TO_LIVE_PROPERTY,
+    TIMESPAN,
+    AliasError,
+    AliasInUseError,
+    MessageFields,
+    RestoredMessage,
+    divert,
+    restore,
+)
+from twinbus.backlog.queue_paths import (
+    PRIMARY_NAME_PATTERN,
+    TRANSFER_SEGMENT,
+    Endpoint,
+    backlog_queue_index,
+    backlog_queue_path,
+    backlog_queue_paths,
+    extra_backlog_queues,
+    primary_name,
+    same_endpoint,
+)
+
+__all__ = [
+    "CALLER_FAILURES",
+    "COMPRESSION_PROPERTY",
+    "COUNTING_FAILURES",
+    "CREDENTIAL_REFUSED",
+    "DEFLATE",
+    "EVICTING_FAILURES",
+    "FAILURE_RULES",
+    "PATH_PROPERTY",
+    "PRIMARY_NAME_PATTERN",
+    "REFUSED_FAILURES",
+    "RESERVED_PROPERTIES",
+    "SCHEDULED_TIME_PROPERTY",
+    "SESSION_ID_PROPERTY",
+    "TICKS_PER_MILLISECOND",
+    "TIMESPAN",
+    "TIME_TO_LIVE_PROPERTY",
+    "TRANSFER_SEGMENT",
+    "UNUSABLE_FAILURES",
+    "AliasError",
+    "AliasInUseError",
+    "Endpoint",
+    "FailureEvidence",
+    "FailureKind",
+    "MessageFields",
+    "RestoredMessage",
+    "backlog_queue_index",
+    "backlog_queue_path",
+    "backlog_queue_paths",
+    "classify",
+    "compress_body",
+    "counting_kinds",
+    "decompress_body",
+    "divert",
+    "evidence_of",
+    "extra_backlog_queues",
+    "failure_kind",
+    "primary_name",
+    "restore",
+    "same_endpoint",
+    "was_refused",
+]
