@@ -11,7 +11,7 @@ from pathlib import Path
 
 import apsw
 
-from twinbus.namespace.engine.rows import Lane, Row
+from twinbus.namespace.engine.storage_protocol import Lane, Row
 
 
 def some_rows(count: int, size: int, first: int = 1, queue: int = 1) -> list[Row]:

@@ -25,7 +25,17 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.bare_sqlite import BareSqlite, some_rows
-from twinbus.namespace.engine.rows import DropEntity, DropRow, Lane, NextRows, PutEntity, PutQueue, PutRow, Row, Write
+from twinbus.namespace.engine.storage_protocol import (
+    DropEntity,
+    DropRow,
+    Lane,
+    NextRows,
+    PutEntity,
+    PutQueue,
+    PutRow,
+    Row,
+    Write,
+)
 from twinbus.namespace.store import opening
 from twinbus.namespace.store.sqlite import SqliteStore
 
@@ -158,7 +168,7 @@ def fill(path: Path, messages: int) -> None:
 OPEN_DEEP = """
 import resource, sys, time
 from pathlib import Path
-from twinbus.namespace.engine.rows import NextRows
+from twinbus.namespace.engine.storage_protocol import NextRows
 from twinbus.namespace.store.sqlite import SqliteStore
 def rss():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1]) / 1024

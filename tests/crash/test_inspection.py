@@ -8,7 +8,7 @@ import apsw
 import pytest
 
 from tests.crash.inspection import check_file
-from twinbus.namespace.engine.rows import Lane, PutBody, PutRow, Row, Write
+from twinbus.namespace.engine.storage_protocol import Lane, PutBody, PutRow, Row, Write
 from twinbus.namespace.store.sqlite import SqliteStore
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.crash.power_loss import Disk, Loss
 from tests.namespace.store.model import Engine, Model, assert_shows
 from tests.tiers import budget
-from twinbus.namespace.engine.rows import Opened
+from twinbus.namespace.engine.storage_protocol import Opened
 from twinbus.namespace.store.errors import StoreError
 from twinbus.namespace.store.sqlite import SqliteStore
 

@@ -22,7 +22,7 @@ from azure.servicebus import (
 from azure.servicebus.management import EntityStatus, ServiceBusAdministrationClient
 
 from tests.formats.sets import expected, sets_with, unpacked
-from twinbus.namespace.engine.rows import KnownIds
+from twinbus.namespace.engine.storage_protocol import KnownIds
 from twinbus.namespace.store.sqlite import SqliteStore
 from twinbus.testing import LocalNamespace
 

@@ -9,12 +9,15 @@ from twinbus.namespace.config import ConfigError, NamespaceConfig, parse_config
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
+    CorrelationFilter,
     EntityStatus,
     QueueDescription,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.engine.rules.descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter
 
 OWN = """
 [[namespaces]]

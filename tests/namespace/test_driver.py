@@ -14,7 +14,14 @@ from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.routing_fields import read_envelope
 from twinbus.clock import Clock, SystemClock
 from twinbus.namespace.driver import Driver, Mailbox
-from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
+from twinbus.namespace.engine.descriptions import (
+    QueueDescription,
+    RuleDescription,
+    SqlAction,
+    SubscriptionDescription,
+    TopicDescription,
+    TrueFilter,
+)
 from twinbus.namespace.engine.effects import Deliver, Refusal
 from twinbus.namespace.engine.events import (
     BatchDeleted,
@@ -26,8 +33,7 @@ from twinbus.namespace.engine.events import (
     ReceiverAttached,
     RuleChanged,
 )
-from twinbus.namespace.engine.rows import DueRows, Need
-from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlAction, TrueFilter
+from twinbus.namespace.engine.storage_protocol import DueRows, Need
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.store.contract import Store
 from twinbus.namespace.store.memory import MemoryStore

@@ -12,7 +12,7 @@ from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import MessagesPeeked, MessagesSent
-from twinbus.namespace.engine.rows import KnownIds, Need
+from twinbus.namespace.engine.storage_protocol import KnownIds, Need
 from twinbus.namespace.engine.transactions import discharge
 from twinbus.namespace.store.memory import MemoryStore
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from twinbus.namespace.engine.rows import Need, PutBody, PutRow, Write
+from twinbus.namespace.engine.storage_protocol import Need, PutBody, PutRow, Write
 from twinbus.namespace.store.contract import Store
 
 _log = logging.getLogger(__name__)

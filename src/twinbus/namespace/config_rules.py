@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from twinbus.namespace.config_properties import Node
-from twinbus.namespace.engine.rules.administration import refusal_of_rule
-from twinbus.namespace.engine.rules.descriptions import (
+from twinbus.namespace.engine.descriptions import (
     DEFAULT_RULE,
     CorrelationFilter,
     Filter,
@@ -15,6 +14,7 @@ from twinbus.namespace.engine.rules.descriptions import (
     SqlFilter,
     TrueFilter,
 )
+from twinbus.namespace.engine.validation import refusal_of_rule
 
 Rules = tuple[RuleDescription, ...]
 

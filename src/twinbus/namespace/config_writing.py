@@ -13,18 +13,16 @@ from typing import Any, Final
 from twinbus.namespace.config_properties import QUEUE, SUBSCRIPTION, TOPIC, Properties, emulator_name
 from twinbus.namespace.config_rules import EMULATOR_FIELDS
 from twinbus.namespace.engine.descriptions import (
-    Description,
-    QueueDescription,
-    SubscriptionDescription,
-    TopicDescription,
-)
-from twinbus.namespace.engine.rules.descriptions import (
     FALSE_EXPRESSION,
     TRUE_EXPRESSION,
     CorrelationFilter,
+    Description,
     FalseFilter,
+    QueueDescription,
     RuleDescription,
     SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
 )
 from twinbus.namespace.iso8601 import render_duration
 

@@ -27,11 +27,10 @@ from twinbus.namespace.engine.effects import (
 )
 from twinbus.namespace.engine.events import Event, TimerFired
 from twinbus.namespace.engine.forwarding import forward
-from twinbus.namespace.engine.namespace import Entity, Family, Namespace
 from twinbus.namespace.engine.queue import Queue
-from twinbus.namespace.engine.receivers import Feed
-from twinbus.namespace.engine.subscription import Subscription
-from twinbus.namespace.engine.topic import Topic
+from twinbus.namespace.engine.receive_state import Feed
+from twinbus.namespace.engine.registry import Entity, Family, Namespace
+from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.store.contract import Store
 from twinbus.values import Condition

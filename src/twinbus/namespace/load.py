@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from twinbus.namespace.engine.namespace import Namespace
+from twinbus.namespace.engine.registry import Namespace
 from twinbus.namespace.resources import Resources
 
 _STATES: Final = ("active", "deferred", "scheduled", "dead_letter", "transfer", "transfer_dead_letter")

@@ -23,7 +23,7 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
 )
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.namespace import targets_first
+from twinbus.namespace.engine.registry import targets_first
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.certificates import ca_path, server_context
 from twinbus.namespace.front.context import Site

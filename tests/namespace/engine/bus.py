@@ -27,8 +27,8 @@ from twinbus.namespace.engine.effects import (
     Step,
 )
 from twinbus.namespace.engine.forwarding import forward
-from twinbus.namespace.engine.namespace import Entity, Namespace
-from twinbus.namespace.engine.rows import PutQueue, Row
+from twinbus.namespace.engine.registry import Entity, Namespace
+from twinbus.namespace.engine.storage_protocol import PutQueue, Row
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.values import Symbol, Timestamp
 

@@ -8,11 +8,16 @@ from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import split
 from twinbus.amqp.routing_fields import read_envelope
 from twinbus.namespace.engine import events
-from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
+from twinbus.namespace.engine.descriptions import (
+    EntityStatus,
+    RuleDescription,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+)
 from twinbus.namespace.engine.effects import Operation, Refusal
 from twinbus.namespace.engine.forwarding import forward
-from twinbus.namespace.engine.overlays import hops_of, properties_of
-from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlFilter
+from twinbus.namespace.engine.settlement import hops_of, properties_of
 from twinbus.namespace.engine.topic import Topic
 from twinbus.values import Condition
 

@@ -7,7 +7,7 @@ import pytest
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus
 from twinbus.namespace.engine.effects import Operation
-from twinbus.namespace.engine.rows import NextRows
+from twinbus.namespace.engine.storage_protocol import NextRows
 from twinbus.values import Condition
 
 from .bus import Bus, queue

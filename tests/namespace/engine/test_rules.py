@@ -9,21 +9,23 @@ import pytest
 
 from twinbus.amqp.message_sections import split
 from twinbus.namespace.engine import events
-from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
-from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.limits import MAX_MESSAGE_BYTES
-from twinbus.namespace.engine.records import read_description, write_description
-from twinbus.namespace.engine.rows import PutBody
-from twinbus.namespace.engine.rules.descriptions import (
+from twinbus.namespace.engine.description_json import read_description, write_description
+from twinbus.namespace.engine.descriptions import (
     CorrelationFilter,
+    EntityStatus,
     FalseFilter,
     Filter,
     RuleDescription,
     SqlAction,
     SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
     TrueFilter,
 )
+from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.limits import MAX_MESSAGE_BYTES
 from twinbus.namespace.engine.rules.values import Duration
+from twinbus.namespace.engine.storage_protocol import PutBody
 from twinbus.values import Condition, Int, Timestamp
 
 from .bus import Bus, envelope, overlay_of, ping, queue

@@ -9,9 +9,15 @@ import pytest
 
 from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine import events
-from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
-from twinbus.namespace.engine.rows import BrowseRows, Lane, Row
-from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlAction, SqlFilter
+from twinbus.namespace.engine.descriptions import (
+    EntityStatus,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.namespace.engine.storage_protocol import BrowseRows, Lane, Row
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.engine.transactions import Operation, discharge
 

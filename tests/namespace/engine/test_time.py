@@ -6,9 +6,9 @@ import pytest
 
 from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine import events
-from twinbus.namespace.engine.arrival import time_to_live
 from twinbus.namespace.engine.effects import Operation
-from twinbus.namespace.engine.rows import DueRows, ExpiredRows
+from twinbus.namespace.engine.send_checks import time_to_live
+from twinbus.namespace.engine.storage_protocol import DueRows, ExpiredRows
 from twinbus.values import Condition
 
 from .bus import Bus, envelope, overlay_of, queue, text_of

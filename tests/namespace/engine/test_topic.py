@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 
 from twinbus.namespace.engine import events
-from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
+from twinbus.namespace.engine.descriptions import (
+    EntityStatus,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+)
 from twinbus.namespace.engine.effects import Operation, Refusal
-from twinbus.namespace.engine.rows import COPY_BYTES, PutBody, PutRow
-from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlAction, SqlFilter
+from twinbus.namespace.engine.storage_protocol import COPY_BYTES, PutBody, PutRow
 from twinbus.values import Condition
 
 from .bus import Bus, Receiver, envelope, overlay_of, text_of

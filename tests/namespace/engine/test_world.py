@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.rows import BrowseRows, Lane, Row
+from twinbus.namespace.engine.storage_protocol import BrowseRows, Lane, Row
 from twinbus.namespace.engine.topic import Topic
 from twinbus.values import Condition
 

@@ -23,20 +23,18 @@ from tests.namespace.front import recorded_requests
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
+    CorrelationFilter,
     Counts,
     Description,
     EntityInfo,
     EntityStatus,
-    QueueDescription,
-    SubscriptionDescription,
-    TopicDescription,
-)
-from twinbus.namespace.engine.rules.descriptions import (
-    CorrelationFilter,
     Filter,
+    QueueDescription,
     RuleDescription,
     SqlAction,
     SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
     TrueFilter,
 )
 from twinbus.namespace.front.atom_entities import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.namespace.engine.rules.descriptions import (
+from twinbus.namespace.engine.descriptions import (
     CorrelationFilter,
     FalseFilter,
     RuleDescription,

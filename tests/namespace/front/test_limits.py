@@ -25,7 +25,7 @@ from twinbus.amqp.transactions import coordinator
 from twinbus.connect import connect
 from twinbus.connect.sas import make_token
 from twinbus.message import Message
-from twinbus.namespace.engine import browsing
+from twinbus.namespace.engine import queries
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.front import accepted_connection, amqp_connection, transactions
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
@@ -358,8 +358,8 @@ async def test_x1_messages_of_open_transactions_have_a_limit(
 
 
 async def test_x1_deferred_messages_are_handed_out_by_the_megabyte(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browsing, "DEFERRED_BYTES", 100_000)
-    monkeypatch.setattr(browsing, "DEFERRED_ROWS", 2)
+    monkeypatch.setattr(queries, "DEFERRED_BYTES", 100_000)
+    monkeypatch.setattr(queries, "DEFERRED_ROWS", 2)
     sender = await peer.sender("orders")
     payload = message(properties=Properties(message_id="m"), data=bytes(30_000))
     for number in range(6):

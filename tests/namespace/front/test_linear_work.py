@@ -21,7 +21,7 @@ from twinbus.connect import ServiceBusConnection
 from twinbus.connect.sas import make_token
 from twinbus.message import BodyType, Message
 from twinbus.namespace.engine.descriptions import Claim
-from twinbus.namespace.engine.rows import distinct
+from twinbus.namespace.engine.storage_protocol import distinct
 from twinbus.namespace.front.addresses import Address, parse_address
 from twinbus.namespace.front.amqp_connection import AmqpConnection
 from twinbus.namespace.front.cbs import Claims

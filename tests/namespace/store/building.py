@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from twinbus.namespace.engine.rows import (
+from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
     Lane,
     MoveRow,

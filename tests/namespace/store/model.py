@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from tests.namespace.store.building import everything, row
-from twinbus.namespace.engine.rows import (
+from twinbus.namespace.engine.storage_protocol import (
     DropEntity,
     DropRow,
     ForgetSeenIds,

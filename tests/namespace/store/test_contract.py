@@ -13,7 +13,7 @@ from tests.namespace.store.building import (
     put,
     row,
 )
-from twinbus.namespace.engine.rows import (
+from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
     DropEntity,
     DropRow,

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.namespace.store.building import Home
 from tests.namespace.store.model import Engine, Model, assert_shows
-from twinbus.namespace.engine.rows import (
+from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
     DueRows,
     ExpiredRows,

@@ -10,8 +10,8 @@ import pytest
 
 from tests.namespace.store.building import everything
 from tests.namespace.store.older import FIRST, LAYOUTS, OTHER_TOPIC, OWN, QUEUE, SECOND, SHARED, TOPIC, older_store
-from twinbus.namespace.engine.namespace import Namespace
-from twinbus.namespace.engine.rows import COPY_BYTES, DropRow, KnownIds, Lane, Opened, PutBody, SessionState
+from twinbus.namespace.engine.registry import Namespace
+from twinbus.namespace.engine.storage_protocol import COPY_BYTES, DropRow, KnownIds, Lane, Opened, PutBody, SessionState
 from twinbus.namespace.store import schema
 from twinbus.namespace.store.sqlite import SqliteStore
 

@@ -14,7 +14,7 @@ import pytest
 from tests.namespace.store.building import counters, entity, everything, next_seqs, put, row
 from tests.namespace.store.failing import FailingDisk, failing_disk
 from twinbus.errors import OperatorError
-from twinbus.namespace.engine.rows import DropRow, Lane, NextRows
+from twinbus.namespace.engine.storage_protocol import DropRow, Lane, NextRows
 from twinbus.namespace.store import schema
 from twinbus.namespace.store.errors import (
     StoreDamagedError,

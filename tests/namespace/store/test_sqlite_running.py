@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from tests.namespace.store.building import counters, entity, next_seqs, put
-from twinbus.namespace.engine.rows import (
+from twinbus.namespace.engine.storage_protocol import (
     DropEntity,
     DropRow,
     ForgetSeenIds,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from twinbus.amqp.routing_fields import Envelope
-from twinbus.namespace.engine.descriptions import Description
-from twinbus.namespace.engine.rules.descriptions import RuleDescription
+from twinbus.namespace.engine.descriptions import Description, RuleDescription
 
 
 class MessagesSent(NamedTuple):

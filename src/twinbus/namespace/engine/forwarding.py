@@ -11,20 +11,24 @@ from typing import Any, Final
 
 from twinbus.amqp.delivery_splicing import delivered, items
 from twinbus.amqp.routing_fields import read_envelope
-from twinbus.namespace.engine.browsing import expired
-from twinbus.namespace.engine.effects import Decision, Refusal, Step
+from twinbus.namespace.engine.effects import Decision, Refusal, Step, not_found
 from twinbus.namespace.engine.limits import MAX_HOPS, MIB
-from twinbus.namespace.engine.overlays import dead_letter_properties, hops_of, of_hops, properties_of
 from twinbus.namespace.engine.passing import Passed
+from twinbus.namespace.engine.queries import expired
 from twinbus.namespace.engine.queue import Queue
-from twinbus.namespace.engine.receivers import Feed
+from twinbus.namespace.engine.receive_state import Feed, Shelf
 from twinbus.namespace.engine.receiving import follow_up
-from twinbus.namespace.engine.refusals import not_found
-from twinbus.namespace.engine.rows import Lane, Need, Row
-from twinbus.namespace.engine.settlement import bury, drop, expire
-from twinbus.namespace.engine.shelf import Shelf
-from twinbus.namespace.engine.subscription import Subscription
-from twinbus.namespace.engine.topic import Topic
+from twinbus.namespace.engine.settlement import (
+    bury,
+    dead_letter_properties,
+    drop,
+    expire,
+    hops_of,
+    of_hops,
+    properties_of,
+)
+from twinbus.namespace.engine.storage_protocol import Lane, Need, Row
+from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.values import Condition
 
 _PAGE: Final = 256

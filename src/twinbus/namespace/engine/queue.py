@@ -11,11 +11,9 @@ from typing import Any
 from twinbus.amqp.delivery_splicing import with_message_id
 from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine import receiving
-from twinbus.namespace.engine.arrival import meter, refusal_of, sift, time_to_live
-from twinbus.namespace.engine.counters import Counters
 from twinbus.namespace.engine.descriptions import QueueDescription
-from twinbus.namespace.engine.duplicates import SeenIds
-from twinbus.namespace.engine.effects import Answer, Decision, Operation, Refusal, Step
+from twinbus.namespace.engine.duplicate_detection import SeenIds
+from twinbus.namespace.engine.effects import Answer, Decision, Operation, Refusal, Step, not_allowed, not_found
 from twinbus.namespace.engine.events import (
     CreditGranted,
     Deleted,
@@ -31,13 +29,13 @@ from twinbus.namespace.engine.events import (
     ScheduleCancelled,
     TimerFired,
 )
-from twinbus.namespace.engine.life import Life, confirm, refuse_as_gone
+from twinbus.namespace.engine.lifecycle import Counters, Life, confirm, refuse_as_gone
 from twinbus.namespace.engine.passing import Passed, admit, life_of
-from twinbus.namespace.engine.refusals import not_allowed, not_found
-from twinbus.namespace.engine.rows import Lane, MoveRow, Need, PutRow, Row
+from twinbus.namespace.engine.receive_state import Shelf, Supplies
+from twinbus.namespace.engine.receiving import shelve
 from twinbus.namespace.engine.schedule import Schedule, remaining
-from twinbus.namespace.engine.shelf import Shelf, Supplies
-from twinbus.namespace.engine.shelving import shelve
+from twinbus.namespace.engine.send_checks import meter, refusal_of, sift, time_to_live
+from twinbus.namespace.engine.storage_protocol import Lane, MoveRow, Need, PutRow, Row
 
 Asking = Generator[Need, Any, None]
 

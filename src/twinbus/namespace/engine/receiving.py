@@ -5,11 +5,20 @@ Sending, scheduling and the life of the entity itself are decided by the entity.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any, Final, assert_never
 
-from twinbus.namespace.engine import browsing, seating, serving, settlement
-from twinbus.namespace.engine.effects import Answer, DetachReceiver, ForgetEntity, Refusal, Step
+from twinbus.namespace.engine import delivery, queries, session_assignment, settlement
+from twinbus.namespace.engine.effects import (
+    Answer,
+    DetachReceiver,
+    ForgetEntity,
+    Refusal,
+    Step,
+    disabled,
+    not_allowed,
+    not_found,
+)
 from twinbus.namespace.engine.events import (
     BatchDeleted,
     CreditGranted,
@@ -25,10 +34,9 @@ from twinbus.namespace.engine.events import (
     SessionStateRequested,
     SessionStateSet,
 )
-from twinbus.namespace.engine.receivers import Consumer, Feed
-from twinbus.namespace.engine.refusals import disabled, not_allowed, not_found
-from twinbus.namespace.engine.rows import DropEntity, DueAnswer, ExpiredRows, Need, Row
-from twinbus.namespace.engine.shelf import Settings, Shelf
+from twinbus.namespace.engine.receive_state import Consumer, Feed, Settings, Shelf
+from twinbus.namespace.engine.session_assignment import seat_for
+from twinbus.namespace.engine.storage_protocol import DropEntity, DueAnswer, ExpiredRows, Need, Row
 
 Asking = Generator[Need, Any, None]
 
@@ -57,29 +65,29 @@ def decide(shelf: Shelf, event: ReceivingEvent, now: int, step: Step) -> Asking 
         case MessagesSettled():
             settlement.settle(shelf, event, now, step)
         case CreditGranted():
-            serving.grant(shelf, event, step)
+            delivery.grant(shelf, event, step)
         case LocksRenewed():
             settlement.renew(shelf, event, now, step)
         case ReceiverAttached():
             _attach(shelf, event, step)
         case SessionReceiverAttached():
-            seating.attach(shelf, event, now, step)
+            session_assignment.attach(shelf, event, now, step)
         case ReceiverDetached():
             _detach(shelf, event, now, step)
         case SessionLockRenewed():
-            seating.renew(shelf, event, now, step)
+            session_assignment.renew(shelf, event, now, step)
         case MessagesPeeked():
-            return browsing.peek(shelf, event, now, step)
+            return queries.peek(shelf, event, now, step)
         case DeferredRequested():
-            return browsing.receive_deferred(shelf, event, now, step)
+            return queries.receive_deferred(shelf, event, now, step)
         case BatchDeleted():
-            return browsing.delete_batch(shelf, event, now, step)
+            return queries.delete_batch(shelf, event, now, step)
         case SessionStateRequested():
-            return browsing.get_state(shelf, event, now, step)
+            return queries.get_state(shelf, event, now, step)
         case SessionStateSet():
-            browsing.set_state(shelf, event, now, step)
+            queries.set_state(shelf, event, now, step)
         case SessionsListed():
-            return browsing.list_sessions(shelf, event, step)
+            return queries.list_sessions(shelf, event, step)
         case _:
             assert_never(event)
     return None
@@ -97,11 +105,11 @@ def follow_up(shelf: Shelf, now: int, step: Step) -> Asking:
 
 def _give_out(shelf: Shelf, now: int, step: Step) -> Asking:
     if shelf.sessions.search:
-        yield from seating.search(shelf, now, step)
+        yield from session_assignment.search(shelf, now, step)
     unfinished: list[Feed] = []
     while shelf.pending:
         feed = shelf.pending.pop()
-        if not (yield from serving.serve(shelf, feed, now, step)):
+        if not (yield from delivery.serve(shelf, feed, now, step)):
             unfinished.append(feed)
     if unfinished:
         shelf.pending = unfinished
@@ -129,11 +137,11 @@ def _detach(shelf: Shelf, event: ReceiverDetached, now: int, step: Step) -> None
     if consumer is None:
         return
     if consumer.limit > consumer.taken:
-        serving.end_grant(shelf, consumer, step)
+        delivery.end_grant(shelf, consumer, step)
     if consumer.feed is None:
         shelf.sessions.stop_waiting(consumer)
     elif consumer.feed.session is not None:
-        seating.give_up(shelf, consumer.feed.session, now, step, failed=False)
+        session_assignment.give_up(shelf, consumer.feed.session, now, step, failed=False)
     else:
         consumer.feed.exit()
 
@@ -184,7 +192,7 @@ def read_expired(shelf: Shelf, now: int) -> Generator[Need, Any, list[Row]]:
     if shelf.next_expiry is None or shelf.next_expiry > now:
         return []
     locked = shelf.locks.by_seq
-    held = sum(1 for lock in locked.values() if browsing.expired(lock.row, now))
+    held = sum(1 for lock in locked.values() if queries.expired(lock.row, now))
     answer: DueAnswer = yield ExpiredRows(shelf.counters.queue, now, _EXPIRED_PAGE + held)
     shelf.next_expiry = answer.next_at
     return [row for row in answer.rows if row.seq not in locked]
@@ -201,12 +209,12 @@ def lapse(shelf: Shelf, expired: list[Row], now: int, step: Step) -> None:
         shelf.locks.drop(lock)
         settlement.give_back(shelf, lock.row, now, step, failed=True)
     for session in shelf.sessions.deadlines.take_due(now):
-        seating.lose(shelf, session, now, step)
+        session_assignment.lose(shelf, session, now, step)
 
 
 def time_out(shelf: Shelf, now: int, step: Step) -> None:
     """Last of all: a session that became free at this very instant is still given out."""
-    seating.time_out(shelf, now, step)
+    session_assignment.time_out(shelf, now, step)
 
 
 def next_instant(shelf: Shelf, now: int) -> int | None:
@@ -219,3 +227,29 @@ def next_instant(shelf: Shelf, now: int) -> int | None:
         now if shelf.pending or (shelf.sessions.search and shelf.sessions.waiting) else None,
     )
     return min((at for at in instants if at is not None), default=None)
+
+
+def shelve(shelf: Shelf, rows: Iterable[Row], now: int, step: Step) -> None:
+    """Rows new at the tail of the active lane, in order."""
+    if shelf.settings.requires_session:
+        _shelve_by_session(shelf, rows, now, step)
+        return
+    append = shelf.main.window.append
+    for row in rows:
+        append(row)
+        if row.expires is not None:
+            shelf.expires_at(row.expires)
+    shelf.wake(shelf.main)
+
+
+def _shelve_by_session(shelf: Shelf, rows: Iterable[Row], now: int, step: Step) -> None:
+    sessions = shelf.sessions
+    for row in rows:
+        shelf.expires_at(row.expires)
+        session = row.session or ""
+        held = sessions.held.get(session)
+        if held is not None:
+            held.feed.window.append(row)
+            shelf.wake(held.feed)
+        elif sessions.waiting:
+            seat_for(shelf, session, now, step)

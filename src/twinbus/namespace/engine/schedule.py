@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from twinbus.namespace.engine.counters import Counters
-from twinbus.namespace.engine.effects import Answer, Meter, Operation, Step
+from twinbus.namespace.engine.effects import Answer, Meter, Operation, Step, messages_not_found
 from twinbus.namespace.engine.events import ScheduleCancelled
+from twinbus.namespace.engine.lifecycle import Counters
 from twinbus.namespace.engine.limits import MIB
-from twinbus.namespace.engine.refusals import messages_not_found
-from twinbus.namespace.engine.rows import DropRow, DueAnswer, DueRows, Lane, Need, PutRow, Row, RowsBySeq, distinct
+from twinbus.namespace.engine.storage_protocol import (
+    DropRow,
+    DueAnswer,
+    DueRows,
+    Lane,
+    Need,
+    PutRow,
+    Row,
+    RowsBySeq,
+    distinct,
+)
 
 _PAGE: Final = 256
 

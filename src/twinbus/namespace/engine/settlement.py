@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, assert_never
 
-from twinbus.namespace.engine.effects import Answer, Meter, Operation, Refusal, Step
+from twinbus.amqp.decoding import decode_all
+from twinbus.amqp.encoding import encode
+from twinbus.namespace.engine.effects import (
+    MESSAGE_LOCK_LOST,
+    Answer,
+    Meter,
+    Operation,
+    Refusal,
+    Step,
+    not_allowed,
+    session_lock_lost,
+)
 from twinbus.namespace.engine.events import (
     Abandon,
     Complete,
@@ -20,11 +31,8 @@ from twinbus.namespace.engine.events import (
     Release,
 )
 from twinbus.namespace.engine.limits import MAX_PROPERTIES_BYTES
-from twinbus.namespace.engine.locks import Lock
-from twinbus.namespace.engine.overlays import dead_letter_properties, merged
-from twinbus.namespace.engine.refusals import MESSAGE_LOCK_LOST, not_allowed, session_lock_lost
-from twinbus.namespace.engine.rows import DropRow, Lane, MoveRow, Row
-from twinbus.namespace.engine.shelf import Shelf
+from twinbus.namespace.engine.receive_state import Lock, Shelf
+from twinbus.namespace.engine.storage_protocol import DropRow, Lane, MoveRow, Row
 from twinbus.values import Condition
 
 _OPERATIONS: Final[dict[type[Outcome], Operation]] = {
@@ -186,3 +194,45 @@ def _defer(shelf: Shelf, row: Row, step: Step, properties: Mapping[str, Any] | N
     place = (row.queue, row.lane, row.seq, to_lane, row.seq)
     step.writes.append(MoveRow(*place, row.enqueued, row.expires, row.delivery_count, overlay))
     shelf.counters.move(row.lane, to_lane)
+
+
+REASON: Final = "DeadLetterReason"
+DESCRIPTION: Final = "DeadLetterErrorDescription"
+_HOPS: Final = 0
+"""The key under which an overlay tells how often its message was forwarded. No application property has such a key."""
+
+
+def merged(overlay: bytes | None, properties: Mapping[str, Any] | None) -> bytes | None:
+    """The overlay with these properties set; a later one wins."""
+    if not properties:
+        return overlay
+    return encode({**(decode_all(overlay) if overlay else {}), **properties})
+
+
+def properties_of(overlay: bytes | None) -> dict[str, Any] | None:
+    """The application properties in it."""
+    if overlay is None:
+        return None
+    return {key: value for key, value in decode_all(overlay).items() if key != _HOPS} or None
+
+
+def hops_of(overlay: bytes | None) -> int:
+    """How often the message was forwarded."""
+    return 0 if overlay is None else int(decode_all(overlay).get(_HOPS, 0))
+
+
+def of_hops(hops: int) -> bytes:
+    """The overlay of a message that was forwarded so often."""
+    return encode({_HOPS: hops})
+
+
+def dead_letter_properties(
+    reason: str | None, description: str | None, properties: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a dead-lettered message tells about why it is there."""
+    told: dict[str, Any] = dict(properties or {})
+    if reason is not None:
+        told[REASON] = reason
+    if description is not None:
+        told[DESCRIPTION] = description
+    return told

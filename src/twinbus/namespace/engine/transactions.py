@@ -10,15 +10,22 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from twinbus.amqp.routing_fields import Envelope
-from twinbus.namespace.engine.arrival import refusal_of
-from twinbus.namespace.engine.effects import Answer, Decision, Refusal, Step
+from twinbus.namespace.engine.effects import (
+    MESSAGE_LOCK_LOST,
+    Answer,
+    Decision,
+    Refusal,
+    Step,
+    not_allowed,
+    not_found,
+    session_lock_lost,
+)
 from twinbus.namespace.engine.events import MessagesSent, MessagesSettled
 from twinbus.namespace.engine.queue import Queue
-from twinbus.namespace.engine.refusals import MESSAGE_LOCK_LOST, not_allowed, not_found, session_lock_lost
-from twinbus.namespace.engine.rows import Need, PutQueue, Write
+from twinbus.namespace.engine.send_checks import refusal_of
 from twinbus.namespace.engine.settlement import refusal_of_outcome
-from twinbus.namespace.engine.subscription import Subscription
-from twinbus.namespace.engine.topic import Topic
+from twinbus.namespace.engine.storage_protocol import Need, PutQueue, Write
+from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.values import Condition
 
 Entity = Queue | Topic | Subscription

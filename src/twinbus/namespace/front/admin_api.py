@@ -15,16 +15,17 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeVar
 
 from twinbus.namespace.engine.descriptions import (
+    DEFAULT_RULE,
     AuthorizationRule,
     Description,
     EntityInfo,
     QueueDescription,
+    RuleDescription,
     SubscriptionDescription,
     TopicDescription,
 )
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import Event, RuleAdded, RuleChanged, RuleRemoved
-from twinbus.namespace.engine.rules.descriptions import DEFAULT_RULE, RuleDescription
 from twinbus.namespace.front.atom_entities import (
     Entry,
     Page,

@@ -37,9 +37,8 @@ from twinbus.amqp.serial_numbers import runs
 from twinbus.amqp.session import Session
 from twinbus.amqp.transactions import read_transactional
 from twinbus.namespace.engine import limits
-from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.namespace import Entity
-from twinbus.namespace.engine.refusals import MESSAGE_LOCK_LOST, session_lock_lost
+from twinbus.namespace.engine.effects import MESSAGE_LOCK_LOST, Refusal, session_lock_lost
+from twinbus.namespace.engine.registry import Entity
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import link_attach, refusals

@@ -24,10 +24,10 @@ from twinbus.namespace.engine.descriptions import (
     EntityInfo,
     EntityStatus,
     QueueDescription,
+    RuleDescription,
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.engine.rules.descriptions import RuleDescription
 from twinbus.namespace.front.atom_rules import read_rule, write_rule
 from twinbus.namespace.front.atom_xml import (
     ATOM,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from uuid import UUID
 from xml.sax.saxutils import escape
 
-from twinbus.namespace.engine.rules.descriptions import (
+from twinbus.namespace.engine.descriptions import (
     DEFAULT_RULE,
     FALSE_EXPRESSION,
     TRUE_EXPRESSION,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from twinbus.connect.sas import SCHEME
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim, QueueDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.namespace import Namespace
+from twinbus.namespace.engine.registry import Namespace
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import parse_address
 from twinbus.namespace.front.request_response import Reply, Request

@@ -17,7 +17,7 @@ from twinbus.amqp.transactions import transactional as transactional_state
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import MessagesSent
-from twinbus.namespace.engine.namespace import Entity
+from twinbus.namespace.engine.registry import Entity
 from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import Address

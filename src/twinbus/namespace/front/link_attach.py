@@ -12,9 +12,8 @@ from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import ReceiverAttached, SessionReceiverAttached
-from twinbus.namespace.engine.namespace import Entity
-from twinbus.namespace.engine.subscription import Subscription
-from twinbus.namespace.engine.topic import Topic
+from twinbus.namespace.engine.registry import Entity
+from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.namespace.faults import Point
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import Address, Node, parse_address

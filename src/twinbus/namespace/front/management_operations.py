@@ -9,13 +9,10 @@ from uuid import UUID
 from twinbus.amqp.errors import DecodeError
 from twinbus.amqp.routing_fields import Envelope, read_envelope
 from twinbus.namespace.engine import events
-from twinbus.namespace.engine.descriptions import Claim
-from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.events import Event
-from twinbus.namespace.engine.rows import Row
-from twinbus.namespace.engine.rules.descriptions import (
+from twinbus.namespace.engine.descriptions import (
     FALSE_EXPRESSION,
     TRUE_EXPRESSION,
+    Claim,
     CorrelationFilter,
     FalseFilter,
     Filter,
@@ -24,6 +21,9 @@ from twinbus.namespace.engine.rules.descriptions import (
     SqlFilter,
     TrueFilter,
 )
+from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.events import Event
+from twinbus.namespace.engine.storage_protocol import Row
 from twinbus.namespace.front.outgoing_link import encoded
 from twinbus.namespace.front.request_response import Reply, Request
 from twinbus.values import Array, Condition, Described, Int, Long, Timestamp, ULong

@@ -27,9 +27,9 @@ from twinbus.namespace.engine.events import (
     ReceiverDetached,
     Release,
 )
-from twinbus.namespace.engine.namespace import Entity
-from twinbus.namespace.engine.overlays import properties_of
-from twinbus.namespace.engine.rows import Lane, Row
+from twinbus.namespace.engine.registry import Entity
+from twinbus.namespace.engine.settlement import properties_of
+from twinbus.namespace.engine.storage_protocol import Lane, Row
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import refusals

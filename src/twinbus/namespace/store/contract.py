@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from twinbus.namespace.engine.rows import Need, Opened, Write
+from twinbus.namespace.engine.storage_protocol import Need, Opened, Write
 
 
 class Store(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, assert_never
 
-from twinbus.namespace.engine.rows import (
+from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
     DropEntity,
     DropRow,

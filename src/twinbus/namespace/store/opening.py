@@ -12,7 +12,7 @@ from typing import Any
 
 import apsw
 
-from twinbus.namespace.engine.rows import Opened, PutEntity, PutQueue, StoredEntity
+from twinbus.namespace.engine.storage_protocol import Opened, PutEntity, PutQueue, StoredEntity
 from twinbus.namespace.store import schema
 from twinbus.namespace.store.errors import StoreError, StoreVersionError, damaged
 from twinbus.namespace.store.lock import sync_folder

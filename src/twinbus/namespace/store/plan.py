@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from twinbus.namespace.engine.rows import (
+from twinbus.namespace.engine.storage_protocol import (
     DropEntity,
     DropRow,
     ForgetSeenIds,

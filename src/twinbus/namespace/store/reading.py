@@ -14,7 +14,7 @@ from typing import Any, assert_never
 
 import apsw
 
-from twinbus.namespace.engine.rows import (
+from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
     DueAnswer,
     DueRows,

@@ -15,7 +15,7 @@ from typing import Any
 
 import apsw
 
-from twinbus.namespace.engine.rows import Need, Opened, Write
+from twinbus.namespace.engine.storage_protocol import Need, Opened, Write
 from twinbus.namespace.store import opening
 from twinbus.namespace.store.errors import StoreError, StoreGoneError, translated
 from twinbus.namespace.store.lock import StoreFiles, StoreLock, make_folder

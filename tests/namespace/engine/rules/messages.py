@@ -8,7 +8,7 @@ from uuid import UUID
 
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Header, Properties
-from twinbus.namespace.engine.rules.view import MessageView
+from twinbus.namespace.engine.rules.message_view import MessageView
 from twinbus.values import Byte, Described, Float32, Int, Short, Symbol, Timestamp, UByte, UInt, ULong
 
 NOW = 1_700_000_000_000

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp.message_builder import message
-from twinbus.namespace.engine.rules.conditions import compile_filter
+from twinbus.namespace.engine.rules.compiler import compile_filter
 
 from .messages import view
 

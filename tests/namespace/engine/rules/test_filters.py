@@ -8,7 +8,7 @@ import pytest
 
 from twinbus.amqp.errors import DecodeError
 from twinbus.amqp.message_builder import message
-from twinbus.namespace.engine.rules.conditions import compile_filter
+from twinbus.namespace.engine.rules.compiler import compile_filter
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration
 from twinbus.values import Int, Timestamp

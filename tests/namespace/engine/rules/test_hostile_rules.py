@@ -6,8 +6,8 @@ import pytest
 
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.routing_fields import read_envelope
-from twinbus.namespace.engine.rules.conditions import compile_filter
-from twinbus.namespace.engine.rules.descriptions import RuleDescription, SqlFilter
+from twinbus.namespace.engine.descriptions import RuleDescription, SqlFilter
+from twinbus.namespace.engine.rules.compiler import compile_filter
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError, RuleSyntaxError
 from twinbus.namespace.engine.rules.ruleset import RuleSet
 

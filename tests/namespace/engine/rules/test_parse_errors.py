@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twinbus.namespace.engine.rules.actions import compile_action
-from twinbus.namespace.engine.rules.conditions import compile_filter
+from twinbus.namespace.engine.rules.compiler import compile_filter
 from twinbus.namespace.engine.rules.errors import RuleSyntaxError
 
 FILTERS = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import split
-from twinbus.namespace.engine.rules.descriptions import (
+from twinbus.namespace.engine.descriptions import (
     CorrelationFilter,
     FalseFilter,
     Filter,

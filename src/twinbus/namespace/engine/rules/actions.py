@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from twinbus.amqp.errors import EncodeError
 from twinbus.amqp.message_builder import with_sections
+from twinbus.namespace.engine.rules.compiler import ExpressionCompiler, PropertyName, Run
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
-from twinbus.namespace.engine.rules.expressions import ExpressionCompiler, PropertyName, Run
 from twinbus.namespace.engine.rules.grammar import Node, parse
+from twinbus.namespace.engine.rules.message_view import MessageView, by_key, readable
 from twinbus.namespace.engine.rules.values import Duration, as_text, converted, kind_of, wire
-from twinbus.namespace.engine.rules.view import MessageView, by_key, readable
 from twinbus.values import Symbol, Timestamp
 
 MAX_STATEMENTS: Final = 32

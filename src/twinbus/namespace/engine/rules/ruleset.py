@@ -6,12 +6,10 @@ Each rule with an action makes a copy of its own. The language is loaded with th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from twinbus.amqp.routing_fields import read_envelope
-from twinbus.namespace.engine.arrival import excess_of
-from twinbus.namespace.engine.rules.correlation import compile_correlation
-from twinbus.namespace.engine.rules.descriptions import (
+from twinbus.namespace.engine.descriptions import (
     CorrelationFilter,
     FalseFilter,
     Filter,
@@ -20,10 +18,13 @@ from twinbus.namespace.engine.rules.descriptions import (
     TrueFilter,
 )
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
-from twinbus.namespace.engine.rules.view import MessageView
+from twinbus.namespace.engine.rules.message_view import SYSTEM, MessageView
+from twinbus.namespace.engine.rules.values import matched, plain
+from twinbus.namespace.engine.send_checks import excess_of
 
 if TYPE_CHECKING:
     from twinbus.namespace.engine.rules.actions import Act
+
 
 Matches = Callable[[MessageView], bool | None]
 
@@ -150,7 +151,7 @@ def _matcher(description: Filter) -> tuple[Matches | None, tuple[str, str] | Non
         case CorrelationFilter():
             return compile_correlation(description), None
         case SqlFilter():
-            from twinbus.namespace.engine.rules.conditions import compile_filter  # noqa: PLC0415  # likewise
+            from twinbus.namespace.engine.rules.compiler import compile_filter  # noqa: PLC0415  # likewise
 
             compiled = compile_filter(description.expression, description.parameters)
             is_true = compiled.is_constant and compiled.value is True
@@ -169,3 +170,46 @@ def _changed(rule: Rule, view: MessageView) -> Copy:
     if (refusal := excess_of(read_envelope(raw))) is not None:
         raise RuleEvaluationError(f"its action makes a message beyond the limits: {refusal.description.rstrip('.')}")
     return Copy(raw, draft.ttl, draft.session)
+
+
+_SYSTEM: Final = {
+    "correlation_id": "correlationid",
+    "message_id": "messageid",
+    "to": "to",
+    "reply_to": "replyto",
+    "label": "label",
+    "session_id": "sessionid",
+    "reply_to_session_id": "replytosessionid",
+    "content_type": "contenttype",
+}
+
+
+def compile_correlation(description: CorrelationFilter) -> Callable[[MessageView], bool]:
+    wanted = {key: getattr(description, field) for field, key in _SYSTEM.items()}
+    system = tuple((SYSTEM[key], value) for key, value in wanted.items() if value is not None)
+    user = tuple((name.lower(), plain(value)) for name, value in description.properties.items())
+
+    def matches(view: MessageView) -> bool:
+        for read, value in system:
+            if read(view) != value:
+                return False
+        if user:
+            found = view.user if view.user is not None else view.read_user()
+            for key, value in user:
+                if not _is_equal(found.get(key), value):
+                    return False
+        return True
+
+    return matches
+
+
+def _is_equal(found: Any, wanted: Any) -> bool:
+    if found is None or wanted is None:
+        return False
+    if found.__class__ is wanted.__class__:
+        return bool(found == wanted)
+    try:
+        left, right = matched(found, wanted, "=", ordered=False)
+    except RuleEvaluationError:
+        return False
+    return bool(left == right)

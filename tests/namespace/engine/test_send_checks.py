@@ -13,7 +13,7 @@ from twinbus.amqp.routing_fields import Envelope, read_envelope
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Operation
-from twinbus.namespace.engine.rows import ForgetSeenIds, KnownIds
+from twinbus.namespace.engine.storage_protocol import ForgetSeenIds, KnownIds
 from twinbus.values import Condition
 
 from .bus import Bus, envelope, ping, queue

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable
 from typing import Any, Final
 
 from twinbus.amqp.routing_fields import Envelope
-from twinbus.namespace.engine.rows import ForgetSeenIds, KnownIds, Need, PutSeenId, Write
+from twinbus.namespace.engine.storage_protocol import ForgetSeenIds, KnownIds, Need, PutSeenId, Write
 
 REMEMBERED: Final = 65_536
 

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from typing import Any
 
 from twinbus.namespace.engine import limits
+from twinbus.namespace.engine.delivery import end_grant
 from twinbus.namespace.engine.effects import (
     AcceptSession,
     Answer,
@@ -18,16 +19,15 @@ from twinbus.namespace.engine.effects import (
     Operation,
     Refusal,
     Step,
+    disabled,
+    not_allowed,
+    session_lock_lost,
 )
 from twinbus.namespace.engine.events import SessionLockRenewed, SessionReceiverAttached
-from twinbus.namespace.engine.receivers import Consumer, Feed
-from twinbus.namespace.engine.refusals import disabled, not_allowed, session_lock_lost
-from twinbus.namespace.engine.rows import Lane, Need, WaitingSessions
-from twinbus.namespace.engine.serving import end_grant
-from twinbus.namespace.engine.sessions import PAGE, HeldSession
+from twinbus.namespace.engine.read_ahead import Window
+from twinbus.namespace.engine.receive_state import PAGE, Consumer, Feed, HeldSession, Shelf
 from twinbus.namespace.engine.settlement import give_back
-from twinbus.namespace.engine.shelf import Shelf
-from twinbus.namespace.engine.window import Window
+from twinbus.namespace.engine.storage_protocol import Lane, Need, WaitingSessions
 from twinbus.values import Condition
 
 

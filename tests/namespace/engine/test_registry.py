@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.namespace.engine import events
+from twinbus.namespace.engine.description_json import kind_of, read_description, write_description
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
     Description,
     EntityStatus,
     QueueDescription,
+    RuleDescription,
     SubscriptionDescription,
     TopicDescription,
 )
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.records import kind_of, read_description, write_description
-from twinbus.namespace.engine.rules.descriptions import RuleDescription
 from twinbus.values import Condition
 
 from .bus import Bus, Receiver, envelope, queue

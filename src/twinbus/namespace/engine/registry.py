@@ -9,30 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from twinbus.namespace.engine.counters import Counters
+from twinbus.namespace.engine.description_json import read_description
 from twinbus.namespace.engine.descriptions import (
+    CorrelationFilter,
     Description,
     EntityInfo,
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.engine.duplicates import IdBudget
-from twinbus.namespace.engine.effects import Decision, Refusal, Step
+from twinbus.namespace.engine.duplicate_detection import IdBudget
+from twinbus.namespace.engine.effects import Decision, Refusal, Step, not_found
 from twinbus.namespace.engine.events import Deleted, DescriptionChanged
-from twinbus.namespace.engine.life import Life
+from twinbus.namespace.engine.lifecycle import Counters, Life
 from twinbus.namespace.engine.limits import MIB
 from twinbus.namespace.engine.queue import Queue
-from twinbus.namespace.engine.receivers import Feed
-from twinbus.namespace.engine.records import read_description
-from twinbus.namespace.engine.refusals import not_found
-from twinbus.namespace.engine.rows import Opened, StoredEntity
-from twinbus.namespace.engine.rules.descriptions import CorrelationFilter
-from twinbus.namespace.engine.shelf import Supplies
-from twinbus.namespace.engine.subscription import Subscription
-from twinbus.namespace.engine.topic import Topic
+from twinbus.namespace.engine.read_ahead import Budget
+from twinbus.namespace.engine.receive_state import Feed, Supplies
+from twinbus.namespace.engine.storage_protocol import Opened, StoredEntity
+from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.namespace.engine.validation import refusal_of_change, refusal_of_new
-from twinbus.namespace.engine.window import Budget
 from twinbus.values import Condition
 
 Entity = Queue | Topic | Subscription

@@ -13,10 +13,9 @@ from twinbus.ledger.entries import UNIT, units
 from twinbus.namespace.engine.effects import Deliver, Drain, Meter, Operation, Step
 from twinbus.namespace.engine.events import CreditGranted
 from twinbus.namespace.engine.limits import SECOND
-from twinbus.namespace.engine.receivers import Consumer, Feed
-from twinbus.namespace.engine.rows import Need
+from twinbus.namespace.engine.receive_state import Consumer, Feed, Shelf
 from twinbus.namespace.engine.settlement import drop, expire
-from twinbus.namespace.engine.shelf import Shelf
+from twinbus.namespace.engine.storage_protocol import Need
 
 _RETRY: Final = SECOND
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.namespace.engine.deadlines import Deadlines
+from twinbus.namespace.engine.deadline_heap import Deadlines
 
 operations = st.lists(
     st.one_of(

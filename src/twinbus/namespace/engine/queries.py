@@ -10,7 +10,17 @@ from typing import Any, Final
 
 from twinbus.ledger.entries import units
 from twinbus.namespace.engine import limits
-from twinbus.namespace.engine.effects import Answer, Meter, Operation, Refusal, Step
+from twinbus.namespace.engine.effects import (
+    Answer,
+    Meter,
+    Operation,
+    Refusal,
+    Step,
+    disabled,
+    messages_not_found,
+    not_allowed,
+    session_lock_lost,
+)
 from twinbus.namespace.engine.events import (
     BatchDeleted,
     DeferredRequested,
@@ -19,8 +29,9 @@ from twinbus.namespace.engine.events import (
     SessionStateRequested,
     SessionStateSet,
 )
-from twinbus.namespace.engine.refusals import disabled, messages_not_found, not_allowed, session_lock_lost
-from twinbus.namespace.engine.rows import (
+from twinbus.namespace.engine.receive_state import HeldSession, Shelf
+from twinbus.namespace.engine.settlement import drop, expire
+from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
     Lane,
     Need,
@@ -32,9 +43,6 @@ from twinbus.namespace.engine.rows import (
     StoredSessions,
     distinct,
 )
-from twinbus.namespace.engine.sessions import HeldSession
-from twinbus.namespace.engine.settlement import drop, expire
-from twinbus.namespace.engine.shelf import Shelf
 from twinbus.values import Condition
 
 Asking = Generator[Need, Any, None]

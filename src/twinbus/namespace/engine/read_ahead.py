@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from twinbus.namespace.engine.limits import KIB
-from twinbus.namespace.engine.rows import NextRows, Row, RowsBySeq
+from twinbus.namespace.engine.storage_protocol import NextRows, Row, RowsBySeq
 
 MAX_ROWS: Final = 256
 MAX_BYTES: Final = 256 * KIB

@@ -12,10 +12,9 @@ from twinbus.amqp.routing_fields import Envelope
 from twinbus.ledger.entries import UNIT, units
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus, QueueDescription, TopicDescription
-from twinbus.namespace.engine.duplicates import SeenIds, key_of
-from twinbus.namespace.engine.effects import Meter, Operation, Refusal, Step
-from twinbus.namespace.engine.refusals import disabled
-from twinbus.namespace.engine.rows import Need
+from twinbus.namespace.engine.duplicate_detection import SeenIds, key_of
+from twinbus.namespace.engine.effects import Meter, Operation, Refusal, Step, disabled
+from twinbus.namespace.engine.storage_protocol import Need
 from twinbus.values import Condition
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
