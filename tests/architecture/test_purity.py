@@ -17,7 +17,7 @@ PURE = (
     "syphon/plan",
     "ledger/balance",
     "money/billing",
-    "money/course",
+    "money/outage_model",
     "money/forecast",
     "money/scenario",
 )

@@ -9,8 +9,7 @@ import pytest
 
 from tests.cli.syphoned import invoke
 from twinbus.cli import cost_tables
-from twinbus.money import Prices, Scenario, SyphonRuns, forecast
-from twinbus.money.comparing import Spent, compare
+from twinbus.money import Prices, Scenario, StageSpending, SyphonRuns, compare, forecast
 
 
 def told(*arguments: str) -> Any:
@@ -121,7 +120,7 @@ def test_m4_forecast_and_actual_are_shown_side_by_side_and_differences_in_their_
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     found = forecast(Scenario(sent=1000, diverted=600, syphon=SyphonRuns.AFTER), Prices.default())
-    actual = Spent(stage="send_backlog", messages=600, units=607, vain=5, cost=Decimal("0.02"))
+    actual = StageSpending(stage="send_backlog", messages=600, units=607, vain=5, cost=Decimal("0.02"))
     cost_tables.show_comparison(found, compare(found, [actual]), {"sent", "diverted"})
     shown = capsys.readouterr().out
     assert "from the ledger: diverted 600, sent 1000" in shown

@@ -9,9 +9,9 @@ import pytest
 
 from twinbus.ledger.entries import Stage
 from twinbus.money import (
+    CostPhase,
     Forecast,
     OutageKind,
-    Phase,
     PingKind,
     Prices,
     Scenario,
@@ -37,7 +37,7 @@ def foreseen(**asked: Any) -> Forecast:
     return forecast(Scenario(**asked), PRICES)
 
 
-def units(found: Forecast, phase: Phase | None, stage: str) -> int:
+def units(found: Forecast, phase: CostPhase | None, stage: str) -> int:
     return found.bill.of(phase=phase, stage=stage).units
 
 
@@ -45,7 +45,9 @@ def test_y2_m4_ten_idle_backlog_queues_are_40_receives_an_hour_960_a_day_28800_i
     found = foreseen(backlog_queues=10, **QUIET)
     assert (found.idle.hour, found.idle.day, found.idle.thirty_days) == (40, 960, 28_800)
     assert (
-        units(found, Phase.IDLE, Stage.EMPTY_RECEIVE) == found.bill.of(stage=Stage.EMPTY_RECEIVE).operations == 28_800
+        units(found, CostPhase.IDLE, Stage.EMPTY_RECEIVE)
+        == found.bill.of(stage=Stage.EMPTY_RECEIVE).operations
+        == 28_800
     )
 
 
@@ -80,7 +82,7 @@ def test_m4_an_outage_is_diverted_from_the_failover_to_the_ping_that_succeeds() 
     assert found.course.diverted == 10 * 540
     for stage in (Stage.SEND_BACKLOG, Stage.RECEIVE_BACKLOG, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG):
         assert units(found, None, stage) == 5400
-    assert units(found, Phase.DRAIN, Stage.RECEIVE_PRIMARY) == 5400 + 54  # and what is sent meanwhile
+    assert units(found, CostPhase.DRAIN, Stage.RECEIVE_PRIMARY) == 5400 + 54  # and what is sent meanwhile
     # An outage that ends a second later is found at the next ping.
     later = foreseen(**{**DRILL, "outage": timedelta(seconds=601)})
     assert later.course.diverted == 10 * 600
@@ -96,13 +98,13 @@ def test_m4_pings_are_charged_where_the_primary_answers_and_only_the_good_one_wh
 def test_s3_an_outage_shorter_than_the_failover_interval_diverts_nothing() -> None:
     found = foreseen(**{**DRILL, "outage": timedelta(seconds=59), "outage_kind": OutageKind.ANSWERING})
     assert found.course.diverted == 0
-    assert found.bill.of(phase=Phase.DRAIN).units == 0
-    assert found.bill.of(phase=Phase.OUTAGE).units == units(found, Phase.OUTAGE, Stage.SEND_PRIMARY) == 590 * 4
+    assert found.bill.of(phase=CostPhase.DRAIN).units == 0
+    assert found.bill.of(phase=CostPhase.OUTAGE).units == units(found, CostPhase.OUTAGE, Stage.SEND_PRIMARY) == 590 * 4
 
 
 def test_s3_nobody_fails_over_who_does_not_send() -> None:
     found = foreseen(**{**DRILL, "rate": 0, "outage_kind": OutageKind.ANSWERING})
-    assert found.bill.of(phase=Phase.OUTAGE).units == 0
+    assert found.bill.of(phase=CostPhase.OUTAGE).units == 0
 
 
 def test_y5_a_standing_syphon_puts_aside_what_it_receives_meanwhile() -> None:
@@ -110,42 +112,46 @@ def test_y5_a_standing_syphon_puts_aside_what_it_receives_meanwhile() -> None:
     # Pauses of 1, 2, 4 … s, by chance a quarter shorter: the tenth try, after 767 s, is the first that succeeds.
     assert found.course.probes == 10
     assert found.course.aside == found.course.diverted
-    assert units(found, Phase.OUTAGE, Stage.SETTLE_BACKLOG) == 5400 + 10
-    assert units(found, Phase.DRAIN, Stage.RECEIVE_DEFERRED) == 5400
-    assert units(found, Phase.DRAIN, Stage.RECEIVE_BACKLOG) == 0
+    assert units(found, CostPhase.OUTAGE, Stage.SETTLE_BACKLOG) == 5400 + 10
+    assert units(found, CostPhase.DRAIN, Stage.RECEIVE_DEFERRED) == 5400
+    assert units(found, CostPhase.DRAIN, Stage.RECEIVE_BACKLOG) == 0
     answering = foreseen(**{**DRILL, "syphon": SyphonRuns.STANDING, "outage_kind": OutageKind.ANSWERING})
-    assert units(answering, Phase.OUTAGE, Stage.RETURN_PRIMARY) == 10
+    assert units(answering, CostPhase.OUTAGE, Stage.RETURN_PRIMARY) == 10
 
 
 def test_s4_a_call_that_finds_the_primary_away_fails_with_its_whole_batch() -> None:
     found = foreseen(**DRILL, batch=20, clients=3, entities=2, tries=1)
-    assert units(found, Phase.OUTAGE, Stage.SEND_PRIMARY) == 20 * 3 * 2
+    assert units(found, CostPhase.OUTAGE, Stage.SEND_PRIMARY) == 20 * 3 * 2
 
 
 def test_m4_several_outages_are_as_many_times_one() -> None:
     asked = {**DRILL, "count_interval": timedelta(0), "backlog_check_interval": timedelta(0)}
     one, four = foreseen(**asked), foreseen(**asked, outages=4)
-    for phase in (Phase.OUTAGE, Phase.DRAIN):
+    for phase in (CostPhase.OUTAGE, CostPhase.DRAIN):
         assert four.bill.of(phase=phase).units == 4 * one.bill.of(phase=phase).units
 
 
 @pytest.mark.parametrize(("size", "each"), [(0, 1), (65_536, 1), (65_537, 2), (200_000, 4)])
 def test_m2_a_unit_is_64_kb_or_a_part_of_it_in_every_stage_that_carries_the_message(size: int, each: int) -> None:
     found = foreseen(**DRILL, message_size=size)
-    assert units(found, Phase.DRAIN, Stage.RETURN_PRIMARY) == 5400 * each
-    assert units(found, Phase.DRAIN, Stage.COMPLETE_BACKLOG) == 5400
+    assert units(found, CostPhase.DRAIN, Stage.RETURN_PRIMARY) == 5400 * each
+    assert units(found, CostPhase.DRAIN, Stage.COMPLETE_BACKLOG) == 5400
 
 
 def test_m2_aliases_may_make_a_unit_more_in_the_backlog() -> None:
     found = foreseen(**DRILL, message_size=65_530)
     assert units(found, None, Stage.SEND_BACKLOG) == 2 * 5400
-    assert units(found, Phase.DRAIN, Stage.RETURN_PRIMARY) == 5400
+    assert units(found, CostPhase.DRAIN, Stage.RETURN_PRIMARY) == 5400
 
 
 def test_m2_a_message_to_a_topic_is_received_and_completed_by_each_subscription() -> None:
     found = foreseen(rate=1, outages=0, subscriptions=3, period=timedelta(seconds=100))
-    assert units(found, Phase.IDLE, Stage.SEND_PRIMARY) == 100
-    assert units(found, Phase.IDLE, Stage.RECEIVE_PRIMARY) == units(found, Phase.IDLE, Stage.COMPLETE_PRIMARY) == 300
+    assert units(found, CostPhase.IDLE, Stage.SEND_PRIMARY) == 100
+    assert (
+        units(found, CostPhase.IDLE, Stage.RECEIVE_PRIMARY)
+        == units(found, CostPhase.IDLE, Stage.COMPLETE_PRIMARY)
+        == 300
+    )
 
 
 def test_m4_lines_add_up_and_phases_take_the_bands_one_after_the_other() -> None:
@@ -154,7 +160,7 @@ def test_m4_lines_add_up_and_phases_take_the_bands_one_after_the_other() -> None
     assert scale is not None
     whole = scale.cost(Decimal(12_999_990 + found.bill.units))
     assert abs(found.bill.cost - whole) < Decimal("1e-15")
-    drain = found.bill.of(phase=Phase.DRAIN)
+    drain = found.bill.of(phase=CostPhase.DRAIN)
     assert abs(drain.cost - drain.units * Decimal("0.80") / 1_000_000) < Decimal("1e-15")
 
 
@@ -199,7 +205,7 @@ def test_m4_a_scenario_that_cannot_be_is_refused_by_name(asked: dict[str, Any], 
 
 def test_m4_what_is_known_of_the_traffic_takes_the_place_of_rate_and_pings() -> None:
     found = foreseen(**DRILL, sent=1000, diverted=300)
-    assert units(found, Phase.IDLE, Stage.SEND_PRIMARY) == 1000
+    assert units(found, CostPhase.IDLE, Stage.SEND_PRIMARY) == 1000
     assert units(found, None, Stage.SEND_BACKLOG) == units(found, None, Stage.RETURN_PRIMARY) == 300
     assert units(found, None, Stage.RECEIVE_PRIMARY) == 1300
 

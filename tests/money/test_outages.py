@@ -16,7 +16,7 @@ from tests.money.outages import BACKLOG, BATCH, PING, SIZE, STORIES, Run, Story,
 from twinbus.ledger import OK
 from twinbus.ledger.entries import Stage
 from twinbus.money import Forecast, Prices, Scenario, forecast
-from twinbus.money.comparing import Spent, compare
+from twinbus.money.forecast_vs_actual import StageSpending, compare
 
 pytestmark = pytest.mark.timeout(300)
 NAMES = [story.name for story in STORIES]
@@ -89,7 +89,7 @@ def test_m4_m1_operations_agree_with_the_ledger_within_1_percent_and_the_remaind
         assert abs(one.units) <= max(SPREAD, 0.01 * one.forecast), one
 
 
-def spent(ledger: Path) -> list[Spent]:
+def spent(ledger: Path) -> list[StageSpending]:
     """The cost by stage, without Spark."""
     units, messages, vain, never = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     for one in operations(ledger):
@@ -102,7 +102,7 @@ def spent(ledger: Path) -> list[Spent]:
         else:
             vain[one.stage] += one.units
     return [
-        Spent(
+        StageSpending(
             stage=stage,
             messages=messages[stage],
             units=count,

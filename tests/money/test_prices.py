@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import PACKAGE, sources
-from twinbus.money.prices import Band, Prices, PricesError, Scale, default_text
+from twinbus.money.prices import PriceBand, Prices, PriceScale, PricesError, default_price_text
 
 
 def changed(before: str, after: str) -> str:
-    text = default_text()
+    text = default_price_text()
     assert before in text
     return text.replace(before, after, 1)
 
@@ -44,7 +44,7 @@ def test_m3_operations_of_the_standard_tier_are_charged_by_bands(operations: int
 
 
 def test_m3_every_month_has_its_own_bands() -> None:
-    scale = Scale(1, (Band(Decimal(10), Decimal(0)), Band(None, Decimal(1))))
+    scale = PriceScale(1, (PriceBand(Decimal(10), Decimal(0)), PriceBand(None, Decimal(1))))
     assert scale.cost(Decimal(20)) == 10
     assert scale.cost(Decimal(20), months=Decimal(2)) == 0
 

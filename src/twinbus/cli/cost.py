@@ -17,9 +17,8 @@ from twinbus.cli.ledger_jobs import First, Folder, Master, Since, Until, in_utc,
 from twinbus.cli.telling import Debug, told
 from twinbus.cli.waiting import waiting
 from twinbus.errors import OperatorError
-from twinbus.money import Forecast, Prices, Scenario, ScenarioError
+from twinbus.money import Forecast, Prices, Scenario, ScenarioError, default_price_text
 from twinbus.money import forecast as foreseen
-from twinbus.money.prices import default_text
 
 app = typer.Typer(help="What a pair will cost, what it did cost, and by which prices.", no_args_is_help=True)
 
@@ -128,7 +127,7 @@ def actual(
     with told(debug=debug):
         table = Prices.load(file)
         place = up_to_date(tables, ledger, master)
-        from twinbus.money.comparing import compare  # noqa: PLC0415 - other verbs start without
+        from twinbus.money import compare  # noqa: PLC0415 - other verbs start without
         from twinbus.pipeline.spending import Seen  # noqa: PLC0415 - there only with the extra
         from twinbus.pipeline.window import Window  # noqa: PLC0415
 
@@ -179,7 +178,7 @@ def _variants(compare: str, values: dict[str, Any], table: Prices) -> tuple[str,
 def _write(path: Path) -> None:
     try:
         with path.open("x", encoding="utf-8") as out:
-            out.write(default_text())
+            out.write(default_price_text())
     except OSError as error:
         hint = "Name a file that is not there yet, in a directory that this user may write."
         raise OperatorError(f"{path} cannot be written: {error.strerror}", hint) from error

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from twinbus.errors import OperatorError
-from twinbus.money.scenario import OutageKind, PingKind, Scenario, SyphonRuns
+from twinbus.money import OutageKind, PingKind, Scenario, SyphonRuns
 
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|)")
 _SECONDS: Final = {"ms": 0.001, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinbus.cli.cost_options import spoken
 from twinbus.cli.terminal import console
-from twinbus.money import Bill, Forecast, Phase, Prices, Scenario
-from twinbus.money.comparing import Comparison, Difference
-from twinbus.money.prices import Scale, Tier
+from twinbus.money import Bill, Comparison, CostPhase, Forecast, Prices, PriceScale, Scenario, StageDifference, Tier
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +65,7 @@ def _totals(found: Forecast) -> Table:
     from rich.text import Text  # noqa: PLC0415 - slow
 
     table = _table("", "units", f"{found.prices.currency}")
-    for phase in Phase:
+    for phase in CostPhase:
         mine = found.bill.of(phase=phase)
         table.add_row(f"operations and bandwidth, {phase}", f"{mine.units:,}", money(mine.cost))
     table.add_row("base", "", money(found.base_cost))
@@ -111,9 +109,9 @@ def _rows(variants: Mapping[str, Forecast]) -> Iterator[tuple[str, list[str]]]:
     yield "idle receives an hour", [f"{one.idle.hour:,g}" for one in found]
     yield "idle receives a day", [f"{one.idle.day:,g}" for one in found]
     yield "idle receives in 30 days", [f"{one.idle.thirty_days:,g}" for one in found]
-    for phase in Phase:
+    for phase in CostPhase:
         yield f"units, {phase}", [f"{one.bill.of(phase=phase).units:,}" for one in found]
-    for phase in Phase:
+    for phase in CostPhase:
         yield f"cost, {phase}", [money(one.bill.of(phase=phase).cost) for one in found]
     yield "base", [money(one.base_cost) for one in found]
     yield "connections", [money(one.connections_cost) for one in found]
@@ -149,7 +147,7 @@ def show_comparison(found: Forecast, result: Comparison, seen: Collection[str]) 
     _footnotes(shown, found.prices, found.scenario.tier)
 
 
-def _compared(one: Difference) -> tuple[str, ...]:
+def _compared(one: StageDifference) -> tuple[str, ...]:
     if one.actual is None:
         return f"{one.forecast:,}", "–", "–", money(one.forecast_cost), "–"
     difference = f"{one.units:+,}" if one.units else ""
@@ -183,7 +181,7 @@ def show_prices(prices: Prices) -> None:
         shown.print(f"• {note}")
 
 
-def _scales(prices: Prices) -> Iterator[tuple[str, Scale]]:
+def _scales(prices: Prices) -> Iterator[tuple[str, PriceScale]]:
     for tier in prices.tiers.values():
         if tier.operations is not None:
             yield f"{tier.name}: operations", tier.operations
@@ -226,7 +224,7 @@ def forecast_as_json(found: Forecast) -> dict[str, Any]:
         "prices": _origin(found.prices),
         "idle_receives": asdict(found.idle),
         "lines": lines,
-        "phases": {phase: _sums(found.bill.of(phase=phase)) for phase in Phase},
+        "phases": {phase: _sums(found.bill.of(phase=phase)) for phase in CostPhase},
         "passages": [asdict(one) for one in found.passages],
         "base_cost": _number(found.base_cost),
         "connections": _number(found.connections),
@@ -279,7 +277,7 @@ def _tier(tier: Tier) -> dict[str, Any]:
     }
 
 
-def _bands(scale: Scale) -> dict[str, Any]:
+def _bands(scale: PriceScale) -> dict[str, Any]:
     bands = [
         {"up_to": None if one.up_to is None else int(one.up_to), "price": _number(one.price)} for one in scale.bands
     ]

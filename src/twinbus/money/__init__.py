@@ -1,25 +1,43 @@
-"""Prices as data, what a scenario will cost, and what was used as a bill (M1–M4)."""
+"""Prices as data, the forecast of a scenario, the bill of what was used, and the comparison of both (M1–M4)."""
 
-from twinbus.money.billing import Bill, Line, Usage, bill
-from twinbus.money.forecast import Forecast, Idle, Passage, Phase, forecast
-from twinbus.money.prices import Prices, PricesError
+from twinbus.money.billing import Bill, BillLine, Usage, bill, unit_price
+from twinbus.money.forecast import CostPhase, Forecast, IdleReceives, StageUnits, forecast
+from twinbus.money.forecast_vs_actual import (
+    EMPTY_PRIMARY,
+    Comparison,
+    DifferencePart,
+    StageDifference,
+    StageSpending,
+    compare,
+)
+from twinbus.money.prices import Prices, PriceScale, PricesError, Tier, default_price_text
 from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError, SyphonRuns
 
 __all__ = [
+    "EMPTY_PRIMARY",
     "Bill",
+    "BillLine",
+    "Comparison",
+    "CostPhase",
+    "DifferencePart",
     "Forecast",
-    "Idle",
-    "Line",
+    "IdleReceives",
     "OutageKind",
-    "Passage",
-    "Phase",
     "PingKind",
+    "PriceScale",
     "Prices",
     "PricesError",
     "Scenario",
     "ScenarioError",
+    "StageDifference",
+    "StageSpending",
+    "StageUnits",
     "SyphonRuns",
+    "Tier",
     "Usage",
     "bill",
+    "compare",
+    "default_price_text",
     "forecast",
+    "unit_price",
 ]

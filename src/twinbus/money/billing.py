@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from twinbus.money.prices import Prices, Scale
+from twinbus.money.prices import Prices, PriceScale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class BillLine:
     usage: Usage
     operations_cost: Decimal
     bandwidth_cost: Decimal
@@ -42,7 +42,7 @@ class Line:
 class Bill:
     """Lines in the order of what was used."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[BillLine, ...]
 
     @property
     def operations(self) -> int:
@@ -93,7 +93,9 @@ def bill(
         before, carried = before + amount, carried + size
     return Bill(
         tuple(
-            Line(usage=one, operations_cost=one.units * units[one.phase], bandwidth_cost=one.bytes * bytes_[one.phase])
+            BillLine(
+                usage=one, operations_cost=one.units * units[one.phase], bandwidth_cost=one.bytes * bytes_[one.phase]
+            )
             for one in used
         )
     )
@@ -106,7 +108,7 @@ def unit_price(
     return _each(prices.tier(tier).operations, other_operations * months, Decimal(units), months)
 
 
-def _each(scale: Scale | None, before: Decimal, amount: Decimal, months: Decimal) -> Decimal:
+def _each(scale: PriceScale | None, before: Decimal, amount: Decimal, months: Decimal) -> Decimal:
     if scale is None or not amount:
         return Decimal(0)
     return (scale.cost(before + amount, months) - scale.cost(before, months)) / amount

@@ -14,13 +14,13 @@ from typing import Final
 
 from twinbus.ledger.entries import Stage, units
 from twinbus.money.billing import Bill, Usage, bill
-from twinbus.money.course import (
+from twinbus.money.outage_model import (
     DRAIN_EMPTY_RECEIVES,
     DRAIN_PEEKS,
     DRAIN_REQUESTS,
     PAGE,
     SCAN_SECONDS,
-    Course,
+    OutageModel,
     course,
     looks,
     queues_used,
@@ -34,14 +34,14 @@ PING_BYTES: Final = 150
 _DAY, _HOUR = 86_400, 3600
 
 
-class Phase(StrEnum):
+class CostPhase(StrEnum):
     IDLE = "idle"
     OUTAGE = "outage"
     DRAIN = "drain"
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleReceives:
     """Receives of the syphons while nothing happens (Y2)."""
 
     hour: float
@@ -50,7 +50,7 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class StageUnits:
     """A stage that a diverted message passes: units as M1 counts them; as a client of today is charged; and so where a
     syphon received it while the primary was away, and had to put it aside.
     """
@@ -69,9 +69,9 @@ class Forecast:
 
     scenario: Scenario
     prices: Prices
-    course: Course
-    idle: Idle
-    passages: tuple[Passage, ...]
+    course: OutageModel
+    idle: IdleReceives
+    passages: tuple[StageUnits, ...]
     bill: Bill
     base_cost: Decimal
     connections: Decimal
@@ -101,18 +101,18 @@ def forecast(scenario: Scenario, prices: Prices) -> Forecast:
         scenario=scenario,
         prices=prices,
         course=went,
-        idle=Idle(receives, receives * 24, receives * 24 * 30),
+        idle=IdleReceives(receives, receives * 24, receives * 24 * 30),
         passages=tuple(_passages(scenario)),
         bill=billed([one for one in _used(scenario, went) if one.operations]),
         base_cost=_base(scenario, tier, prices, hours, namespaces=2),
         connections=connections,
         connections_cost=connections_cost,
-        without_pair=billed(list(_traffic(scenario, Phase.IDLE, _messages(scenario, went)))).cost
+        without_pair=billed(list(_traffic(scenario, CostPhase.IDLE, _messages(scenario, went)))).cost
         + _base(scenario, tier, prices, hours, namespaces=1),
     )
 
 
-def _refuse(scenario: Scenario, tier: Tier, went: Course) -> None:
+def _refuse(scenario: Scenario, tier: Tier, went: OutageModel) -> None:
     if scenario.subscriptions and not tier.topics:
         raise ScenarioError("subscriptions", scenario.subscriptions, f"0: the tier {tier.name} has no topics")
     if scenario.message_size > tier.largest_message:
@@ -128,37 +128,37 @@ def _refuse(scenario: Scenario, tier: Tier, went: Course) -> None:
 # --- what is used ----------------------------------------------------------------------------------------------------
 
 
-def _used(scenario: Scenario, went: Course) -> Iterator[Usage]:
+def _used(scenario: Scenario, went: OutageModel) -> Iterator[Usage]:
     busy = scenario.outages * (went.window + went.drain)
     seconds = scenario.period.total_seconds() - busy
-    yield from _traffic(scenario, Phase.IDLE, scenario.rate * seconds if scenario.sent is None else scenario.sent)
-    yield from _standing(scenario, Phase.IDLE, seconds, 0)
+    yield from _traffic(scenario, CostPhase.IDLE, scenario.rate * seconds if scenario.sent is None else scenario.sent)
+    yield from _standing(scenario, CostPhase.IDLE, seconds, 0)
     if scenario.outages:
         yield from _outage(scenario, went)
         yield from _drain(scenario, went)
 
 
-def _messages(scenario: Scenario, went: Course) -> float:
+def _messages(scenario: Scenario, went: OutageModel) -> float:
     """Of the period: all that would have been sent to the primary."""
     if scenario.sent is None:
         return scenario.rate * scenario.period.total_seconds()
     return scenario.sent + scenario.outages * went.diverted
 
 
-def _traffic(scenario: Scenario, phase: Phase, messages: float) -> Iterator[Usage]:
+def _traffic(scenario: Scenario, phase: CostPhase, messages: float) -> Iterator[Usage]:
     """The application's own."""
     yield _usage(phase, Stage.SEND_PRIMARY, messages, scenario.message_size, anyway=True, why="the application's sends")
     yield from _received(scenario, phase, messages)
 
 
-def _received(scenario: Scenario, phase: Phase, messages: float) -> Iterator[Usage]:
+def _received(scenario: Scenario, phase: CostPhase, messages: float) -> Iterator[Usage]:
     copies = messages * max(scenario.subscriptions, 1)
     size = scenario.message_size
     yield _usage(phase, Stage.RECEIVE_PRIMARY, copies, size, anyway=True, why="once for a queue or subscription")
     yield _usage(phase, Stage.COMPLETE_PRIMARY, copies, anyway=True, why="a peek-lock receive is completed (M2)")
 
 
-def _standing(scenario: Scenario, phase: Phase, seconds: float, used: float) -> Iterator[Usage]:
+def _standing(scenario: Scenario, phase: CostPhase, seconds: float, used: float) -> Iterator[Usage]:
     """What standing syphons do while nothing moves in a queue; `used`: queues that something moves in."""
     if scenario.syphon is not SyphonRuns.STANDING or not scenario.syphons:
         return
@@ -181,8 +181,8 @@ def _polls(scenario: Scenario, seconds: float) -> float:
     return standing * scenario.backlog_queues * seconds / scenario.long_poll.total_seconds()
 
 
-def _outage(scenario: Scenario, went: Course) -> Iterator[Usage]:
-    times, phase = scenario.outages, Phase.OUTAGE
+def _outage(scenario: Scenario, went: OutageModel) -> Iterator[Usage]:
+    times, phase = scenario.outages, CostPhase.OUTAGE
     answering = scenario.outage_kind is OutageKind.ANSWERING
     size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
     yield _usage(phase, Stage.SEND_PRIMARY, times * went.vain, size, why="sends that fail until the failover, each try")
@@ -197,9 +197,9 @@ def _outage(scenario: Scenario, went: Course) -> Iterator[Usage]:
         yield from _standing_through(scenario, went)
 
 
-def _standing_through(scenario: Scenario, went: Course) -> Iterator[Usage]:
+def _standing_through(scenario: Scenario, went: OutageModel) -> Iterator[Usage]:
     """A syphon that finds the primary away puts aside what it receives, and tries again with growing pauses (Y5)."""
-    times, phase = scenario.outages, Phase.OUTAGE
+    times, phase = scenario.outages, CostPhase.OUTAGE
     size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
     used = queues_used(scenario.backlog_queues, scenario.entities * scenario.clients) if went.diverted else 0
     yield from _standing(scenario, phase, times * went.window, used)
@@ -221,8 +221,8 @@ def _standing_through(scenario: Scenario, went: Course) -> Iterator[Usage]:
     yield from _received(scenario, phase, straight)
 
 
-def _drain(scenario: Scenario, went: Course) -> Iterator[Usage]:
-    times, phase = scenario.outages, Phase.DRAIN
+def _drain(scenario: Scenario, went: OutageModel) -> Iterator[Usage]:
+    times, phase = scenario.outages, CostPhase.DRAIN
     if not went.diverted or not scenario.syphons:
         return
     size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
@@ -245,7 +245,7 @@ def _drain(scenario: Scenario, went: Course) -> Iterator[Usage]:
         yield from _traffic(scenario, phase, times * went.drain * scenario.rate)
 
 
-def _usage(phase: Phase, stage: str, count: float, size: int = 0, *, anyway: bool = False, why: str) -> Usage:
+def _usage(phase: CostPhase, stage: str, count: float, size: int = 0, *, anyway: bool = False, why: str) -> Usage:
     operations = round(count)
     return Usage(
         phase=phase,
@@ -258,18 +258,18 @@ def _usage(phase: Phase, stage: str, count: float, size: int = 0, *, anyway: boo
     )
 
 
-def _passages(scenario: Scenario) -> Iterator[Passage]:
+def _passages(scenario: Scenario) -> Iterator[StageUnits]:
     """Of one diverted message."""
     home, stored = units(1, [scenario.message_size]), units(1, [scenario.message_size + ALIAS_BYTES])
     copies = max(scenario.subscriptions, 1)
-    yield Passage(Stage.SEND_BACKLOG, stored, stored, stored)
-    yield Passage(Stage.RECEIVE_BACKLOG, stored, stored, stored)
-    yield Passage(Stage.SETTLE_BACKLOG, 0, 0, 1)
-    yield Passage(Stage.RECEIVE_DEFERRED, 0, 0, stored)
-    yield Passage(Stage.RETURN_PRIMARY, home, home, home)
-    yield Passage(Stage.COMPLETE_BACKLOG, 0, 1, 1)
-    yield Passage(Stage.RECEIVE_PRIMARY, copies * home, copies * home, copies * home)
-    yield Passage(Stage.COMPLETE_PRIMARY, 0, copies, copies)
+    yield StageUnits(Stage.SEND_BACKLOG, stored, stored, stored)
+    yield StageUnits(Stage.RECEIVE_BACKLOG, stored, stored, stored)
+    yield StageUnits(Stage.SETTLE_BACKLOG, 0, 0, 1)
+    yield StageUnits(Stage.RECEIVE_DEFERRED, 0, 0, stored)
+    yield StageUnits(Stage.RETURN_PRIMARY, home, home, home)
+    yield StageUnits(Stage.COMPLETE_BACKLOG, 0, 1, 1)
+    yield StageUnits(Stage.RECEIVE_PRIMARY, copies * home, copies * home, copies * home)
+    yield StageUnits(Stage.COMPLETE_PRIMARY, 0, copies, copies)
 
 
 # --- what is not charged by operations -------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def _base(scenario: Scenario, tier: Tier, prices: Prices, hours: Decimal, *, nam
 
 
 def _connections(
-    scenario: Scenario, tier: Tier, went: Course, hours: Decimal, months: Decimal
+    scenario: Scenario, tier: Tier, went: OutageModel, hours: Decimal, months: Decimal
 ) -> tuple[Decimal, Decimal]:
     """The peaks of all hours over those of a month, and their cost. An outage touches one hour more than it fills."""
     links = scenario.entities * (1 + max(scenario.subscriptions, 1))

@@ -24,7 +24,7 @@ class PricesError(OperatorError):
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class PriceBand:
     """Up to so much in a month, from where the band before it ended; None is without end."""
 
     up_to: Decimal | None
@@ -32,11 +32,11 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class PriceScale:
     """`price` of each band is for every `per`."""
 
     per: int
-    bands: tuple[Band, ...]
+    bands: tuple[PriceBand, ...]
 
     def cost(self, amount: Decimal, months: Decimal = Decimal(1)) -> Decimal:
         """Of so much, spread evenly over so many months; at least one."""
@@ -59,8 +59,8 @@ class Tier:
     largest_message: int
     base_per_month: Decimal
     messaging_unit_per_hour: Decimal
-    operations: Scale | None
-    connections: Scale | None
+    operations: PriceScale | None
+    connections: PriceScale | None
     connection_hours: int
     notes: tuple[str, ...]
 
@@ -76,14 +76,14 @@ class Prices:
     hours_in_month: int
     notes: tuple[str, ...]
     tiers: Mapping[str, Tier]
-    bandwidth: Mapping[str, Scale]
+    bandwidth: Mapping[str, PriceScale]
     bandwidth_notes: Mapping[str, tuple[str, ...]]
     geo_replication: Mapping[str, Decimal]
     file: str
 
     @classmethod
     def default(cls) -> Self:
-        return cls.parse(default_text(), "the table that comes with Twinbus")
+        return cls.parse(default_price_text(), "the table that comes with Twinbus")
 
     @classmethod
     def load(cls, path: Path | None) -> Self:
@@ -127,14 +127,14 @@ class Prices:
             raise PricesError(f"{self.file} has no tier {name!r}", f"It has {', '.join(self.tiers)}.")
         return self.tiers[name]
 
-    def zone(self, name: str) -> Scale | None:
+    def zone(self, name: str) -> PriceScale | None:
         """The scale of bandwidth; None for `none`."""
         if name != "none" and name not in self.bandwidth:
             raise PricesError(f"{self.file} has no bandwidth {name!r}", f"It has none, {', '.join(self.bandwidth)}.")
         return self.bandwidth.get(name)
 
 
-def default_text() -> str:
+def default_price_text() -> str:
     """The table that comes with Twinbus, to start one's own from."""
     return (files("twinbus.money") / "prices.toml").read_text(encoding="utf-8")
 
@@ -193,16 +193,16 @@ class _Table:
     def optional(self, key: str) -> _Table | None:
         return self.table(key) if key in self._values else None
 
-    def bands(self, key: str) -> tuple[Band, ...]:
+    def bands(self, key: str) -> tuple[PriceBand, ...]:
         value = self._take(key, "a list of bands")
         if not isinstance(value, list) or not value:
             self._refuse(key, "a list of bands")
-        found: list[Band] = []
+        found: list[PriceBand] = []
         for number, one in enumerate(value, 1):
             table = _Table(self._file, f"{self._at(key)}, band {number}", one)
             last = number == len(value)
             end = None if last else table.amount("up_to")
-            found.append(Band(end, table.amount("price")))
+            found.append(PriceBand(end, table.amount("price")))
             table.end()
             if end is not None and end <= max([Decimal(0), *(band.up_to or 0 for band in found[:-1])]):
                 self._refuse(key, "bands that each end beyond the one before")
@@ -247,8 +247,8 @@ def _tier(name: str, table: _Table) -> Tier:
     return made
 
 
-def _scale(table: _Table) -> Scale:
-    return Scale(table.whole("per"), table.bands("bands"))
+def _scale(table: _Table) -> PriceScale:
+    return PriceScale(table.whole("per"), table.bands("bands"))
 
 
 def _zones(table: _Table) -> dict[str, Decimal]:

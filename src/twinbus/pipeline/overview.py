@@ -16,8 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.money import Prices, Scenario
-from twinbus.money.comparing import Spent
+from twinbus.money import Prices, Scenario, StageSpending
 from twinbus.pipeline import latency, series
 from twinbus.pipeline.asking import asking
 from twinbus.pipeline.jobs import JOBS, history, incomplete, so_far
@@ -72,7 +71,7 @@ class Overview:
     timeline: Timeline | None
     spread: Values
     latency: Some
-    spent: Sequence[Spent]
+    spent: Sequence[StageSpending]
 
 
 def overview(tables: Tables, prices: Prices, scenario: Scenario, window: Window | None = None) -> Overview:

@@ -1,6 +1,6 @@
 """What a ledger says was spent (M4): the cost job's units at the prices of a table, and what it saw of the traffic.
 
-Both are what `twinbus.money.comparing` wants. Prices and bands are the table's, the sums those of the jobs.
+Both are what `twinbus.money.forecast_vs_actual` wants. Prices and bands are the table's, the sums those of the jobs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,17 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.backlog import TRANSFER_SEGMENT, FailureKind
 from twinbus.ledger.entries import OK, Metered, Stage
-from twinbus.money.billing import Usage, bill, unit_price
-from twinbus.money.comparing import EMPTY_PRIMARY, Spent
-from twinbus.money.prices import Prices
-from twinbus.money.scenario import OutageKind, Scenario, SyphonRuns
+from twinbus.money import (
+    EMPTY_PRIMARY,
+    OutageKind,
+    Prices,
+    Scenario,
+    StageSpending,
+    SyphonRuns,
+    Usage,
+    bill,
+    unit_price,
+)
 from twinbus.pipeline.asking import asking
 from twinbus.pipeline.jobs import JOBS, history, so_far
 from twinbus.pipeline.tables import ENTRIES, Tables
@@ -61,7 +68,7 @@ class Seen:
     def __bool__(self) -> bool:
         return bool(self._sums)
 
-    def spent(self, prices: Prices, scenario: Scenario) -> list[Spent]:
+    def spent(self, prices: Prices, scenario: Scenario) -> list[StageSpending]:
         """By stage. Each month has its own bands, and a price of the unit that is the mean of them."""
         units, totals = Counter[str](), dict[str, _Total]()
         for month, _, count, _ in self._monthly:
@@ -80,7 +87,7 @@ class Seen:
             months=Decimal(max(len(units), 1)),
         )
         return [
-            Spent(
+            StageSpending(
                 stage=stage,
                 messages=self._sum(stage, "messages"),
                 units=total.units,

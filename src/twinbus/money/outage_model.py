@@ -27,7 +27,7 @@ DRAIN_REQUESTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class OutageModel:
     """Of one outage. `window`: seconds from its beginning until sends go to the primary again.
 
     `vain`: messages of sends that failed until the failover, each try; each client's first call for an entity does.
@@ -44,14 +44,14 @@ class Course:
     probes: int
 
 
-def course(scenario: Scenario) -> Course:
+def course(scenario: Scenario) -> OutageModel:
     length, interval = scenario.outage.total_seconds(), scenario.failover_interval.total_seconds()
     first = scenario.batch * scenario.clients * scenario.entities
     answered = scenario.rate * min(length, interval) if scenario.outage_kind is OutageKind.ANSWERING else 0.0
     vain = max(answered, first if scenario.rate else 0) * scenario.tries
     if length <= interval or not scenario.rate:
         # Over before the timer fired, or nobody sent (S3): nothing is diverted.
-        return Course(length, 0.0, vain, 0.0, 0.0, 0, 0)
+        return OutageModel(length, 0.0, vain, 0.0, 0.0, 0, 0)
     every = scenario.ping_interval.total_seconds()
     # The first ping is put off by up to the jitter; half of it is the mean.
     late = every * scenario.ping_jitter / 2
@@ -66,7 +66,7 @@ def course(scenario: Scenario) -> Course:
         aside = diverted * min(noticed / (window - interval), 1)
     carried = aside if scenario.syphon is SyphonRuns.STANDING else diverted
     drain = carried / scenario.drain_rate if scenario.syphons else 0.0
-    return Course(window, drain, vain, diverted, aside, pings, probes)
+    return OutageModel(window, drain, vain, diverted, aside, pings, probes)
 
 
 def _probes(away: float) -> tuple[int, float]:

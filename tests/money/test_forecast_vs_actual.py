@@ -7,7 +7,7 @@ import pytest
 
 from twinbus.ledger.entries import Stage
 from twinbus.money import OutageKind, Prices, Scenario, SyphonRuns, forecast
-from twinbus.money.comparing import EMPTY_PRIMARY, Difference, Spent, compare
+from twinbus.money.forecast_vs_actual import EMPTY_PRIMARY, StageDifference, StageSpending, compare
 
 FORESEEN = forecast(
     Scenario(
@@ -25,17 +25,17 @@ FORESEEN = forecast(
 )
 
 
-def spent(stage: str, units: int, *, messages: int = 0, vain: int = 0, unsent: int = 0) -> Spent:
-    return Spent(stage=stage, messages=messages, units=units, vain=vain, unsent=unsent, cost=Decimal(0))
+def spent(stage: str, units: int, *, messages: int = 0, vain: int = 0, unsent: int = 0) -> StageSpending:
+    return StageSpending(stage=stage, messages=messages, units=units, vain=vain, unsent=unsent, cost=Decimal(0))
 
 
-def compared(*actual: Spent) -> dict[str, Difference]:
+def compared(*actual: StageSpending) -> dict[str, StageDifference]:
     found = {one.stage: one for one in compare(FORESEEN, actual).differences}
     assert all(sum(part.units for part in one.parts) == one.units for one in found.values())
     return found
 
 
-def parts(one: Difference) -> list[tuple[int, str]]:
+def parts(one: StageDifference) -> list[tuple[int, str]]:
     return [(part.units, part.why) for part in one.parts]
 
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Final
 
 from twinbus.ledger.entries import Stage
-from twinbus.money.forecast import Forecast, Phase
+from twinbus.money.forecast import CostPhase, Forecast
 
 _OWN: Final = frozenset({Stage.RECEIVE_PRIMARY, Stage.COMPLETE_PRIMARY})
 """An application's receivers tell a ledger only where they are a pair's; a namespace's meter tells of all."""
@@ -66,7 +66,7 @@ _FEWER: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class StageSpending:
     """One stage in a ledger. `messages`: of calls that went well. `vain`: units of those that were refused or whose
     outcome is unknown. `unsent`: units of those that were intended and never sent; they are in none of the others.
     """
@@ -80,13 +80,13 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DifferencePart:
     why: str
     units: int
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class StageDifference:
     """`actual` is None where nobody recorded this stage: then nothing is compared."""
 
     stage: str
@@ -94,7 +94,7 @@ class Difference:
     actual: int | None
     forecast_cost: Decimal
     actual_cost: Decimal
-    parts: tuple[Part, ...]
+    parts: tuple[DifferencePart, ...]
 
     @property
     def units(self) -> int:
@@ -103,7 +103,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    differences: tuple[Difference, ...]
+    differences: tuple[StageDifference, ...]
 
     @property
     def forecast(self) -> int:
@@ -120,7 +120,7 @@ class Comparison:
         return abs(self.actual - self.forecast) / max(self.actual, 1)
 
 
-def compare(forecast: Forecast, spent: Sequence[Spent]) -> Comparison:
+def compare(forecast: Forecast, spent: Sequence[StageSpending]) -> Comparison:
     """Stages that only one of them has are there too."""
     actual = {one.stage: one for one in spent}
     foreseen = dict.fromkeys(line.usage.stage for line in forecast.bill.lines)
@@ -139,7 +139,7 @@ class _Traffic:
     more_sent: int
 
     @classmethod
-    def of(cls, forecast: Forecast, actual: Mapping[str, Spent]) -> _Traffic:
+    def of(cls, forecast: Forecast, actual: Mapping[str, StageSpending]) -> _Traffic:
         diverted = forecast.scenario.outages * forecast.course.diverted
         backlog, primary = actual.get(Stage.SEND_BACKLOG), actual.get(Stage.SEND_PRIMARY)
         sends = forecast.bill.of(stage=Stage.SEND_PRIMARY).lines
@@ -147,13 +147,13 @@ class _Traffic:
         sent = 0 if primary is None else primary.messages
         return cls(diverted, (0 if backlog is None else backlog.messages) - diverted, sent - foreseen)
 
-    def part(self, stage: str, units: int, sends: int) -> Part | None:
+    def part(self, stage: str, units: int, sends: int) -> DifferencePart | None:
         """What more messages, or fewer, make of a stage's difference."""
         if stage in _DIVERTED and self.diverted and round(self.more_diverted):
             made = round(units * self.more_diverted / self.diverted)
-            return Part(f"{_more(self.more_diverted)} diverted than foreseen", made)
+            return DifferencePart(f"{_more(self.more_diverted)} diverted than foreseen", made)
         if stage == Stage.SEND_PRIMARY and self.more_sent:
-            return Part(f"{_more(self.more_sent)} sent than foreseen", self.more_sent * sends)
+            return DifferencePart(f"{_more(self.more_sent)} sent than foreseen", self.more_sent * sends)
         return None
 
 
@@ -161,29 +161,31 @@ def _more(messages: float) -> str:
     return f"{abs(round(messages)):,} messages {'more' if messages > 0 else 'fewer'} were"
 
 
-def _difference(forecast: Forecast, stage: str, spent: Spent | None, traffic: _Traffic) -> Difference:
+def _difference(forecast: Forecast, stage: str, spent: StageSpending | None, traffic: _Traffic) -> StageDifference:
     mine = forecast.bill.of(stage=stage)
     if spent is None and stage in _OWN:
         why = "nobody told this ledger: receivers that are not the pair's do not; a Twinbus namespace's meter does"
-        return Difference(stage, mine.units, None, mine.cost, Decimal(0), (Part(why, 0),))
+        return StageDifference(stage, mine.units, None, mine.cost, Decimal(0), (DifferencePart(why, 0),))
     units, cost = (0, Decimal(0)) if spent is None else (spent.units, spent.cost)
-    parts: list[Part] = []
+    parts: list[DifferencePart] = []
     left = units - mine.units
     if (more := traffic.part(stage, mine.units, round(mine.units / max(mine.operations, 1)))) is not None:
         parts.append(more)
         left -= more.units
     vain = 0 if spent is None or _foreseen_in_vain(forecast, stage) else min(spent.vain, max(left, 0))
     if vain:
-        parts.append(Part("calls that were refused, or whose outcome is unknown", vain))
+        parts.append(DifferencePart("calls that were refused, or whose outcome is unknown", vain))
     if left - vain:
-        parts.append(Part((_MORE if left > vain else _FEWER).get(stage, "not foreseen"), left - vain))
+        parts.append(DifferencePart((_MORE if left > vain else _FEWER).get(stage, "not foreseen"), left - vain))
     if spent is not None and spent.unsent:
-        parts.append(Part(f"{spent.unsent:,} more were intended and found no connection: nobody was asked", 0))
-    return Difference(stage, mine.units, units, mine.cost, cost, tuple(parts))
+        parts.append(
+            DifferencePart(f"{spent.unsent:,} more were intended and found no connection: nobody was asked", 0)
+        )
+    return StageDifference(stage, mine.units, units, mine.cost, cost, tuple(parts))
 
 
 def _foreseen_in_vain(forecast: Forecast, stage: str) -> bool:
-    lines = forecast.bill.of(phase=Phase.OUTAGE, stage=stage).lines
+    lines = forecast.bill.of(phase=CostPhase.OUTAGE, stage=stage).lines
     return any(not line.usage.anyway for line in lines) and stage in (
         Stage.PING,
         Stage.SEND_PRIMARY,

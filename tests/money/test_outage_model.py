@@ -24,8 +24,8 @@ from tests.syphon.simulation.places import (
 from twinbus.backlog import FailureKind
 from twinbus.ledger.entries import Stage
 from twinbus.money import OutageKind, Prices, Scenario, SyphonRuns, forecast
-from twinbus.money import course as habits
-from twinbus.money.course import course, queues_used
+from twinbus.money import outage_model as habits
+from twinbus.money.outage_model import course, queues_used
 from twinbus.pairing.decide import failover
 from twinbus.pairing.decide.rotation import Rotation, choose
 from twinbus.pairing.options import SendAvailabilityOptions
