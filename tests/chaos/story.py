@@ -13,7 +13,7 @@ from typing import Final
 
 from tests.chaos.sending import TASKS, THREADS
 from tests.chaos.syphoning import COMPLETING, FATAL, SEND_UNDER_WAY, Fate
-from twinbus.syphon.context import Step
+from twinbus.syphon.context import MoveStep
 
 
 class Outage(Enum):
@@ -36,7 +36,13 @@ class Trouble(Enum):
 
 
 # Where a lock that ends meanwhile makes the difference.
-_FREEZES: Final = (Step.RECEIVED.value, Step.INTENDED.value, SEND_UNDER_WAY, Step.CONFIRMED.value, COMPLETING)
+_FREEZES: Final = (
+    MoveStep.RECEIVED.value,
+    MoveStep.INTENDED.value,
+    SEND_UNDER_WAY,
+    MoveStep.CONFIRMED.value,
+    COMPLETING,
+)
 _TIMES: Final = (1, 1, 2)
 
 

@@ -20,20 +20,20 @@ from unittest.mock import patch
 from tests.chaos.entities import PRIMARY, QUEUES, SECONDARY
 from tests.chaos.logs import Log
 from twinbus.ledger.ledger import Ledger
-from twinbus.syphon.context import Step, SyphonOptions
+from twinbus.syphon.context import MoveStep, SyphonOptions
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.mover import Mover
 from twinbus.syphon.native import NativeDestination, NativeTransport
-from twinbus.syphon.plan import Policy
+from twinbus.syphon.plan import RetryPolicy
 from twinbus.syphon.syphon import Syphon
 from twinbus.syphon.transport import (
     Backlog,
     BacklogFailedError,
     Credit,
     Destination,
-    Held,
-    Outgoing,
-    Peeked,
+    HeldMessage,
+    OutgoingMessage,
+    PeekedMessage,
     SendFailedError,
     TimeToLive,
     Transport,
@@ -43,15 +43,15 @@ TRY_SECONDS: Final = 0.5
 SEND_UNDER_WAY, COMPLETING, COMPLETION_UNDER_WAY = "send under way", "completing", "completion under way"
 RECALLED = "recalled"
 FATAL: Final = (
-    Step.RECEIVED.value,
-    Step.INTENDED.value,
-    Step.SENDING.value,
+    MoveStep.RECEIVED.value,
+    MoveStep.INTENDED.value,
+    MoveStep.SENDING.value,
     SEND_UNDER_WAY,
-    Step.CONFIRMED.value,
+    MoveStep.CONFIRMED.value,
     COMPLETING,
     COMPLETION_UNDER_WAY,
-    Step.COMPLETED.value,
-    Step.PUT_ASIDE.value,
+    MoveStep.COMPLETED.value,
+    MoveStep.PUT_ASIDE.value,
     RECALLED,
 )
 """Every place where a syphon can be struck."""
@@ -89,11 +89,11 @@ class Watch:
         self._fate = fate
         self._left = fate.times
 
-    def tell(self, event: str, held: Sequence[Held] | Sequence[Outgoing]) -> None:
+    def tell(self, event: str, held: Sequence[HeldMessage] | Sequence[OutgoingMessage]) -> None:
         if held:
             self._log.tell(event, [str(one.message_id) for one in held])
 
-    def step(self, step: Step, held: Sequence[Held]) -> None:
+    def step(self, step: MoveStep, held: Sequence[HeldMessage]) -> None:
         self.reach(step.value)
 
     def reach(self, place: str, after: float = 0.0) -> None:
@@ -122,7 +122,7 @@ class WatchedTransport:
     def destination(self, path: str) -> Destination:
         return WatchedDestination(self._inner.destination(path), self._watch)
 
-    def restore(self, held: Held, ttl: TimeToLive, now: datetime) -> Outgoing:
+    def restore(self, held: HeldMessage, ttl: TimeToLive, now: datetime) -> OutgoingMessage:
         return self._inner.restore(held, ttl, now)
 
     async def close(self) -> None:
@@ -134,7 +134,7 @@ class WatchedDestination:
         self._inner = inner
         self._watch = watch
 
-    async def send(self, messages: Sequence[Outgoing]) -> None:
+    async def send(self, messages: Sequence[OutgoingMessage]) -> None:
         watch = self._watch
         watch.tell("sending", messages)
         watch.reach(SEND_UNDER_WAY, _UNDER_WAY_SECONDS)
@@ -166,19 +166,19 @@ class WatchedBacklog:
     async def open(self) -> None:
         await self._inner.open()
 
-    async def receive(self, count: int, wait: float) -> Sequence[Held]:
+    async def receive(self, count: int, wait: float) -> Sequence[HeldMessage]:
         held = await self._inner.receive(count, wait)
         self._watch.tell("received", held)
         return held
 
-    async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[Held]:
+    async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[HeldMessage]:
         held = await self._inner.receive_deferred(numbers)
         self._watch.tell("recalled", held)
         if held:
             self._watch.reach(RECALLED)
         return held
 
-    async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         watch = self._watch
         watch.reach(COMPLETING)
         watch.reach(COMPLETION_UNDER_WAY, _UNDER_WAY_SECONDS)
@@ -192,23 +192,23 @@ class WatchedBacklog:
         watch.tell("lost", lost)
         return lost
 
-    async def peek(self, start: int, count: int) -> Sequence[Peeked]:
+    async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
         return await self._inner.peek(start, count)
 
-    async def abandon(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def abandon(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._inner.abandon(held)
 
-    async def defer(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def defer(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._inner.defer(held)
 
-    async def dead_letter(self, held: Sequence[Held], reason: str, description: str) -> Sequence[Held]:
+    async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
         self._watch.tell("dead-lettered", held)
         return await self._inner.dead_letter(held, reason, description)
 
-    async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._inner.renew(held)
 
-    async def rest(self) -> Sequence[Held]:
+    async def rest(self) -> Sequence[HeldMessage]:
         return await self._inner.rest()
 
     async def close(self) -> None:
@@ -232,7 +232,7 @@ def completes_first() -> AbstractContextManager[Any]:
 def sends_twice() -> AbstractContextManager[Any]:
     right = NativeDestination.send
 
-    async def send(self: NativeDestination, messages: Sequence[Outgoing]) -> None:
+    async def send(self: NativeDestination, messages: Sequence[OutgoingMessage]) -> None:
         await right(self, messages)
         await right(self, messages)
 
@@ -257,7 +257,7 @@ def run(work: Syphoning) -> None:
 async def _run(work: Syphoning) -> None:
     watch = Watch(Log(work.log), work.fate)
     native = NativeTransport(work.primary, work.secondary, try_timeout=TRY_SECONDS)
-    options = SyphonOptions(drain=work.drain, window=1000, policy=Policy(first_pause=0.2, longest_pause=0.5))
+    options = SyphonOptions(drain=work.drain, window=1000, policy=RetryPolicy(first_pause=0.2, longest_pause=0.5))
     with Ledger(work.ledger, "syphon") as ledger:
         async with Syphon(
             WatchedTransport(native, watch),

@@ -19,8 +19,8 @@ from twinbus.cli.progress import Lines, Table, span
 from twinbus.ledger import Stage, read_ledger
 from twinbus.ledger.entries import Intent, Operation
 from twinbus.syphon.plan import Readiness
-from twinbus.syphon.plan.destinations import DestinationState
-from twinbus.syphon.progress import Progress, Tally
+from twinbus.syphon.plan.destinations import DestinationStatus
+from twinbus.syphon.progress import MessageCounts, Progress
 from twinbus.testing import LocalNamespaces
 from twinbus.values import Char
 
@@ -252,9 +252,9 @@ def test_it_ends_without_a_word_when_nobody_reads_it_any_more(backlog: Backlog) 
 def moment(**given: Any) -> Progress:
     usual: dict[str, Any] = {
         "seconds": 60.0,
-        "total": Tally(returned=600, kept=2),
-        "by_destination": {"orders": Tally(returned=600), "events": Tally(deferred=5)},
-        "states": (DestinationState("events", Readiness.ASIDE, FailureKind.ENTITY_DISABLED, 0.0),),
+        "total": MessageCounts(returned=600, kept=2),
+        "by_destination": {"orders": MessageCounts(returned=600), "events": MessageCounts(deferred=5)},
+        "states": (DestinationStatus("events", Readiness.ASIDE, FailureKind.ENTITY_DISABLED, 0.0),),
         "operations": {},
         "rate": 100.0,
         "held": 5,

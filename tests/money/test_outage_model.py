@@ -32,15 +32,15 @@ from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.syphon import transport
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import Named
-from twinbus.syphon.plan import Policy, deferred
+from twinbus.syphon.plan import RetryPolicy, deferred
 from twinbus.syphon.syphon import Syphon
-from twinbus.syphon.transport import Peeked
+from twinbus.syphon.transport import PeekedMessage
 
 HOUR = timedelta(hours=1)
 
 
 def test_m4_the_habits_that_a_forecast_counts_are_those_of_the_syphon_and_the_pair() -> None:
-    policy, options, scenario = Policy(), SendAvailabilityOptions(), Scenario()
+    policy, options, scenario = RetryPolicy(), SendAvailabilityOptions(), Scenario()
     assert (policy.first_pause, policy.longest_pause) == (habits.FIRST_PAUSE, habits.LONGEST_PAUSE)
     assert (deferred.SCAN_EVERY, transport.PAGE) == (habits.SCAN_SECONDS, habits.PAGE)
     assert scenario.long_poll.total_seconds() == SyphonOptions().poll
@@ -94,8 +94,8 @@ SPREAD = 10
 class WholePages(SimulatedBacklog):
     """Peeks show as many as were asked for, as a namespace does."""
 
-    async def peek(self, start: int, count: int) -> Sequence[Peeked]:
-        found: list[Peeked] = []
+    async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
+        found: list[PeekedMessage] = []
         while len(found) < count and (page := await super().peek(start, count - len(found))):
             found += page
             start = page[-1].sequence_number + 1

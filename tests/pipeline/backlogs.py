@@ -22,15 +22,15 @@ from twinbus.ledger.entries import Intent, Operation
 from twinbus.message import Message
 from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
 from twinbus.pipeline.syphon_job.lane import SyphonSource
-from twinbus.pipeline.syphon_job.messages import Job
-from twinbus.syphon.context import Step
+from twinbus.pipeline.syphon_job.messages import SyphonJob
+from twinbus.syphon.context import MoveStep
 from twinbus.syphon.discovery import Named
-from twinbus.syphon.transport import Held
+from twinbus.syphon.transport import HeldMessage
 from twinbus.testing import LocalNamespace
 
 ENOUGH = 20
 # From the receipt of a message to its removal, everything a victim may be killed between.
-MOVES = (Step.RECEIVED, Step.INTENDED, Step.SENDING, Step.CONFIRMED, Step.COMPLETED)
+MOVES = (MoveStep.RECEIVED, MoveStep.INTENDED, MoveStep.SENDING, MoveStep.CONFIRMED, MoveStep.COMPLETED)
 WINDOW = 500
 _numbers = itertools.count()
 
@@ -65,9 +65,9 @@ class Backlog:
         self.ledger = folder / "ledger"
         self._first = 0
 
-    def job(self, **settings: Any) -> Job:
+    def job(self, **settings: Any) -> SyphonJob:
         usual: dict[str, Any] = {"budget": 3.0, "window": WINDOW, "first_pause": 0.2, "longest_pause": 0.5}
-        return Job(
+        return SyphonJob(
             primary=self.primary.connection_string,
             secondary=self.secondary.connection_string,
             primary_name="primary",
@@ -90,7 +90,9 @@ class Backlog:
             ledger.done(Stage.SEND_BACKLOG, "secondary", name, numbers, sizes, f"primary/{path}", seconds=0.1)
 
     @asynccontextmanager
-    async def syphon(self, spark: SparkSession, job: Job | None = None, **options: Any) -> AsyncIterator[SparkSyphon]:
+    async def syphon(
+        self, spark: SparkSession, job: SyphonJob | None = None, **options: Any
+    ) -> AsyncIterator[SparkSyphon]:
         given = SparkSyphonOptions(**options)
         async with SparkSyphon(spark, Named(self.queues), job or self.job(), given) as made:
             yield made
@@ -122,7 +124,7 @@ class Backlog:
 # --- killing ---------------------------------------------------------------------------------------------------------
 
 
-def watched(watch: Callable[[Step, Sequence[Held]], None]) -> type[SyphonSource]:
+def watched(watch: Callable[[MoveStep, Sequence[HeldMessage]], None]) -> type[SyphonSource]:
     """A source that tells `watch`, in its tasks, where messages are."""
     return type("Watched", (SyphonSource,), {"steps": staticmethod(watch)})
 
@@ -130,7 +132,7 @@ def watched(watch: Callable[[Step, Sequence[Held]], None]) -> type[SyphonSource]
 def killing_workers(folder: Path) -> type[SyphonSource]:
     """A Python worker ends itself as kill -9 would, once at each step; Spark's second try is left alone."""
 
-    def watch(step: Step, held: Sequence[Held]) -> None:
+    def watch(step: MoveStep, held: Sequence[HeldMessage]) -> None:
         if step in MOVES and is_first_try() and first(folder / step.name):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -140,7 +142,7 @@ def killing_workers(folder: Path) -> type[SyphonSource]:
 def killing_when_told(order: Path) -> type[SyphonSource]:
     """Where the file is there: the process that it names, at the step that it names."""
 
-    def watch(step: Step, held: Sequence[Held]) -> None:
+    def watch(step: MoveStep, held: Sequence[HeldMessage]) -> None:
         with suppress(FileNotFoundError):
             pid, at = order.read_text().split()
             if step.name == at:

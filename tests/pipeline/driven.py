@@ -33,10 +33,10 @@ from twinbus.pipeline.session import session
 from twinbus.pipeline.starting import started
 from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
 from twinbus.pipeline.syphon_job.lane import LanePartition, LaneReader, SyphonSource
-from twinbus.pipeline.syphon_job.messages import Job
-from twinbus.syphon.context import Step
+from twinbus.pipeline.syphon_job.messages import SyphonJob
+from twinbus.syphon.context import MoveStep
 from twinbus.syphon.discovery import Named
-from twinbus.syphon.transport import Held
+from twinbus.syphon.transport import HeldMessage
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 READ = "read"
@@ -142,7 +142,7 @@ class StoppedReader(StreamReader):
 def stuck(folder: Path) -> type[SyphonSource]:
     """Of the lanes of one batch, the first that comes to a step goes no further: in the end there is one at each."""
 
-    def watch(step: Step, held: Sequence[Held]) -> None:
+    def watch(step: MoveStep, held: Sequence[HeldMessage]) -> None:
         if step in MOVES and first(folder / step.name):
             time.sleep(_FOR_EVER)
 
@@ -155,7 +155,7 @@ def stuck(folder: Path) -> type[SyphonSource]:
 
     class Stuck(SyphonSource):
         def streamReader(self, schema: StructType) -> Reader:  # noqa: N802  # Spark's name
-            return Reader(Path(self.options["folder"]), Job.of_json(self.options["secret"]), None)
+            return Reader(Path(self.options["folder"]), SyphonJob.of_json(self.options["secret"]), None)
 
     return Stuck
 
@@ -163,10 +163,10 @@ def stuck(folder: Path) -> type[SyphonSource]:
 def killing_executors(folder: Path) -> type[SyphonSource]:
     """Once two executors have moved messages, the JVM of the one that comes to a step is killed; once at each."""
 
-    def watch(step: Step, held: Sequence[Held]) -> None:
+    def watch(step: MoveStep, held: Sequence[HeldMessage]) -> None:
         daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
         executor = int(daemon.rpartition(")")[2].split()[1])
-        if step is Step.COMPLETED:
+        if step is MoveStep.COMPLETED:
             (folder / f"executor-{executor}").touch()
         both = len(list(folder.glob("executor-*"))) > 1
         if both and step in MOVES and is_first_try() and first(folder / step.name):
@@ -193,7 +193,7 @@ def follow(spark: SparkSession, folder: Path, ledger: Path, tables: Path) -> Non
 
 async def syphoned(spark: SparkSession, told: dict[str, Any], source: type[SyphonSource]) -> int:
     options = SparkSyphonOptions(source=source, **told["options"])
-    async with SparkSyphon(spark, Named(told["queues"]), Job.of_json(told["job"]), options) as syphon:
+    async with SparkSyphon(spark, Named(told["queues"]), SyphonJob.of_json(told["job"]), options) as syphon:
         return (await syphon.run()).total.returned
 
 

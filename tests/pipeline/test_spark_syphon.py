@@ -23,15 +23,15 @@ from twinbus.connect import connect
 from twinbus.ledger import Stage, read_ledger
 from twinbus.ledger.entries import Header, Metered, Role
 from twinbus.message import Message
-from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions, Watch
+from twinbus.pipeline.syphon_job.driver import BacklogPoller, SparkSyphon, SparkSyphonOptions
 from twinbus.pipeline.syphon_job.lane import LaneReader, SyphonSource
-from twinbus.pipeline.syphon_job.messages import Job
-from twinbus.syphon.context import Step
+from twinbus.pipeline.syphon_job.messages import SyphonJob
+from twinbus.syphon.context import MoveStep
 from twinbus.syphon.discovery import Named
-from twinbus.syphon.progress import Counts, Progress
+from twinbus.syphon.progress import Progress, ProgressCounter
 from twinbus.syphon.syphon import SyphonState
-from twinbus.syphon.syphon_ledger import Books
-from twinbus.syphon.transport import Held
+from twinbus.syphon.syphon_ledger import SyphonLedger
+from twinbus.syphon.transport import HeldMessage
 from twinbus.testing import LocalNamespace
 
 pytestmark = pytest.mark.timeout(300)
@@ -118,8 +118,10 @@ async def test_d2_y2_idle_the_meter_of_the_secondary_counts_the_polls_and_two_lo
 async def test_d2_y2_what_ends_a_poll_is_given_back_as_it_was(backlog: Backlog) -> None:
     queue, text = backlog.queues[0], backlog.secondary.connection_string
     ended = asyncio.Event()
-    counts = Counts(0.0)
-    watch = Watch(text, Books(None, "primary", "secondary", counts), lambda _: ended.set(), poll=60, timeout=10)
+    counts = ProgressCounter(0.0)
+    watch = BacklogPoller(
+        text, SyphonLedger(None, "primary", "secondary", counts), lambda _: ended.set(), poll=60, timeout=10
+    )
     watch.hold([queue])
     async with connect(text) as bus:
         await (await bus.sender(queue)).send([Message(b"x", message_id="1")])
@@ -232,7 +234,7 @@ async def test_d2_a_clean_stop_at_any_step_settles_what_is_in_flight(
     for step in MOVES:
         there = tmp_path / step.name
 
-        def watch(at: Step, held: Sequence[Held], step: Step = step, there: Path = there) -> None:
+        def watch(at: MoveStep, held: Sequence[HeldMessage], step: MoveStep = step, there: Path = there) -> None:
             if at is step:
                 there.touch()
 
@@ -265,7 +267,7 @@ async def test_d2_no_body_passes_the_driver(spark: SparkSession, backlog: Backlo
 
     class Overheard(SyphonSource):
         def streamReader(self, schema: StructType) -> Reader:  # noqa: N802  # Spark's name
-            return Reader(Path(self.options["folder"]), Job.of_json(self.options["secret"]), None)
+            return Reader(Path(self.options["folder"]), SyphonJob.of_json(self.options["secret"]), None)
 
     await backlog.fill(300, body=body)
     notes = tmp_path / "checkpoint"

@@ -8,25 +8,25 @@ from typing import Any
 import pytest
 
 from twinbus.backlog import FailureKind
-from twinbus.pipeline.syphon_job.messages import Job, Look, Plan, Report, Slice
-from twinbus.pipeline.syphon_job.planning import Planner
-from twinbus.syphon.plan import Destinations, Memory, Readiness, Route, Shelf
+from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask, ScanResult, SyphonJob
+from twinbus.pipeline.syphon_job.planning import BatchPlanner
+from twinbus.syphon.plan import DeferredMessages, DestinationMemory, DestinationRoute, Destinations, Readiness
 from twinbus.syphon.plan.deferred import SCAN_EVERY
-from twinbus.syphon.progress import Tally
+from twinbus.syphon.progress import MessageCounts
 
-LOOKED = Look(0, None, clean=True)
+LOOKED = ScanResult(0, None, clean=True)
 
 
-def planner(*queues: str, looked: bool = True, **options: Any) -> Planner:
+def planner(*queues: str, looked: bool = True, **options: Any) -> BatchPlanner:
     """At 10, with everything looked through."""
-    made = Planner("run", **options)
+    made = BatchPlanner("run", **options)
     made.found(queues, 0.0)
     if looked:
         made.reported([report(queue, look=LOOKED) for queue in queues], 10.0)
     return made
 
 
-def report(queue: str, **said: Any) -> Report:
+def report(queue: str, **said: Any) -> LaneReport:
     usual: dict[str, Any] = {
         "plan": "run-1",
         "lane": 0,
@@ -41,14 +41,14 @@ def report(queue: str, **said: Any) -> Report:
         "seeds": {},
         "look": None,
     }
-    return Report(queue=queue, **{**usual, **said})
+    return LaneReport(queue=queue, **{**usual, **said})
 
 
-def aside(path: str, left: float = 5.0, readiness: Readiness = Readiness.ASIDE, age: float = 0.0) -> Memory:
-    return Memory(path, readiness, FailureKind.SERVER_BUSY, 5.0, age, left, None)
+def aside(path: str, left: float = 5.0, readiness: Readiness = Readiness.ASIDE, age: float = 0.0) -> DestinationMemory:
+    return DestinationMemory(path, readiness, FailureKind.SERVER_BUSY, 5.0, age, left, None)
 
 
-def slices(plan: Plan | None) -> list[tuple[str, int]]:
+def slices(plan: BatchPlan | None) -> list[tuple[str, int]]:
     return [] if plan is None else [(one.queue, one.lane) for one in plan.slices]
 
 
@@ -80,7 +80,7 @@ def test_d2_lanes_can_be_told_and_share_the_rate() -> None:
 def test_d2_a_lane_that_ran_out_of_time_is_followed_by_another_and_one_that_found_nothing_by_a_poll() -> None:
     made = planner("a")
     made.arrived("a")
-    made.reported([report("a", dry=False, tallies={"x": Tally(returned=5)})], 20.0)
+    made.reported([report("a", dry=False, tallies={"x": MessageCounts(returned=5)})], 20.0)
     assert slices(made.plan(20.0)) == [("a", 0)]
     made.reported([report("a")], 21.0)
     assert made.plan(21.0) is None
@@ -115,19 +115,21 @@ def test_y5_after_its_pause_a_destination_is_asked_with_one_message_and_looked_f
     assert made.due(24.0) == 25.0
     plan = made.plan(25.0)
     assert plan is not None
-    assert plan.slices == (Slice("a", 0, None, {"x": 7}, None),)
+    assert plan.slices == (LaneTask("a", 0, None, {"x": 7}, None),)
     assert plan.memories == (aside("x", 0.0, age=5.0),)
     made.reported([report("a", waiting={"x": (1, 7)}, seeds={"x": 7}, memories=(aside("x", 10.0),))], 26.0)
     assert made.aside() == 300
     assert made.due(26.0) == 36.0
     ready = aside("x", readiness=Readiness.READY)
-    found = report("a", waiting={"x": (100, 120)}, seeds={"x": 7}, look=Look(7, 400, clean=False), memories=(ready,))
+    found = report(
+        "a", waiting={"x": (100, 120)}, seeds={"x": 7}, look=ScanResult(7, 400, clean=False), memories=(ready,)
+    )
     made.reported([found], 37.0)
     assert made.aside() == 100
     later = made.plan(37.0)
     assert later is not None
-    assert later.slices == (Slice("a", 0, None, {}, 120),)
-    made.reported([report("a", look=Look(120, None, clean=False))], 38.0)
+    assert later.slices == (LaneTask("a", 0, None, {}, 120),)
+    made.reported([report("a", look=ScanResult(120, None, clean=False))], 38.0)
     assert made.aside() == 0
     assert made.plan(38.0) is None
 
@@ -151,11 +153,11 @@ def test_y5_the_latest_news_of_a_destination_holds() -> None:
 def test_d2_a_drain_is_over_when_a_look_from_the_start_saw_nothing_and_nothing_was_moved_meanwhile() -> None:
     made = planner("a", "b", looked=False, drain=True)
     assert not made.is_drained()
-    made.reported([report("a", look=LOOKED), report("b", look=Look(0, None, clean=False))], 10.0)
+    made.reported([report("a", look=LOOKED), report("b", look=ScanResult(0, None, clean=False))], 10.0)
     assert not made.is_drained()
     assert slices(made.plan(10.0)) == []
     assert slices(made.plan(12.0)) == [("b", 0)]
-    made.reported([report("b", look=LOOKED, tallies={"x": Tally(returned=1)})], 13.0)
+    made.reported([report("b", look=LOOKED, tallies={"x": MessageCounts(returned=1)})], 13.0)
     assert not made.is_drained()
     made.reported([report("b", look=LOOKED)], 14.0)
     assert made.is_drained()
@@ -174,15 +176,17 @@ def test_y5_a_drain_does_not_look_through_a_queue_for_what_it_knows_to_be_put_as
 
 
 def test_a_plan_and_a_report_come_back_as_they_were() -> None:
-    plan = Plan("run-1", (Slice("a", 1, 2.5, {"x": 7}, 9),), (aside("x")._replace(missing=3.0),))
-    assert Plan.of_json(plan.to_json()) == plan
-    said = report("a", memories=plan.memories, waiting={"x": (1, 2)}, look=LOOKED, tallies={"x": Tally(returned=1)})
-    assert Report.of_json(said.to_json()) == said
+    plan = BatchPlan("run-1", (LaneTask("a", 1, 2.5, {"x": 7}, 9),), (aside("x")._replace(missing=3.0),))
+    assert BatchPlan.of_json(plan.to_json()) == plan
+    said = report(
+        "a", memories=plan.memories, waiting={"x": (1, 2)}, look=LOOKED, tallies={"x": MessageCounts(returned=1)}
+    )
+    assert LaneReport.of_json(said.to_json()) == said
 
 
 def test_a_job_shows_no_key() -> None:
-    job = Job(primary="key-1", secondary="key-2", primary_name="a", secondary_name="b", ledger="books")
-    assert Job.of_json(job.to_json()) == job
+    job = SyphonJob(primary="key-1", secondary="key-2", primary_name="a", secondary_name="b", ledger="books")
+    assert SyphonJob.of_json(job.to_json()) == job
     assert "key-" not in repr(job)
 
 
@@ -190,16 +194,16 @@ def test_y5_what_one_syphon_knows_of_a_destination_holds_for_the_next() -> None:
     one, other = Destinations(), Destinations()
     one.failed("x", one.route("x", 100.0).epoch, FailureKind.SERVER_BUSY, 100.0, 0.0, retried=False, messages=1)
     other.remember(one.memories(100.5), 7.0)
-    assert other.route("X", 7.1).route is Route.PUT_ASIDE
+    assert other.route("X", 7.1).route is DestinationRoute.PUT_ASIDE
     probe = other.route("x", 7.6)
-    assert probe.route is Route.PROBE
+    assert probe.route is DestinationRoute.PROBE
     other.failed("x", probe.epoch, FailureKind.SERVER_BUSY, 7.6, 0.0, retried=False, messages=1)
     assert other.due("x") == pytest.approx(9.6)
     assert one.memories(100.5)[0].left == pytest.approx(0.5)
 
 
 def test_a_shelf_tells_what_waits_for_whom() -> None:
-    shelf = Shelf(Destinations())
+    shelf = DeferredMessages(Destinations())
     shelf.ran_dry(inf)
     shelf.deferred("x", (9, 5))
     shelf.deferred(None, (3,))

@@ -12,7 +12,7 @@ from typing import Any
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.ledger.ledger import Ledger
 from twinbus.message import Message
-from twinbus.syphon.context import Steps, SyphonOptions
+from twinbus.syphon.context import StepListener, SyphonOptions
 from twinbus.syphon.discovery import Named
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.progress import Progress
@@ -76,7 +76,7 @@ class Ground:
     async def syphon(
         self,
         *,
-        steps: Steps | None = None,
+        steps: StepListener | None = None,
         ledger: Ledger | None = None,
         try_timeout: float = 10.0,
         queues: Sequence[str] | None = None,

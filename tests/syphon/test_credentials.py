@@ -11,7 +11,7 @@ from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 
 from twinbus.connect import SasTokenSource
 from twinbus.connect.tokens import JWT_TYPE, SAS_TYPE
-from twinbus.syphon.credentials import SCOPE, AzureTokenSource, CredentialError, Place
+from twinbus.syphon.credentials import SCOPE, AzureTokenSource, CredentialError, NamespaceAccess
 
 HOST = "contoso.servicebus.windows.net"
 TEXT = f"Endpoint=sb://{HOST}/;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0"
@@ -38,7 +38,7 @@ class AioCredential:
 
 @pytest.mark.parametrize("credential", [Credential(), AioCredential()])
 async def test_a_token_credential_is_asked_whether_it_is_sync_or_aio(credential: Any) -> None:
-    place = Place.with_credential(HOST, credential)
+    place = NamespaceAccess.with_credential(HOST, credential)
     assert (place.endpoint.host, place.endpoint.port, place.endpoint.tls) == (HOST, 5671, True)
     assert place.source is not None
     token = await place.source.token("sb://anything")
@@ -48,7 +48,7 @@ async def test_a_token_credential_is_asked_whether_it_is_sync_or_aio(credential:
 @pytest.mark.parametrize("kind", [ServiceBusClient, AioServiceBusClient])
 @pytest.mark.parametrize(("text", "authority", "tls"), [(TEXT, f"{HOST}:5671", True), (LOCAL, "localhost:5000", False)])
 async def test_a_client_of_the_sdk_lends_its_key(kind: Any, text: str, authority: str, tls: bool) -> None:
-    place = Place.of(kind.from_connection_string(text))
+    place = NamespaceAccess.of(kind.from_connection_string(text))
     assert (place.endpoint.authority, place.endpoint.tls) == (authority, tls)
     assert isinstance(place.source, SasTokenSource)
     assert (await place.source.token("sb://anything")).type == SAS_TYPE
@@ -56,23 +56,23 @@ async def test_a_client_of_the_sdk_lends_its_key(kind: Any, text: str, authority
 
 def test_a_client_of_the_sdk_lends_its_token_credential() -> None:
     client: Any = ServiceBusClient(HOST, Credential())  # type: ignore[arg-type]  # it has what is asked of one
-    assert isinstance(Place.of(client).source, AzureTokenSource)
+    assert isinstance(NamespaceAccess.of(client).source, AzureTokenSource)
 
 
 async def test_named_keys_and_signatures_are_taken_too() -> None:
-    named = Place.with_credential(f"{HOST}:5671", AzureNamedKeyCredential("root", "secret"))
+    named = NamespaceAccess.with_credential(f"{HOST}:5671", AzureNamedKeyCredential("root", "secret"))
     assert (named.endpoint.key_name, named.endpoint.key) == ("root", "secret")
-    signed = Place.with_credential(HOST, AzureSasCredential("SharedAccessSignature sr=x"))
+    signed = NamespaceAccess.with_credential(HOST, AzureSasCredential("SharedAccessSignature sr=x"))
     assert signed.source is not None
     assert (await signed.source.token("sb://anything")).text == "SharedAccessSignature sr=x"
 
 
 def test_a_connection_string_is_one_and_a_place_stays_what_it_is() -> None:
-    place = Place.of(TEXT)
+    place = NamespaceAccess.of(TEXT)
     assert place.endpoint.key_name == "root"
-    assert Place.of(place) is place
+    assert NamespaceAccess.of(place) is place
 
 
 def test_what_gives_no_token_is_refused_by_name() -> None:
     with pytest.raises(CredentialError, match="a object gives no token"):
-        Place.with_credential(HOST, object())
+        NamespaceAccess.with_credential(HOST, object())

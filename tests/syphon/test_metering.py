@@ -27,9 +27,9 @@ from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.recording import Recording
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.deadletter import DeadLetters
-from twinbus.syphon.discovery import Discovery, Listed, ListedOrSearched, Searched
+from twinbus.syphon.discovery import Discovery, ListedDiscovery, ListedOrSearchedDiscovery, SearchedDiscovery
 from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.plan import Policy
+from twinbus.syphon.plan import RetryPolicy
 from twinbus.syphon.sdk import SdkTransport
 from twinbus.syphon.syphon import Syphon
 from twinbus.syphon.transport import Transport
@@ -165,7 +165,7 @@ async def syphon(sides: Sides, **given: Any) -> AsyncIterator[Syphon]:
     """As the command makes it, with the policy of one who has no time."""
     with Ledger(sides.books, Role.SYPHON) as ledger:
         transport = NativeTransport(sides.primary.text, sides.secondary.text, try_timeout=5.0)
-        policy = Policy(first_pause=0.2, longest_pause=0.4, gone_after=0.3)
+        policy = RetryPolicy(first_pause=0.2, longest_pause=0.4, gone_after=0.3)
         async with Syphon(
             transport,
             discovery(sides, transport, ledger),
@@ -180,7 +180,9 @@ async def syphon(sides: Sides, **given: Any) -> AsyncIterator[Syphon]:
 def discovery(sides: Sides, transport: Transport, ledger: Ledger) -> Discovery:
     administration = AioAdministration.from_connection_string(sides.secondary.text)
     administration.recording = Recording(ledger, sides.secondary.name)
-    return ListedOrSearched(Listed(sides.primary.name, administration), Searched(sides.primary.name, transport))
+    return ListedOrSearchedDiscovery(
+        ListedDiscovery(sides.primary.name, administration), SearchedDiscovery(sides.primary.name, transport)
+    )
 
 
 async def enable(sides: Sides, queue: str) -> None:
@@ -305,7 +307,7 @@ async def test_y2_an_idle_syphon_costs_its_receives_and_nothing_else(sides: Side
             made = [AioServiceBusClient.from_connection_string(text) for text in places]
             places = [await stack.enter_async_context(client) for client in made]
         carrier = transport(*places)
-        searched = Searched(sides.primary.name, carrier)
+        searched = SearchedDiscovery(sides.primary.name, carrier)
         idle = Syphon(
             carrier,
             searched,

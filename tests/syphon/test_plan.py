@@ -7,12 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.backlog import FailureKind
-from twinbus.syphon.plan import Destinations, Policy, Readiness, Route, Shelf, Verdict
+from twinbus.syphon.plan import (
+    DeferredMessages,
+    DestinationRoute,
+    Destinations,
+    FailedSendAction,
+    Readiness,
+    RetryPolicy,
+)
 from twinbus.syphon.plan.deferred import RESCAN_AFTER, SCAN_EVERY, Seen
 from twinbus.syphon.plan.destinations import MOST
-from twinbus.syphon.progress import MOST_DESTINATIONS, OTHERS, Counts
+from twinbus.syphon.progress import MOST_DESTINATIONS, OTHERS, ProgressCounter
 
-POLICY = Policy(first_pause=1.0, longest_pause=8.0, gone_after=100.0)
+POLICY = RetryPolicy(first_pause=1.0, longest_pause=8.0, gone_after=100.0)
 MESSAGES_FAULT = {FailureKind.MESSAGE_TOO_LARGE, FailureKind.BAD_MESSAGE}
 OWN_END = {FailureKind.CANCELLED, FailureKind.CLOSED}
 RETRIED = {FailureKind.CONNECTION_LOST, FailureKind.DETACHED}
@@ -21,7 +28,7 @@ NOT_READY = set(FailureKind) - MESSAGES_FAULT - OWN_END
 
 def failed(
     found: Destinations, epoch: int, kind: FailureKind, now: float, *, retried: bool = True, messages: int = 5
-) -> Verdict:
+) -> FailedSendAction:
     return found.failed("q", epoch, kind, now, 0.0, retried=retried, messages=messages)
 
 
@@ -36,39 +43,39 @@ def put_aside(found: Destinations, kind: FailureKind = FailureKind.TIMEOUT, now:
 
 class TestDestinations:
     def test_an_unknown_destination_is_tried(self) -> None:
-        assert Destinations().route("q", 0.0).route is Route.SEND
+        assert Destinations().route("q", 0.0).route is DestinationRoute.SEND
 
     @pytest.mark.parametrize("kind", sorted(NOT_READY))
     def test_whatever_is_no_fault_of_a_message_puts_its_destination_aside(self, kind: FailureKind) -> None:
         found = Destinations(POLICY)
-        assert failed(found, 0, kind, 0.0) is Verdict.PUT_ASIDE
+        assert failed(found, 0, kind, 0.0) is FailedSendAction.PUT_ASIDE
         assert readiness(found) is Readiness.ASIDE
-        assert found.route("q", 0.5).route is Route.PUT_ASIDE
+        assert found.route("q", 0.5).route is DestinationRoute.PUT_ASIDE
 
     @pytest.mark.parametrize("kind", sorted(FailureKind))
     def test_a_broken_connection_is_tried_once_more_at_once_and_nothing_else_is(self, kind: FailureKind) -> None:
         verdict = failed(Destinations(POLICY), 0, kind, 0.0, retried=False)
-        assert (verdict is Verdict.RETRY) == (kind in RETRIED)
+        assert (verdict is FailedSendAction.RETRY) == (kind in RETRIED)
 
     @pytest.mark.parametrize("kind", sorted(MESSAGES_FAULT))
     def test_a_message_that_spoils_the_others_is_found_and_dead_lettered(self, kind: FailureKind) -> None:
         found = Destinations(POLICY)
-        assert failed(found, 0, kind, 0.0, messages=2) is Verdict.SPLIT
-        assert failed(found, 0, kind, 0.0, messages=1) is Verdict.DEAD_LETTER
+        assert failed(found, 0, kind, 0.0, messages=2) is FailedSendAction.SPLIT
+        assert failed(found, 0, kind, 0.0, messages=1) is FailedSendAction.DEAD_LETTER
         assert readiness(found) is Readiness.READY
 
     @pytest.mark.parametrize("kind", sorted(OWN_END))
     def test_what_the_syphon_itself_broke_off_is_given_back(self, kind: FailureKind) -> None:
         found = Destinations(POLICY)
-        assert failed(found, 0, kind, 0.0) is Verdict.GIVE_BACK
+        assert failed(found, 0, kind, 0.0) is FailedSendAction.GIVE_BACK
         assert readiness(found) is Readiness.READY
 
     def test_after_the_pause_one_message_probes_and_only_one(self) -> None:
         found = Destinations(POLICY)
         put_aside(found)
-        assert found.route("q", 0.9).route is Route.PUT_ASIDE
-        assert found.route("q", 1.0).route is Route.PROBE
-        assert found.route("q", 1.0).route is Route.PUT_ASIDE
+        assert found.route("q", 0.9).route is DestinationRoute.PUT_ASIDE
+        assert found.route("q", 1.0).route is DestinationRoute.PROBE
+        assert found.route("q", 1.0).route is DestinationRoute.PUT_ASIDE
         assert found.due("q") == inf
 
     def test_a_probe_that_succeeds_brings_the_destination_back(self) -> None:
@@ -76,13 +83,13 @@ class TestDestinations:
         put_aside(found)
         probe = found.route("q", 1.0)
         assert found.succeeded("q", probe.epoch, 1.1)
-        assert found.route("q", 1.1).route is Route.SEND
+        assert found.route("q", 1.1).route is DestinationRoute.SEND
 
     def test_a_probe_that_was_void_lets_another_go(self) -> None:
         found = Destinations(POLICY)
         put_aside(found)
         found.void("q", found.route("q", 1.0).epoch)
-        assert found.route("q", 1.0).route is Route.PROBE
+        assert found.route("q", 1.0).route is DestinationRoute.PROBE
 
     def test_pauses_grow_to_the_longest(self) -> None:
         found, now, pauses = Destinations(POLICY), 0.0, []
@@ -115,14 +122,14 @@ class TestDestinations:
     def test_what_was_in_flight_when_it_was_put_aside_changes_nothing_more(self) -> None:
         found = Destinations(POLICY)
         put_aside(found)
-        assert failed(found, 0, FailureKind.TIMEOUT, 0.5) is Verdict.PUT_ASIDE
+        assert failed(found, 0, FailureKind.TIMEOUT, 0.5) is FailedSendAction.PUT_ASIDE
         assert not found.succeeded("q", 0, 0.6)
         assert found.due("q") == 1.0
 
     def test_paths_are_one_whatever_their_case(self) -> None:
         found = Destinations(POLICY)
         put_aside(found)
-        assert found.route("/Q/", 0.5).route is Route.PUT_ASIDE
+        assert found.route("/Q/", 0.5).route is DestinationRoute.PUT_ASIDE
 
 
 class TestGone:
@@ -132,23 +139,23 @@ class TestGone:
         while readiness(found) is Readiness.ASIDE:
             now = found.due("q")
             verdict = failed(found, found.route("q", now).epoch, FailureKind.ENTITY_NOT_FOUND, now)
-            assert (verdict is Verdict.DEAD_LETTER) == (now >= POLICY.gone_after)
+            assert (verdict is FailedSendAction.DEAD_LETTER) == (now >= POLICY.gone_after)
         assert now >= POLICY.gone_after
         return found
 
     def test_not_found_for_long_enough_it_is_gone_and_its_messages_are_dead_lettered(self) -> None:
         found = self.gone()
-        assert found.route("q", found.states()[0].until - 0.1).route is Route.DEAD_LETTER
+        assert found.route("q", found.states()[0].until - 0.1).route is DestinationRoute.DEAD_LETTER
         assert found.due("q") == -inf
 
     def test_it_is_asked_again_and_nothing_is_dead_lettered_meanwhile(self) -> None:
         found = self.gone()
         later = found.states()[0].until
         probe = found.route("q", later)
-        assert probe.route is Route.PROBE
-        assert found.route("q", later).route is Route.PUT_ASIDE
+        assert probe.route is DestinationRoute.PROBE
+        assert found.route("q", later).route is DestinationRoute.PUT_ASIDE
         found.succeeded("q", probe.epoch, later)
-        assert found.route("q", later).route is Route.SEND
+        assert found.route("q", later).route is DestinationRoute.SEND
 
     @pytest.mark.parametrize("kind", [FailureKind.TIMEOUT, FailureKind.UNAUTHORIZED])
     def test_another_failure_in_between_begins_the_confirmation_anew(self, kind: FailureKind) -> None:
@@ -162,7 +169,7 @@ class TestGone:
 class TestShelf:
     def test_numbers_come_back_once_a_probe_of_one_has_succeeded(self) -> None:
         found = Destinations(POLICY)
-        shelf = Shelf(found)
+        shelf = DeferredMessages(found)
         put_aside(found)
         shelf.deferred("q", range(1, 6))
         assert shelf.recall(0.5, 100) is None
@@ -180,7 +187,7 @@ class TestShelf:
 
     def test_a_probe_whose_message_is_gone_lets_the_next_go(self) -> None:
         found = Destinations(POLICY)
-        shelf = Shelf(found)
+        shelf = DeferredMessages(found)
         put_aside(found)
         shelf.deferred("q", range(1, 100))
         probe = shelf.recall(1.0, 100)
@@ -194,28 +201,28 @@ class TestShelf:
 
     def test_nothing_put_aside_is_nothing_to_bring_back(self) -> None:
         found = Destinations(POLICY)
-        shelf = Shelf(found)
+        shelf = DeferredMessages(found)
         put_aside(found)
         shelf.deferred("q", ())
         assert shelf.recall(1.0, 100) is None
-        assert found.route("q", 1.0).route is Route.PROBE
+        assert found.route("q", 1.0).route is DestinationRoute.PROBE
 
     def test_destinations_take_turns(self) -> None:
-        shelf = Shelf(Destinations(POLICY))
+        shelf = DeferredMessages(Destinations(POLICY))
         shelf.deferred("a", range(10))
         shelf.deferred("b", range(10, 20))
         paths = [recall.path for _ in range(4) if (recall := shelf.recall(0.0, 2))]
         assert paths == ["a", "b", "a", "b"]
 
     def test_those_without_a_destination_come_back_to_be_dead_lettered(self) -> None:
-        shelf = Shelf(Destinations(POLICY))
+        shelf = DeferredMessages(Destinations(POLICY))
         shelf.deferred(None, (5,))
         recall = shelf.recall(0.0, 10)
         assert recall is not None
         assert recall.numbers == (5,)
 
     def test_what_was_left_behind_is_looked_for_when_the_queue_first_runs_dry_then_every_six_hours(self) -> None:
-        shelf = Shelf(Destinations(POLICY))
+        shelf = DeferredMessages(Destinations(POLICY))
         assert shelf.scan(0.0) is None
         shelf.ran_dry(10.0)
         assert shelf.scan(10.0) == 0
@@ -233,7 +240,7 @@ class TestShelf:
         assert shelf.scan(10.0 + SCAN_EVERY) == 0
 
     def test_nothing_is_brought_back_while_a_scan_is_on_nor_looked_for_while_something_is(self) -> None:
-        shelf = Shelf(Destinations(POLICY))
+        shelf = DeferredMessages(Destinations(POLICY))
         shelf.deferred("q", (1, 2))
         recall = shelf.recall(0.0, 1)
         assert recall is not None
@@ -246,7 +253,7 @@ class TestShelf:
         assert shelf.recall(0.0, 1) is None
 
     def test_what_another_holds_is_looked_for_again(self) -> None:
-        shelf = Shelf(Destinations(POLICY))
+        shelf = DeferredMessages(Destinations(POLICY))
         shelf.deferred("q", (1, 2))
         recall = shelf.recall(0.0, 2)
         assert recall is not None
@@ -254,7 +261,7 @@ class TestShelf:
         assert shelf.due(5.0) == 5.0 + RESCAN_AFTER
 
     def test_kept_ones_are_not_brought_back(self) -> None:
-        shelf = Shelf(Destinations(POLICY))
+        shelf = DeferredMessages(Destinations(POLICY))
         shelf.keep((4,))
         shelf.scan_now(0.0)
         shelf.scan(0.0)
@@ -266,7 +273,7 @@ class TestShelf:
 
     @pytest.mark.parametrize("seen", [Seen(4, True, "q"), Seen(4, False, "q")])
     def test_a_queue_is_clean_only_if_a_whole_scan_saw_nothing(self, seen: Seen) -> None:
-        shelf = Shelf(Destinations(POLICY))
+        shelf = DeferredMessages(Destinations(POLICY))
         shelf.scan_now(0.0)
         shelf.scan(0.0)
         shelf.peeked([seen])
@@ -274,7 +281,7 @@ class TestShelf:
         assert not shelf.clean
 
     def test_the_destination_with_the_most_gives_way_and_is_found_again_by_peeking(self) -> None:
-        shelf = Shelf(Destinations(POLICY), limit=100)
+        shelf = DeferredMessages(Destinations(POLICY), limit=100)
         shelf.deferred("small", range(1000, 1005))
         shelf.deferred("large", range(200))
         assert len(shelf) <= 100
@@ -290,7 +297,7 @@ class TestShelf:
 
     @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 10**12)), max_size=200), st.integers(1, 30))
     def test_every_number_comes_back_exactly_once(self, given: list[tuple[str, int]], count: int) -> None:
-        shelf = Shelf(Destinations(POLICY))
+        shelf = DeferredMessages(Destinations(POLICY))
         for path, number in given:
             shelf.deferred(path, (number,))
         got: list[tuple[str, int]] = []
@@ -303,7 +310,7 @@ class TestShelf:
 
     @given(st.sets(st.integers(1, 5000), max_size=400), st.integers(1, 50), st.integers(1, 40))
     def test_with_room_for_few_every_number_still_comes_back(self, numbers: set[int], limit: int, page: int) -> None:
-        shelf, there, now = Shelf(Destinations(POLICY), limit), set(numbers), 0.0
+        shelf, there, now = DeferredMessages(Destinations(POLICY), limit), set(numbers), 0.0
         shelf.deferred("q", sorted(numbers))
         for _ in range(20 * len(numbers) + 20):
             if (start := shelf.scan(now)) is not None:
@@ -327,7 +334,7 @@ def test_of_destinations_that_were_never_left_aside_only_so_many_are_known() -> 
 
 
 def test_what_goes_to_very_many_destinations_is_counted_for_the_first_of_them_and_together() -> None:
-    counts = Counts(0.0)
+    counts = ProgressCounter(0.0)
     for number in range(MOST_DESTINATIONS + 100):
         counts.returned(f"orders-{number}", 1, 10, 0.0)
     assert len(counts.by_destination) == MOST_DESTINATIONS + 1

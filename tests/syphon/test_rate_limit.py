@@ -3,24 +3,24 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.syphon.rate_limit import Pacing
+from twinbus.syphon.rate_limit import RateLimit
 
 
 def test_without_a_rate_nothing_waits() -> None:
-    pacing = Pacing()
+    pacing = RateLimit()
     pacing.spend(1_000_000, 0.0)
     assert pacing.delay(0.0) == 0.0
     assert pacing.most(500) == 500
 
 
 def test_few_are_taken_at_a_time_where_the_rate_is_low_and_the_pumps_are_many() -> None:
-    assert Pacing(20.0).most(500) == 10
-    assert Pacing(20.0).most(500, pumps=5) == 2
-    assert Pacing(0.1).most(500) == 1
+    assert RateLimit(20.0).most(500) == 10
+    assert RateLimit(20.0).most(500, pumps=5) == 2
+    assert RateLimit(0.1).most(500) == 1
 
 
 def test_a_new_rate_forgives_what_was_owed() -> None:
-    pacing = Pacing(1.0)
+    pacing = RateLimit(1.0)
     pacing.spend(100, 0.0)
     pacing.set_rate(100.0, 0.0)
     assert pacing.delay(0.0) == 0.0
@@ -28,7 +28,7 @@ def test_a_new_rate_forgives_what_was_owed() -> None:
 
 @given(st.floats(2, 1000), st.lists(st.floats(0, 2), min_size=1, max_size=50))
 def test_no_more_go_than_the_rate_and_one_second_of_it(rate: float, pauses: list[float]) -> None:
-    pacing, now, gone = Pacing(rate), 0.0, 0
+    pacing, now, gone = RateLimit(rate), 0.0, 0
     for pause in pauses:
         now += pause
         now += pacing.delay(now)

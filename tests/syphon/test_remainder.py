@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from twinbus.syphon.discovery import Remainder
-from twinbus.syphon.progress import Tally
+from twinbus.syphon.discovery import RemainingMessages
+from twinbus.syphon.progress import MessageCounts
 
 
 class Asked:
@@ -25,11 +25,13 @@ class Asked:
 
 async def test_y2_y9_what_is_left_is_asked_for_again_only_after_something_was_moved_and_after_a_while() -> None:
     asked = Asked()
-    remainder = Remainder(asked)
-    assert await remainder.count(Tally(), 0.0) == 99
-    assert [await remainder.count(Tally(), now) for now in (1.0, 60.0, 3600.0)] == [99, 99, 99], "nothing was moved"
-    assert await remainder.count(Tally(returned=1), 3601.0) == 98
-    assert await remainder.count(Tally(returned=2), 3602.0) == 98, "a moment ago"
-    assert await remainder.count(Tally(returned=2, dead_lettered=1), 3612.0) == 97
+    remainder = RemainingMessages(asked)
+    assert await remainder.count(MessageCounts(), 0.0) == 99
+    assert [await remainder.count(MessageCounts(), now) for now in (1.0, 60.0, 3600.0)] == [99, 99, 99], (
+        "nothing was moved"
+    )
+    assert await remainder.count(MessageCounts(returned=1), 3601.0) == 98
+    assert await remainder.count(MessageCounts(returned=2), 3602.0) == 98, "a moment ago"
+    assert await remainder.count(MessageCounts(returned=2, dead_lettered=1), 3612.0) == 97
     assert remainder.told == 97
     assert asked.times == 3

@@ -17,18 +17,18 @@ from twinbus.ledger.ledger import Ledger
 from twinbus.message import Message
 from twinbus.pairing.administration import AioAdministration
 from twinbus.syphon import context
-from twinbus.syphon.context import Step, SyphonOptions
-from twinbus.syphon.discovery import Listed, Named, Searched
+from twinbus.syphon.context import MoveStep, SyphonOptions
+from twinbus.syphon.discovery import ListedDiscovery, Named, SearchedDiscovery
 from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.plan import Policy, Readiness
+from twinbus.syphon.plan import Readiness, RetryPolicy
 from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
-from twinbus.syphon.transport import Held
+from twinbus.syphon.transport import HeldMessage
 from twinbus.testing import LocalNamespaces
 from twinbus.values import Long, Timestamp
 
 from .ground import Ground, config, grounds, ids, numbered, until
 
-QUICK = Policy(first_pause=0.2, longest_pause=0.5, gone_after=1.0)
+QUICK = RetryPolicy(first_pause=0.2, longest_pause=0.5, gone_after=1.0)
 TICKS = 10_000_000
 
 
@@ -73,12 +73,12 @@ async def test_y2_queues_beyond_the_count_are_found_by_listing_and_by_looking(gr
     administration = AioAdministration.from_connection_string(ground.secondary)
     for path in (*wanted, f"{name}/other", f"{name}x/x-servicebus-transfer/0"):
         await administration.ask(administration.client.create_queue, path)
-    listed = Listed(name, administration)
+    listed = ListedDiscovery(name, administration)
     assert await listed.queues() == wanted
     assert await listed.remaining() == 0
     await listed.close()
     transport = NativeTransport(ground.primary, ground.secondary)
-    assert await Searched(name, transport).queues() == wanted
+    assert await SearchedDiscovery(name, transport).queues() == wanted
     await transport.close()
 
 
@@ -113,20 +113,20 @@ async def test_y3_aliases_are_turned_back_and_removed(ground: Ground) -> None:
 async def test_y3_each_message_is_intended_sent_confirmed_and_only_then_completed(
     ground: Ground, tmp_path: Path
 ) -> None:
-    seen: list[Step] = []
+    seen: list[MoveStep] = []
     await ground.put(ground.diverted("one"))
     with Ledger(tmp_path, "syphon") as ledger:
         await ground.drain(steps=lambda step, held: seen.append(step), ledger=ledger)
-    assert seen == [Step.RECEIVED, Step.INTENDED, Step.SENDING, Step.CONFIRMED, Step.COMPLETED]
+    assert seen == [MoveStep.RECEIVED, MoveStep.INTENDED, MoveStep.SENDING, MoveStep.CONFIRMED, MoveStep.COMPLETED]
 
 
 async def test_y3_a_crash_at_any_step_repeats_under_the_same_id_and_loses_nothing(namespaces: LocalNamespaces) -> None:
-    async def crash_at(step: Step) -> None:
+    async def crash_at(step: MoveStep) -> None:
         ground = Ground(namespaces, short_lock=True)
         await ground.fill(50)
         crashed = asyncio.Event()
 
-        def crash(at: Step, held: Sequence[Held]) -> None:
+        def crash(at: MoveStep, held: Sequence[HeldMessage]) -> None:
             if at is step and not crashed.is_set():
                 crashed.set()
                 raise SystemError("a crash")
@@ -139,11 +139,11 @@ async def test_y3_a_crash_at_any_step_repeats_under_the_same_id_and_loses_nothin
         await ground.drain()
         arrived = ids(await ground.arrived())
         assert set(arrived) == set(numbered(50))
-        if step is not Step.CONFIRMED:
+        if step is not MoveStep.CONFIRMED:
             assert arrived == numbered(50)
 
     # Together, since each waits for locks to end.
-    await asyncio.gather(*map(crash_at, (Step.RECEIVED, Step.INTENDED, Step.SENDING, Step.CONFIRMED)))
+    await asyncio.gather(*map(crash_at, (MoveStep.RECEIVED, MoveStep.INTENDED, MoveStep.SENDING, MoveStep.CONFIRMED)))
 
 
 async def test_y3_a_lost_acknowledgement_repeats_and_duplicate_detection_removes_it(ground: Ground) -> None:
@@ -276,7 +276,9 @@ async def test_y6_a_destination_that_stays_gone_has_its_messages_dead_lettered_o
     await ground.fill(50, "never-made")
     await ground.fill(50, "made-late", first=50)
     administration = AioAdministration.from_connection_string(ground.primary)
-    async with ground.syphon(drain=True, policy=Policy(first_pause=0.1, longest_pause=0.3, gone_after=4.0)) as syphon:
+    async with ground.syphon(
+        drain=True, policy=RetryPolicy(first_pause=0.1, longest_pause=0.3, gone_after=4.0)
+    ) as syphon:
         running = asyncio.create_task(syphon.run())
         await until(lambda: syphon.progress().aside == 100)
         await administration.ask(administration.client.create_queue, "made-late")
@@ -364,7 +366,7 @@ async def test_y5_a_drain_whose_key_the_primary_refuses_says_so_and_ends(
     await ground.fill(5)
     wrong = ground.primary.replace("SharedAccessKey=", "SharedAccessKey=wrong")
     transport = NativeTransport(wrong, ground.secondary)
-    options = SyphonOptions(drain=True, policy=Policy(first_pause=0.1, longest_pause=0.2))
+    options = SyphonOptions(drain=True, policy=RetryPolicy(first_pause=0.1, longest_pause=0.2))
     async with Syphon(transport, Named([ground.queue]), primary="p", secondary="s", options=options) as syphon:
         with pytest.raises(PrimaryRefusesError, match=f"refuses the credential .* for {ground.orders}: 5 messages"):
             await asyncio.wait_for(syphon.run(), 30)

@@ -13,9 +13,9 @@ from twinbus.backlog import FailureKind
 from twinbus.ledger import Balance, Ledger, LedgerOptions, Message, Role, Stage, balance, read_ledger
 from twinbus.namespace.ports import free_port
 from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.progress import Counts
-from twinbus.syphon.syphon_ledger import Books
-from twinbus.syphon.transport import Held, Outgoing, SendFailedError
+from twinbus.syphon.progress import ProgressCounter
+from twinbus.syphon.syphon_ledger import SyphonLedger
+from twinbus.syphon.transport import HeldMessage, OutgoingMessage, SendFailedError
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 A, B = (Message("contoso/orders", name) for name in "ab")
@@ -37,11 +37,11 @@ class Case:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ledger = Ledger(folder, Role.SYPHON, LedgerOptions(on_error="stop"))
-        self.books = Books(self.ledger, "contoso", "paris", Counts(0.0))
-        self.messages = [Outgoing("Orders", name, 10, b"", Stored(name)) for name in "ab"]
+        self.books = SyphonLedger(self.ledger, "contoso", "paris", ProgressCounter(0.0))
+        self.messages = [OutgoingMessage("Orders", name, 10, b"", Stored(name)) for name in "ab"]
         self.ledger.begin(Stage.SEND_BACKLOG, "paris", QUEUE, ["a", "b"], 20, "contoso/orders").end()
 
-    def completed(self, lost: list[Held], why: str = "lock_lost") -> None:
+    def completed(self, lost: list[HeldMessage], why: str = "lock_lost") -> None:
         self.books.completed(QUEUE, "Orders", self.messages, lost, why, 0.1)
 
     def delivered(self) -> None:
@@ -96,7 +96,7 @@ async def test_a_send_without_a_connection_never_left() -> None:
     nobody = f"Endpoint=sb://localhost:{free_port()};SharedAccessKeyName=k;SharedAccessKey=eA==;"
     transport = NativeTransport(f"{nobody}UseDevelopmentEmulator=true", f"{nobody}UseDevelopmentEmulator=true")
     with pytest.raises(SendFailedError) as raised:
-        await transport.destination("orders").send([Outgoing("orders", "a", 1, b"x", Stored("a"))])
+        await transport.destination("orders").send([OutgoingMessage("orders", "a", 1, b"x", Stored("a"))])
     assert raised.value.refused
     assert raised.value.kind is FailureKind.CONNECTION_LOST
     await transport.close()

@@ -40,7 +40,7 @@ from twinbus.backlog import (
     TIME_TO_LIVE_PROPERTY,
 )
 from twinbus.pairing.outgoing import diverted
-from twinbus.syphon.translation import Reason, destination_of, resubmittable, translate
+from twinbus.syphon.translation import DeadLetterReason, destination_of, resubmittable, translate
 from twinbus.syphon.transport import NeverDeliverableError
 from twinbus.values import Described, Int, Long, Symbol, Timestamp, UInt
 
@@ -236,18 +236,18 @@ def test_s10_a_scheduled_time_comes_back_as_the_annotation_it_was() -> None:
 @pytest.mark.parametrize(
     ("properties", "reason", "named"),
     [
-        ({PATH_PROPERTY: ""}, Reason.NO_DESTINATION, PATH_PROPERTY),
-        ({PATH_PROPERTY: 5}, Reason.NO_DESTINATION, PATH_PROPERTY),
-        ({SESSION_ID_PROPERTY: 5}, Reason.WRONG_ALIAS, SESSION_ID_PROPERTY),
-        ({TIME_TO_LIVE_PROPERTY: "an hour"}, Reason.WRONG_ALIAS, TIME_TO_LIVE_PROPERTY),
-        ({TIME_TO_LIVE_PROPERTY: Int(5)}, Reason.WRONG_ALIAS, TIME_TO_LIVE_PROPERTY),
-        ({SCHEDULED_TIME_PROPERTY: Long(5)}, Reason.WRONG_ALIAS, SCHEDULED_TIME_PROPERTY),
-        ({COMPRESSION_PROPERTY: "zstd"}, Reason.WRONG_ALIAS, COMPRESSION_PROPERTY),
-        ({COMPRESSION_PROPERTY: "deflate"}, Reason.WRONG_ALIAS, COMPRESSION_PROPERTY),
+        ({PATH_PROPERTY: ""}, DeadLetterReason.NO_DESTINATION, PATH_PROPERTY),
+        ({PATH_PROPERTY: 5}, DeadLetterReason.NO_DESTINATION, PATH_PROPERTY),
+        ({SESSION_ID_PROPERTY: 5}, DeadLetterReason.WRONG_ALIAS, SESSION_ID_PROPERTY),
+        ({TIME_TO_LIVE_PROPERTY: "an hour"}, DeadLetterReason.WRONG_ALIAS, TIME_TO_LIVE_PROPERTY),
+        ({TIME_TO_LIVE_PROPERTY: Int(5)}, DeadLetterReason.WRONG_ALIAS, TIME_TO_LIVE_PROPERTY),
+        ({SCHEDULED_TIME_PROPERTY: Long(5)}, DeadLetterReason.WRONG_ALIAS, SCHEDULED_TIME_PROPERTY),
+        ({COMPRESSION_PROPERTY: "zstd"}, DeadLetterReason.WRONG_ALIAS, COMPRESSION_PROPERTY),
+        ({COMPRESSION_PROPERTY: "deflate"}, DeadLetterReason.WRONG_ALIAS, COMPRESSION_PROPERTY),
     ],
 )
 def test_y6_an_alias_of_a_wrong_kind_can_never_be_delivered(
-    properties: dict[str, object], reason: Reason, named: str
+    properties: dict[str, object], reason: DeadLetterReason, named: str
 ) -> None:
     with pytest.raises(NeverDeliverableError, match=named) as raised:
         translate(received(in_backlog(application_properties=properties)), NOW)
@@ -257,14 +257,14 @@ def test_y6_an_alias_of_a_wrong_kind_can_never_be_delivered(
 def test_y6_a_message_without_a_path_has_no_destination() -> None:
     with pytest.raises(NeverDeliverableError) as raised:
         translate(received(message(data=b"body")), NOW)
-    assert (raised.value.reason, raised.value.description) == (Reason.NO_DESTINATION, "x-ms-path is missing")
+    assert (raised.value.reason, raised.value.description) == (DeadLetterReason.NO_DESTINATION, "x-ms-path is missing")
     assert destination_of(received(message(data=b"body"))) is None
 
 
 def test_y6_bytes_that_are_no_message_can_never_be_delivered() -> None:
     with pytest.raises(NeverDeliverableError) as raised:
         translate(b"\x00\x53\x74\xc1\xff", NOW)
-    assert raised.value.reason == Reason.MALFORMED
+    assert raised.value.reason == DeadLetterReason.MALFORMED
 
 
 def test_the_destination_is_told_without_translating() -> None:

@@ -114,11 +114,11 @@ def discovery(
     """The backlog queues of the primary of this name, listed where the key may; the requests are in the ledger (M1)."""
     from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
     from twinbus.pairing.recording import Recording  # noqa: PLC0415
-    from twinbus.syphon.discovery import Listed, ListedOrSearched, Searched  # noqa: PLC0415
+    from twinbus.syphon.discovery import ListedDiscovery, ListedOrSearchedDiscovery, SearchedDiscovery  # noqa: PLC0415
 
     asked = aio_administration(secondary, seconds)
     asked.recording = Recording(ledger, primary_name(endpoint("secondary", secondary)))
-    return ListedOrSearched(Listed(name, asked), Searched(name, transport))
+    return ListedOrSearchedDiscovery(ListedDiscovery(name, asked), SearchedDiscovery(name, transport))
 
 
 def no_backlog(secondary: str, name: str) -> OperatorError:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from twinbus.pipeline.syphon_job.driver import SparkSyphon
     from twinbus.syphon.context import SyphonOptions
     from twinbus.syphon.discovery import Discovery
-    from twinbus.syphon.dry_run import Survey
+    from twinbus.syphon.dry_run import DryRunResult
     from twinbus.syphon.progress import Progress
     from twinbus.syphon.syphon import Syphon
     from twinbus.syphon.transport import Transport
@@ -206,9 +206,9 @@ class _Work:
     ) -> Progress:
         from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
         from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions  # noqa: PLC0415
-        from twinbus.pipeline.syphon_job.messages import Job  # noqa: PLC0415
+        from twinbus.pipeline.syphon_job.messages import SyphonJob  # noqa: PLC0415
 
-        job = Job(
+        job = SyphonJob(
             primary=self.primary,
             secondary=self.secondary,
             primary_name=self.name,
@@ -226,8 +226,8 @@ class _Work:
             await self._look(discovery, must_answer=options.drain)
             return await _shown(made, shown)
 
-    async def surveyed(self) -> Survey:
-        from twinbus.syphon.dry_run import survey  # noqa: PLC0415 - slow
+    async def surveyed(self) -> DryRunResult:
+        from twinbus.syphon.dry_run import count_backlog  # noqa: PLC0415 - slow
 
         async with AsyncExitStack() as stack:
             transport = await self._transport(stack)
@@ -235,7 +235,7 @@ class _Work:
             discovery = reaching.discovery(self.name, self.secondary, transport, self.seconds)
             stack.push_async_callback(discovery.close)
             await self._look(discovery, must_answer=True)
-            return await survey(transport, discovery)
+            return await count_backlog(transport, discovery)
 
     async def _transport(self, stack: AsyncExitStack) -> Transport:
         if self.carrier is Carrier.NATIVE:
@@ -305,7 +305,7 @@ def _obeying(syphon: Syphon | SparkSyphon) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _print_survey(found: Survey, *, json: bool) -> None:
+def _print_survey(found: DryRunResult, *, json: bool) -> None:
     now = datetime.now(UTC)
     rows = [*found.by_destination.items(), *([(None, found.nowhere)] if found.nowhere.messages else [])]
     if json:

@@ -12,17 +12,17 @@ from enum import StrEnum
 from typing import Final
 
 from twinbus.errors import OptionError
-from twinbus.syphon.plan import Destinations, Policy, key_of
-from twinbus.syphon.rate_limit import Pacing
-from twinbus.syphon.syphon_ledger import BookedBacklog, Books
-from twinbus.syphon.transport import Destination, Held, Outgoing, TimeToLive, Transport
+from twinbus.syphon.plan import Destinations, RetryPolicy, destination_key
+from twinbus.syphon.rate_limit import RateLimit
+from twinbus.syphon.syphon_ledger import MeteredBacklog, SyphonLedger
+from twinbus.syphon.transport import Destination, HeldMessage, OutgoingMessage, TimeToLive, Transport
 
 MIB: Final = 1024 * 1024
 MOST_SENDERS: Final = 500
 """Links to destinations that stay open though nothing is sent by them."""
 
 
-class Step(StrEnum):
+class MoveStep(StrEnum):
     """Where a message is on its way, for whoever watches (tests that kill a syphon between any two)."""
 
     RECEIVED = "received"
@@ -34,8 +34,8 @@ class Step(StrEnum):
     DEAD_LETTERED = "dead-lettered"
 
 
-Steps = Callable[[Step, Sequence[Held]], None]
-Emptied = Callable[[str, int], None]
+StepListener = Callable[[MoveStep, Sequence[HeldMessage]], None]
+EmptiedListener = Callable[[str, int], None]
 """Told when a backlog queue is empty again, and how many messages were moved since it was last."""
 
 
@@ -52,7 +52,7 @@ class SyphonOptions:
     """Messages one pump holds at most."""
     window_bytes: int = 32 * MIB
     """What all pumps together hold at most."""
-    policy: Policy = field(default_factory=Policy)
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 < self.rate < math.inf:
@@ -76,15 +76,15 @@ class _Sender:
     sending: int = 0
 
 
-class PumpRoom:
+class SyphonContext:
     """Time and chance come from outside, so that a simulation can drive the very pumps."""
 
     def __init__(
         self,
         transport: Transport,
         options: SyphonOptions,
-        books: Books,
-        steps: Steps | None = None,
+        books: SyphonLedger,
+        steps: StepListener | None = None,
         *,
         wall: Callable[[], datetime] = wall_clock,
         chance: Callable[[], float] = random.random,
@@ -93,14 +93,14 @@ class PumpRoom:
         self.options = options
         self.books = books
         self.destinations = Destinations(options.policy)
-        self.pacing = Pacing(options.rate)
+        self.pacing = RateLimit(options.rate)
         self.steps = steps
         self.wall = wall
         self.chance = chance
         self.stopping = False
         self.pumps = 1
         self.broken: BaseException | None = None
-        self.emptied: Emptied = lambda queue, moved: None
+        self.emptied: EmptiedListener = lambda queue, moved: None
         self._senders: dict[str, _Sender] = {}
         self._listeners: list[Callable[[], None]] = []
 
@@ -108,13 +108,13 @@ class PumpRoom:
     def now() -> float:
         return asyncio.get_running_loop().time()
 
-    def backlog(self, queue: str) -> BookedBacklog:
+    def backlog(self, queue: str) -> MeteredBacklog:
         """Every one is a connection of its own."""
-        return BookedBacklog(self.transport.backlog(queue), queue, self.books, self.now)
+        return MeteredBacklog(self.transport.backlog(queue), queue, self.books, self.now)
 
-    async def send(self, path: str, messages: Sequence[Outgoing]) -> None:
+    async def send(self, path: str, messages: Sequence[OutgoingMessage]) -> None:
         """One sender for each destination, however many pumps send to it; of those that are idle, the latest ones."""
-        key = key_of(path)
+        key = destination_key(path)
         found = self._senders.pop(key, None) or _Sender(self.transport.destination(path))
         self._senders[key] = found  # the latest is the last
         found.sending += 1

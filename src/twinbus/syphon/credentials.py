@@ -55,7 +55,7 @@ class SignatureSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NamespaceAccess:
     """One namespace, as the native transport connects to it."""
 
     endpoint: ConnectionString
@@ -63,9 +63,9 @@ class Place:
     tls: ssl.SSLContext | None = None
 
     @classmethod
-    def of(cls, given: Place | str | Any) -> Place:
+    def of(cls, given: NamespaceAccess | str | Any) -> NamespaceAccess:
         """From a connection string, or a client of azure-servicebus, sync or aio."""
-        if isinstance(given, Place):
+        if isinstance(given, NamespaceAccess):
             return given
         if isinstance(given, str):
             return cls(ConnectionString.parse(given))

@@ -19,7 +19,7 @@ from twinbus.backlog import (
     extra_backlog_queues,
 )
 from twinbus.pairing.administration import LISTING, Administration, AioAdministration, failure_of
-from twinbus.syphon.progress import Tally
+from twinbus.syphon.progress import MessageCounts
 from twinbus.syphon.transport import BacklogFailedError, Transport
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Discovery(Protocol):
     async def close(self) -> None: ...
 
 
-class Remainder:
+class RemainingMessages:
     """What is left, for those who look on: `told` is what the secondary said last.
 
     It is asked every few seconds at most, and only if something was moved since: idle, a syphon costs its polls (Y2).
@@ -52,7 +52,7 @@ class Remainder:
         self._discovery = discovery
         self._asked: tuple[float, int] | None = None
 
-    async def count(self, total: Tally, now: float) -> int | None:
+    async def count(self, total: MessageCounts, now: float) -> int | None:
         moved = total.returned + total.deferred + total.dead_lettered
         if self._asked is None or (now - self._asked[0] > _COUNT_SECONDS and moved != self._asked[1]):
             self.told = await self._discovery.remaining()
@@ -66,7 +66,7 @@ def _further_pages(asked: Administration | AioAdministration, found: Sequence[ob
         asked.recording.managed(LISTING, began, pages)
 
 
-class Listed:
+class ListedDiscovery:
     """With the Manage right."""
 
     def __init__(self, name: str, administration: AioAdministration) -> None:
@@ -103,7 +103,7 @@ class Listed:
         await self._administration.close()
 
 
-class ListedInThread:
+class ThreadedListedDiscovery:
     """The same with a sync client, whose requests must not hold up the loop."""
 
     def __init__(self, name: str, administration: Administration) -> None:
@@ -126,7 +126,7 @@ class ListedInThread:
         await asyncio.to_thread(self._administration.close)
 
 
-class Searched:
+class SearchedDiscovery:
     """Without it: a queue that can be connected to is there. That is an operation nobody is charged for (Y2)."""
 
     def __init__(self, name: str, transport: Transport) -> None:
@@ -171,12 +171,12 @@ class Searched:
         return True
 
 
-class ListedOrSearched:
+class ListedOrSearchedDiscovery:
     """Listed once, where that is allowed; from then on only searched beside those: an idle syphon costs its receives
     and nothing else (Y2).
     """
 
-    def __init__(self, listed: Discovery, searched: Searched) -> None:
+    def __init__(self, listed: Discovery, searched: SearchedDiscovery) -> None:
         self._listed = listed
         self._searched = searched
         self._may_list = True

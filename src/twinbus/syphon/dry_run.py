@@ -10,7 +10,7 @@ from twinbus.syphon.transport import PAGE, Transport
 
 
 @dataclass(slots=True)
-class Found:
+class DestinationBacklog:
     """Messages for one destination. `deferred` are those among them that a syphon has put aside before."""
 
     messages: int = 0
@@ -20,27 +20,31 @@ class Found:
 
 
 @dataclass(slots=True)
-class Survey:
+class DryRunResult:
     """`nowhere` are messages that name no destination: they would be dead-lettered (Y6)."""
 
     queues: tuple[str, ...] = ()
-    by_destination: dict[str, Found] = field(default_factory=dict)
-    nowhere: Found = field(default_factory=Found)
+    by_destination: dict[str, DestinationBacklog] = field(default_factory=dict)
+    nowhere: DestinationBacklog = field(default_factory=DestinationBacklog)
 
     @property
     def messages(self) -> int:
         return self.nowhere.messages + sum(found.messages for found in self.by_destination.values())
 
 
-async def survey(transport: Transport, discovery: Discovery) -> Survey:
-    made = Survey(tuple(await discovery.queues()))
+async def count_backlog(transport: Transport, discovery: Discovery) -> DryRunResult:
+    made = DryRunResult(tuple(await discovery.queues()))
     for queue in made.queues:
         backlog = transport.backlog(queue)
         start = 0
         try:
             while page := await backlog.peek(start, PAGE):
                 for one in page:
-                    found = made.nowhere if one.path is None else made.by_destination.setdefault(one.path, Found())
+                    found = (
+                        made.nowhere
+                        if one.path is None
+                        else made.by_destination.setdefault(one.path, DestinationBacklog())
+                    )
                     found.messages += 1
                     found.bytes += one.size
                     found.deferred += one.deferred

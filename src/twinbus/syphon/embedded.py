@@ -23,7 +23,13 @@ from twinbus.pairing.events import BacklogDrained
 from twinbus.pairing.pair_state import Partnership
 from twinbus.pairing.recording import Recording
 from twinbus.syphon.context import SyphonOptions
-from twinbus.syphon.discovery import Discovery, Listed, ListedInThread, ListedOrSearched, Searched
+from twinbus.syphon.discovery import (
+    Discovery,
+    ListedDiscovery,
+    ListedOrSearchedDiscovery,
+    SearchedDiscovery,
+    ThreadedListedDiscovery,
+)
 from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.sdk import SdkTransport
 from twinbus.syphon.syphon import Syphon, SyphonBrokenError
@@ -111,10 +117,10 @@ class _Running:
                     self._syphon = None
 
     def _discovery(self, transport: Transport) -> Discovery:
-        searched = Searched(self._pair.name, transport)
+        searched = SearchedDiscovery(self._pair.name, transport)
         if self._listed is None:
             return searched
-        return ListedOrSearched(self._listed(Recording(self._ledger, self._secondary)), searched)
+        return ListedOrSearchedDiscovery(self._listed(Recording(self._ledger, self._secondary)), searched)
 
     def _emptied(self, queue: str, moved: int) -> None:
         self._pair.events.emit(BacklogDrained(queue, time.monotonic(), moved))
@@ -156,7 +162,7 @@ class AioPairSyphon:
     def _listed(self, recording: Recording) -> Discovery:
         administration = AioAdministration.of(self._clients[1], self._admin, seconds=self._seconds)
         administration.recording = recording
-        return Listed(self._pair.name, administration)
+        return ListedDiscovery(self._pair.name, administration)
 
 
 class ThreadPairSyphon:
@@ -203,7 +209,7 @@ class ThreadPairSyphon:
     def _listed(self, recording: Recording) -> Discovery:
         administration = Administration.of(self._secondary, self._admin, seconds=self._seconds)
         administration.recording = recording
-        return ListedInThread(self._pair.name, administration)
+        return ThreadedListedDiscovery(self._pair.name, administration)
 
 
 def _may_list(secondary: Any, admin: Any) -> bool:

@@ -43,21 +43,21 @@ _ANNOTATIONS: Final = _annotations()
 _headers: dict[bytes, bytes] = {}
 
 
-class Quick(NamedTuple):
+class FastTranslation(NamedTuple):
     path: str
     raw: bytes
     message_id: MessageId | None
     sequence_number: int
 
 
-def quick(raw: bytes) -> Quick | None:
+def fast_translate(raw: bytes) -> FastTranslation | None:
     try:
         return _quick(raw)
     except (AmqpError, IndexError, UnicodeDecodeError, struct_error):
         return None
 
 
-def _quick(raw: bytes) -> Quick | None:
+def _quick(raw: bytes) -> FastTranslation | None:
     if raw[:4] != b"\x00\x53\x70\xc0":
         return None
     pos = 5 + raw[4]
@@ -92,7 +92,7 @@ def _quick(raw: bytes) -> Quick | None:
     path, properties, after = found
     if raw[after : after + 2] != b"\x00\x53" or not 0x75 <= raw[after + 2] <= 0x77:
         return None
-    return Quick(path, b"".join((header, raw[pos:end], properties, raw[after:])), message_id, _I64(number)[0])
+    return FastTranslation(path, b"".join((header, raw[pos:end], properties, raw[after:])), message_id, _I64(number)[0])
 
 
 def _destination(raw: bytes, at: int) -> tuple[str, bytes, int] | None:

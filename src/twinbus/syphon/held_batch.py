@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final
 
-from twinbus.syphon.transport import Backlog, BacklogFailedError, Held
+from twinbus.syphon.transport import Backlog, BacklogFailedError, HeldMessage
 
 _log = logging.getLogger(__name__)
 
@@ -19,22 +19,22 @@ _AGAIN_SECONDS: Final = 1.0
 _AT_A_TIME: Final = 500
 
 
-class Load:
+class HeldBatch:
     """`lost` are those whose lock is known to be lost, by identity: another receiver has them."""
 
     __slots__ = ("_settled", "held", "lost", "renew_at", "size")
 
-    def __init__(self, held: Sequence[Held], now: float, wall: datetime) -> None:
+    def __init__(self, held: Sequence[HeldMessage], now: float, wall: datetime) -> None:
         self.held = held
         self.size = sum(one.size for one in held)
         self.lost: set[int] = set()
         self._settled: set[int] = set()
         self.renew_at = self._half_way(now, wall)
 
-    def settled(self, held: Sequence[Held]) -> None:
+    def settled(self, held: Sequence[HeldMessage]) -> None:
         self._settled.update(map(id, held))
 
-    def unsettled(self) -> list[Held]:
+    def unsettled(self) -> list[HeldMessage]:
         return [one for one in self.held if id(one) not in self._settled and id(one) not in self.lost]
 
     def renewed(self, now: float, wall: datetime) -> None:
@@ -47,21 +47,21 @@ class Load:
         return now + min(max(left, _SHORTEST_LOCK), _LONGEST_LOCK) / 2
 
 
-class LockKeeper:
+class LockRenewer:
     """Renews the locks of one pump's loads at half their time."""
 
     def __init__(self, backlog: Backlog, now: Callable[[], float], wall: Callable[[], datetime]) -> None:
         self._backlog = backlog
         self._now = now
         self._wall = wall
-        self._loads: dict[Load, None] = {}
+        self._loads: dict[HeldBatch, None] = {}
         self._came = asyncio.Event()
 
-    def add(self, load: Load) -> None:
+    def add(self, load: HeldBatch) -> None:
         self._loads[load] = None
         self._came.set()
 
-    def remove(self, load: Load) -> None:
+    def remove(self, load: HeldBatch) -> None:
         self._loads.pop(load, None)
 
     async def run(self) -> None:
@@ -77,7 +77,7 @@ class LockKeeper:
                 first = min((load.renew_at for load in self._loads), default=now)
                 await asyncio.sleep(max(first - now, 0.05))
 
-    async def _renew(self, load: Load) -> None:
+    async def _renew(self, load: HeldBatch) -> None:
         held = load.unsettled()
         try:
             for first in range(0, len(held), _AT_A_TIME):

@@ -13,17 +13,24 @@ from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind
 from twinbus.ledger.entries import Move
 from twinbus.ledger.ledger import LedgerUnavailableError
 from twinbus.ledger.running_operation import RunningOperation
-from twinbus.syphon.context import PumpRoom, Step
-from twinbus.syphon.held_batch import Load
-from twinbus.syphon.plan import Recall, Route, Routed, Shelf, Verdict, key_of
+from twinbus.syphon.context import MoveStep, SyphonContext
+from twinbus.syphon.held_batch import HeldBatch
+from twinbus.syphon.plan import (
+    DeferredMessages,
+    DestinationRoute,
+    FailedSendAction,
+    Recall,
+    RoutingDecision,
+    destination_key,
+)
 from twinbus.syphon.syphon_ledger import LOCK_LOST
 from twinbus.syphon.transport import (
     Backlog,
     BacklogFailedError,
     CannotCarryError,
-    Held,
+    HeldMessage,
     NeverDeliverableError,
-    Outgoing,
+    OutgoingMessage,
     SendFailedError,
 )
 
@@ -43,7 +50,7 @@ class _Shipment(NamedTuple):
 
     path: str
     epoch: int
-    messages: Sequence[Outgoing]
+    messages: Sequence[OutgoingMessage]
     operation: RunningOperation | None = None
 
 
@@ -51,7 +58,7 @@ class Mover:
     """For the loads of one backlog queue."""
 
     def __init__(
-        self, queue: str, backlog: Backlog, shelf: Shelf, room: PumpRoom, put_aside: Callable[[], None]
+        self, queue: str, backlog: Backlog, shelf: DeferredMessages, room: SyphonContext, put_aside: Callable[[], None]
     ) -> None:
         self._queue = queue
         self._backlog = backlog
@@ -60,31 +67,31 @@ class Mover:
         self._put_aside = put_aside
         self.completed = 0
 
-    async def move(self, load: Load, recall: Recall | None = None) -> None:
+    async def move(self, load: HeldBatch, recall: Recall | None = None) -> None:
         """Returns when every message of it is settled, or its lock lost."""
         room = self._room
-        self._step(Step.RECEIVED, load.held)
-        groups: dict[str, list[Outgoing]] = {}
+        self._step(MoveStep.RECEIVED, load.held)
+        groups: dict[str, list[OutgoingMessage]] = {}
         jobs = self._translate(load, groups)
         shipments: list[_Shipment] = []
         probes = False
         probe = recall.probe if recall is not None else None
         for path, messages in groups.items():
-            if recall is not None and probe is not None and key_of(path) == key_of(recall.path):
-                routed, probe = Routed(Route.PROBE, probe), None
+            if recall is not None and probe is not None and destination_key(path) == destination_key(recall.path):
+                routed, probe = RoutingDecision(DestinationRoute.PROBE, probe), None
             else:
                 routed = room.destinations.route(path, room.now())
             match routed.route:
-                case Route.SEND:
+                case DestinationRoute.SEND:
                     shipments.append(_Shipment(path, routed.epoch, messages))
-                case Route.PROBE:
+                case DestinationRoute.PROBE:
                     probes = True
                     shipments.append(_Shipment(path, routed.epoch, messages[:1]))
                     if len(messages) > 1:
                         jobs.append(self._defer(load, path, messages[1:]))
-                case Route.PUT_ASIDE:
+                case DestinationRoute.PUT_ASIDE:
                     jobs.append(self._defer(load, path, messages))
-                case Route.DEAD_LETTER:
+                case DestinationRoute.DEAD_LETTER:
                     jobs.append(self._dead_letter(load, path, messages, GONE, f"{path} is not on the primary"))
                 case _:
                     assert_never(routed.route)
@@ -98,7 +105,9 @@ class Mover:
             if probes:
                 room.changed()  # over, whatever came of it: others may wait for their turn
 
-    def _translate(self, load: Load, groups: dict[str, list[Outgoing]]) -> list[Coroutine[None, None, None]]:
+    def _translate(
+        self, load: HeldBatch, groups: dict[str, list[OutgoingMessage]]
+    ) -> list[Coroutine[None, None, None]]:
         """Those that can be sent go to `groups`, by path; what is to be done with the others is returned."""
         restore, ttl, wall = self._room.transport.restore, self._room.options.ttl, self._room.wall()
         jobs: list[Coroutine[None, None, None]] = []
@@ -119,7 +128,7 @@ class Mover:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    async def _ship(self, load: Load, shipments: Sequence[_Shipment], *, retried: bool = False) -> None:
+    async def _ship(self, load: HeldBatch, shipments: Sequence[_Shipment], *, retried: bool = False) -> None:
         """One flush makes the intents of them all durable; each is then sent by itself."""
         unsent = {shipment.path: shipment.epoch for shipment in shipments}
         try:
@@ -131,7 +140,7 @@ class Mover:
             for path, epoch in unsent.items():
                 self._room.destinations.void(path, epoch)
 
-    async def _intended(self, load: Load, shipments: Sequence[_Shipment]) -> list[_Shipment]:
+    async def _intended(self, load: HeldBatch, shipments: Sequence[_Shipment]) -> list[_Shipment]:
         """With their operations, without messages whose lock was lost meanwhile. None of them: given back, to stop."""
         books = self._room.books
         while True:
@@ -151,12 +160,12 @@ class Mover:
                 await asyncio.sleep(_LEDGER_SECONDS)
             else:
                 for shipment in ready:
-                    self._step(Step.INTENDED, shipment.messages)
+                    self._step(MoveStep.INTENDED, shipment.messages)
                 return ready
 
-    async def _send(self, load: Load, shipment: _Shipment, retried: bool) -> None:
+    async def _send(self, load: HeldBatch, shipment: _Shipment, retried: bool) -> None:
         room, path, messages = self._room, shipment.path, shipment.messages
-        self._step(Step.SENDING, messages)
+        self._step(MoveStep.SENDING, messages)
         try:
             await room.send(path, messages)
         except SendFailedError as error:
@@ -166,14 +175,14 @@ class Mover:
             raise
         else:
             now = room.now()
-            self._step(Step.CONFIRMED, messages)
+            self._step(MoveStep.CONFIRMED, messages)
             room.books.sent(shipment.operation, path, messages, now)
             if room.destinations.succeeded(path, shipment.epoch, now):
                 _log.info("%s takes messages again", path)
                 room.changed()
             await self._complete(load, path, messages)
 
-    async def _failed(self, load: Load, shipment: _Shipment, error: SendFailedError, retried: bool) -> None:
+    async def _failed(self, load: HeldBatch, shipment: _Shipment, error: SendFailedError, retried: bool) -> None:
         room, path, epoch = self._room, shipment.path, shipment.epoch
         failed = error.failed
         unsafe = set(map(id, failed))
@@ -186,14 +195,14 @@ class Mover:
             path, epoch, error.kind, now, room.chance(), retried=retried, messages=len(failed)
         )
         match verdict:
-            case Verdict.RETRY:
+            case FailedSendAction.RETRY:
                 await asyncio.sleep(_RETRY_SECONDS)
                 await self._ship(load, [_Shipment(path, epoch, failed)], retried=True)
-            case Verdict.SPLIT:
+            case FailedSendAction.SPLIT:
                 middle = len(failed) // 2
                 for half in (failed[:middle], failed[middle:]):
                     await self._ship(load, [_Shipment(path, epoch, half)], retried=retried)
-            case Verdict.PUT_ASIDE:
+            case FailedSendAction.PUT_ASIDE:
                 again = room.destinations.failures(path) > 1
                 level = (
                     logging.DEBUG if again else logging.ERROR if error.kind in CREDENTIAL_REFUSED else logging.WARNING
@@ -201,17 +210,17 @@ class Mover:
                 _log.log(level, "%s is not ready, %d messages are put aside: %s", path, len(failed), error)
                 room.changed()
                 await self._defer(load, path, failed)
-            case Verdict.DEAD_LETTER:
+            case FailedSendAction.DEAD_LETTER:
                 reason = _REASONS.get(error.kind, REFUSED)
                 await self._dead_letter(load, path, failed, reason, f"{path}: {error.detail or error.kind}")
-            case Verdict.GIVE_BACK:
+            case FailedSendAction.GIVE_BACK:
                 await self._give_back(load, failed)
             case _:
                 assert_never(verdict)
 
     # --- settling ----------------------------------------------------------------------------------------------------
 
-    async def _complete(self, load: Load, path: str, messages: Sequence[Outgoing]) -> None:
+    async def _complete(self, load: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> None:
         held = [message.held for message in messages]
         began, why = self._room.now(), LOCK_LOST
         try:
@@ -223,16 +232,16 @@ class Mover:
             self._shelf.uncertain(self._room.now())
         load.settled(held)
         self._room.books.completed(self._queue, path, messages, lost, why, self._room.now() - began)
-        self._step(Step.COMPLETED, held)
+        self._step(MoveStep.COMPLETED, held)
         self.completed += len(held) - len(lost)
 
-    async def _defer(self, load: Load, path: str, messages: Sequence[Outgoing]) -> None:
+    async def _defer(self, load: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> None:
         numbers = await self._deferred(load, [message.held for message in messages])
         self._shelf.deferred(path, numbers)
         self._room.books.counts.deferred(path, len(numbers))
         self._put_aside()
 
-    async def _deferred(self, load: Load, held: Sequence[Held]) -> list[int]:
+    async def _deferred(self, load: HeldBatch, held: Sequence[HeldMessage]) -> list[int]:
         """The numbers of those that are."""
         try:
             lost = set(map(id, await self._backlog.defer(held)))
@@ -242,13 +251,18 @@ class Mover:
             lost = set(map(id, held))
         if lost:
             self._shelf.uncertain(self._room.now())
-        self._settled(load, held, Step.PUT_ASIDE)
+        self._settled(load, held, MoveStep.PUT_ASIDE)
         return [one.sequence_number for one in held if id(one) not in lost]
 
     async def _dead_letter(
-        self, load: Load, path: str | None, messages: Sequence[Outgoing | Held], reason: str, description: str
+        self,
+        load: HeldBatch,
+        path: str | None,
+        messages: Sequence[OutgoingMessage | HeldMessage],
+        reason: str,
+        description: str,
     ) -> None:
-        held = [message.held if isinstance(message, Outgoing) else message for message in messages]
+        held = [message.held if isinstance(message, OutgoingMessage) else message for message in messages]
         try:
             lost = set(map(id, await self._backlog.dead_letter(held, reason, description[:_LONGEST_DESCRIPTION])))
         except BacklogFailedError as error:
@@ -256,22 +270,22 @@ class Mover:
             lost = set(map(id, held))
         if lost:
             self._shelf.uncertain(self._room.now())
-        self._settled(load, held, Step.DEAD_LETTERED)
+        self._settled(load, held, MoveStep.DEAD_LETTERED)
         if done := [one for one in held if id(one) not in lost]:
             _log.warning("%d messages were dead-lettered: %s: %s", len(done), reason, description)
             self._room.books.moved(Move.DEAD_LETTERED, self._queue, path, done, reason)
 
-    async def _never(self, load: Load, held: Held, error: NeverDeliverableError) -> None:
+    async def _never(self, load: HeldBatch, held: HeldMessage, error: NeverDeliverableError) -> None:
         await self._dead_letter(load, error.path, [held], error.reason, error.description)
 
-    async def _keep(self, load: Load, held: Held, error: CannotCarryError) -> None:
+    async def _keep(self, load: HeldBatch, held: HeldMessage, error: CannotCarryError) -> None:
         numbers = await self._deferred(load, [held])
         self._shelf.keep(numbers)
         if numbers:
             _log.warning("message %s stays in %s: %s", held.message_id, self._queue, error)
             self._room.books.moved(Move.KEPT, self._queue, error.path, [held], error.description)
 
-    async def _give_back(self, load: Load, messages: Sequence[Outgoing]) -> None:
+    async def _give_back(self, load: HeldBatch, messages: Sequence[OutgoingMessage]) -> None:
         held = [message.held for message in messages]
         # Those that were deferred are so again, and remembered nowhere.
         self._shelf.uncertain(self._room.now())
@@ -281,12 +295,12 @@ class Mover:
             _log.info("%d messages come back when their locks end: %s", len(held), error)
         self._settled(load, held, None)
 
-    def _settled(self, load: Load, held: Sequence[Held], step: Step | None) -> None:
+    def _settled(self, load: HeldBatch, held: Sequence[HeldMessage], step: MoveStep | None) -> None:
         load.settled(held)
         if step is not None:
             self._step(step, held)
 
-    def _locked(self, load: Load, messages: Sequence[Outgoing]) -> Sequence[Outgoing]:
+    def _locked(self, load: HeldBatch, messages: Sequence[OutgoingMessage]) -> Sequence[OutgoingMessage]:
         if not load.lost:
             return messages
         locked = [one for one in messages if id(one.held) not in load.lost]
@@ -294,9 +308,9 @@ class Mover:
             self._shelf.uncertain(self._room.now())
         return locked
 
-    def _step(self, step: Step, messages: Sequence[Outgoing] | Sequence[Held]) -> None:
+    def _step(self, step: MoveStep, messages: Sequence[OutgoingMessage] | Sequence[HeldMessage]) -> None:
         if self._room.steps is not None:
-            self._room.steps(step, [one.held if isinstance(one, Outgoing) else one for one in messages])
+            self._room.steps(step, [one.held if isinstance(one, OutgoingMessage) else one for one in messages])
 
 
 async def _all(jobs: Sequence[Coroutine[None, None, None]]) -> None:

@@ -20,15 +20,15 @@ from twinbus.connect.errors import (
 )
 from twinbus.connect.settling import COMPLETE, RELEASE, Outcome, abandon, dead_letter, defer
 from twinbus.message import MessageId
-from twinbus.syphon.credentials import Place
-from twinbus.syphon.fast_translation import quick
+from twinbus.syphon.credentials import NamespaceAccess
+from twinbus.syphon.fast_translation import fast_translate
 from twinbus.syphon.translation import destination_of, translate
 from twinbus.syphon.transport import (
     BacklogFailedError,
     Credit,
-    Held,
-    Outgoing,
-    Peeked,
+    HeldMessage,
+    OutgoingMessage,
+    PeekedMessage,
     SendFailedError,
     TimeToLive,
 )
@@ -70,13 +70,17 @@ class NativeHeld:
 
 
 class NativeTransport:
-    """`NativeTransport(primary, secondary)`: connection strings, clients of azure-servicebus, or `Place`s."""
+    """`NativeTransport(primary, secondary)`: connection strings, clients of azure-servicebus, or `NamespaceAccess`s."""
 
     def __init__(
-        self, primary: Place | str | Any, secondary: Place | str | Any, *, try_timeout: float = TRY_SECONDS
+        self,
+        primary: NamespaceAccess | str | Any,
+        secondary: NamespaceAccess | str | Any,
+        *,
+        try_timeout: float = TRY_SECONDS,
     ) -> None:
-        self._primary = Place.of(primary).connect(timeout=try_timeout)
-        self._secondary = Place.of(secondary).connect(timeout=try_timeout)
+        self._primary = NamespaceAccess.of(primary).connect(timeout=try_timeout)
+        self._secondary = NamespaceAccess.of(secondary).connect(timeout=try_timeout)
 
     def backlog(self, queue: str) -> NativeBacklog:
         return NativeBacklog(self._secondary, queue)
@@ -84,14 +88,14 @@ class NativeTransport:
     def destination(self, path: str) -> NativeDestination:
         return NativeDestination(self._primary, path)
 
-    def restore(self, held: Held, ttl: TimeToLive, now: datetime) -> Outgoing:
+    def restore(self, held: HeldMessage, ttl: TimeToLive, now: datetime) -> OutgoingMessage:
         assert isinstance(held, NativeHeld)
-        usual = quick(held.message.raw)
+        usual = fast_translate(held.message.raw)
         if usual is not None:
             held.number = usual.sequence_number
-            return Outgoing(usual.path, usual.message_id, len(usual.raw), usual.raw, held)
+            return OutgoingMessage(usual.path, usual.message_id, len(usual.raw), usual.raw, held)
         found = translate(held.message.raw, (now - _EPOCH) // timedelta(milliseconds=1), ttl)
-        return Outgoing(found.path, held.message.message_id, len(found.raw), found.raw, held)
+        return OutgoingMessage(found.path, held.message.message_id, len(found.raw), found.raw, held)
 
     async def close(self) -> None:
         await asyncio.gather(self._primary.close(), self._secondary.close())
@@ -104,7 +108,7 @@ class NativeDestination:
         self._sender: Sender | None = None
         self._opening = asyncio.Lock()
 
-    async def send(self, messages: Sequence[Outgoing]) -> None:
+    async def send(self, messages: Sequence[OutgoingMessage]) -> None:
         raws = [message.content for message in messages]
         begun = False
         try:
@@ -132,7 +136,7 @@ class NativeDestination:
         return sender
 
 
-def _unsafe(error: Exception, messages: Sequence[Outgoing], raws: Sequence[bytes]) -> Sequence[Outgoing]:
+def _unsafe(error: Exception, messages: Sequence[OutgoingMessage], raws: Sequence[bytes]) -> Sequence[OutgoingMessage]:
     unsafe = {id(raw) for raw in getattr(error, "failed", ())}
     return [one for one, raw in zip(messages, raws, strict=True) if id(raw) in unsafe] if unsafe else messages
 
@@ -169,23 +173,23 @@ class NativeBacklog:
         found = await self._asked(receiver.receive_deferred(numbers, leave_out_missing=True))
         return [NativeHeld(message) for message in found]
 
-    async def peek(self, start: int, count: int) -> Sequence[Peeked]:
+    async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
         receiver = await self._asked(self._open())
         return [peeked(message) for message in await self._asked(receiver.peek(start, count))]
 
-    async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._settle(held, COMPLETE)
 
-    async def abandon(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def abandon(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._settle(held, abandon(None))
 
-    async def defer(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def defer(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._settle(held, defer(None))
 
-    async def dead_letter(self, held: Sequence[Held], reason: str, description: str) -> Sequence[Held]:
+    async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
         return await self._settle(held, dead_letter(reason, description, None))
 
-    async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         receiver = await self._asked(self._open())
         by_message = {id(message): one for one in held for message in (_message(one),)}
         lost = await self._asked(receiver.renew_those_held([_message(one) for one in held]))
@@ -210,10 +214,10 @@ class NativeBacklog:
                 self._receiver = await self._bus.receiver(self._queue, prefetch=0)
             return self._receiver
 
-    async def _settle(self, held: Sequence[Held], outcome: Outcome) -> Sequence[Held]:
+    async def _settle(self, held: Sequence[HeldMessage], outcome: Outcome) -> Sequence[HeldMessage]:
         by_message = {id(one.message): one for one in held if isinstance(one, NativeHeld)}
         left = [_message(one) for one in held]
-        lost: list[Held] = []
+        lost: list[HeldMessage] = []
         failures: Sequence[tuple[ReceivedMessage, Exception]]
         error: Exception | None = None
         refused = True
@@ -248,13 +252,13 @@ class NativeBacklog:
         return BacklogFailedError(self._queue, failure_kind(error), str(error), refused=refused)
 
 
-def _message(held: Held) -> ReceivedMessage:
+def _message(held: HeldMessage) -> ReceivedMessage:
     assert isinstance(held, NativeHeld)
     return held.message
 
 
-def peeked(message: ReceivedMessage) -> Peeked:
-    return Peeked(
+def peeked(message: ReceivedMessage) -> PeekedMessage:
+    return PeekedMessage(
         message.sequence_number or 0,
         message.state is MessageState.DEFERRED,
         destination_of(message.raw),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from twinbus.syphon.plan import Readiness
-from twinbus.syphon.plan.destinations import DestinationState
+from twinbus.syphon.plan.destinations import DestinationStatus
 
 _RATE_SECONDS: Final = 10.0
 MOST_DESTINATIONS: Final = 10_000
@@ -19,7 +19,7 @@ OTHERS: Final = "(others)"
 
 
 @dataclass(slots=True)
-class Tally:
+class MessageCounts:
     """Messages of one destination, or of all. `deferred` counts how often; the others, messages."""
 
     returned: int = 0
@@ -35,9 +35,9 @@ class Progress:
     """One moment. `remaining` and `seconds_left` are None where nobody can tell; `rate` is in messages a second."""
 
     seconds: float
-    total: Tally
-    by_destination: dict[str, Tally]
-    states: tuple[DestinationState, ...]
+    total: MessageCounts
+    by_destination: dict[str, MessageCounts]
+    states: tuple[DestinationStatus, ...]
     operations: dict[str, int]
     rate: float
     held: int
@@ -47,17 +47,17 @@ class Progress:
     state: str
 
     @property
-    def not_ready(self) -> tuple[DestinationState, ...]:
+    def not_ready(self) -> tuple[DestinationStatus, ...]:
         return tuple(one for one in self.states if one.readiness is not Readiness.READY)
 
 
 @dataclass(slots=True)
-class Counts:
+class ProgressCounter:
     """What the pumps tell."""
 
     began: float
-    total: Tally = field(default_factory=Tally)
-    by_destination: dict[str, Tally] = field(default_factory=dict)
+    total: MessageCounts = field(default_factory=MessageCounts)
+    by_destination: dict[str, MessageCounts] = field(default_factory=dict)
     operations: Counter[str] = field(default_factory=Counter)
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -97,10 +97,10 @@ class Counts:
         while self._recent and self._recent[0][0] < now - _RATE_SECONDS:
             self._recent.popleft()
 
-    def _of(self, path: str) -> Tally:
+    def _of(self, path: str) -> MessageCounts:
         found = self.by_destination.get(path)
         if found is None:
             if len(self.by_destination) >= MOST_DESTINATIONS:
-                return self.by_destination.setdefault(OTHERS, Tally())
-            found = self.by_destination[path] = Tally()
+                return self.by_destination.setdefault(OTHERS, MessageCounts())
+            found = self.by_destination[path] = MessageCounts()
         return found

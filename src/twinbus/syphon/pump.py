@@ -1,6 +1,6 @@
 """The loops on one backlog queue: receive (Y2), bring back what was put aside (Y5), keep the locks (Y4).
 
-What goes where is decided in `plan`, how a load moves is in `moving`; what pumps share is the `PumpRoom`.
+What goes where is decided in `plan`, how a load moves is in `moving`; what pumps share is the `SyphonContext`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from math import inf, isinf
 from typing import Any, Final
 
 from twinbus.backlog import FailureKind
-from twinbus.syphon.context import MIB, PumpRoom
-from twinbus.syphon.held_batch import Load, LockKeeper
+from twinbus.syphon.context import MIB, SyphonContext
+from twinbus.syphon.held_batch import HeldBatch, LockRenewer
 from twinbus.syphon.mover import Mover
-from twinbus.syphon.plan import Recall, Shelf
+from twinbus.syphon.plan import DeferredMessages, Recall
 from twinbus.syphon.plan.deferred import Seen
-from twinbus.syphon.transport import PAGE, BacklogFailedError, Held
+from twinbus.syphon.transport import PAGE, BacklogFailedError, HeldMessage
 
 _log = logging.getLogger(__name__)
 
@@ -43,18 +43,18 @@ _RECALL_BYTES: Final = MIB
 class Pump:
     """`start` and `rest` in turn; `close` at the end. `drained` once the queue was found empty (drain only)."""
 
-    def __init__(self, queue: str, room: PumpRoom) -> None:
+    def __init__(self, queue: str, room: SyphonContext) -> None:
         self.queue = queue
         self.drained = False
         self.failure: FailureKind | None = None
-        self.shelf = Shelf(room.destinations)
+        self.shelf = DeferredMessages(room.destinations)
         self.held = 0
         self.is_dry = False
         """The last receive brought nothing."""
         self._room = room
         self._backlog = room.backlog(queue)
         self._mover = Mover(queue, self._backlog, self.shelf, room, self._nudge)
-        self._keeper = LockKeeper(self._backlog, room.now, room.wall)
+        self._keeper = LockRenewer(self._backlog, room.now, room.wall)
         self._loops: list[asyncio.Task[None]] = []
         self._moves: set[asyncio.Task[None]] = set()
         self._nudged = asyncio.Event()
@@ -241,9 +241,9 @@ class Pump:
 
     # --- loads -------------------------------------------------------------------------------------------------------
 
-    def _load(self, held: Sequence[Held]) -> Load:
+    def _load(self, held: Sequence[HeldMessage]) -> HeldBatch:
         room = self._room
-        load = Load(held, room.now(), room.wall())
+        load = HeldBatch(held, room.now(), room.wall())
         self.held += len(held)
         self._held_bytes += load.size
         # Quick to grow, slow to shrink: what is on its way may be as large.
@@ -251,7 +251,7 @@ class Pump:
         self._size = max(largest, self._size * 0.9 + largest * 0.1)
         return load
 
-    async def _move(self, load: Load, recall: Recall | None = None) -> None:
+    async def _move(self, load: HeldBatch, recall: Recall | None = None) -> None:
         self._keeper.add(load)
         try:
             await self._mover.move(load, recall)

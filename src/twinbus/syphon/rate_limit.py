@@ -5,7 +5,7 @@ from __future__ import annotations
 BURST_SECONDS = 0.5
 
 
-class Pacing:
+class RateLimit:
     """`rate` in messages a second; None is as fast as can be. Waited for before messages are taken, never under a lock.
 
     What was not used in the last moment may be caught up.

@@ -40,9 +40,9 @@ from twinbus.syphon.transport import (
     BacklogFailedError,
     CannotCarryError,
     Credit,
-    Held,
-    Outgoing,
-    Peeked,
+    HeldMessage,
+    OutgoingMessage,
+    PeekedMessage,
     SendFailedError,
     TimeToLive,
 )
@@ -77,7 +77,7 @@ class SdkTransport:
         self._members.add(made)
         return made
 
-    def restore(self, held: Held, ttl: TimeToLive, now: datetime) -> Outgoing:
+    def restore(self, held: HeldMessage, ttl: TimeToLive, now: datetime) -> OutgoingMessage:
         assert isinstance(held, SdkHeld)
         path, raw = translate(held.message.raw, to_millis(now), ttl)
         single = None
@@ -89,7 +89,7 @@ class SdkTransport:
                     "batch, and alone it would lose a type",
                     path,
                 )
-        return Outgoing(path, held.message_id, len(raw), Content(raw, single), held)
+        return OutgoingMessage(path, held.message_id, len(raw), Content(raw, single), held)
 
     async def close(self) -> None:
         await asyncio.gather(*(member.close() for member in tuple(self._members)))
@@ -141,26 +141,26 @@ class SdkBacklog:
         answers = await halving(numbers, ask, MessageNotFoundError)
         return [held for _, answer in answers for held in answer or ()]
 
-    async def peek(self, start: int, count: int) -> Sequence[Peeked]:
+    async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
         async with self._bounded(self._timeout):
             found = await sdk_bytes.peeked(self._receiver, start, count, self._timeout)
         return [peeked(message) for message in found]
 
-    async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._settled(held, self._receiver.complete_message)
 
-    async def abandon(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def abandon(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._settled(held, self._receiver.abandon_message)
 
-    async def defer(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def defer(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._settled(held, self._receiver.defer_message)
 
-    async def dead_letter(self, held: Sequence[Held], reason: str, description: str) -> Sequence[Held]:
+    async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
         told = {"reason": reason, "error_description": description}
         return await self._settled(held, partial(self._receiver.dead_letter_message, **told))
 
-    async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
-        async def ask(part: Sequence[Held]) -> bool:
+    async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
+        async def ask(part: Sequence[HeldMessage]) -> bool:
             async with self._bounded(self._timeout, passing=MessageLockLostError):
                 await sdk_bytes.renewed(self._receiver, cast(Sequence[SdkHeld], part), self._timeout)
                 return True
@@ -176,8 +176,10 @@ class SdkBacklog:
     async def close(self) -> None:
         await _closed(self._receiver)
 
-    async def _settled(self, held: Sequence[Held], settle: Callable[[Any], Awaitable[None]]) -> Sequence[Held]:
-        lost: list[Held] = []
+    async def _settled(
+        self, held: Sequence[HeldMessage], settle: Callable[[Any], Awaitable[None]]
+    ) -> Sequence[HeldMessage]:
+        lost: list[HeldMessage] = []
         for start in range(0, len(held), _AT_ONCE):
             part = cast(Sequence[SdkHeld], held[start : start + _AT_ONCE])
             async with self._bounded(self._timeout):
@@ -212,7 +214,7 @@ class SdkDestination:
         self._sender = without_retries(quick_to_open(client.get_queue_sender(path)))
         self._turn = asyncio.Lock()
 
-    async def send(self, messages: Sequence[Outgoing]) -> None:
+    async def send(self, messages: Sequence[OutgoingMessage]) -> None:
         accepted: set[int] = set()
         begun = False
         try:

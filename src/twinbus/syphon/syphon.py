@@ -19,13 +19,13 @@ from typing import Final, Self
 from twinbus.backlog import CREDENTIAL_REFUSED
 from twinbus.errors import OperatorError, TwinbusError
 from twinbus.ledger.ledger import Ledger
-from twinbus.syphon.context import Emptied, PumpRoom, Steps, SyphonOptions, wall_clock
-from twinbus.syphon.discovery import Discovery, Remainder
-from twinbus.syphon.plan import key_of
-from twinbus.syphon.plan.destinations import DestinationState
-from twinbus.syphon.progress import Counts, Progress
+from twinbus.syphon.context import EmptiedListener, StepListener, SyphonContext, SyphonOptions, wall_clock
+from twinbus.syphon.discovery import Discovery, RemainingMessages
+from twinbus.syphon.plan import destination_key
+from twinbus.syphon.plan.destinations import DestinationStatus
+from twinbus.syphon.progress import Progress, ProgressCounter
 from twinbus.syphon.pump import Pump
-from twinbus.syphon.syphon_ledger import Books
+from twinbus.syphon.syphon_ledger import SyphonLedger
 from twinbus.syphon.transport import Transport
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class SyphonBrokenError(TwinbusError):
 class PrimaryRefusesError(OperatorError):
     """A drain that would never end: all that is left is for entities that refuse the credential."""
 
-    def __init__(self, states: Sequence[DestinationState], messages: int) -> None:
+    def __init__(self, states: Sequence[DestinationStatus], messages: int) -> None:
         named = ", ".join(sorted(one.path for one in states)[:_NAMED])
         more = f" and {len(states) - _NAMED} more" if len(states) > _NAMED else ""
         super().__init__(
@@ -78,8 +78,8 @@ class Syphon:
         secondary: str,
         options: SyphonOptions | None = None,
         ledger: Ledger | None = None,
-        steps: Steps | None = None,
-        emptied: Emptied | None = None,
+        steps: StepListener | None = None,
+        emptied: EmptiedListener | None = None,
         wall: Callable[[], datetime] = wall_clock,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -87,9 +87,9 @@ class Syphon:
         self.state = SyphonState.NEW
         self._transport = transport
         self._discovery = discovery
-        self._counts = Counts(asyncio.get_running_loop().time())
-        books = Books(ledger, primary, secondary, self._counts)
-        self._room = PumpRoom(transport, self.options, books, steps, wall=wall, chance=chance)
+        self._counts = ProgressCounter(asyncio.get_running_loop().time())
+        books = SyphonLedger(ledger, primary, secondary, self._counts)
+        self._room = SyphonContext(transport, self.options, books, steps, wall=wall, chance=chance)
         self._room.listen(self._tell)
         if emptied is not None:
             self._room.emptied = emptied
@@ -98,7 +98,7 @@ class Syphon:
         self._paused = False
         self._look_at = float("-inf")
         self._pause = _FIRST_PAUSE
-        self._remainder = Remainder(discovery)
+        self._remainder = RemainingMessages(discovery)
 
     async def __aenter__(self) -> Self:
         return self
@@ -190,9 +190,11 @@ class Syphon:
         pumps = self._pumps.values()
         if not self.options.drain or any(pump.held or not pump.is_dry for pump in pumps):
             return
-        waiting = [(key_of(path), count) for pump in pumps for path, (count, _) in pump.shelf.waiting().items()]
+        waiting = [
+            (destination_key(path), count) for pump in pumps for path, (count, _) in pump.shelf.waiting().items()
+        ]
         wanted = {key for key, _ in waiting}
-        states = [one for one in self._room.destinations.states() if key_of(one.path) in wanted]
+        states = [one for one in self._room.destinations.states() if destination_key(one.path) in wanted]
         if states and all(one.cause in CREDENTIAL_REFUSED and one.failures >= _REFUSALS for one in states):
             raise PrimaryRefusesError(states, sum(count for _, count in waiting))
 

@@ -12,17 +12,26 @@ from typing import Final, TypeVar
 from twinbus.ledger.entries import OK, UNKNOWN, Move, Stage, result_of_failure
 from twinbus.ledger.ledger import Ledger
 from twinbus.ledger.running_operation import RunningOperation
-from twinbus.syphon.progress import Counts
-from twinbus.syphon.transport import PAGE, Backlog, BacklogFailedError, Credit, Held, Outgoing, Peeked, SendFailedError
+from twinbus.syphon.progress import ProgressCounter
+from twinbus.syphon.transport import (
+    PAGE,
+    Backlog,
+    BacklogFailedError,
+    Credit,
+    HeldMessage,
+    OutgoingMessage,
+    PeekedMessage,
+    SendFailedError,
+)
 
 NOT_TRIED: Final = "not_tried"
 """The result of an intent that the ledger could not take: nothing was asked of anybody."""
 
 
-class Books:
+class SyphonLedger:
     """`primary` and `secondary` are the namespaces' names, as backlog queue paths write them (P4)."""
 
-    def __init__(self, ledger: Ledger | None, primary: str, secondary: str, counts: Counts) -> None:
+    def __init__(self, ledger: Ledger | None, primary: str, secondary: str, counts: ProgressCounter) -> None:
         self.counts = counts
         self._ledger = ledger
         self._primary = primary
@@ -42,7 +51,7 @@ class Books:
         if self._ledger is not None:
             self._ledger.done(stage, self._secondary, queue, (), size, seconds=seconds, result=result, cause=cause)
 
-    def sending(self, path: str, messages: Sequence[Outgoing]) -> RunningOperation | None:
+    def sending(self, path: str, messages: Sequence[OutgoingMessage]) -> RunningOperation | None:
         """The intent; `durable` before the send. LedgerUnavailableError where nothing may be sent without it."""
         self.counts.operations[Stage.RETURN_PRIMARY] += len(messages)
         if self._ledger is None:
@@ -59,7 +68,9 @@ class Books:
         if self._ledger is not None:
             await self._ledger.flushed()
 
-    def sent(self, operation: RunningOperation | None, path: str, messages: Sequence[Outgoing], now: float) -> None:
+    def sent(
+        self, operation: RunningOperation | None, path: str, messages: Sequence[OutgoingMessage], now: float
+    ) -> None:
         if operation is not None:
             operation.end(OK)
         self.counts.returned(path, len(messages), sum(message.size for message in messages), now)
@@ -68,7 +79,7 @@ class Books:
         self,
         operation: RunningOperation | None,
         error: SendFailedError,
-        arrived: Sequence[Outgoing],
+        arrived: Sequence[OutgoingMessage],
         now: float,
     ) -> None:
         if operation is not None:
@@ -79,7 +90,13 @@ class Books:
             self.counts.returned(error.path, len(arrived), sum(message.size for message in arrived), now)
 
     def completed(
-        self, queue: str, path: str, messages: Sequence[Outgoing], lost: Sequence[Held], why: str, seconds: float
+        self,
+        queue: str,
+        path: str,
+        messages: Sequence[OutgoingMessage],
+        lost: Sequence[HeldMessage],
+        why: str,
+        seconds: float,
     ) -> None:
         """Of those that are `lost`, for that reason, nobody knows whether they were; their delivery may be repeated.
 
@@ -102,7 +119,9 @@ class Books:
         if lost:
             self.moved(Move.POSSIBLE_DUPLICATE, queue, path, lost, why)
 
-    def moved(self, move: Move, queue: str, path: str | None, held: Sequence[Held], reason: str | None = None) -> None:
+    def moved(
+        self, move: Move, queue: str, path: str | None, held: Sequence[HeldMessage], reason: str | None = None
+    ) -> None:
         """Beyond one operation: dead-lettered, kept, or perhaps delivered twice."""
         match move:
             case Move.DEAD_LETTERED:
@@ -124,10 +143,10 @@ LOCK_LOST: Final = "lock_lost"
 NOT_FOUND: Final = "message_not_found"
 
 
-class BookedBacklog:
-    """Keeps the protocol of `Backlog`. Completions are told by whoever knows what they were for: `Books.completed`."""
+class MeteredBacklog:
+    """Keeps the protocol of `Backlog`. The mover records completions itself, with `SyphonLedger.completed`."""
 
-    def __init__(self, inner: Backlog, queue: str, books: Books, now: Callable[[], float]) -> None:
+    def __init__(self, inner: Backlog, queue: str, books: SyphonLedger, now: Callable[[], float]) -> None:
         self._inner = inner
         self._queue = queue
         self._books = books
@@ -140,7 +159,7 @@ class BookedBacklog:
     async def open(self) -> None:
         await self._inner.open()
 
-    async def receive(self, count: int, wait: float) -> Sequence[Held]:
+    async def receive(self, count: int, wait: float) -> Sequence[HeldMessage]:
         await self._inner.open()
         fed = self._inner.credit is Credit.FED
         began = self._now()
@@ -161,7 +180,7 @@ class BookedBacklog:
             self._told(Stage.EMPTY_RECEIVE, (), began)
         return held
 
-    async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[Held]:
+    async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[HeldMessage]:
         await self._inner.open()
         began = self._now()
         held = await self._tried(Stage.RECEIVE_DEFERRED, self._inner.receive_deferred, numbers, len(numbers))
@@ -171,7 +190,7 @@ class BookedBacklog:
             self._told(Stage.RECEIVE_DEFERRED, (), began, NOT_FOUND)
         return held
 
-    async def peek(self, start: int, count: int) -> Sequence[Peeked]:
+    async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
         await self._inner.open()
         began = self._now()
         try:
@@ -183,29 +202,29 @@ class BookedBacklog:
         self._told(Stage.PEEK_BACKLOG, sum(one.size for one in found), began)
         return found
 
-    async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._truly_lost(await self._inner.complete(held), _is_gone)
 
-    async def abandon(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def abandon(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._done(Stage.SETTLE_BACKLOG, self._inner.abandon, held)
 
-    async def defer(self, held: Sequence[Held]) -> Sequence[Held]:
-        async def defer(given: Sequence[Held]) -> Sequence[Held]:
+    async def defer(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
+        async def defer(given: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
             return await self._truly_lost(await self._inner.defer(given), _is_deferred)
 
         return await self._done(Stage.SETTLE_BACKLOG, defer, held)
 
-    async def dead_letter(self, held: Sequence[Held], reason: str, description: str) -> Sequence[Held]:
-        async def bury(given: Sequence[Held]) -> Sequence[Held]:
+    async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
+        async def bury(given: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
             return await self._truly_lost(await self._inner.dead_letter(given, reason, description), _is_gone)
 
         return await self._done(Stage.SETTLE_BACKLOG, bury, held)
 
-    async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         await self._inner.open()
         return await self._done(Stage.RENEW_BACKLOG, self._inner.renew, held)
 
-    async def rest(self) -> Sequence[Held]:
+    async def rest(self) -> Sequence[HeldMessage]:
         hungry = self._inner.credit is Credit.HUNGRY
         began = self._now()
         given_back = await self._inner.rest()
@@ -220,11 +239,13 @@ class BookedBacklog:
         await self.rest()
         await self._inner.close()
 
-    async def _truly_lost(self, lost: Sequence[Held], is_done: Callable[[Peeked | None], bool]) -> Sequence[Held]:
+    async def _truly_lost(
+        self, lost: Sequence[HeldMessage], is_done: Callable[[PeekedMessage | None], bool]
+    ) -> Sequence[HeldMessage]:
         """Without those whose lock went because a settlement was done, though nobody answered: the queue shows it."""
         doubtful = sorted((one for one in lost if one.unanswered), key=lambda one: one.sequence_number)
         done: set[int] = set()
-        page: dict[int, Peeked] = {}
+        page: dict[int, PeekedMessage] = {}
         shown = -1
         try:
             for one in doubtful:
@@ -241,8 +262,11 @@ class BookedBacklog:
     # --- telling -----------------------------------------------------------------------------------------------------
 
     async def _done(
-        self, stage: Stage, call: Callable[[Sequence[Held]], Awaitable[Sequence[Held]]], held: Sequence[Held]
-    ) -> Sequence[Held]:
+        self,
+        stage: Stage,
+        call: Callable[[Sequence[HeldMessage]], Awaitable[Sequence[HeldMessage]]],
+        held: Sequence[HeldMessage],
+    ) -> Sequence[HeldMessage]:
         """Of each message: done, or its lock was lost and nothing happened."""
         began = self._now()
         lost = await self._tried(stage, call, held, len(held))
@@ -253,8 +277,8 @@ class BookedBacklog:
         return lost
 
     async def _tried(
-        self, stage: Stage, call: Callable[[T], Awaitable[Sequence[Held]]], asked: T, count: int
-    ) -> Sequence[Held]:
+        self, stage: Stage, call: Callable[[T], Awaitable[Sequence[HeldMessage]]], asked: T, count: int
+    ) -> Sequence[HeldMessage]:
         began = self._now()
         try:
             return await call(asked)
@@ -270,9 +294,9 @@ class BookedBacklog:
         self._books.done(stage, self._queue, size, self._now() - began, result, cause)
 
 
-def _is_gone(seen: Peeked | None) -> bool:
+def _is_gone(seen: PeekedMessage | None) -> bool:
     return seen is None
 
 
-def _is_deferred(seen: Peeked | None) -> bool:
+def _is_deferred(seen: PeekedMessage | None) -> bool:
     return seen is not None and seen.deferred

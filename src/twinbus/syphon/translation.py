@@ -41,7 +41,7 @@ from twinbus.backlog import (
 from twinbus.syphon.transport import NeverDeliverableError, TimeToLive
 
 
-class Reason(StrEnum):
+class DeadLetterReason(StrEnum):
     """Why a message can never be delivered, as its dead-letter reason tells it (Y6)."""
 
     NO_DESTINATION = "NoDestination"
@@ -50,7 +50,7 @@ class Reason(StrEnum):
     EXPIRED = "TTLExpiredException"  # the service's own word
 
 
-class Translated(NamedTuple):
+class TranslatedMessage(NamedTuple):
     path: str
     raw: bytes
 
@@ -86,15 +86,15 @@ _EXPIRY, _CREATION, _GROUP = 8, 9, 10
 _NULL: Final = b"\x40"
 
 
-def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> Translated:
+def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> TranslatedMessage:
     """`now` is in ms since the epoch. NeverDeliverableError where it can never be delivered (Y6, Y7)."""
     try:
         return _translate(split(raw), now, ttl)
     except AliasError as error:
-        reason = Reason.NO_DESTINATION if error.name == PATH_PROPERTY else Reason.WRONG_ALIAS
+        reason = DeadLetterReason.NO_DESTINATION if error.name == PATH_PROPERTY else DeadLetterReason.WRONG_ALIAS
         raise NeverDeliverableError(reason, error.text, destination_of(raw)) from error
     except (AmqpError, IndexError) as error:
-        raise NeverDeliverableError(Reason.MALFORMED, str(error), destination_of(raw)) from error
+        raise NeverDeliverableError(DeadLetterReason.MALFORMED, str(error), destination_of(raw)) from error
 
 
 def destination_of(raw: bytes) -> str | None:
@@ -119,7 +119,7 @@ def resubmittable(raw: bytes, path: str | None = None) -> bytes:
     return _composed(sections, _header(sections, None), annotations, fields, properties)
 
 
-def _translate(sections: Sections, now: int, ttl: TimeToLive) -> Translated:
+def _translate(sections: Sections, now: int, ttl: TimeToLive) -> TranslatedMessage:
     raw = sections.raw
     properties, found = _sifted(sections, APPLICATION_PROPERTIES, _RESERVED)
     meant = restore(
@@ -128,7 +128,7 @@ def _translate(sections: Sections, now: int, ttl: TimeToLive) -> Translated:
     annotations, enqueued = _annotations(sections, meant.message.scheduled_enqueue_time)
     lifetime = _lifetime(meant.path, meant.message, enqueued, now, ttl)
     body = None if meant.packed is None else _unpacked(sections, meant.packed)
-    return Translated(
+    return TranslatedMessage(
         meant.path,
         _composed(
             sections,
@@ -160,7 +160,9 @@ def _lifetime(path: str, message: MessageFields, enqueued: int | None, now: int,
         return given
     left = given - max(0, now - max(enqueued, message.scheduled_enqueue_time or 0))
     if left <= 0:
-        raise NeverDeliverableError(Reason.EXPIRED, f"its time to live of {given} ms ended in the backlog", path)
+        raise NeverDeliverableError(
+            DeadLetterReason.EXPIRED, f"its time to live of {given} ms ended in the backlog", path
+        )
     return left
 
 

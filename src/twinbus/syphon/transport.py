@@ -22,7 +22,7 @@ TimeToLive = Literal["restart", "absolute"]
 """Y7: begins anew on the primary, or the time spent in the backlog is deducted."""
 
 
-class Held(Protocol):
+class HeldMessage(Protocol):
     """A message of a backlog queue under lock. `size` is that of the encoded message."""
 
     @property
@@ -46,18 +46,18 @@ class Held(Protocol):
         """A settlement of it was asked for and not answered: that its lock is gone now may come of that."""
 
 
-class Outgoing(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """A message as it was meant, ready for its destination. `content` is for the transport that made it alone."""
 
     path: str
     message_id: MessageId | None
     size: int
     content: Any
-    held: Held
+    held: HeldMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Peeked:
+class PeekedMessage:
     """A message looked at without a lock. `path` is None where it names no destination that can be read."""
 
     sequence_number: int
@@ -88,29 +88,31 @@ class Backlog(Protocol):
     async def open(self) -> None:
         """Connects, unless it is connected: the queue is there, and lets itself be received from. Asks for nothing."""
 
-    async def receive(self, count: int, wait: float) -> Sequence[Held]:
+    async def receive(self, count: int, wait: float) -> Sequence[HeldMessage]:
         """One long poll: as many as are there, up to `count`, as soon as there is one; none after `wait` seconds.
 
         Between calls at most `count` of the last call are on their way: the caller has room for them.
         """
 
-    async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[Held]:
+    async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[HeldMessage]:
         """Those still there; what is gone or locked by another is left out."""
 
-    async def peek(self, start: int, count: int) -> Sequence[Peeked]:
+    async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
         """From that sequence number on, in order; fewer than `count` does not mean that there are no more."""
 
-    async def complete(self, held: Sequence[Held]) -> Sequence[Held]: ...
+    async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]: ...
 
-    async def abandon(self, held: Sequence[Held]) -> Sequence[Held]: ...
+    async def abandon(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]: ...
 
-    async def defer(self, held: Sequence[Held]) -> Sequence[Held]: ...
+    async def defer(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]: ...
 
-    async def dead_letter(self, held: Sequence[Held], reason: str, description: str) -> Sequence[Held]: ...
+    async def dead_letter(
+        self, held: Sequence[HeldMessage], reason: str, description: str
+    ) -> Sequence[HeldMessage]: ...
 
-    async def renew(self, held: Sequence[Held]) -> Sequence[Held]: ...
+    async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]: ...
 
-    async def rest(self) -> Sequence[Held]:
+    async def rest(self) -> Sequence[HeldMessage]:
         """No more messages until the next `receive`; what was on its way is given back, and returned. Those held stay
         held.
         """
@@ -122,7 +124,7 @@ class Backlog(Protocol):
 class Destination(Protocol):
     """One entity of the primary."""
 
-    async def send(self, messages: Sequence[Outgoing]) -> None:
+    async def send(self, messages: Sequence[OutgoingMessage]) -> None:
         """Returns when all are accepted; SendFailedError names those that may not be."""
 
     async def close(self) -> None: ...
@@ -135,7 +137,7 @@ class Transport(Protocol):
 
     def destination(self, path: str) -> Destination: ...
 
-    def restore(self, held: Held, ttl: TimeToLive, now: datetime) -> Outgoing:
+    def restore(self, held: HeldMessage, ttl: TimeToLive, now: datetime) -> OutgoingMessage:
         """S7 turned back. NeverDeliverableError (Y6, or expired with ttl="absolute"); CannotCarryError (Y10)."""
 
     async def close(self) -> None:
@@ -173,7 +175,13 @@ class SendFailedError(RetryError):
     """
 
     def __init__(
-        self, path: str, kind: FailureKind, failed: Sequence[Outgoing], detail: str = "", *, refused: bool = False
+        self,
+        path: str,
+        kind: FailureKind,
+        failed: Sequence[OutgoingMessage],
+        detail: str = "",
+        *,
+        refused: bool = False,
     ) -> None:
         super().__init__(f"{path}: {kind}{f' ({detail})' if detail else ''}: {len(failed)} messages were not confirmed")
         self.path = path

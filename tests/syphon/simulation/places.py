@@ -18,10 +18,10 @@ from twinbus.syphon.transport import (
     BacklogFailedError,
     CannotCarryError,
     Credit,
-    Held,
+    HeldMessage,
     NeverDeliverableError,
-    Outgoing,
-    Peeked,
+    OutgoingMessage,
+    PeekedMessage,
     SendFailedError,
     TimeToLive,
 )
@@ -78,7 +78,7 @@ class Letter:
 
 
 class Grip:
-    """A lock on a letter: `Held`."""
+    """A lock on a letter: `HeldMessage`."""
 
     size = 1000
     unanswered = False
@@ -123,7 +123,7 @@ class Entity:
     chance: Random
     outages: list[Outage] = field(default_factory=list)
 
-    async def take(self, messages: Sequence[Outgoing]) -> None:
+    async def take(self, messages: Sequence[OutgoingMessage]) -> None:
         await asyncio.sleep(self.chance.uniform(0.0, 0.05))
         struck = next((one for one in self.outages if one.strikes(now())), None)
         if struck is None:
@@ -144,14 +144,14 @@ class Entity:
         raise SendFailedError(self.path, struck.kind, messages[safe:], refused=struck.kind in CERTAIN)
 
     @staticmethod
-    def _arrive(messages: Sequence[Outgoing]) -> None:
+    def _arrive(messages: Sequence[OutgoingMessage]) -> None:
         for message in messages:
             letter = letter_of(message.held)
             letter.arrivals += 1
             letter.arrived = letter.arrived or now()
 
 
-def letter_of(held: Held) -> Letter:
+def letter_of(held: HeldMessage) -> Letter:
     assert isinstance(held, Grip)
     return held.letter
 
@@ -223,32 +223,32 @@ class SimulatedBacklog:
         await self._queue.answer()
         return grips
 
-    async def peek(self, start: int, count: int) -> Sequence[Peeked]:
+    async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
         await self._begin("peek", 1)
         there = self._queue.there(Where.ACTIVE, Where.DEFERRED)
         page = [one for one in there if one.number >= start][: min(count, 7)]
         found = [
-            Peeked(one.number, one.where is Where.DEFERRED, one.path or None, str(one.number), 1000, EPOCH)
+            PeekedMessage(one.number, one.where is Where.DEFERRED, one.path or None, str(one.number), 1000, EPOCH)
             for one in page
         ]
         await self._queue.answer()
         return found
 
-    async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._settle("complete", held, Where.GONE)
 
-    async def abandon(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def abandon(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._settle("abandon", held, None)
 
-    async def defer(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def defer(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._settle("defer", held, Where.DEFERRED)
 
-    async def dead_letter(self, held: Sequence[Held], reason: str, description: str) -> Sequence[Held]:
+    async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
         return await self._settle("dead_letter", held, Where.DEAD)
 
-    async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         await self._begin("renew", len(held))
-        lost: list[Held] = []
+        lost: list[HeldMessage] = []
         for one in held:
             letter = letter_of(one)
             if letter.held_by(one):
@@ -272,8 +272,8 @@ class SimulatedBacklog:
         if self._queue.chance.random() < self._queue.trouble:
             raise BacklogFailedError(self._queue.path, FailureKind.CONNECTION_LOST)
 
-    async def _settle(self, name: str, held: Sequence[Held], to: Where | None) -> Sequence[Held]:
-        lost: list[Held] = []
+    async def _settle(self, name: str, held: Sequence[HeldMessage], to: Where | None) -> Sequence[HeldMessage]:
+        lost: list[HeldMessage] = []
         try:
             await self._begin(name, len(held))
             self._settle_each(held, to, lost)
@@ -285,7 +285,7 @@ class SimulatedBacklog:
         return lost
 
     @staticmethod
-    def _settle_each(held: Sequence[Held], to: Where | None, lost: list[Held]) -> None:
+    def _settle_each(held: Sequence[HeldMessage], to: Where | None, lost: list[HeldMessage]) -> None:
         for one in held:
             letter = letter_of(one)
             letter.operations += 1
@@ -316,7 +316,7 @@ class SimulatedDestination:
         self._entity = entity
         self._life = life
 
-    async def send(self, messages: Sequence[Outgoing]) -> None:
+    async def send(self, messages: Sequence[OutgoingMessage]) -> None:
         await self._life.alive()
         bad = [message for message in messages if letter_of(message.held).flaw == "large"]
         if bad:
@@ -342,13 +342,13 @@ class SimulatedTransport:
     def destination(self, path: str) -> SimulatedDestination:
         return SimulatedDestination(self._entities[path], self._life)
 
-    def restore(self, held: Held, ttl: TimeToLive, now: datetime) -> Outgoing:
+    def restore(self, held: HeldMessage, ttl: TimeToLive, now: datetime) -> OutgoingMessage:
         letter = letter_of(held)
         if letter.flaw == "no path":
             raise NeverDeliverableError("NoDestination", "x-ms-path is missing")
         if letter.flaw == "odd":
             raise CannotCarryError("a body of an odd kind")
-        return Outgoing(letter.path, str(letter.number), 1000, None, held)
+        return OutgoingMessage(letter.path, str(letter.number), 1000, None, held)
 
     async def close(self) -> None:
         pass

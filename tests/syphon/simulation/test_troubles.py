@@ -15,16 +15,16 @@ import pytest
 from twinbus.backlog import FailureKind
 from twinbus.ledger import Ledger, LedgerOptions, Role, read_ledger
 from twinbus.ledger.entries import Intent, Operation, Outcome, Stage
-from twinbus.syphon.context import PumpRoom, Step, SyphonOptions
+from twinbus.syphon.context import MoveStep, SyphonContext, SyphonOptions
 from twinbus.syphon.discovery import Named
-from twinbus.syphon.held_batch import Load
+from twinbus.syphon.held_batch import HeldBatch
 from twinbus.syphon.mover import Mover
-from twinbus.syphon.plan import Shelf
+from twinbus.syphon.plan import DeferredMessages
 from twinbus.syphon.plan.deferred import RESCAN_AFTER, UNCERTAIN_AFTER
-from twinbus.syphon.progress import Counts
+from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.syphon import Syphon
-from twinbus.syphon.syphon_ledger import Books
-from twinbus.syphon.transport import BacklogFailedError, Held
+from twinbus.syphon.syphon_ledger import SyphonLedger
+from twinbus.syphon.transport import BacklogFailedError, HeldMessage
 
 from .loop import run
 from .places import Entity, Grip, Letter, Life, Outage, Queue, SimulatedBacklog, SimulatedTransport, Where, now, wall
@@ -71,13 +71,13 @@ class _Backlog(SimulatedBacklog):
         super().__init__(place.queue, Life())
         self._place = place
 
-    async def complete(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         if self._place.breaks == "complete":
             self._place.breaks = None
             raise BacklogFailedError("b", FailureKind.CONNECTION_LOST)
         return await super().complete(held)
 
-    async def renew(self, held: Sequence[Held]) -> Sequence[Held]:
+    async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         if self._place.breaks == "renew":
             self._place.breaks = None
             for one in held:
@@ -107,9 +107,9 @@ class _Transport(SimulatedTransport):
 def test_y5_what_was_brought_back_and_went_wrong_is_looked_for_again(trouble: str) -> None:
     async def live() -> None:
         place = Place(2, where=Where.DEFERRED)
-        crashes = [Step.SENDING] if trouble == "crash" else []
+        crashes = [MoveStep.SENDING] if trouble == "crash" else []
 
-        def steps(step: Step, _: Sequence[Held]) -> None:
+        def steps(step: MoveStep, _: Sequence[HeldMessage]) -> None:
             if step in crashes:
                 crashes.clear()
                 raise SystemError("a crash")
@@ -143,8 +143,8 @@ def test_y3_a_job_that_fails_leaves_the_rest_of_its_load_held_until_that_is_over
         place, crashed = Place(2, "slow", "orders"), asyncio.Event()
         place.entities["slow"].outages.append(Outage(now(), now() + 8.0, FailureKind.TIMEOUT))
 
-        def steps(step: Step, held: Sequence[Held]) -> None:
-            if step is Step.CONFIRMED and not crashed.is_set():
+        def steps(step: MoveStep, held: Sequence[HeldMessage]) -> None:
+            if step is MoveStep.CONFIRMED and not crashed.is_set():
                 crashed.set()
                 raise SystemError("a crash")
 
@@ -162,7 +162,7 @@ def test_y4_a_load_whose_first_message_is_settled_is_renewed_no_more_often() -> 
     async def live() -> None:
         letters = [Letter(number, "orders") for number in (1, 2)]
         first, second = (Grip(letter, LOCK) for letter in letters)
-        load = Load([first, second], now(), wall())
+        load = HeldBatch([first, second], now(), wall())
         load.settled([first])
         await asyncio.sleep(LOCK / 2)
         letters[1].locked_until = now() + LOCK
@@ -278,19 +278,19 @@ def test_m1_an_intent_that_the_ledger_could_not_take_ends_as_not_tried(tmp_path:
     """The directory is gone, and comes back: what was given up meanwhile was asked of nobody."""
     folder = tmp_path / "books"
     ledger = Ledger(folder, Role.SYPHON, LedgerOptions(on_error="stop"))
-    books = Books(ledger, "p", "s", Counts(0.0))
+    books = SyphonLedger(ledger, "p", "s", ProgressCounter(0.0))
 
     async def main() -> None:
         place = Place(2)
         transport = _Transport(place)
-        room = PumpRoom(transport, SyphonOptions(), books, wall=wall, chance=lambda: 0.5)
+        room = SyphonContext(transport, SyphonOptions(), books, wall=wall, chance=lambda: 0.5)
         backlog = transport.backlog("b")
         held = await backlog.receive(2, 1.0)
-        mover = Mover("b", backlog, Shelf(room.destinations), room, lambda: None)
+        mover = Mover("b", backlog, DeferredMessages(room.destinations), room, lambda: None)
         folder.rmdir()
         folder.write_bytes(b"in the way")
         room.stopping = True
-        await mover.move(Load(held, now(), wall()))
+        await mover.move(HeldBatch(held, now(), wall()))
         assert not any(letter.arrivals for letter in place.letters)
 
     run(main())

@@ -13,7 +13,7 @@ from random import Random
 from twinbus.backlog import FailureKind
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import Named
-from twinbus.syphon.plan import Policy
+from twinbus.syphon.plan import RetryPolicy
 from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
 
 from .loop import run
@@ -71,7 +71,7 @@ class World:
         paths = [f"q{index}" for index in range(chance.randint(1, 4))]
         self.entities = {path: Entity(path, chance) for path in paths}
         self.queues = {f"b{index}": self._queue(f"b{index}", paths) for index in range(chance.randint(1, 3))}
-        self.policy = Policy(first_pause=1.0, longest_pause=chance.choice((4.0, 60.0)), gone_after=GONE_AFTER)
+        self.policy = RetryPolicy(first_pause=1.0, longest_pause=chance.choice((4.0, 60.0)), gone_after=GONE_AFTER)
         self.syphons = chance.randint(1, 3)
         self.lives: list[Life] = []
 

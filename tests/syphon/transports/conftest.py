@@ -20,8 +20,8 @@ from twinbus.syphon.native import NativeTransport
 from twinbus.syphon.sdk import SdkTransport
 from twinbus.syphon.transport import (
     Backlog,
-    Held,
-    Outgoing,
+    HeldMessage,
+    OutgoingMessage,
     Transport,
 )
 from twinbus.testing import LocalNamespaces
@@ -69,14 +69,14 @@ class World:
         async with await self.secondary.sender(self.queue) as sender:
             await sender.send(raws)
 
-    async def receive(self, count: int) -> list[Held]:
-        found: list[Held] = []
+    async def receive(self, count: int) -> list[HeldMessage]:
+        found: list[HeldMessage] = []
         async with asyncio.timeout(SOON):
             while len(found) < count:
                 found += await self.backlog.receive(count - len(found), SOON)
         return found
 
-    def restore(self, held: Sequence[Held]) -> list[Outgoing]:
+    def restore(self, held: Sequence[HeldMessage]) -> list[OutgoingMessage]:
         return [self.transport.restore(one, "restart", datetime.now(UTC)) for one in held]
 
     async def arrived(self, path: str | None = None, count: int = 500) -> list[ReceivedMessage]:
@@ -85,7 +85,7 @@ class World:
     async def left(self) -> list[Any]:
         return [one.message_id for one in await self.backlog.peek(0, 100)]
 
-    async def stolen(self, held: Held) -> None:
+    async def stolen(self, held: HeldMessage) -> None:
         """Somebody else had the message meanwhile, as after a lock that expired."""
         token = held.message.lock_token  # type: ignore[attr-defined] # of either transport
         await self.secondary.management(self.queue).settle([token], "completed", {})

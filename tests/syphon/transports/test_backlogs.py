@@ -16,12 +16,12 @@ from azure.servicebus.aio import ServiceBusClient
 from twinbus.backlog import PATH_PROPERTY, FailureKind
 from twinbus.ledger.entries import Stage
 from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.progress import Counts
+from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.sdk import SdkTransport
-from twinbus.syphon.syphon_ledger import BookedBacklog, Books
+from twinbus.syphon.syphon_ledger import MeteredBacklog, SyphonLedger
 from twinbus.syphon.transport import (
     BacklogFailedError,
-    Held,
+    HeldMessage,
 )
 from twinbus.testing import LocalNamespaces
 
@@ -125,7 +125,7 @@ async def test_y4_a_lost_lock_is_told_and_the_rest_is_done(world: World, verb: s
     held = await world.receive(3)
     lost = next(one for one in held if one.message_id == "2")
     await world.stolen(lost)
-    call: Callable[..., Awaitable[Sequence[Held]]] = getattr(world.backlog, verb)
+    call: Callable[..., Awaitable[Sequence[HeldMessage]]] = getattr(world.backlog, verb)
     assert list(await call(held, *(("Reason", "why") if verb == "dead_letter" else ()))) == [lost]
     if verb == "complete":
         assert await world.left() == []
@@ -177,7 +177,7 @@ async def test_a_link_that_broke_is_made_again_by_the_next_call(world: World, na
     with suppress(BacklogFailedError):
         await world.backlog.complete(held)
     await world.divert("2")
-    found: list[Held] = []
+    found: list[HeldMessage] = []
     async with asyncio.timeout(SOON):
         while "2" not in ids_of(found):
             with suppress(BacklogFailedError):
@@ -189,8 +189,8 @@ async def test_a_link_that_broke_is_made_again_by_the_next_call(world: World, na
 async def test_y4_a_completion_whose_answer_was_lost_is_no_lost_lock(world: World, namespaces: LocalNamespaces) -> None:
     await world.divert("1", "2")
     held = await world.receive(2)
-    counts = Counts(0.0)
-    booked = BookedBacklog(world.backlog, world.queue, Books(None, "p", "s", counts), time.monotonic)
+    counts = ProgressCounter(0.0)
+    booked = MeteredBacklog(world.backlog, world.queue, SyphonLedger(None, "p", "s", counts), time.monotonic)
     namespaces["secondary"].faults.set("drop-ack", entity=world.queue, points=["settle"], count=1)
     if isinstance(world.transport, SdkTransport):
         with suppress(BacklogFailedError):  # the SDK asks once, and nobody knows
@@ -206,7 +206,9 @@ async def test_y4_a_lock_that_was_lost_while_nobody_answered_is_told(world: Worl
         return
     await world.divert("1")
     held = await world.receive(1)
-    booked = BookedBacklog(world.backlog, world.queue, Books(None, "p", "s", Counts(0.0)), time.monotonic)
+    booked = MeteredBacklog(
+        world.backlog, world.queue, SyphonLedger(None, "p", "s", ProgressCounter(0.0)), time.monotonic
+    )
     # Not done, and not answered; then given back by somebody else before it is asked again.
     namespaces["secondary"].faults.set("black-hole", entity=world.queue, points=["settle"], count=1)
     completing = asyncio.create_task(booked.complete(held))

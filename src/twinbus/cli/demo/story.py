@@ -32,7 +32,7 @@ from twinbus.cli.syphon import LEFT_BEHIND, Engine
 from twinbus.errors import OperatorError
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.decide.failover import FailoverEngaged, Mode, Restored
-from twinbus.syphon.discovery import Listed
+from twinbus.syphon.discovery import ListedDiscovery
 
 # The calm before and after; shorter where the outage is.
 _HEALTHY_SECONDS: Final = 5.0
@@ -192,10 +192,10 @@ async def _books(asked: Asked, world: World, show: Lines, clock: _Clock, kept: K
 
 
 @asynccontextmanager
-async def _watching(watch: Watch, strings: dict[str, str], show: Lines) -> AsyncIterator[Listed]:
+async def _watching(watch: Watch, strings: dict[str, str], show: Lines) -> AsyncIterator[ListedDiscovery]:
     """What is yielded can be asked for the backlog."""
     async with AioAdministration.from_connection_string(strings["secondary"]) as administration:
-        backlog = Listed(reaching.backlog_name(strings["primary"], None), administration)
+        backlog = ListedDiscovery(reaching.backlog_name(strings["primary"], None), administration)
         looking = [asyncio.create_task(_see(watch, show)), asyncio.create_task(_count(watch, backlog))]
         try:
             yield backlog
@@ -212,7 +212,7 @@ async def _see(watch: Watch, show: Lines) -> None:
         await asyncio.sleep(show.look_seconds)
 
 
-async def _count(watch: Watch, backlog: Listed) -> None:
+async def _count(watch: Watch, backlog: ListedDiscovery) -> None:
     while True:
         found = await backlog.remaining()
         watch.waiting = watch.waiting if found is None else found

@@ -24,14 +24,14 @@ from twinbus.ledger import Ledger, Role
 from twinbus.ledger.entries import Stage
 from twinbus.pipeline.starting import started
 from twinbus.pipeline.syphon_job.lane import PLAN_FILE, SyphonSource
-from twinbus.pipeline.syphon_job.messages import Job, Plan, Report
-from twinbus.pipeline.syphon_job.planning import Planner
-from twinbus.syphon.credentials import Place
-from twinbus.syphon.discovery import Discovery, Remainder
-from twinbus.syphon.plan.destinations import DestinationState
-from twinbus.syphon.progress import Counts, Progress
+from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, SyphonJob
+from twinbus.pipeline.syphon_job.planning import BatchPlanner
+from twinbus.syphon.credentials import NamespaceAccess
+from twinbus.syphon.discovery import Discovery, RemainingMessages
+from twinbus.syphon.plan.destinations import DestinationStatus
+from twinbus.syphon.progress import Progress, ProgressCounter
 from twinbus.syphon.syphon import LOOK_AGAIN_SECONDS, SyphonBrokenError, SyphonState
-from twinbus.syphon.syphon_ledger import Books
+from twinbus.syphon.syphon_ledger import SyphonLedger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,7 +76,7 @@ class SparkSyphon:
     """`async with SparkSyphon(spark, discovery, job) as syphon: await syphon.run()`. The session stays the caller's."""
 
     def __init__(
-        self, spark: SparkSession, discovery: Discovery, job: Job, options: SparkSyphonOptions | None = None
+        self, spark: SparkSession, discovery: Discovery, job: SyphonJob, options: SparkSyphonOptions | None = None
     ) -> None:
         if not hasattr(spark, "_jsparkSession"):
             raise RemoteSparkError(
@@ -89,11 +89,11 @@ class SparkSyphon:
         self._discovery = discovery
         self._job = job
         self._loop = asyncio.get_running_loop()
-        self._counts = Counts(self._loop.time())
+        self._counts = ProgressCounter(self._loop.time())
         self._ledger = Ledger(job.ledger, Role.SYPHON) if job.ledger is not None else None
-        books = Books(self._ledger, job.primary_name, job.secondary_name, self._counts)
-        self._watch = Watch(job.secondary, books, self._arrived, poll=self.options.poll, timeout=job.timeout)
-        self._planner = Planner(
+        books = SyphonLedger(self._ledger, job.primary_name, job.secondary_name, self._counts)
+        self._watch = BacklogPoller(job.secondary, books, self._arrived, poll=self.options.poll, timeout=job.timeout)
+        self._planner = BatchPlanner(
             secrets.token_hex(8),
             lanes=self.options.lanes,
             slots=spark.sparkContext.defaultParallelism,
@@ -108,7 +108,7 @@ class SparkSyphon:
         self._busy: set[str] = set()
         self._moved_at = self._loop.time()
         self._looked_at = float("-inf")
-        self._remainder = Remainder(discovery)
+        self._remainder = RemainingMessages(discovery)
 
     async def __aenter__(self) -> Self:
         return self
@@ -150,7 +150,7 @@ class SparkSyphon:
         self._planner.arrived(queue)
         self._told.set()
 
-    def _reported(self, reports: Sequence[Report]) -> None:
+    def _reported(self, reports: Sequence[LaneReport]) -> None:
         now = self._loop.time()
         for report in reports:
             self._counts.operations.update(report.operations)
@@ -160,7 +160,7 @@ class SparkSyphon:
         self._planner.reported(reports, now)
         self._told.set()
 
-    def _count(self, report: Report, now: float) -> None:
+    def _count(self, report: LaneReport, now: float) -> None:
         counts = self._counts
         for path, tally in report.tallies.items():
             if tally.returned:
@@ -217,7 +217,7 @@ class SparkSyphon:
         busy = self._busy if self._planned is not None else set()
         self._watch.hold(self._planner.polled() - busy)
 
-    def _write(self, plan: Plan) -> None:
+    def _write(self, plan: BatchPlan) -> None:
         self._busy = {part.queue for part in plan.slices}
         file = Path(self._folder.name) / PLAN_FILE
         new = file.with_suffix(".new")
@@ -279,7 +279,7 @@ class SparkSyphon:
 
     def _took(self, frame: DataFrame, batch: int) -> None:
         """In a thread of Spark's. Collecting is what runs the lanes."""
-        reports = [Report.of_json(row.report) for row in frame.collect()]
+        reports = [LaneReport.of_json(row.report) for row in frame.collect()]
         self._loop.call_soon_threadsafe(self._reported, reports)
 
     # --- how far it is -----------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ class SparkSyphon:
             seconds=now - counts.began,
             total=counts.total,
             by_destination=counts.by_destination,
-            states=tuple(DestinationState(one.path, one.readiness, one.cause, now + one.left) for one in memories),
+            states=tuple(DestinationStatus(one.path, one.readiness, one.cause, now + one.left) for one in memories),
             operations=dict(Counter(counts.operations)),
             rate=rate,
             held=0,
@@ -318,13 +318,13 @@ class SparkSyphon:
         return await self._remainder.count(self._counts.total, self._loop.time())
 
 
-class Watch:
+class BacklogPoller:
     """`hold` says on which queues; `arrived` is called once a poll ended with a message, which ends it."""
 
     def __init__(
-        self, secondary: str, books: Books, arrived: Callable[[str], None], *, poll: float, timeout: float
+        self, secondary: str, books: SyphonLedger, arrived: Callable[[str], None], *, poll: float, timeout: float
     ) -> None:
-        self._bus = Place.of(secondary).connect(timeout=timeout)
+        self._bus = NamespaceAccess.of(secondary).connect(timeout=timeout)
         self._books = books
         self._arrived = arrived
         self._poll = poll

@@ -25,13 +25,13 @@ from pyspark.sql.types import StructType
 
 from twinbus.errors import TwinbusError
 from twinbus.ledger import Ledger, Role
-from twinbus.pipeline.syphon_job.messages import Job, Look, Plan, Report, Slice
-from twinbus.syphon.context import PumpRoom, Steps, SyphonOptions
+from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask, ScanResult, SyphonJob
+from twinbus.syphon.context import StepListener, SyphonContext, SyphonOptions
 from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.plan import Policy
-from twinbus.syphon.progress import Counts
+from twinbus.syphon.plan import RetryPolicy
+from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.pump import Pump
-from twinbus.syphon.syphon_ledger import Books
+from twinbus.syphon.syphon_ledger import SyphonLedger
 from twinbus.syphon.transport import PAGE, BacklogFailedError
 
 _log = logging.getLogger(__name__)
@@ -49,26 +49,28 @@ class LaneBrokenError(TwinbusError):
 class Lane:
     """`await Lane(job, plan, slice).run()`, once."""
 
-    def __init__(self, job: Job, plan: Plan, part: Slice, steps: Steps | None = None) -> None:
+    def __init__(self, job: SyphonJob, plan: BatchPlan, part: LaneTask, steps: StepListener | None = None) -> None:
         self._job = job
         self._plan = plan
         self._slice = part
         self._steps = steps
-        self._look: Look | None = None
+        self._look: ScanResult | None = None
 
-    async def run(self) -> Report:
+    async def run(self) -> LaneReport:
         job, part = self._job, self._slice
         now = asyncio.get_running_loop().time
         began = now()
-        counts = Counts(began)
+        counts = ProgressCounter(began)
         async with AsyncExitStack() as stack:
             ledger = stack.enter_context(Ledger(job.ledger, Role.SYPHON)) if job.ledger is not None else None
             transport = NativeTransport(job.primary, job.secondary, try_timeout=job.timeout)
             stack.push_async_callback(transport.close)
-            policy = Policy(first_pause=job.first_pause, longest_pause=job.longest_pause, gone_after=job.gone_after)
+            policy = RetryPolicy(
+                first_pause=job.first_pause, longest_pause=job.longest_pause, gone_after=job.gone_after
+            )
             options = SyphonOptions(rate=part.rate, ttl=job.ttl, poll=_POLL, window=job.window, policy=policy)
-            books = Books(ledger, job.primary_name, job.secondary_name, counts)
-            room = PumpRoom(transport, options, books, self._steps)
+            books = SyphonLedger(ledger, job.primary_name, job.secondary_name, counts)
+            room = SyphonContext(transport, options, books, self._steps)
             stack.push_async_callback(room.close)
             room.destinations.remember(self._plan.memories, began)
             pump = Pump(part.queue, room)
@@ -77,7 +79,7 @@ class Lane:
             pump.shelf.ran_dry(inf)
             await self._pumped(pump, room, began + job.budget)
             ended = now()
-            return Report(
+            return LaneReport(
                 plan=self._plan.number,
                 queue=part.queue,
                 lane=part.lane,
@@ -93,7 +95,7 @@ class Lane:
                 look=self._look,
             )
 
-    async def _pumped(self, pump: Pump, room: PumpRoom, end: float) -> None:
+    async def _pumped(self, pump: Pump, room: SyphonContext, end: float) -> None:
         """Until there is nothing to do, or no time for more."""
         for path, number in self._slice.seeds.items():
             pump.shelf.deferred(path, (number,))
@@ -116,7 +118,7 @@ class Lane:
 
     # --- what was put aside ------------------------------------------------------------------------------------------
 
-    async def _bring_back(self, pump: Pump, room: PumpRoom, end: float) -> None:
+    async def _bring_back(self, pump: Pump, room: SyphonContext, end: float) -> None:
         """Finds the numbers of messages that were put aside; the pump does the rest."""
         part = self._slice
         while part.look == 0 and not pump.is_dry:  # noqa: ASYNC110 - the pump tells nobody when it changes
@@ -134,14 +136,14 @@ class Lane:
             elif pump.idle_until(now) > now:
                 return
 
-    async def _find(self, pump: Pump, room: PumpRoom, start: int, end: float) -> None:
+    async def _find(self, pump: Pump, room: SyphonContext, start: int, end: float) -> None:
         backlog = room.backlog(pump.queue)
         at, found, clean = start, 0, True
         try:
             while found < _MOST_FOUND and room.now() < end:
                 page = await backlog.peek(at, PAGE)
                 if not page:
-                    self._look = Look(start, None, clean)
+                    self._look = ScanResult(start, None, clean)
                     return
                 clean = False
                 at = page[-1].sequence_number + 1
@@ -149,11 +151,11 @@ class Lane:
                     if one.deferred:
                         pump.shelf.deferred(one.path, (one.sequence_number,))
                         found += 1
-                self._look = Look(start, at, clean)
+                self._look = ScanResult(start, at, clean)
                 room.changed()
         except BacklogFailedError as error:
             _log.warning("what was put aside could not be looked for: %s", error)
-            self._look = Look(start, at, clean=False)
+            self._look = ScanResult(start, at, clean=False)
         finally:
             await backlog.close()
 
@@ -162,21 +164,21 @@ PLAN_FILE: Final = "plan.json"
 # Spark asks again at once while there is nothing to do: it is kept waiting for so long.
 _WAIT_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.02
-_NO_PLAN: Final = Plan("", ())
+_NO_PLAN: Final = BatchPlan("", ())
 
 Offset = dict[str, Any]
 
 
 @dataclass
 class LanePartition(InputPartition):
-    plan: Plan
-    part: Slice
+    plan: BatchPlan
+    part: LaneTask
 
 
 class SyphonSource(DataSource):
     """Options: `folder`, where the driver's plan lies, and `secret`, the job (Spark shows no option of that name)."""
 
-    steps: ClassVar[Steps | None] = None
+    steps: ClassVar[StepListener | None] = None
     """Told where messages are on their way, in the task."""
 
     @classmethod
@@ -187,11 +189,11 @@ class SyphonSource(DataSource):
         return "report string"
 
     def streamReader(self, schema: StructType) -> LaneReader:  # noqa: N802  # Spark's names, here and below
-        return LaneReader(Path(self.options["folder"]), Job.of_json(self.options["secret"]), type(self).steps)
+        return LaneReader(Path(self.options["folder"]), SyphonJob.of_json(self.options["secret"]), type(self).steps)
 
 
 class LaneReader(DataSourceStreamReader):
-    def __init__(self, folder: Path, job: Job, steps: Steps | None) -> None:
+    def __init__(self, folder: Path, job: SyphonJob, steps: StepListener | None) -> None:
         self._file = folder / PLAN_FILE
         self._job = job
         self._steps = steps
@@ -213,7 +215,7 @@ class LaneReader(DataSourceStreamReader):
             time.sleep(_LOOK_SECONDS)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        plan = Plan.of_json(end["plan"])
+        plan = BatchPlan.of_json(end["plan"])
         return [LanePartition(plan, part) for part in plan.slices]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from twinbus.backlog import FailureKind
-from twinbus.syphon.plan import Memory, Readiness
-from twinbus.syphon.progress import Tally
+from twinbus.syphon.plan import DestinationMemory, Readiness
+from twinbus.syphon.progress import MessageCounts
 from twinbus.syphon.transport import TimeToLive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SyphonJob:
     """What holds for every lane. `primary`, `secondary`: connection strings; the names are those in the ledger."""
 
     primary: str = field(repr=False)
@@ -44,7 +44,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class LaneTask:
     """One lane on one backlog queue, once.
 
     `seeds`: of destinations that are to be asked again, the number of one message put aside for each. `look`: from
@@ -59,12 +59,12 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """`number` is unique among all runs."""
 
     number: str
-    slices: tuple[Slice, ...]
-    memories: tuple[Memory, ...] = ()
+    slices: tuple[LaneTask, ...]
+    memories: tuple[DestinationMemory, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(
@@ -74,11 +74,11 @@ class Plan:
     @classmethod
     def of_json(cls, text: str) -> Self:
         told = json.loads(text)
-        return cls(told["number"], tuple(Slice(**one) for one in told["slices"]), _memories(told["memories"]))
+        return cls(told["number"], tuple(LaneTask(**one) for one in told["slices"]), _memories(told["memories"]))
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ScanResult:
     """Messages were looked at from `start` on, up to `end`; None is the end of the queue. `clean`: there were none."""
 
     start: int
@@ -87,7 +87,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class LaneReport:
     """What came of a slice. `dry`: the queue was found empty. `waiting`: put aside, by destination (count, least)."""
 
     plan: str
@@ -97,12 +97,12 @@ class Report:
     seconds: float
     dry: bool
     failure: str | None
-    tallies: Mapping[str, Tally]
+    tallies: Mapping[str, MessageCounts]
     operations: Mapping[str, int]
-    memories: tuple[Memory, ...]
+    memories: tuple[DestinationMemory, ...]
     waiting: Mapping[str, tuple[int, int]]
     seeds: Mapping[str, int]
-    look: Look | None
+    look: ScanResult | None
 
     def to_json(self) -> str:
         return json.dumps({name: _plain(getattr(self, name)) for name in self.__slots__})
@@ -110,27 +110,27 @@ class Report:
     @classmethod
     def of_json(cls, text: str) -> Self:
         told: dict[str, Any] = json.loads(text)
-        told["tallies"] = {path: Tally(**tally) for path, tally in told["tallies"].items()}
+        told["tallies"] = {path: MessageCounts(**tally) for path, tally in told["tallies"].items()}
         told["memories"] = _memories(told["memories"])
         told["waiting"] = {path: (count, least) for path, (count, least) in told["waiting"].items()}
-        told["look"] = None if told["look"] is None else Look(**told["look"])
+        told["look"] = None if told["look"] is None else ScanResult(**told["look"])
         return cls(**told)
 
 
 def _plain(value: Any) -> Any:
     match value:
-        case Look():
+        case ScanResult():
             return asdict(value)
         case tuple():
             return [one._replace(readiness=one.readiness.value) for one in value]
         case dict():
-            return {key: asdict(one) if isinstance(one, Tally) else one for key, one in value.items()}
+            return {key: asdict(one) if isinstance(one, MessageCounts) else one for key, one in value.items()}
         case _:
             return value
 
 
-def _memories(told: Iterable[list[Any]]) -> tuple[Memory, ...]:
+def _memories(told: Iterable[list[Any]]) -> tuple[DestinationMemory, ...]:
     return tuple(
-        Memory(path, Readiness(readiness), None if cause is None else FailureKind(cause), *spans)
+        DestinationMemory(path, Readiness(readiness), None if cause is None else FailureKind(cause), *spans)
         for path, readiness, cause, *spans in told
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from twinbus.pipeline.syphon_job.messages import Plan, Report, Slice
-from twinbus.syphon.plan import Memory, Readiness, key_of
+from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask
+from twinbus.syphon.plan import DestinationMemory, Readiness, destination_key
 from twinbus.syphon.plan.deferred import SCAN_EVERY
 
 # Between two looks whether a queue that is being drained is empty: others may hold messages.
@@ -32,7 +32,7 @@ class _Queue:
     look_at: float = -inf
 
 
-class Planner:
+class BatchPlanner:
     """`lanes`: for each queue at most; None: as many as fill Spark's `slots`."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Planner:
         self.rate = rate
         self._drain = drain
         self._queues: dict[str, _Queue] = {}
-        self._memories: dict[str, tuple[Memory, float]] = {}
+        self._memories: dict[str, tuple[DestinationMemory, float]] = {}
         self._plans = 0
 
     # --- what it is told ---------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class Planner:
         self._queues[queue].waits = True
         self._queues[queue].clean = False
 
-    def reported(self, reports: Sequence[Report], now: float) -> None:
+    def reported(self, reports: Sequence[LaneReport], now: float) -> None:
         for report in reports:
             self._learn(report.memories, now)
         for queue in {report.queue for report in reports}:
@@ -74,15 +74,15 @@ class Planner:
             if self._drain and not one.clean and not one.aside and one.look is None:
                 one.look, one.look_at = 0, now + (0.0 if moved else _LOOK_AGAIN_SECONDS)
 
-    def _learn(self, memories: Iterable[Memory], now: float) -> None:
+    def _learn(self, memories: Iterable[DestinationMemory], now: float) -> None:
         """The latest news is the one that holds."""
         for memory in memories:
-            known = self._memories.get(key_of(memory.path))
+            known = self._memories.get(destination_key(memory.path))
             if known is None or now - memory.age >= known[1] - known[0].age:
-                self._memories[key_of(memory.path)] = (memory, now)
+                self._memories[destination_key(memory.path)] = (memory, now)
 
     @staticmethod
-    def _put_aside(one: _Queue, report: Report, now: float) -> None:
+    def _put_aside(one: _Queue, report: LaneReport, now: float) -> None:
         look = report.look
         for path, number in report.seeds.items():
             if path in one.aside and path not in report.waiting and look is None:
@@ -101,22 +101,22 @@ class Planner:
 
     # --- what follows ------------------------------------------------------------------------------------------------
 
-    def plan(self, now: float) -> Plan | None:
+    def plan(self, now: float) -> BatchPlan | None:
         busy = [queue for queue, one in self._queues.items() if one.waits]
         asked = {queue: found for queue, one in self._queues.items() if (found := self._asked(one, now))}
         if not busy and not asked:
             return None
         lanes = max(1, self._slots // len(busy)) if busy and self._lanes is None else self._lanes or 1
         slices = [
-            Slice(queue, lane, None, *(asked.pop(queue, ({}, None)) if lane == 0 else ({}, None)))
+            LaneTask(queue, lane, None, *(asked.pop(queue, ({}, None)) if lane == 0 else ({}, None)))
             for lane in range(lanes)
             for queue in busy
         ]
-        slices += [Slice(queue, 0, None, *found) for queue, found in asked.items()]
+        slices += [LaneTask(queue, 0, None, *found) for queue, found in asked.items()]
         self._plans += 1
         rate = None if self.rate is None else self.rate / len(slices)
-        paced = tuple(Slice(one.queue, one.lane, rate, one.seeds, one.look) for one in slices)
-        return Plan(f"{self._run}-{self._plans}", paced, self.memories(now))
+        paced = tuple(LaneTask(one.queue, one.lane, rate, one.seeds, one.look) for one in slices)
+        return BatchPlan(f"{self._run}-{self._plans}", paced, self.memories(now))
 
     def due(self, now: float) -> float:
         """When `plan` has something, if nothing happens first."""
@@ -143,7 +143,7 @@ class Planner:
 
     def _due(self, path: str) -> float:
         """As `Destinations.due` has it."""
-        memory, at = self._memories.get(key_of(path), (None, 0.0))
+        memory, at = self._memories.get(destination_key(path), (None, 0.0))
         if not path or memory is None or memory.readiness is not Readiness.ASIDE:
             return -inf
         return at + memory.left
@@ -164,7 +164,7 @@ class Planner:
     def aside(self) -> int:
         return sum(count for one in self._queues.values() for count, _ in one.aside.values())
 
-    def memories(self, now: float) -> tuple[Memory, ...]:
+    def memories(self, now: float) -> tuple[DestinationMemory, ...]:
         return tuple(
             memory._replace(
                 age=memory.age + now - at,

@@ -3,7 +3,27 @@
 `destinations` says which entities take messages now, `shelf` which messages of one backlog queue wait for which.
 """
 
-from twinbus.syphon.plan.deferred import Recall, Shelf
-from twinbus.syphon.plan.destinations import Destinations, Memory, Policy, Readiness, Route, Routed, Verdict, key_of
+from twinbus.syphon.plan.deferred import DeferredMessages, Recall
+from twinbus.syphon.plan.destinations import (
+    DestinationMemory,
+    DestinationRoute,
+    Destinations,
+    FailedSendAction,
+    Readiness,
+    RetryPolicy,
+    RoutingDecision,
+    destination_key,
+)
 
-__all__ = ["Destinations", "Memory", "Policy", "Readiness", "Recall", "Route", "Routed", "Shelf", "Verdict", "key_of"]
+__all__ = [
+    "DeferredMessages",
+    "DestinationMemory",
+    "DestinationRoute",
+    "Destinations",
+    "FailedSendAction",
+    "Readiness",
+    "Recall",
+    "RetryPolicy",
+    "RoutingDecision",
+    "destination_key",
+]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
-from twinbus.syphon.plan.destinations import Destinations, Route, key_of
+from twinbus.syphon.plan.destinations import DestinationRoute, Destinations, destination_key
 
 LIMIT: Final = 500_000
 SCAN_EVERY: Final = 6 * 3600.0
@@ -89,7 +89,7 @@ class _Numbers:
         return least
 
 
-class Shelf:
+class DeferredMessages:
     """Of one backlog queue. `destinations` is shared with the others."""
 
     def __init__(self, destinations: Destinations, limit: int = LIMIT) -> None:
@@ -130,7 +130,7 @@ class Shelf:
         if not numbers:
             return
         self.clean = False
-        key = UNADDRESSED if path is None else key_of(path)
+        key = UNADDRESSED if path is None else destination_key(path)
         found = self._numbers.get(key)
         if found is None:
             found = self._numbers[key] = _Numbers(path or "")
@@ -151,9 +151,9 @@ class Shelf:
             if key == UNADDRESSED:
                 return self._recall(key, found, count, None)
             routed = self._destinations.route(found.path, now)
-            if routed.route is Route.PROBE:
+            if routed.route is DestinationRoute.PROBE:
                 return self._recall(key, found, min(count, found.probed_with), routed.epoch)
-            if routed.route is not Route.PUT_ASIDE:
+            if routed.route is not DestinationRoute.PUT_ASIDE:
                 return self._recall(key, found, count, None)
         return None
 
@@ -164,7 +164,7 @@ class Shelf:
             self._scan_at = min(self._scan_at, now + RESCAN_AFTER)
             if left_out == len(recall.numbers) and recall.probe is not None:
                 self._destinations.void(recall.path, recall.probe)
-                if (found := self._numbers.get(key_of(recall.path))) is not None:
+                if (found := self._numbers.get(destination_key(recall.path))) is not None:
                     # Another syphon has been here: not one by one.
                     found.probed_with = 4 * len(recall.numbers)
 

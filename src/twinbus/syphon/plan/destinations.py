@@ -15,7 +15,7 @@ from twinbus.backlog import FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class RetryPolicy:
     """Seconds. A destination is left aside for `first_pause`, then twice as long each time, up to `longest_pause`."""
 
     first_pause: float = 1.0
@@ -33,7 +33,7 @@ class Readiness(Enum):
     GONE = "gone"
 
 
-class Route(Enum):
+class DestinationRoute(Enum):
     """What becomes of messages for a destination."""
 
     SEND = "send"
@@ -42,14 +42,14 @@ class Route(Enum):
     DEAD_LETTER = "dead-letter"
 
 
-class Routed(NamedTuple):
+class RoutingDecision(NamedTuple):
     """`epoch` goes with what is sent, and back with its outcome."""
 
-    route: Route
+    route: DestinationRoute
     epoch: int
 
 
-class Verdict(Enum):
+class FailedSendAction(Enum):
     """What becomes of messages whose send failed."""
 
     RETRY = "retry"  # once, at once: a connection that broke is made again
@@ -60,12 +60,12 @@ class Verdict(Enum):
 
 
 _VERDICTS: Final = {
-    FailureKind.CONNECTION_LOST: Verdict.RETRY,
-    FailureKind.DETACHED: Verdict.RETRY,
-    FailureKind.MESSAGE_TOO_LARGE: Verdict.DEAD_LETTER,
-    FailureKind.BAD_MESSAGE: Verdict.DEAD_LETTER,
-    FailureKind.CANCELLED: Verdict.GIVE_BACK,
-    FailureKind.CLOSED: Verdict.GIVE_BACK,
+    FailureKind.CONNECTION_LOST: FailedSendAction.RETRY,
+    FailureKind.DETACHED: FailedSendAction.RETRY,
+    FailureKind.MESSAGE_TOO_LARGE: FailedSendAction.DEAD_LETTER,
+    FailureKind.BAD_MESSAGE: FailedSendAction.DEAD_LETTER,
+    FailureKind.CANCELLED: FailedSendAction.GIVE_BACK,
+    FailureKind.CLOSED: FailedSendAction.GIVE_BACK,
 }
 
 
@@ -89,7 +89,7 @@ class _Destination:
         self.failures = 0
 
 
-class DestinationState(NamedTuple):
+class DestinationStatus(NamedTuple):
     """For people. One that is not ready is asked again at `until`; `failures`: how often it was, in vain."""
 
     path: str
@@ -99,7 +99,7 @@ class DestinationState(NamedTuple):
     failures: int = 0
 
 
-class Memory(NamedTuple):
+class DestinationMemory(NamedTuple):
     """What one syphon knows of a destination, for another whose clock is not the same: spans, in seconds.
 
     `age`: since it became so; `left`: until it is asked again; `missing`: since it was first not found.
@@ -114,7 +114,7 @@ class Memory(NamedTuple):
     missing: float | None
 
 
-def key_of(path: str) -> str:
+def destination_key(path: str) -> str:
     """Paths are case-insensitive."""
     return path.strip("/").lower()
 
@@ -124,28 +124,28 @@ class Destinations:
     neither brings it back nor makes its pause longer.
     """
 
-    def __init__(self, policy: Policy | None = None) -> None:
-        self.policy = policy or Policy()
+    def __init__(self, policy: RetryPolicy | None = None) -> None:
+        self.policy = policy or RetryPolicy()
         self._found: dict[str, _Destination] = {}
         self._most = MOST
 
-    def route(self, path: str, now: float) -> Routed:
+    def route(self, path: str, now: float) -> RoutingDecision:
         """A probe is begun here: its outcome, or that it was void, has to be told."""
         one = self._of(path)
         match one.readiness:
             case Readiness.READY:
-                return Routed(Route.SEND, one.epoch)
+                return RoutingDecision(DestinationRoute.SEND, one.epoch)
             case Readiness.ASIDE:
-                otherwise = Route.PUT_ASIDE
+                otherwise = DestinationRoute.PUT_ASIDE
             case Readiness.GONE:
                 # While it is being asked again nothing is dead-lettered.
-                otherwise = Route.PUT_ASIDE if one.probing else Route.DEAD_LETTER
+                otherwise = DestinationRoute.PUT_ASIDE if one.probing else DestinationRoute.DEAD_LETTER
             case _:
                 assert_never(one.readiness)
         if one.probing or now < one.until:
-            return Routed(otherwise, one.epoch)
+            return RoutingDecision(otherwise, one.epoch)
         one.probing = True
-        return Routed(Route.PROBE, one.epoch)
+        return RoutingDecision(DestinationRoute.PROBE, one.epoch)
 
     def succeeded(self, path: str, epoch: int, now: float) -> bool:
         """True if it made the destination ready."""
@@ -165,25 +165,25 @@ class Destinations:
 
     def failed(
         self, path: str, epoch: int, kind: FailureKind, now: float, chance: float, *, retried: bool, messages: int
-    ) -> Verdict:
+    ) -> FailedSendAction:
         """`chance`, from 0 to 1, shortens the pause by up to a half, so that many syphons do not ask in step."""
         one = self._of(path)
-        verdict = _VERDICTS.get(kind, Verdict.PUT_ASIDE)
+        verdict = _VERDICTS.get(kind, FailedSendAction.PUT_ASIDE)
         match verdict:
-            case Verdict.DEAD_LETTER:
+            case FailedSendAction.DEAD_LETTER:
                 self.void(path, epoch)
-                return verdict if messages == 1 else Verdict.SPLIT
-            case Verdict.GIVE_BACK:
+                return verdict if messages == 1 else FailedSendAction.SPLIT
+            case FailedSendAction.GIVE_BACK:
                 self.void(path, epoch)
                 return verdict
-            case Verdict.RETRY if one.readiness is Readiness.READY and epoch == one.epoch and not retried:
+            case FailedSendAction.RETRY if one.readiness is Readiness.READY and epoch == one.epoch and not retried:
                 return verdict
             case _:
                 pass
         if epoch == one.epoch:
             self._put_aside(one, kind, now, chance)
         gone = one.readiness is Readiness.GONE and kind is FailureKind.ENTITY_NOT_FOUND
-        return Verdict.DEAD_LETTER if gone else Verdict.PUT_ASIDE
+        return FailedSendAction.DEAD_LETTER if gone else FailedSendAction.PUT_ASIDE
 
     def due(self, path: str) -> float:
         """When messages put aside for it can be brought back, if nothing else happens first: -inf is at any time."""
@@ -194,16 +194,16 @@ class Destinations:
         """How often it was asked in vain since it last took a message."""
         return self._of(path).failures
 
-    def states(self) -> tuple[DestinationState, ...]:
+    def states(self) -> tuple[DestinationStatus, ...]:
         return tuple(
-            DestinationState(one.path, one.readiness, one.cause, one.until, one.failures)
+            DestinationStatus(one.path, one.readiness, one.cause, one.until, one.failures)
             for one in self._found.values()
         )
 
-    def memories(self, now: float) -> tuple[Memory, ...]:
+    def memories(self, now: float) -> tuple[DestinationMemory, ...]:
         """Of all that were ever left aside."""
         return tuple(
-            Memory(
+            DestinationMemory(
                 one.path,
                 one.readiness,
                 one.cause,
@@ -216,7 +216,7 @@ class Destinations:
             if one.pause
         )
 
-    def remember(self, memories: Iterable[Memory], now: float) -> None:
+    def remember(self, memories: Iterable[DestinationMemory], now: float) -> None:
         for memory in memories:
             one = self._of(memory.path)
             one.readiness, one.cause, one.pause = memory.readiness, memory.cause, memory.pause
@@ -224,7 +224,7 @@ class Destinations:
             one.missing_since = None if memory.missing is None else now - memory.missing
 
     def _of(self, path: str) -> _Destination:
-        key = key_of(path)
+        key = destination_key(path)
         found = self._found.get(key)
         if found is None:
             if len(self._found) >= self._most:
