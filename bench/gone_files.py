@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.bare_sqlite import some_rows
 from twinbus.namespace.engine.storage_protocol import PutQueue, PutRow
-from twinbus.namespace.store.lock import StoreFiles
+from twinbus.namespace.store.files import StoreFiles
 from twinbus.namespace.store.sqlite import SqliteStore
 
 SIZE = 1_024

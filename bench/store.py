@@ -36,7 +36,7 @@ from twinbus.namespace.engine.storage_protocol import (
     Row,
     Write,
 )
-from twinbus.namespace.store import opening
+from twinbus.namespace.store import open_store
 from twinbus.namespace.store.sqlite import SqliteStore
 
 SIZE = 1_024
@@ -151,7 +151,7 @@ def commits(folder: Path, rounds: int) -> Table:
 
 def fill(path: Path, messages: int) -> None:
     """A deep store, made fast: the store's own layout, without syncs, in a few large transactions."""
-    opening.create(path, None)
+    open_store.create(path, None)
     connection = apsw.Connection(str(path))
     connection.pragma("synchronous", "off")
     for start in range(1, messages + 1, 50_000):

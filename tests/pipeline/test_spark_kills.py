@@ -51,7 +51,7 @@ from tests.syphon.ground import ids, numbered
 from twinbus.connect import connect
 from twinbus.ledger import balance, read_ledger
 from twinbus.message import Message
-from twinbus.namespace.ports import free_port
+from twinbus.namespace.free_port import free_port
 from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.java import java_home
 from twinbus.pipeline.jobs import JOBS, following, over_history, so_far

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
-from twinbus.namespace.fault_client import FaultRequestError
-from twinbus.namespace.ports import free_port
+from twinbus.namespace.free_port import free_port
+from twinbus.namespace.http_client import FaultRequestError
 from twinbus.testing import LocalNamespace, LocalNamespaceError, LocalNamespaces
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"

@@ -32,7 +32,7 @@ def export(
 
         from twinbus.connect.connection_string import ConnectionStringError  # noqa: PLC0415
         from twinbus.errors import OperatorError  # noqa: PLC0415
-        from twinbus.namespace.page_client import PageClient  # noqa: PLC0415
+        from twinbus.namespace.http_client import PageClient  # noqa: PLC0415
 
         try:
             found = PageClient(connection_string, ca=ca).ask("GET", "/$config")

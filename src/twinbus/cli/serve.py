@@ -14,8 +14,8 @@ from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 from twinbus.namespace import logs
 from twinbus.namespace.logs import LogFormat
-from twinbus.namespace.planning import DEFAULT_DATA, DEFAULT_NAMESPACES, make_plan
 from twinbus.namespace.resources import DEFAULT_CONNECTIONS, DEFAULT_MEGABYTES, ResourceLimits
+from twinbus.namespace.serve_plan import DEFAULT_DATA, DEFAULT_NAMESPACES, make_plan
 
 if TYPE_CHECKING:
     from twinbus.namespace.server import NamespaceServer
@@ -119,9 +119,9 @@ def serve(
         )
         logs.configure(log_level, log_format, keys=plan.keys)
         # Slow: only once it is known that there is something to start.
-        from twinbus.namespace import hosting  # noqa: PLC0415
+        from twinbus.namespace import serve  # noqa: PLC0415
 
-        hosting.run(plan, hosting.show_json if json else _show, exit_with_stdin=exit_with_stdin)
+        serve.run(plan, serve.show_json if json else _show, exit_with_stdin=exit_with_stdin)
 
 
 def _show(servers: Sequence[NamespaceServer]) -> None:

@@ -5,14 +5,19 @@ It only counts what it is told; what an operation is, the engine says.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from twinbus.clock import Clock
+from twinbus.ledger.ledger import Ledger
 from twinbus.namespace.engine.effects import Meter
+from twinbus.namespace.engine.registry import Namespace
+from twinbus.namespace.resources import Resources
 
 _COMMIT_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _LABELS = ("entity", "operation")
@@ -78,3 +83,88 @@ class OperationMeter(Collector):
             carried.add_metric(key, before[1] + since[1])
         yield operations
         yield carried
+
+
+INTERVAL_SECONDS: Final = 1.0
+
+
+class Metering:
+    """Runs on the event loop from `start` until `close`, which also closes the ledger."""
+
+    def __init__(self, ledger: Ledger, namespace: str, meter: OperationMeter, clock: Clock) -> None:
+        self._ledger = ledger
+        self._namespace = namespace
+        self._meter = meter
+        self._clock = clock
+        self._since = clock.now()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._next)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tell()
+        await asyncio.to_thread(self._ledger.close)
+
+    def _next(self) -> None:
+        self._tell()
+        self.start()
+
+    def _tell(self) -> None:
+        until = self._clock.now()
+        for (entity, operation), (count, size, units) in self._meter.take():
+            self._ledger.metered(self._namespace, entity, operation, count, size, units, self._since, until)
+        self._since = until
+
+
+_STATES: Final = ("active", "deferred", "scheduled", "dead_letter", "transfer", "transfer_dead_letter")
+
+
+class LoadCollector(Collector):
+    """Gauges that cost nothing until they are read."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+
+    def collect(self) -> Iterator[Metric]:
+        depth = GaugeMetricFamily("twinbus_messages", "Messages held, by state.", labels=("entity", "state"))
+        size = GaugeMetricFamily("twinbus_bytes", "Bytes held.", labels=("entity",))
+        topics = self._namespace.topics()
+        subscriptions = [found for topic in topics for found in self._namespace.subscriptions(topic.description.path)]
+        for info in (*self._namespace.queues(), *topics, *subscriptions):
+            path, counts = info.description.path, info.counts
+            for state in _STATES:
+                depth.add_metric((path, state), getattr(counts, state))
+            size.add_metric((path,), counts.size_bytes)
+        yield depth
+        yield size
+
+
+class ResourceCollector(Collector):
+    """The figures of a `Resources` for Prometheus. They are those of the process, whatever namespace shows them."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+
+    def collect(self) -> Iterator[Metric]:
+        resources = self._resources
+        held = GaugeMetricFamily(
+            "twinbus_held_bytes", "Bytes that connections make the process hold.", labels=("authenticated",)
+        )
+        held.add_metric(("no",), resources.unauthenticated_held)
+        held.add_metric(("yes",), resources.held - resources.unauthenticated_held)
+        yield held
+        opened = GaugeMetricFamily(
+            "twinbus_process_connections", "Open connections of the process.", labels=("authenticated",)
+        )
+        opened.add_metric(("no",), resources.unauthenticated_connections)
+        opened.add_metric(("yes",), resources.connections - resources.unauthenticated_connections)
+        yield opened
+        refused = CounterMetricFamily(
+            "twinbus_limit_exceeded", "Refusals by the limit that was exceeded, of the process.", labels=("limit",)
+        )
+        for limit, count in sorted(resources.refused.items()):
+            refused.add_metric((limit,), count)
+        yield refused

@@ -14,7 +14,6 @@ from pathlib import Path
 from twinbus.clock import SystemClock
 from twinbus.errors import OperatorError
 from twinbus.ledger import Ledger, Role
-from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Description,
@@ -31,15 +30,13 @@ from twinbus.namespace.front.fault_effects import crash
 from twinbus.namespace.front.http_connection import HttpHandler
 from twinbus.namespace.front.listener import Acceptor
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, SasVerifier, default_rule
-from twinbus.namespace.load import LoadCollector, ResourceCollector
-from twinbus.namespace.meter import OperationMeter
-from twinbus.namespace.metering import Metering
+from twinbus.namespace.meter import LoadCollector, Metering, OperationMeter, ResourceCollector
 from twinbus.namespace.own_names import Authority, OwnNames, is_wildcard, parse_authority
 from twinbus.namespace.resources import Resources
-from twinbus.namespace.store.contract import Store
+from twinbus.namespace.runtime import Driver, LockTokens
+from twinbus.namespace.store.interface import Store
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.namespace.store.sqlite import SqliteStore
-from twinbus.namespace.tokens import LockTokens
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from twinbus.errors import OperatorError
-from twinbus.namespace import hosting, logs
-from twinbus.namespace.planning import make_plan
+from twinbus.namespace import logs, serve
+from twinbus.namespace.serve_plan import make_plan
 from twinbus.printable import printable
 
 
@@ -29,7 +29,7 @@ def main() -> None:
             host_names=asked["host_names"],
         )
         logs.configure(asked["log_level"], keys=plan.keys)
-        hosting.run(plan, hosting.show_json, exit_with_stdin=True)
+        serve.run(plan, serve.show_json, exit_with_stdin=True)
     except OperatorError as error:
         sys.stderr.write(printable(f"{error}\n", newlines=True))
         sys.exit(1)

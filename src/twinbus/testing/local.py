@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from twinbus.namespace.ports import free_port
+from twinbus.namespace.free_port import free_port
 from twinbus.testing.process import LocalNamespaceError, Served, ServerProcess
 
 if TYPE_CHECKING:
     from twinbus.namespace.engine.descriptions import AuthorizationRule
-    from twinbus.namespace.fault_client import FaultClient
+    from twinbus.namespace.http_client import FaultClient
 
 _START_SECONDS: Final = 30.0
 _TRIES: Final = 5
@@ -155,7 +155,7 @@ class LocalEndpoint:
     @cached_property
     def faults(self) -> FaultClient:
         """Faults on demand: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`."""
-        from twinbus.namespace.fault_client import FaultClient  # noqa: PLC0415 - this module is loaded by every pytest
+        from twinbus.namespace.http_client import FaultClient  # noqa: PLC0415 - this module is loaded by every pytest
 
         return FaultClient(self.connection_string, ca=self.ca)
 

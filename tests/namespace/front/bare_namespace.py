@@ -2,11 +2,10 @@
 
 from typing import TypeVar
 
-from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import Description, EntityInfo
 from twinbus.namespace.meter import OperationMeter
+from twinbus.namespace.runtime import Driver, LockTokens
 from twinbus.namespace.store.memory import MemoryStore
-from twinbus.namespace.tokens import LockTokens
 
 BORN = 1_700_000_000_000
 

@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry, Counter
 from tests.namespace.front.bare_namespace import BORN, at_work
 from twinbus.clock import SystemClock
 from twinbus.connect.sas import make_token
-from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import AuthorizationRule
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.http_connection import HttpConnection, HttpHandler
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
 from twinbus.namespace.own_names import OwnNames
+from twinbus.namespace.runtime import Driver
 
 NAMES = OwnNames(5672)
 TOKEN = make_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000 + 3600)

@@ -26,10 +26,10 @@ from azure.servicebus.management import (
 
 from tests.namespace.front.http_peer import Served, served
 from twinbus.amqp.routing_fields import Envelope, read_envelope
-from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.engine.events import MessagesSent
 from twinbus.namespace.front.certificates import ca_path, server_context
+from twinbus.namespace.runtime import Driver
 
 # One data section.
 HELLO = b"\x00\x53\x75\xa0\x05hello"

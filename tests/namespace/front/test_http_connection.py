@@ -13,7 +13,6 @@ from tests.namespace.front.bare_namespace import BORN, at_work
 from tests.namespace.front.http_peer import NAMES, TOKEN, Recorder, converse, handler, settle
 from tests.namespace.front.recorded_requests import request
 from twinbus.connect.sas import make_token
-from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
@@ -26,6 +25,7 @@ from twinbus.namespace.engine.descriptions import (
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.front.http_connection import MAX_BODY_BYTES, HttpConnection, HttpHandler
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
+from twinbus.namespace.runtime import Driver
 
 SIGNED = [("Authorization", TOKEN)]
 SENDER = AuthorizationRule("sender", "send-key", "send-key", frozenset({Claim.SEND}))

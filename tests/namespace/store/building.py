@@ -17,7 +17,7 @@ from twinbus.namespace.engine.storage_protocol import (
     PutRow,
     Row,
 )
-from twinbus.namespace.store.contract import Store
+from twinbus.namespace.store.interface import Store
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.namespace.store.sqlite import SqliteStore
 

@@ -28,7 +28,7 @@ from twinbus.namespace.engine.storage_protocol import (
     WaitingSessions,
     Write,
 )
-from twinbus.namespace.store.contract import Store
+from twinbus.namespace.store.interface import Store
 
 SESSIONS = ("a", "b", "ä\x00", "zz")
 IDS = tuple(f"id {number}" for number in range(12))

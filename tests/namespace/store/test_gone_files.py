@@ -24,7 +24,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     made.open()
     if request.param == "quiet":
         in_an_hour = time.time_ns() + 3600 * 10**9
-        monkeypatch.setattr("twinbus.namespace.store.lock.time.time_ns", lambda: in_an_hour)
+        monkeypatch.setattr("twinbus.namespace.store.files.time.time_ns", lambda: in_an_hour)
     made.commit([entity(), counters(), *put(1, 2)])
     made.commit(put(3))
     return made

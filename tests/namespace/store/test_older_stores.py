@@ -12,7 +12,7 @@ from tests.namespace.store.building import everything
 from tests.namespace.store.older import FIRST, LAYOUTS, OTHER_TOPIC, OWN, QUEUE, SECOND, SHARED, TOPIC, older_store
 from twinbus.namespace.engine.registry import Namespace
 from twinbus.namespace.engine.storage_protocol import COPY_BYTES, DropRow, KnownIds, Lane, Opened, PutBody, SessionState
-from twinbus.namespace.store import schema
+from twinbus.namespace.store import open_store
 from twinbus.namespace.store.sqlite import SqliteStore
 
 
@@ -31,7 +31,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Sql
 
 
 def test_every_version_up_to_this_one_is_tried() -> None:
-    assert sorted(LAYOUTS) == list(range(1, schema.VERSION + 1))
+    assert sorted(LAYOUTS) == list(range(1, open_store.VERSION + 1))
 
 
 def test_everything_it_held_is_there(opened: tuple[SqliteStore, Opened]) -> None:

@@ -15,7 +15,7 @@ from tests.namespace.store.building import counters, entity, everything, next_se
 from tests.namespace.store.failing import FailingDisk, failing_disk
 from twinbus.errors import OperatorError
 from twinbus.namespace.engine.storage_protocol import DropRow, Lane, NextRows
-from twinbus.namespace.store import schema
+from twinbus.namespace.store import open_store
 from twinbus.namespace.store.errors import (
     StoreDamagedError,
     StoreError,
@@ -25,7 +25,7 @@ from twinbus.namespace.store.errors import (
 )
 from twinbus.namespace.store.sqlite import SqliteStore
 
-PAGE = schema.PAGE_SIZE
+PAGE = open_store.PAGE_SIZE
 
 
 @pytest.fixture
@@ -146,15 +146,15 @@ class TestUse:
 class TestVersions:
     def test_an_older_store_is_brought_to_this_version(self, path: Path) -> None:
         older = apsw.Connection(str(path))
-        older.pragma("application_id", schema.APPLICATION_ID)
+        older.pragma("application_id", open_store.APPLICATION_ID)
         older.close()
         filled(path, 3)
         made = apsw.Connection(str(path))
-        assert made.pragma("user_version") == schema.VERSION
+        assert made.pragma("user_version") == open_store.VERSION
         made.close()
 
     def test_every_version_has_its_way_to_the_next(self) -> None:
-        assert sorted(schema.MIGRATIONS) == list(range(schema.VERSION))
+        assert sorted(open_store.MIGRATIONS) == list(range(open_store.VERSION))
 
     def test_a_step_that_fails_leaves_the_version_before_it_whole(self) -> None:
         connection = apsw.Connection("")
@@ -164,16 +164,16 @@ class TestVersions:
             2: "DROP TABLE a; CREATE b",
         }
         with pytest.raises(apsw.SQLError):
-            schema.migrate(connection, 0, steps)
+            open_store.migrate(connection, 0, steps)
         assert connection.pragma("user_version") == 2
         assert connection.execute("SELECT x FROM a").get == 1
-        schema.migrate(connection, 2, {2: "DROP TABLE a"})
+        open_store.migrate(connection, 2, {2: "DROP TABLE a"})
         assert connection.pragma("user_version") == 3
 
     def test_a_newer_store_is_refused(self, path: Path) -> None:
         filled(path)
         newer = apsw.Connection(str(path))
-        newer.pragma("user_version", schema.VERSION + 1)
+        newer.pragma("user_version", open_store.VERSION + 1)
         newer.close()
         assert "Use a newer Twinbus" in refused(path, StoreVersionError)
 

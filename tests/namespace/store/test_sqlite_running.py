@@ -19,7 +19,7 @@ from twinbus.namespace.engine.storage_protocol import (
     PutSessionState,
     Write,
 )
-from twinbus.namespace.store.schema import PAGE_SIZE
+from twinbus.namespace.store.open_store import PAGE_SIZE
 from twinbus.namespace.store.sqlite import SqliteStore
 
 LOG_PAGES = 50

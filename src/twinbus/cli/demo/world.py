@@ -20,7 +20,7 @@ from twinbus.cli.demo import batch
 from twinbus.cli.demo.application import BACKLOG_QUEUES, QUEUES, REGION, SUBSCRIPTIONS, TOPIC
 from twinbus.cli.demo.processes import Process, start
 from twinbus.errors import OperatorError
-from twinbus.namespace.ports import free_port
+from twinbus.namespace.free_port import free_port
 
 LEDGER: Final = "ledger"
 TABLES: Final = "tables"

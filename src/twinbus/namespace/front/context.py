@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from twinbus.amqp.limits import LimitExceededError
-from twinbus.namespace.driver import Driver
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.sas_verifier import SasVerifier
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.resources import Resources
+from twinbus.namespace.runtime import Driver
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.accepted_connection import PortConnection

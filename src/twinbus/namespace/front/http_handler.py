@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from twinbus.namespace.config_writing import emulator_config
+from twinbus.namespace.config import emulator_config
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
 from twinbus.namespace.front.admin_api import Administration, Kind, Management, find_route
 from twinbus.namespace.front.http_messages import Request, Response, error, json_response, method_not_allowed

@@ -17,12 +17,12 @@ from twinbus.amqp.link import Link
 from twinbus.amqp.message_sections import split
 from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected
 from twinbus.amqp.transactions import Declare, declared, read_request
-from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.limits import MAX_TRANSACTION_MESSAGES, TRANSACTION_TIMEOUT
 from twinbus.namespace.engine.transactions import Operation, discharge
 from twinbus.namespace.front import refusals
 from twinbus.namespace.resources import Account
+from twinbus.namespace.runtime import Driver
 from twinbus.values import Condition
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ Applies writes one by one, in order, and takes them back if one cannot be applie
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
-from typing import Any, assert_never
+from typing import Any, Generic, TypeVar, assert_never
 
 from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
@@ -40,9 +41,8 @@ from twinbus.namespace.engine.storage_protocol import (
     Write,
 )
 from twinbus.namespace.store.errors import StoreConflictError
-from twinbus.namespace.store.plan import moved
-from twinbus.namespace.store.reading import empty_answer
-from twinbus.namespace.store.sorted_keys import SortedKeys
+from twinbus.namespace.store.row_reader import empty_answer
+from twinbus.namespace.store.write_batch import moved
 
 _LISTED = (Lane.ACTIVE, Lane.DEFERRED, Lane.SCHEDULED)
 
@@ -309,3 +309,65 @@ def _stored_sessions(queue: _Queue, need: StoredSessions) -> list[str]:
     else:
         names = {session for lane in _LISTED for session in queue.sessions.get(lane, ())} | queue.states.keys()
     return sorted(names)[need.skip : need.skip + need.limit]
+
+
+K = TypeVar("K", bound=Any)
+
+_LONGEST = 1_024
+
+
+class SortedKeys(Generic[K]):
+    """A sorted set."""
+
+    __slots__ = ("_last", "_lists")
+
+    def __init__(self) -> None:
+        self._lists: list[list[K]] = []
+        self._last: list[K] = []
+        """The last key of each list."""
+
+    def __bool__(self) -> bool:
+        return bool(self._lists)
+
+    def add(self, key: K) -> None:
+        """Add a key that is not there."""
+        if not self._lists:
+            self._lists.append([key])
+            self._last.append(key)
+            return
+        at = min(bisect_left(self._last, key), len(self._last) - 1)
+        keys = self._lists[at]
+        insort(keys, key)
+        if len(keys) > _LONGEST:
+            # What comes in order leaves full lists behind it.
+            cut = _LONGEST if key == keys[-1] else _LONGEST // 2
+            self._lists[at : at + 1] = keys[:cut], keys[cut:]
+            self._last[at : at + 1] = keys[cut - 1], keys[-1]
+        else:
+            self._last[at] = keys[-1]
+
+    def remove(self, key: K) -> None:
+        """Remove a key that is there."""
+        at = bisect_left(self._last, key)
+        keys = self._lists[at]
+        del keys[bisect_left(keys, key)]
+        if keys:
+            self._last[at] = keys[-1]
+        else:
+            del self._lists[at], self._last[at]
+
+    def first(self) -> K | None:
+        return self._lists[0][0] if self._lists else None
+
+    def after(self, key: K) -> Iterator[K]:
+        """The keys above this one, in order. Not to be walked on after a change."""
+        at = bisect_right(self._last, key)
+        if at < len(self._lists):
+            keys = self._lists[at]
+            yield from islice(keys, bisect_right(keys, key), None)
+            for keys in islice(self._lists, at + 1, None):
+                yield from keys
+
+    def __iter__(self) -> Iterator[K]:
+        for keys in self._lists:
+            yield from keys

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from twinbus.namespace.committer import CONGESTED_BYTES, Committer
 from twinbus.namespace.engine.storage_protocol import DropRow, Need, Opened, PutRow, Row, SessionState, Write
+from twinbus.namespace.group_commit import CONGESTED_BYTES, Committer
 
 
 class SlowDisk:

@@ -8,16 +8,16 @@ import pytest
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties
 from twinbus.amqp.routing_fields import Envelope, read_envelope
-from twinbus.namespace.driver import Driver
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import MessagesPeeked, MessagesSent
 from twinbus.namespace.engine.storage_protocol import KnownIds, Need
 from twinbus.namespace.engine.transactions import discharge
+from twinbus.namespace.runtime import Driver
 from twinbus.namespace.store.memory import MemoryStore
 
-from .test_driver import ask, open_driver
-from .test_driver import driver as driver  # noqa: PLC0414  # a fixture: memory and SQLite in turn
+from .test_runtime import ask, open_driver
+from .test_runtime import driver as driver  # noqa: PLC0414  # a fixture: memory and SQLite in turn
 
 
 def envelope(name: str) -> Envelope:

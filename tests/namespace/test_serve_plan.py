@@ -9,7 +9,7 @@ import pytest
 
 from twinbus.errors import OperatorError
 from twinbus.namespace.engine.descriptions import QueueDescription
-from twinbus.namespace.planning import DEFAULT_DATA, Plan, make_plan
+from twinbus.namespace.serve_plan import DEFAULT_DATA, Plan, make_plan
 
 
 def plan(

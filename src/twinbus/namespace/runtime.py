@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
 from twinbus.clock import Clock
-from twinbus.namespace.committer import Committer
 from twinbus.namespace.engine.descriptions import Description, EntityInfo
 from twinbus.namespace.engine.effects import (
     AcceptSession,
@@ -31,8 +31,9 @@ from twinbus.namespace.engine.queue import Queue
 from twinbus.namespace.engine.receive_state import Feed
 from twinbus.namespace.engine.registry import Entity, Family, Namespace
 from twinbus.namespace.engine.topic import Subscription, Topic
+from twinbus.namespace.group_commit import Committer
 from twinbus.namespace.meter import OperationMeter
-from twinbus.namespace.store.contract import Store
+from twinbus.namespace.store.interface import Store
 from twinbus.values import Condition
 
 _log = logging.getLogger(__name__)
@@ -394,3 +395,21 @@ def _answering(call: Callable[[], None]) -> Decision:
 
 def _gone(path: str) -> Refusal:
     return Refusal(Condition.NOT_FOUND, f"The messaging entity '{path}' could not be found.")
+
+
+_DRAW = 16 * 1024
+
+
+class LockTokens:
+    """Call it for a fresh token."""
+
+    def __init__(self) -> None:
+        self._drawn = b""
+        self._used = 0
+
+    def __call__(self) -> bytes:
+        if self._used == len(self._drawn):
+            self._drawn, self._used = os.urandom(_DRAW), 0
+        token = self._drawn[self._used : self._used + 16]
+        self._used += 16
+        return token

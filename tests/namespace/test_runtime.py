@@ -13,7 +13,6 @@ from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.routing_fields import read_envelope
 from twinbus.clock import Clock, SystemClock
-from twinbus.namespace.driver import Driver, Mailbox
 from twinbus.namespace.engine.descriptions import (
     QueueDescription,
     RuleDescription,
@@ -35,7 +34,8 @@ from twinbus.namespace.engine.events import (
 )
 from twinbus.namespace.engine.storage_protocol import DueRows, Need
 from twinbus.namespace.meter import OperationMeter
-from twinbus.namespace.store.contract import Store
+from twinbus.namespace.runtime import Driver, Mailbox
+from twinbus.namespace.store.interface import Store
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.namespace.store.sqlite import SqliteStore
 from twinbus.values import Timestamp
