@@ -21,11 +21,11 @@ from twinbus.pairing.errors import BacklogUnavailableError, QueueCause, Schedule
 from twinbus.pairing.events import PairEvents
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import Side
-from twinbus.pairing.sdk import Limits
 from twinbus.pairing.shared_state import EntityCell, RotationCell
+from twinbus.sdk.handlers import LinkLimits
 
 K = FailureKind
-LIMITS = Limits(262_144, 262_144, PyamqpTransport)
+LIMITS = LinkLimits(262_144, 262_144, PyamqpTransport)
 MESSAGE = AmqpAnnotatedMessage(data_body=b"x", properties=AmqpMessageProperties(message_id="m"))
 
 

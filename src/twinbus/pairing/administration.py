@@ -37,7 +37,7 @@ from twinbus.pairing.provisioning import (
     provisioning_again,
 )
 from twinbus.pairing.recording import UNRECORDED
-from twinbus.pairing.sdk_internals import (
+from twinbus.sdk.private_names import (
     AioSharedKeyCredential,
     ServiceBusSASTokenCredential,
     ServiceBusSharedKeyCredential,

@@ -16,8 +16,14 @@ from twinbus.pairing.aio.deadlines import Deadlines
 from twinbus.pairing.calls import NoTurnError
 from twinbus.pairing.pair_sides import PairLoopError
 from twinbus.pairing.retrying import pause_before_next
-from twinbus.pairing.sdk import Retries, abort, keep_alive_of, quick_to_open, without_retries
-from twinbus.pairing.tokens import AioTokens, asks_an_issuer
+from twinbus.sdk.handlers import (
+    RetrySettings,
+    abort_connection,
+    disable_retries,
+    keep_alive_of,
+    speed_up_opening,
+)
+from twinbus.sdk.sender_credentials import AioSenderCredential, uses_token_issuer
 
 T = TypeVar("T")
 # A link that answers is closed with a word within this; one that does not, without.
@@ -87,9 +93,9 @@ class Attempts(Deadlines):
 
     def ready(self, sender: Any) -> Any:
         """The same sender or receiver of the SDK, as attempts need it: one try, quick to open, its token waited for."""
-        if asks_an_issuer(sender._credential):
-            sender._credential = AioTokens(sender._credential)
-        return without_retries(quick_to_open(sender))
+        if uses_token_issuer(sender._credential):
+            sender._credential = AioSenderCredential(sender._credential)
+        return disable_retries(speed_up_opening(sender))
 
     async def turn(self, lock: asyncio.Lock, link: str, seconds: float) -> None:
         """Wait for it, the lock being the caller's afterwards. NoTurnError where the call's time ends before."""
@@ -103,7 +109,7 @@ class Attempts(Deadlines):
         failed: Exception,
         once: Callable[[float], Coroutine[Any, Any, T]],
         end: float,
-        retries: Retries,
+        retries: RetrySettings,
         paused: Callable[[float], Awaitable[None]],
     ) -> T:
         """After a first try that failed: try after try until `end`, which each of them keeps. `paused`: between two."""
@@ -127,7 +133,7 @@ class Attempts(Deadlines):
 
     def discard(self, sender: Any) -> None:
         """Give up a sender of the SDK at once; what is left of it is closed in the background."""
-        abort(sender)
+        abort_connection(sender)
         if self.has_loop:
             self.start(closed(sender))
 
@@ -139,7 +145,7 @@ class Attempts(Deadlines):
         if self.has_loop:
             self.start(closed(sender) if turn is None else _retired(sender, turn))
         else:
-            abort(sender)
+            abort_connection(sender)
 
     async def end(self) -> None:
         """Calls under way may end by themselves for a while; then they are given up, and all is closed."""
@@ -184,7 +190,7 @@ async def _retired(sender: Any, turn: asyncio.Lock) -> None:
             pass
     if turn.locked():
         # That call is not quick, and now nobody answers it.
-        abort(sender)
+        abort_connection(sender)
     async with turn:
         await closed(sender)
 
@@ -200,4 +206,4 @@ async def closed(sender: Any) -> None:
     finally:
         # Whatever closing left open, also where it was itself cut short.
         with contextlib.suppress(Exception):
-            abort(sender)
+            abort_connection(sender)

@@ -18,21 +18,21 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.pairing.calls import FailedOverMeanwhileError
 from twinbus.pairing.decide.failover import Route
 from twinbus.pairing.retrying import pause_before_next
-from twinbus.pairing.sdk import (
-    Retries,
-    give_up,
-    interrupt,
-    is_open,
-    is_shut,
-    keep_alive_of,
-    quick_to_open,
-    refuse_calls,
-    without_retries,
-)
 from twinbus.pairing.shared_state import EntityCell
 from twinbus.pairing.sync.timeout_thread import Timekeeper
 from twinbus.pairing.sync.workers import Workers
-from twinbus.pairing.tokens import Issuer, Tokens, asks_an_issuer, overdue
+from twinbus.sdk.handlers import (
+    RetrySettings,
+    disable_retries,
+    interrupt,
+    interrupt_at_deadline,
+    is_closed,
+    is_open,
+    keep_alive_of,
+    refuse_calls,
+    speed_up_opening,
+)
+from twinbus.sdk.sender_credentials import SenderCredential, TokenIssuer, timeout_error, uses_token_issuer
 
 T = TypeVar("T")
 _CLOSING_SECONDS: Final = 2.5
@@ -50,7 +50,7 @@ class Attempts:
         self.workers = Workers(f"twinbus-work-{name}")
         self.keeper = Timekeeper(f"twinbus-time-{name}", self.workers.run)
         self._process = os.getpid()
-        self._issuers: dict[int, Issuer] = {}
+        self._issuers: dict[int, TokenIssuer] = {}
 
     @property
     def ours(self) -> bool:
@@ -60,13 +60,13 @@ class Attempts:
     def ready(self, sender: Any) -> Any:
         """The same sender or receiver of the SDK, as attempts need it: one try, quick to open, no endless wait."""
         credential = sender._credential
-        if asks_an_issuer(credential):
-            issuer = self._issuers.setdefault(id(credential), Issuer(credential, self.workers.run))
-            sender._credential = Tokens(issuer)
-        return without_retries(quick_to_open(sender))
+        if uses_token_issuer(credential):
+            issuer = self._issuers.setdefault(id(credential), TokenIssuer(credential, self.workers.run))
+            sender._credential = SenderCredential(issuer)
+        return disable_retries(speed_up_opening(sender))
 
     def attempt(
-        self, sender: Any, call: Call[T], seconds: float, retries: Retries, cell: EntityCell | None = None
+        self, sender: Any, call: Call[T], seconds: float, retries: RetrySettings, cell: EntityCell | None = None
     ) -> T:
         """OperationTimeoutError past the deadline; then the sender must not be used again.
 
@@ -82,7 +82,7 @@ class Attempts:
                     return call(sender, None)
                 except Exception as error:
                     if watch.expired:
-                        raise overdue(sender, "not answered in time") from error
+                        raise timeout_error(sender, "not answered in time") from error
                     raise
                 finally:
                     self.keeper.end(watch)
@@ -130,7 +130,7 @@ class Attempts:
             return action()
         except Exception as error:
             if watch.expired:
-                raise overdue(sender, "not answered in time") from error
+                raise timeout_error(sender, "not answered in time") from error
             raise
         finally:
             self.keeper.end(watch)
@@ -155,7 +155,7 @@ class Job:
         sender: Any,
         call: Call[Any],
         until: float,
-        retries: Retries,
+        retries: RetrySettings,
         pause: float | None,
         cell: EntityCell | None,
     ) -> None:
@@ -180,7 +180,7 @@ class Job:
             self.leave()
             raise
         if not ended:
-            told = overdue(self._sender, f"not answered within {seconds:g} s")
+            told = timeout_error(self._sender, f"not answered within {seconds:g} s")
             self.leave()
             raise told
         if self._error is not None:
@@ -191,7 +191,7 @@ class Job:
         """Nobody waits for it any longer."""
         self._left = True
         self._woken.set()
-        give_up(self._sender)
+        interrupt_at_deadline(self._sender)
 
     def run(self) -> None:
         if self._cell is not None:
@@ -234,4 +234,4 @@ class Job:
 
     def _may_go_on(self) -> bool:
         routed = self._cell is None or self._cell.entity.route is Route.PRIMARY
-        return routed and not self._left and not is_shut(self._sender)
+        return routed and not self._left and not is_closed(self._sender)

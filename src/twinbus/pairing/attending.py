@@ -33,8 +33,8 @@ from twinbus.pairing.decide.backlog_watch import (
 )
 from twinbus.pairing.recording import Recording
 from twinbus.pairing.retrying import ONCE
-from twinbus.pairing.sdk import interrupt, open_link_once, refuse_calls
 from twinbus.pairing.shared_state import Now, Timer
+from twinbus.sdk.handlers import interrupt, open_sync_link, refuse_calls
 
 _log = logging.getLogger("twinbus.pairing")
 
@@ -174,7 +174,7 @@ class Looks:
         return told
 
     def _peek(self, receiver: Any, peek: Peek, seconds: float | None) -> list[Any]:
-        open_link_once(receiver, seconds)
+        open_sync_link(receiver, seconds)
         with self._recording.peeked(peek.queue) as found:
             found.extend(receiver.peek_messages(peek.most, sequence_number=peek.start))
         return found

@@ -32,8 +32,8 @@ from twinbus.pairing.events import PairEvents
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.outgoing import Diversion, Payload, fit, id_of
 from twinbus.pairing.pair_sides import Side, SideState
-from twinbus.pairing.sdk import Limits
 from twinbus.pairing.shared_state import Chance, EntityCell, Now, RotationCell
+from twinbus.sdk.handlers import LinkLimits
 
 T = TypeVar("T")
 _LEAST_SECONDS: Final = 60.0
@@ -281,7 +281,7 @@ def divert(
     """Send copies to the backlog, in as many transfers as it takes, all of them by then (S6, S7, S9)."""
     end = place.end_in_backlog(until)
     failed: dict[str, QueueCause] = {}
-    limits: Limits
+    limits: LinkLimits
     _, limits = yield from _on_a_queue(place, LimitsOf, end, failed)
     diversion = place.fit(raws, place.path, limits, at)
     for taken, payload in enumerate(diversion.payloads):

@@ -22,8 +22,8 @@ from azure.servicebus.amqp import (
 from twinbus.backlog import DEFLATE, MessageFields, compress_body, divert
 from twinbus.pairing.batching import Parts, split
 from twinbus.pairing.errors import MessageTooLargeForBacklogError, TimeToLiveError
-from twinbus.pairing.sdk import Limits
-from twinbus.pairing.sdk_internals import Message, PyamqpTransport, encode_payload
+from twinbus.sdk.handlers import LinkLimits
+from twinbus.sdk.private_names import Message, PyamqpTransport, encode_payload
 from twinbus.values import Long, Timestamp
 
 SCHEDULED_ENQUEUE_TIME: Final = b"x-opt-scheduled-enqueue-time"
@@ -145,7 +145,7 @@ def id_of(raw: AmqpAnnotatedMessage) -> object:
     return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
 
 
-def fit(raws: Sequence[AmqpAnnotatedMessage], path: str, limits: Limits, at: datetime | None = None) -> Diversion:
+def fit(raws: Sequence[AmqpAnnotatedMessage], path: str, limits: LinkLimits, at: datetime | None = None) -> Diversion:
     """Copies that the backlog takes, as few transfers as can be. MessageTooLargeForBacklogError, AliasInUseError."""
     copies = [_fitted(raw, path, limits.message, at) for raw in raws]
     if len(copies) == 1:
@@ -157,7 +157,7 @@ def fit(raws: Sequence[AmqpAnnotatedMessage], path: str, limits: Limits, at: dat
     return Diversion(payloads, Parts(groups, ()))
 
 
-def _payload(raws: list[AmqpAnnotatedMessage], limits: Limits) -> Payload:
+def _payload(raws: list[AmqpAnnotatedMessage], limits: LinkLimits) -> Payload:
     if len(raws) == 1:
         return _wrapped(raws[0])
     batch = ServiceBusMessageBatch(max_size_in_bytes=limits.batch, amqp_transport=limits.transport)

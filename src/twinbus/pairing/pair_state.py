@@ -40,8 +40,8 @@ from twinbus.pairing.pair_sides import (
 )
 from twinbus.pairing.provisioning import Provisioned
 from twinbus.pairing.recording import Recording, ledger_of
-from twinbus.pairing.sdk import canary_of, endpoint_of, entity_of, is_shut
 from twinbus.pairing.shared_state import Driver, EntityCell, RotationCell
+from twinbus.sdk.handlers import client_endpoint, client_entity, is_closed, unopened_sender
 
 _log = logging.getLogger("twinbus.pairing")
 
@@ -97,8 +97,8 @@ class Partnership:
         primary, secondary = clients
         self.options = options
         self._react = react
-        self.primary = Side("primary", endpoint_of(primary), self._side_left)
-        self.secondary = Side("secondary", endpoint_of(secondary), self._side_left)
+        self.primary = Side("primary", client_endpoint(primary), self._side_left)
+        self.secondary = Side("secondary", client_endpoint(secondary), self._side_left)
         self.name = options.primary_name or primary_name(self.primary.endpoint)
         self.queues = backlog_queue_paths(self.name, options.backlog_queue_count)
         self.ledger = ledger_of(options)
@@ -107,7 +107,7 @@ class Partnership:
         self.on_secondary = Recording(self.ledger, primary_name(self.secondary.endpoint))
         self.events = PairEvents(self.name, threaded=threaded, ledger=self.ledger)
         self.syphon: Syphon | None = None
-        self._canaries = {self.primary: canary_of(primary), self.secondary: canary_of(secondary)}
+        self._canaries = {self.primary: unopened_sender(primary), self.secondary: unopened_sender(secondary)}
         self._refusals = Refusals()
         self._driver = driver
         self._let_go = let_go
@@ -118,7 +118,7 @@ class Partnership:
             options.backlog_check_interval, options.backlog_unattended_after, driver.timer, look, self.events.emit
         )
         self._other_side = driver.timer(self._other_side_due)
-        if bound := entity_of(secondary):
+        if bound := client_entity(secondary):
             raise PairingRefusedError(
                 f"the secondary's connection string is for {bound!r} alone: leave its EntityPath out"
             )
@@ -194,7 +194,7 @@ class Partnership:
     def notice_closed_clients(self) -> None:
         """C1: a client that its owner closed behind the pair's back counts as its side's close."""
         for side, canary in self._canaries.items():
-            if is_shut(canary):
+            if is_closed(canary):
                 side.leave(SideState.CLOSED)
 
     def backlog_answered(self, queue: str, error: Exception | None = None) -> None:

@@ -25,7 +25,7 @@ from twinbus.ledger.json_lines import operation_prefix
 from twinbus.ledger.running_operation import NOTHING, OK_ENDING
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.outgoing import encoded_size, raws_of
-from twinbus.pairing.sdk import GIVEN_UP, open_link_once, was_given_up
+from twinbus.sdk.handlers import CANCELLED_AT_DEADLINE, open_sync_link, was_interrupted_at_deadline
 
 T = TypeVar("T")
 Call = Callable[[Any, float | None], T]
@@ -118,12 +118,12 @@ UNRECORDED: Final = Recording(None, "")
 
 def _tried(ledger: Ledger, place: str, message: Any, call: Call[T], sender: Any, seconds: float | None) -> T:
     if seconds is not None:
-        open_link_once(sender, seconds)
+        open_sync_link(sender, seconds)
     operation = ledger.begin_as(place, *_ids_and_sizes(message))
     try:
         result = call(sender, None)
     except BaseException as error:
-        _failed(operation, error, given_up=was_given_up(sender))
+        _failed(operation, error, given_up=was_interrupted_at_deadline(sender))
         raise
     operation.end()
     return result
@@ -153,12 +153,12 @@ def sent(
     if ledger._stops:
         ledger.check()
     if seconds is not None:
-        open_link_once(sender, seconds)
+        open_sync_link(sender, seconds)
     operation = _begun(ledger, place, message)
     try:
         sender.send_messages(message, **keywords)
     except BaseException as error:
-        _failed(operation, error, given_up=was_given_up(sender))
+        _failed(operation, error, given_up=was_interrupted_at_deadline(sender))
         raise
     operation.end_as(OK_ENDING)
 
@@ -221,7 +221,7 @@ def _failed(operation: RunningOperation, error: BaseException, *, given_up: bool
 
 def outcome_of(error: BaseException, *, given_up: bool = False) -> tuple[str, str | None]:
     """Result and cause of an operation that began on an open link; `given_up` at its deadline."""
-    if given_up or (isinstance(error, asyncio.CancelledError) and error.args == (GIVEN_UP,)):
+    if given_up or (isinstance(error, asyncio.CancelledError) and error.args == (CANCELLED_AT_DEADLINE,)):
         return result_of_failure(FailureKind.TIMEOUT, refused=False)
     return result_of_failure(failure_kind(error), refused=was_refused(error))
 

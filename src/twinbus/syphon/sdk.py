@@ -22,19 +22,19 @@ from twinbus.connect.deadlines import deadline
 from twinbus.connect.encoding import to_millis
 from twinbus.pairing.batching import LONG_SECTION, split
 from twinbus.pairing.outgoing import ENVELOPE
-from twinbus.pairing.sdk import (
-    Limits,
-    check_version,
+from twinbus.sdk.handlers import (
+    LinkLimits,
+    disable_retries,
     keep_alive_of,
-    limits_of,
-    open_link,
-    quick_to_open,
-    without_retries,
+    link_limits,
+    open_aio_link,
+    speed_up_opening,
 )
+from twinbus.sdk.lossless_message import lossless_message
+from twinbus.sdk.private_names import check_version
 from twinbus.syphon import sdk_bytes
 from twinbus.syphon.native import TRY_SECONDS, peeked
 from twinbus.syphon.sdk_bytes import SdkHeld
-from twinbus.syphon.sdk_single import single_of
 from twinbus.syphon.translation import translate
 from twinbus.syphon.transport import (
     BacklogFailedError,
@@ -82,7 +82,7 @@ class SdkTransport:
         path, raw = translate(held.message.raw, to_millis(now), ttl)
         single = None
         if len(raw) > _SURELY_IN_A_BATCH:
-            single = single_of(raw)
+            single = lossless_message(raw)
             if single is None:
                 raise CannotCarryError(
                     f"the SDK would change message {held.message_id!r} for {path}: {len(raw)} bytes are too many for a "
@@ -108,7 +108,7 @@ class SdkBacklog:
     def __init__(self, client: ServiceBusClient, queue: str, timeout: float) -> None:
         self._queue = queue
         self._timeout = timeout
-        self._receiver = sdk_bytes.keeping_bytes(quick_to_open(client.get_queue_receiver(queue)))
+        self._receiver = sdk_bytes.keeping_bytes(speed_up_opening(client.get_queue_receiver(queue)))
         self._fed = False
 
     @property
@@ -124,7 +124,7 @@ class SdkBacklog:
     async def receive(self, count: int, wait: float) -> Sequence[SdkHeld]:
         async with self._bounded(wait + self._timeout):
             # Or the SDK takes the time that opening needs from the wait.
-            await open_link(self._receiver, self._timeout)
+            await open_aio_link(self._receiver, self._timeout)
             self._fed = self.credit is Credit.FED
             found = await sdk_bytes.received(self._receiver, count, wait)
             if not found:
@@ -211,7 +211,7 @@ class SdkDestination:
         self._path = path
         self._timeout = timeout
         # Or a try that was answered would hide one before it that was not.
-        self._sender = without_retries(quick_to_open(client.get_queue_sender(path)))
+        self._sender = disable_retries(speed_up_opening(client.get_queue_sender(path)))
         self._turn = asyncio.Lock()
 
     async def send(self, messages: Sequence[OutgoingMessage]) -> None:
@@ -219,9 +219,9 @@ class SdkDestination:
         begun = False
         try:
             async with deadline(self._timeout, "send", self._path), self._turn:
-                await open_link(self._sender, self._timeout)
+                await open_aio_link(self._sender, self._timeout)
                 begun = True
-                limits = limits_of(self._sender)
+                limits = link_limits(self._sender)
                 parts = split([message.size for message in messages], limits.batch, envelope=ENVELOPE)
                 for group in (*parts.groups, *((position,) for position in parts.oversized)):
                     await self._sent([messages[position].content for position in group], limits)
@@ -231,7 +231,7 @@ class SdkDestination:
             refused = not begun or was_refused(error)
             raise SendFailedError(self._path, failure_kind(error), waiting, str(error), refused=refused) from error
 
-    async def _sent(self, contents: Sequence[Content], limits: Limits) -> None:
+    async def _sent(self, contents: Sequence[Content], limits: LinkLimits) -> None:
         first = contents[0]
         if first.single is not None and len(first.raw) + LONG_SECTION + ENVELOPE > limits.batch:
             await sdk_bytes.send_single(self._sender, first.single, self._timeout)

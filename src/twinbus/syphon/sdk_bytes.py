@@ -14,8 +14,8 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceB
 from twinbus.amqp.routing_fields import read_envelope
 from twinbus.connect import ReceivedMessage
 from twinbus.connect.encoding import to_millis
-from twinbus.pairing.sdk import Limits
-from twinbus.pairing.sdk_internals import (
+from twinbus.sdk.handlers import LinkLimits
+from twinbus.sdk.private_names import (
     REQUEST_RESPONSE_PEEK_OPERATION,
     REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER,
     Message,
@@ -148,7 +148,7 @@ async def _asked(receiver: Any, operation: bytes, body: dict[str, Any], seconds:
 # --- sending ---------------------------------------------------------------------------------------------------------
 
 
-def batch_of(messages: Sequence[bytes], limits: Limits) -> ServiceBusMessageBatch:
+def batch_of(messages: Sequence[bytes], limits: LinkLimits) -> ServiceBusMessageBatch:
     """The SDK's batch, holding these bytes as they are."""
     batch = ServiceBusMessageBatch(max_size_in_bytes=limits.batch, amqp_transport=limits.transport)
     batch._message[5].extend(messages)

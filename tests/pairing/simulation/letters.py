@@ -18,12 +18,12 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpM
 from twinbus.backlog import PATH_PROPERTY, AliasInUseError, MessageFields, restore
 from twinbus.pairing import outgoing
 from twinbus.pairing.errors import MessageTooLargeForBacklogError
-from twinbus.pairing.sdk import Limits
+from twinbus.sdk.handlers import LinkLimits
 from twinbus.values import Long, Timestamp
 
 from .judge import ViolationError
 
-LIMITS = Limits(message=3000, batch=2048, transport=PyamqpTransport)
+LIMITS = LinkLimits(message=3000, batch=2048, transport=PyamqpTransport)
 TOMORROW = datetime(2030, 1, 2, tzinfo=UTC)
 _TYPES = {"LONG": Long, "TIMESTAMP": Timestamp}
 
@@ -112,7 +112,7 @@ def contents(letters: Iterable[Letter]) -> list[object]:
 
 
 @cache
-def fit(raws: Raws, path: str, limits: Limits, at: datetime | None = None) -> outgoing.Diversion:
+def fit(raws: Raws, path: str, limits: LinkLimits, at: datetime | None = None) -> outgoing.Diversion:
     """The product's, whose copies are looked at once: they lead back to the messages and where they were meant (S7)."""
     made = outgoing.fit(raws, path, limits, at)
     scheduled = None if at is None else int(at.timestamp() * 1000)

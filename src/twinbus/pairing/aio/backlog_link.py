@@ -17,8 +17,8 @@ from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
 from twinbus.pairing.outgoing import Payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import Recording
-from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link, retries_of
 from twinbus.pairing.shared_state import RotationCell
+from twinbus.sdk.handlers import LinkLimits, is_open, link_limits, open_aio_link, retry_settings
 
 
 class BacklogLink:
@@ -39,16 +39,16 @@ class BacklogLink:
         self._rotation = rotation
         self._attempts = attempts
         self._recording = recording
-        self._retries = retries_of(client)
+        self._retries = retry_settings(client)
         self._turn = asyncio.Lock()
         self._closed = asyncio.Event()
         self._sender: ServiceBusSender | None = None
-        self._limits: Limits | None = None
+        self._limits: LinkLimits | None = None
 
-    async def limits(self, seconds: float) -> Limits:
+    async def limits(self, seconds: float) -> LinkLimits:
         """`seconds`: all that the call has left. The same for `take`."""
         if self._limits is None:
-            await self._in_turn(open_link, seconds, lambda: self._limits is not None)
+            await self._in_turn(open_aio_link, seconds, lambda: self._limits is not None)
         assert self._limits is not None
         return self._limits
 
@@ -62,7 +62,7 @@ class BacklogLink:
 
         async def sent(sender: ServiceBusSender, left: float) -> None:
             if not is_open(sender):
-                await open_link(sender, left)
+                await open_aio_link(sender, left)
             await send(sender)
 
         await self._in_turn(sent, seconds)
@@ -112,7 +112,7 @@ class BacklogLink:
             self._drop()
             raise
         if is_open(sender):
-            self._limits = limits_of(sender)
+            self._limits = link_limits(sender)
 
     async def _paused(self, seconds: float) -> None:
         await wait(self._closed, seconds)

@@ -11,7 +11,7 @@ from twinbus.pairing.aio_attempts import Attempts, cancel
 from twinbus.pairing.attending import AttendanceCell, FailedOver, not_seen, seen
 from twinbus.pairing.decide.backlog_watch import LookEnded, Peek, QueueNotSeen, QueueSeen
 from twinbus.pairing.recording import Recording
-from twinbus.pairing.sdk import open_link
+from twinbus.sdk.handlers import open_aio_link
 
 
 class Looks:
@@ -58,7 +58,7 @@ class Looks:
                 self._attempts.discard(receiver)
 
     async def _peek(self, receiver: Any, peek: Peek) -> list[Any]:
-        await open_link(receiver, self._attempts.seconds)
+        await open_aio_link(receiver, self._attempts.seconds)
         with self._recording.peeked(peek.queue) as found:
             found.extend(await receiver.peek_messages(peek.most, sequence_number=peek.start))
         return found

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.sdk import GIVEN_UP
-from twinbus.pairing.tokens import TokenTimeoutError, awaits_token
+from twinbus.sdk.handlers import CANCELLED_AT_DEADLINE
+from twinbus.sdk.sender_credentials import TokenTimeoutError, waits_for_token
 
 T = TypeVar("T")
 # What the SDK cleans up after a cancellation is itself cut short by the next one; what a late loop has to read first.
@@ -69,7 +69,7 @@ class Deadlines:
 
     def verdict(self, deadline: Deadline, error: BaseException, sender: Any) -> BaseException:
         """What the call ended with: OperationTimeoutError where a deadline ended it, ours or the SDK's."""
-        late = sender is not None and awaits_token(sender)
+        late = sender is not None and waits_for_token(sender)
         if not deadline.cancelled:
             return TokenTimeoutError() if late and isinstance(error, OperationTimeoutError) else error
         if isinstance(error, asyncio.CancelledError):
@@ -116,7 +116,7 @@ class Deadlines:
                 call.at = now + _AGAIN_SECONDS
                 if not spare:
                     call.cancelled += 1
-                    call.task.cancel(GIVEN_UP)
+                    call.task.cancel(CANCELLED_AT_DEADLINE)
         if self._calls:
             self._arm(min(call.at for call in self._calls))
 

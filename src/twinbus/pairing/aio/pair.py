@@ -54,8 +54,9 @@ from twinbus.pairing.pair_state import EntityState, Partnership, Syphon, SyphonF
 from twinbus.pairing.pings import ping_message
 from twinbus.pairing.provisioning import background_pause
 from twinbus.pairing.receivers import recorded
-from twinbus.pairing.sdk import check_version, hides_pings, open_link, retries_of
 from twinbus.pairing.shared_state import EntityCell
+from twinbus.sdk.handlers import hides_pings, open_aio_link, retry_settings
+from twinbus.sdk.private_names import check_version
 
 _log = logging.getLogger("twinbus.pairing")
 # How long closing waits for a client whose event loop was closed.
@@ -118,7 +119,7 @@ class Pair:
         self._make_syphon = syphon
         self._clients = {"primary": primary, "secondary": secondary}
         self._owns_clients = owns_clients
-        self._retries = retries_of(primary)
+        self._retries = retry_settings(primary)
         self._pairing: asyncio.Task[None] | None = None
         self._paired = False
         self._waiting = 0
@@ -432,7 +433,7 @@ class Pair:
 
     async def _pinged(self, sender: Any) -> None:
         how = self.options.ping
-        await open_link(sender, self._attempts.seconds)
+        await open_aio_link(sender, self._attempts.seconds)
         if how == "message" or (how == "auto" and hides_pings(sender)):
             ping = ping_message()
             primary = self._state.on_primary

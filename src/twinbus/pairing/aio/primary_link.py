@@ -12,8 +12,8 @@ from typing import Any
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing.aio_attempts import PATIENCE_SECONDS, Attempts, cancel, closed, wait
-from twinbus.pairing.aio_sharing import share
-from twinbus.pairing.sdk import abort, keep_alive_of, open_link
+from twinbus.sdk.concurrent_sends import allow_concurrent_sends
+from twinbus.sdk.handlers import abort_connection, keep_alive_of, open_aio_link
 
 
 class Link:
@@ -62,7 +62,7 @@ class Link:
             if self._attempts.has_loop:
                 self._attempts.start(self._ended())
             else:
-                abort(self.sender)
+                abort_connection(self.sender)
 
     def end(self) -> None:
         """Its sender is being closed: calls on it may end first, if they are quick."""
@@ -77,13 +77,13 @@ class Link:
             cancel(self._opening)
         if (keep_alive := keep_alive_of(self.sender)) is not None:
             cancel(keep_alive)
-            abort(self.sender)
+            abort_connection(self.sender)
 
     async def _open(self) -> None:
         seconds = self._attempts.seconds
         try:
-            await self._attempts.bound(open_link(self.sender, seconds), seconds, self.sender)
-            share(self.sender, self.retire)
+            await self._attempts.bound(open_aio_link(self.sender, seconds), seconds, self.sender)
+            allow_concurrent_sends(self.sender, self.retire)
             self.is_open = True
         except Exception as error:
             self._failure = error
@@ -103,7 +103,7 @@ class Link:
         finally:
             if self._given_up:
                 # Without a word: nothing of what was given up leaves this process any more.
-                abort(self.sender)
+                abort_connection(self.sender)
         await closed(self.sender)
 
     async def _cut(self) -> None:
@@ -112,7 +112,7 @@ class Link:
             if self._opening is not None:
                 self._opening.cancel()
             with contextlib.suppress(Exception):
-                abort(self.sender)
+                abort_connection(self.sender)
 
 
 def _copy(error: Exception) -> Exception:

@@ -21,7 +21,6 @@ from twinbus.pairing import calls
 from twinbus.pairing.aio.backlog_link import BacklogLinks
 from twinbus.pairing.aio.primary_link import Link
 from twinbus.pairing.aio_attempts import Attempts, wait
-from twinbus.pairing.aio_sharing import can_overlap
 from twinbus.pairing.calls import (
     FailedOverMeanwhileError,
     LimitsOf,
@@ -36,7 +35,8 @@ from twinbus.pairing.decide.failover import Route
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
 from twinbus.pairing.recording import Recording, aio_sent
-from twinbus.pairing.sdk import Retries, empty_batch
+from twinbus.sdk.concurrent_sends import supports_concurrent_sends
+from twinbus.sdk.handlers import RetrySettings, empty_batch
 
 T = TypeVar("T")
 # On an open link, without a time-out of the SDK's: ours holds.
@@ -58,7 +58,7 @@ class PairedSender:
         make: Callable[[], ServiceBusSender],
         links: BacklogLinks,
         attempts: Attempts,
-        retries: Retries,
+        retries: RetrySettings,
         recording: Recording,
         *,
         pairing: Callable[[], Coroutine[Any, Any, None]] | None = None,
@@ -76,7 +76,7 @@ class PairedSender:
         self._destination = f"{recording.namespace}/{place.path}"
         self._link = Link(make(), attempts, place.cell.entity.episode)
         self._before: WeakSet[Link] = WeakSet()
-        self._turn = None if can_overlap(self._link.sender) else asyncio.Lock()
+        self._turn = None if supports_concurrent_sends(self._link.sender) else asyncio.Lock()
         self._closed = False
         self.fully_qualified_namespace: str = self._link.sender.fully_qualified_namespace
         self.entity_name: str = self._link.sender.entity_name

@@ -16,8 +16,8 @@ from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
 from twinbus.pairing.outgoing import Payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import Recording
-from twinbus.pairing.sdk import Limits, is_open, limits_of, open_link_once, retries_of
 from twinbus.pairing.shared_state import RotationCell
+from twinbus.sdk.handlers import LinkLimits, is_open, link_limits, open_sync_link, retry_settings
 
 
 class BacklogLink:
@@ -38,17 +38,17 @@ class BacklogLink:
         self._rotation = rotation
         self._attempts = attempts
         self._recording = recording
-        self._retries = retries_of(client)
+        self._retries = retry_settings(client)
         self._turn = threading.Lock()
         self._sender: ServiceBusSender | None = None
         self._closed = False
-        self._limits: Limits | None = None
+        self._limits: LinkLimits | None = None
 
-    def limits(self, seconds: float) -> Limits:
+    def limits(self, seconds: float) -> LinkLimits:
         if self._limits is None:
             with self._turn_within(seconds) as until:
                 if self._limits is None:
-                    self._try(open_link_once, until)
+                    self._try(open_sync_link, until)
         assert self._limits is not None
         return self._limits
 
@@ -95,7 +95,7 @@ class BacklogLink:
                 raise QueueLeftMeanwhileError from error
             raise
         if is_open(sender):
-            self._limits = limits_of(sender)
+            self._limits = link_limits(sender)
         if self._closed:
             # Opened while the pair closed.
             self._attempts.discard(sender)

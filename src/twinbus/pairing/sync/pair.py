@@ -30,11 +30,12 @@ from twinbus.pairing.provisioning import background_pause
 from twinbus.pairing.quiet_receivers import QuietReceiver
 from twinbus.pairing.receivers import recorded
 from twinbus.pairing.retrying import ONCE
-from twinbus.pairing.sdk import check_version, endpoint_of, hides_pings, interrupt, open_link_once, retries_of
 from twinbus.pairing.shared_state import EntityCell
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.sender import PairedSender
 from twinbus.pairing.sync.timeout_thread import Timer
+from twinbus.sdk.handlers import client_endpoint, hides_pings, interrupt, open_sync_link, retry_settings
+from twinbus.sdk.private_names import check_version
 
 # How long closing waits for the thread that is closing the same pair already.
 _END_SECONDS = 10.0
@@ -78,8 +79,8 @@ class Pair:
         self.options = options
         self._clients = {"primary": primary, "secondary": secondary}
         self._owns_clients = owns_clients
-        self._retries = retries_of(primary)
-        self._attempts = Attempts(endpoint_of(primary).host, options.try_timeout.total_seconds())
+        self._retries = retry_settings(primary)
+        self._attempts = Attempts(client_endpoint(primary).host, options.try_timeout.total_seconds())
         self._pinging: dict[EntityCell, Any] = {}
         self._senders: WeakSet[PairedSender] = WeakSet()
         self._leaving = threading.Event()
@@ -281,7 +282,7 @@ class Pair:
 
     def _pinged(self, sender: Any, seconds: float | None) -> None:
         how = self.options.ping
-        open_link_once(sender, seconds)
+        open_sync_link(sender, seconds)
         if how == "message" or (how == "auto" and hides_pings(sender)):
             ping = ping_message()
             primary = self._state.on_primary

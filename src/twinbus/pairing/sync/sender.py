@@ -31,8 +31,8 @@ from twinbus.pairing.decide.failover import Route
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
 from twinbus.pairing.recording import Recording, sent
-from twinbus.pairing.sdk import Retries, empty_batch, interrupt, is_open, keep_alive_of, open_link_once
 from twinbus.pairing.sync.backlog_link import BacklogLinks
+from twinbus.sdk.handlers import RetrySettings, empty_batch, interrupt, is_open, keep_alive_of, open_sync_link
 
 T = TypeVar("T")
 # Looked up once: a member of an Enum costs as much as half a microsecond at every use.
@@ -52,7 +52,7 @@ class PairedSender:
         make: Callable[[], ServiceBusSender],
         links: BacklogLinks,
         attempts: Attempts,
-        retries: Retries,
+        retries: RetrySettings,
         recording: Recording,
     ) -> None:
         self._place = place
@@ -97,7 +97,7 @@ class PairedSender:
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
         def made(sender: ServiceBusSender, seconds: float | None) -> ServiceBusMessageBatch:
             if not is_open(sender):
-                open_link_once(sender, seconds)
+                open_sync_link(sender, seconds)
             return sender.create_message_batch(max_size_in_bytes)
 
         batch = self._call(
@@ -152,7 +152,7 @@ class PairedSender:
             self._attempts.retire(lambda: self._sender, self._turn, self._place.cell)
 
     def __enter__(self) -> Self:
-        self._call(open_link_once, calls.nothing, end_of_call(self._closed, None))
+        self._call(open_sync_link, calls.nothing, end_of_call(self._closed, None))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from twinbus.pairing.sdk import give_up
+from twinbus.sdk.handlers import interrupt_at_deadline
 
 # The SDK may be opening another socket while one is shut: until its call ends, each is shut in turn.
 _AGAIN_SECONDS: Final = 0.1
@@ -164,4 +164,4 @@ class Timekeeper:
             if watch.at <= now:
                 watch.expired = True
                 watch.at = now + _AGAIN_SECONDS
-                give_up(watch.sender)
+                interrupt_at_deadline(watch.sender)

@@ -15,15 +15,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
-import azure.servicebus
 from azure.servicebus import ServiceBusMessageBatch
 
 from twinbus.backlog import Endpoint
-from twinbus.errors import OperatorError
-from twinbus.pairing.tokens import Tokens
+from twinbus.sdk.sender_credentials import SenderCredential
 
-WRITTEN_FOR: Final = "7.15"
-_REQUIREMENT: Final = "azure-servicebus>=7.15,<7.16"
 TLS_PORT: Final = 5671
 PLAIN_PORT: Final = 5672
 STANDARD_BATCH: Final = 262_144
@@ -33,10 +29,10 @@ _SILENCE_SECONDS: Final = 0.1
 _PRODUCT: Final = "twinbus"
 _UNUSED_ENTITY: Final = "twinbus-canary"
 # What a call is cancelled with at its deadline (aio).
-GIVEN_UP: Final = "given up at its deadline"
+CANCELLED_AT_DEADLINE: Final = "given up at its deadline"
 
 
-class Limits(NamedTuple):
+class LinkLimits(NamedTuple):
     """What a link takes, in bytes, and the transport that batches for it are made with."""
 
     message: int
@@ -44,25 +40,7 @@ class Limits(NamedTuple):
     transport: Any
 
 
-class SdkVersionError(OperatorError):
-    """Senders of another version may lose messages in silence: none is made."""
-
-    def __init__(self, found: str) -> None:
-        super().__init__(
-            f"azure-servicebus {found} is installed; pairs are written for {_REQUIREMENT}",
-            f'Run: pip install "{_REQUIREMENT}"',
-        )
-        self.found = found
-
-
-def check_version() -> None:
-    """Before a pair touches anything."""
-    found = azure.servicebus.__version__
-    if not found.startswith(f"{WRITTEN_FOR}."):
-        raise SdkVersionError(found)
-
-
-def endpoint_of(client: Any) -> Endpoint:
+def client_endpoint(client: Any) -> Endpoint:
     """Host and port of the namespace a client was made for."""
     config = client._config
     host, _, port = str(client.fully_qualified_namespace).rpartition(":")
@@ -75,17 +53,17 @@ def endpoint_of(client: Any) -> Endpoint:
     return Endpoint.of(host, TLS_PORT if config.use_tls else PLAIN_PORT)
 
 
-def canary_of(client: Any) -> Any:
+def unopened_sender(client: Any) -> Any:
     """A handler that is never opened: `client.close()` closes it, and tells by that that it was called (C1)."""
-    return client.get_queue_sender(entity_of(client) or _UNUSED_ENTITY)
+    return client.get_queue_sender(client_entity(client) or _UNUSED_ENTITY)
 
 
-def entity_of(client: Any) -> str | None:
+def client_entity(client: Any) -> str | None:
     """The one entity that a client may be used for, where its connection string names one."""
     return client._entity_name or None
 
 
-def is_shut(handler: Any) -> bool:
+def is_closed(handler: Any) -> bool:
     return bool(handler._shutdown.is_set())
 
 
@@ -93,15 +71,15 @@ def is_open(sender: Any) -> bool:
     return bool(sender._running)
 
 
-def limits_of(sender: Any) -> Limits:
+def link_limits(sender: Any) -> LinkLimits:
     """Of a link that was open; the standard tier's for one that never was."""
     batch = sender._max_batch_size_on_link or STANDARD_BATCH
-    return Limits(sender._max_message_size_on_link or batch, batch, sender._amqp_transport)
+    return LinkLimits(sender._max_message_size_on_link or batch, batch, sender._amqp_transport)
 
 
 def empty_batch(sender: Any, max_size_in_bytes: int | None) -> ServiceBusMessageBatch:
     """A batch for a sender that cannot be opened now."""
-    limits = limits_of(sender)
+    limits = link_limits(sender)
     if max_size_in_bytes and sender._max_batch_size_on_link and max_size_in_bytes > limits.batch:
         raise ValueError(
             f"Max message size: {max_size_in_bytes} is too large, acceptable max batch size is: {limits.batch} bytes."
@@ -117,20 +95,20 @@ def hides_pings(sender: Any) -> bool:
     return (product.decode("utf-8", "replace") if isinstance(product, bytes) else str(product)).lower() == _PRODUCT
 
 
-async def open_link(sender: Any, seconds: float | None) -> None:
-    """Open an aio sender or receiver, in as many tries as it has left to itself: one after `without_retries`.
+async def open_aio_link(sender: Any, seconds: float | None) -> None:
+    """Open an aio sender or receiver, in as many tries as it has left to itself: one after `disable_retries`.
 
     Its own wait ends by then, and so does its cleaning up.
     """
     await sender._do_retryable_operation(sender._open, timeout=seconds, operation_requires_timeout=True)
 
 
-def open_link_once(sender: Any, seconds: float | None) -> None:
+def open_sync_link(sender: Any, seconds: float | None) -> None:
     """Open a sync sender, one try."""
     sender._do_retryable_operation(sender._open, timeout=seconds, operation_requires_timeout=True)
 
 
-def quick_to_open(sender: Any) -> Any:
+def speed_up_opening(sender: Any) -> Any:
     """The same sender, whose link opens and closes in milliseconds.
 
     The SDK pauses after every frame of an opening link. When it closes one, also in the middle of a call that fails, it
@@ -241,7 +219,7 @@ def keep_alive_of(sender: Any) -> Any:
 # --- one try at a time (sync) ----------------------------------------------------------------------------------------
 
 
-class Retries(NamedTuple):
+class RetrySettings(NamedTuple):
     """How often and with which pauses the caller's client tries again."""
 
     total: int
@@ -256,20 +234,20 @@ class Retries(NamedTuple):
         return min(self.factor * 2.0**tried * random.uniform(0.8, 1.2), self.longest)
 
 
-def retries_of(client: Any) -> Retries:
+def retry_settings(client: Any) -> RetrySettings:
     config = client._config
     fixed = str(getattr(config.retry_mode, "value", config.retry_mode)).lower() == "fixed"
-    return Retries(config.retry_total, config.retry_backoff_factor, config.retry_backoff_max, fixed)
+    return RetrySettings(config.retry_total, config.retry_backoff_factor, config.retry_backoff_max, fixed)
 
 
-def without_retries(sender: Any) -> Any:
+def disable_retries(sender: Any) -> Any:
     """The same sender, which tries once: its pauses cannot be cut short from outside, ours can."""
     sender._config.retry_total = 0
     sender._error_policy.total_retries = 0
     return sender
 
 
-def may_try_again(error: BaseException) -> bool:
+def is_retryable(error: BaseException) -> bool:
     """The SDK's own opinion."""
     return bool(getattr(error, "_retryable", False))
 
@@ -284,7 +262,7 @@ def refuse_calls(sender: Any) -> None:
 
 def interrupt(sender: Any) -> None:
     """Whatever the thread of a sync sender waits for, its socket or a token, ends with an error at once."""
-    if isinstance(sender._credential, Tokens):
+    if isinstance(sender._credential, SenderCredential):
         sender._credential.give_up()
     transport = getattr(getattr(sender._handler, "_connection", None), "_transport", None)
     found = getattr(transport, "sock", None)
@@ -295,17 +273,17 @@ def interrupt(sender: Any) -> None:
             socket.socket.shutdown(found, socket.SHUT_RDWR)
 
 
-def give_up(sender: Any) -> None:
+def interrupt_at_deadline(sender: Any) -> None:
     """`interrupt`, at the deadline of the call under way."""
     sender.given_up = True
     interrupt(sender)
 
 
-def was_given_up(sender: Any) -> bool:
+def was_interrupted_at_deadline(sender: Any) -> bool:
     return getattr(sender, "given_up", False)
 
 
-def abort(sender: Any) -> None:
+def abort_connection(sender: Any) -> None:
     """An aio sender's socket is closed without a word to the other end."""
     transport = getattr(getattr(sender._handler, "_connection", None), "_transport", None)
     writer = getattr(transport, "writer", None)

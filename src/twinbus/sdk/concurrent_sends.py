@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from twinbus.pairing.sdk_internals import (
+from twinbus.sdk.private_names import (
     MESSAGE_DELIVERY_DONE_STATES,
     AMQPConnectionError,
     ErrorCondition,
@@ -28,10 +28,10 @@ _LOGGER: Final = logging.getLogger(__name__)
 _PAUSE_SECONDS: Final = 0.05
 
 
-def share(sender: Any, close: Callable[[], None]) -> None:
+def allow_concurrent_sends(sender: Any, close: Callable[[], None]) -> None:
     """Of a sender whose link is open, before the first call on it. Where an error would close it, `close` decides."""
     handler = sender._handler
-    if can_overlap(sender):
+    if supports_concurrent_sends(sender):
         _write_at_once(handler._connection._transport)
     Answers(handler)
     if handler._cbs_authenticator is not None:
@@ -50,7 +50,7 @@ def share(sender: Any, close: Callable[[], None]) -> None:
     sender._handle_exception = handle_exception
 
 
-def can_overlap(sender: Any) -> bool:
+def supports_concurrent_sends(sender: Any) -> bool:
     """Not over a WebSocket, where writing may have to wait whatever is done about it."""
     return "websocket" not in str(sender._config.transport_type).lower()
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.pairing.sdk import SdkVersionError
+from twinbus.sdk.private_names import SdkVersionError
 from twinbus.syphon.sdk import SdkTransport
 
 LACKING = """

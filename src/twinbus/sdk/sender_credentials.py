@@ -31,7 +31,7 @@ class TokenTimeoutError(OperationTimeoutError):
         super().__init__(message="the credential's issuer gave no token in time: the namespace was not asked")
 
 
-class Issuer:
+class TokenIssuer:
     """A credential of a sync pair, asked in workers: for one scope by one at a time, however many wait.
 
     A request that never ends holds that worker, and no other.
@@ -67,10 +67,10 @@ class Issuer:
             self._asked.pop(scopes, None)
 
 
-class Tokens:
+class SenderCredential:
     """In place of the credential of one sync sender."""
 
-    def __init__(self, issuer: Issuer) -> None:
+    def __init__(self, issuer: TokenIssuer) -> None:
         self.waiting = False
         self._issuer = issuer
         self._given_up: Future[None] = Future()
@@ -97,7 +97,7 @@ class Tokens:
             self._given_up.set_result(None)
 
 
-class AioTokens:
+class AioSenderCredential:
     """In place of the credential of one aio sender: deadlines cancel it."""
 
     def __init__(self, credential: Any) -> None:
@@ -122,15 +122,15 @@ class AioTokens:
         return token
 
 
-def asks_an_issuer(credential: Any) -> bool:
+def uses_token_issuer(credential: Any) -> bool:
     return not type(credential).__module__.startswith(_OWN)
 
 
-def overdue(sender: Any, otherwise: str) -> OperationTimeoutError:
+def timeout_error(sender: Any, otherwise: str) -> OperationTimeoutError:
     """What a call on this sender is told that was given up: who did not answer."""
-    return TokenTimeoutError() if awaits_token(sender) else OperationTimeoutError(message=otherwise)
+    return TokenTimeoutError() if waits_for_token(sender) else OperationTimeoutError(message=otherwise)
 
 
-def awaits_token(sender: Any) -> bool:
+def waits_for_token(sender: Any) -> bool:
     """Whether it asked for a token that has not come."""
-    return isinstance(sender._credential, Tokens | AioTokens) and sender._credential.waiting
+    return isinstance(sender._credential, SenderCredential | AioSenderCredential) and sender._credential.waiting

@@ -13,7 +13,7 @@ from twinbus.amqp.encoding import encode
 from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.message_sections import HEADER, PROPERTIES, Sections, split
 from twinbus.amqp.routing_fields import read_envelope
-from twinbus.pairing.sdk_internals import TYPE, VALUE, AMQPTypes, Header, Message, Properties, encode_payload
+from twinbus.sdk.private_names import TYPE, VALUE, AMQPTypes, Header, Message, Properties, encode_payload
 from twinbus.values import (
     Byte,
     Described,
@@ -52,7 +52,7 @@ _TYPES: Final[dict[type, str]] = {
 _EMPTY: Final[tuple[object, ...]] = (None, [], {})
 
 
-def single_of(raw: bytes) -> Message | None:
+def lossless_message(raw: bytes) -> Message | None:
     """None where the SDK knows no such type, or would write another."""
     sections = split(raw)
     try:

@@ -6,9 +6,26 @@ A version that lacks one of them is told by its number (SdkVersionError); one th
 
 from __future__ import annotations
 
+from typing import Final
+
 import azure.servicebus
 
-from twinbus.pairing.sdk import SdkVersionError
+from twinbus.errors import OperatorError
+
+TESTED_VERSIONS: Final = "7.15"
+_REQUIREMENT: Final = "azure-servicebus>=7.15,<7.16"
+
+
+class SdkVersionError(OperatorError):
+    """Senders of another version may lose messages in silence: none is made."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"azure-servicebus {found} is installed; pairs are written for {_REQUIREMENT}",
+            f'Run: pip install "{_REQUIREMENT}"',
+        )
+        self.found = found
+
 
 try:
     from azure.servicebus._base_handler import ServiceBusSASTokenCredential, ServiceBusSharedKeyCredential
@@ -49,8 +66,17 @@ __all__ = [
     "MessageDeliveryState",
     "Properties",
     "PyamqpTransport",
+    "SdkVersionError",
     "ServiceBusSASTokenCredential",
     "ServiceBusSharedKeyCredential",
+    "check_version",
     "encode_payload",
     "mgmt_handlers",
 ]
+
+
+def check_version() -> None:
+    """Before a pair touches anything."""
+    found = azure.servicebus.__version__
+    if not found.startswith(f"{TESTED_VERSIONS}."):
+        raise SdkVersionError(found)
