@@ -29,7 +29,6 @@ from twinbus.namespace.engine.rules.errors import RuleSyntaxError
 from twinbus.namespace.engine.rules.ruleset import compile_rule
 from twinbus.values import Condition
 
-MAX_DELIVERY_COUNT: Final = 2_147_483_647
 MAX_METADATA_CHARACTERS: Final = 1024
 MAX_RULES: Final = 12
 MAX_RULE_NAME_CHARACTERS: Final = 256
@@ -106,8 +105,10 @@ def _sending_faults(description: QueueDescription | TopicDescription) -> Iterato
 
 def _receiving_faults(description: QueueDescription | SubscriptionDescription) -> Iterator[Refusal]:
     yield from _range("LockDuration", description.lock_duration, limits.MIN_LOCK, limits.MAX_LOCK)
-    if not 1 <= description.max_delivery_count <= MAX_DELIVERY_COUNT:
-        yield _out_of_range(f"MaxDeliveryCount is 1 to {MAX_DELIVERY_COUNT}; {description.max_delivery_count} is not.")
+    if not 1 <= description.max_delivery_count <= limits.MAX_DELIVERY_COUNT:
+        yield _out_of_range(
+            f"MaxDeliveryCount is 1 to {limits.MAX_DELIVERY_COUNT}; {description.max_delivery_count} is not."
+        )
     if description.forward_to and description.requires_session:
         yield _argument(f"ForwardTo ('{description.forward_to}') cannot be set where RequiresSession is.")
 
