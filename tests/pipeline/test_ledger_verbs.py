@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from tests.components import component_missing
 from tests.pipeline.books import operation, segment_name
 from twinbus.cli.main import app
 from twinbus.ledger.entries import Stage
@@ -152,7 +153,8 @@ def binaries() -> Path | None:
 def postgres() -> Iterator[str]:
     """The address of a server of our own."""
     folder = binaries()
-    assert folder is not None
+    if folder is None or not JAR.exists():
+        component_missing("PostgreSQL and its JDBC driver", "postgresql libpostgresql-jdbc-java")
     # It refuses to run as root.
     user = "postgres" if os.geteuid() == 0 else None
     data = Path(tempfile.mkdtemp(prefix="twinbus-postgres-"))
@@ -188,7 +190,6 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(data)
 
 
-@pytest.mark.skipif(binaries() is None or not JAR.exists(), reason="needs postgresql and libpostgresql-jdbc-java")
 def test_d4_results_land_in_postgresql_and_a_second_one_takes_the_place_of_the_first(
     spark: SparkSession, ledger: Path, tmp_path: Path, postgres: str
 ) -> None:
