@@ -12,7 +12,7 @@ export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all soak lint bench bench-peers crash chaos fuzz simulate node lock clean
+.PHONY: help demo test test-all soak coverage lint hooks bench bench-peers crash chaos fuzz simulate node lock release clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,12 @@ test-all: $(STAMP) node ## all tests, with the budgets of continuous integration
 soak: $(STAMP) node ## the large budgets, for hours: kills, chaos, worlds, fuzzed inputs
 	$(PYTEST) --tier soak --timeout 0 tests/crash tests/chaos tests/pairing/simulation tests/syphon/simulation
 	$(MAKE) fuzz INPUTS=1000000
+
+coverage: $(STAMP) node ## line coverage of `make test`, by file
+	$(PYTEST) --tier quick --cov twinbus --cov-report term:skip-covered --cov-report html:.coverage-html
+
+hooks: $(STAMP) ## git hooks that run the linters before each commit
+	$(VENV)/bin/pre-commit install --hook-type pre-commit --hook-type commit-msg
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(VENV)/bin/ruff check $(CODE)
@@ -87,6 +93,10 @@ lock: ## the locks anew, from pyproject.toml (needs uv)
 	$(LOCK) --output-file requirements.lock
 	$(LOCK) --group dev --constraints requirements.lock --output-file requirements-dev.lock
 
+release: $(STAMP) ## build, check and tag a release, upload nothing: VERSION=1.2.3
+	.ci/release $(VERSION)
+
 clean: ## what was built, not what was written
-	rm -rf $(VENV) $(JAVASCRIPT)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) $(JAVASCRIPT)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	  .coverage .coverage-html dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
