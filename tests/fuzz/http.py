@@ -20,7 +20,7 @@ from tests.namespace.front.bare_namespace import at_work
 from tests.namespace.front.http_peer import TOKEN, Recorder, converse, handler
 from tests.namespace.front.recorded_requests import request, traffic
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
-from twinbus.namespace.front.http_connection import HttpHandler
+from twinbus.namespace.front import HttpHandler
 from twinbus.namespace.runtime import Driver
 
 RECORDED = traffic(TOKEN)

@@ -20,7 +20,7 @@ from twinbus.namespace.engine.descriptions import (
     QueueDescription,
     SubscriptionDescription,
 )
-from twinbus.namespace.front.sas_verifier import default_rule
+from twinbus.namespace.front import default_rule
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer, _listen
 
 ORDERS = QueueDescription(path="orders")

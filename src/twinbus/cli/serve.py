@@ -128,7 +128,7 @@ def _show(servers: Sequence[NamespaceServer]) -> None:
     """For a person: each connection string alone on its line, unwrapped, so that it can be copied."""
     from rich.text import Text  # noqa: PLC0415 - slow, and not wanted with --json
 
-    from twinbus.namespace.front.sas_verifier import DEFAULT_KEY  # noqa: PLC0415
+    from twinbus.namespace.front import DEFAULT_KEY  # noqa: PLC0415
 
     shown = console(soft_wrap=True)
     exports: list[str] = []

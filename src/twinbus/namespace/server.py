@@ -24,12 +24,17 @@ from twinbus.namespace.engine.descriptions import (
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.registry import targets_first
 from twinbus.namespace.faults import Faults
-from twinbus.namespace.front.certificates import ca_path, server_context
-from twinbus.namespace.front.context import Site
-from twinbus.namespace.front.fault_effects import crash
-from twinbus.namespace.front.http_connection import HttpHandler
-from twinbus.namespace.front.listener import Acceptor
-from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, SasVerifier, default_rule
+from twinbus.namespace.front import (
+    DEFAULT_KEY,
+    HttpHandler,
+    Listener,
+    NamespaceContext,
+    SasVerifier,
+    ca_path,
+    crash,
+    default_rule,
+    server_context,
+)
 from twinbus.namespace.meter import LoadCollector, Metering, OperationMeter, ResourceCollector
 from twinbus.namespace.own_names import Authority, OwnNames, is_wildcard, parse_authority
 from twinbus.namespace.resources import Resources
@@ -80,7 +85,7 @@ class NamespaceServer:
         self.faults = Faults(SystemClock())
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._faults_timer: asyncio.TimerHandle | None = None
-        self._acceptor: Acceptor | None = None
+        self._acceptor: Listener | None = None
         self._metering: Metering | None = None
 
     @property
@@ -118,7 +123,7 @@ class NamespaceServer:
             raise
         try:
             await self._create_entities()
-            self._acceptor = Acceptor(self._site, listener)
+            self._acceptor = Listener(self._site, listener)
         except BaseException:
             listener.close()
             await self.driver.close()
@@ -148,7 +153,7 @@ class NamespaceServer:
         if not self.ended.done():
             self.ended.set_result(None)
 
-    def _open(self) -> Site:
+    def _open(self) -> NamespaceContext:
         options, meter = self.options, OperationMeter()
         names = OwnNames(self.port, options.host, options.host_names)
         tls = server_context(options.tls, options.host, *(parse_authority(name).host for name in options.host_names))
@@ -162,7 +167,9 @@ class NamespaceServer:
         verifier = SasVerifier(options.rules, names)
         http = HttpHandler(options.name, self.driver, verifier, self.faults, meter.registry, self.ca.read_bytes())
         self.faults.when_changed(self._faults_changed)
-        return Site(options.name, self.driver, verifier, self.faults, meter, tls, http, names, self.resources)
+        return NamespaceContext(
+            options.name, self.driver, verifier, self.faults, meter, tls, http, names, self.resources
+        )
 
     async def _connections_end(self) -> None:
         """Peers that answer get a moment to do so; then the rest is cut off."""

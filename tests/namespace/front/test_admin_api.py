@@ -2,45 +2,45 @@
 
 import pytest
 
-from twinbus.namespace.front.admin_api import Kind, Route, find_route
+from twinbus.namespace.front.admin_api import AdminRoute, ResourceKind, find_route
 from twinbus.namespace.front.http_messages import BadTargetError, parse_target
 
 
 @pytest.mark.parametrize(
     ("target", "route"),
     [
-        ("/?api-version=1", Route(Kind.ROOT, "")),
-        ("/q", Route(Kind.ENTITY, "q", "q")),
-        ("/q/", Route(Kind.ENTITY, "q", "q")),
-        ("/a%2Fb", Route(Kind.ENTITY, "a/b", "a/b")),
-        ("/a/b", Route(Kind.ENTITY, "a/b", "a/b")),
-        ("/a%20b%C3%A9", Route(Kind.ENTITY, "a bé", "a bé")),
-        ("http://localhost:5672/q?x", Route(Kind.ENTITY, "q", "q")),
-        ("/$Resources/queues", Route(Kind.QUEUES, "$Resources/queues")),
-        ("/%24resources/Topics", Route(Kind.TOPICS, "$resources/Topics")),
-        ("/$Resources/relays", Route(Kind.UNKNOWN, "$Resources/relays")),
-        ("/$namespaceinfo", Route(Kind.NAMESPACE, "$namespaceinfo")),
-        ("/$else", Route(Kind.UNKNOWN, "$else")),
-        ("/t/subscriptions", Route(Kind.SUBSCRIPTIONS, "t/subscriptions", "t")),
-        ("/t/Subscriptions/", Route(Kind.SUBSCRIPTIONS, "t/Subscriptions", "t")),
-        ("/a%2Ft/subscriptions/s", Route(Kind.SUBSCRIPTION, "a/t/subscriptions/s", "a/t", "s")),
-        ("/a/t/Subscriptions/s", Route(Kind.SUBSCRIPTION, "a/t/Subscriptions/s", "a/t", "s")),
+        ("/?api-version=1", AdminRoute(ResourceKind.ROOT, "")),
+        ("/q", AdminRoute(ResourceKind.ENTITY, "q", "q")),
+        ("/q/", AdminRoute(ResourceKind.ENTITY, "q", "q")),
+        ("/a%2Fb", AdminRoute(ResourceKind.ENTITY, "a/b", "a/b")),
+        ("/a/b", AdminRoute(ResourceKind.ENTITY, "a/b", "a/b")),
+        ("/a%20b%C3%A9", AdminRoute(ResourceKind.ENTITY, "a bé", "a bé")),
+        ("http://localhost:5672/q?x", AdminRoute(ResourceKind.ENTITY, "q", "q")),
+        ("/$Resources/queues", AdminRoute(ResourceKind.QUEUES, "$Resources/queues")),
+        ("/%24resources/Topics", AdminRoute(ResourceKind.TOPICS, "$resources/Topics")),
+        ("/$Resources/relays", AdminRoute(ResourceKind.UNKNOWN, "$Resources/relays")),
+        ("/$namespaceinfo", AdminRoute(ResourceKind.NAMESPACE, "$namespaceinfo")),
+        ("/$else", AdminRoute(ResourceKind.UNKNOWN, "$else")),
+        ("/t/subscriptions", AdminRoute(ResourceKind.SUBSCRIPTIONS, "t/subscriptions", "t")),
+        ("/t/Subscriptions/", AdminRoute(ResourceKind.SUBSCRIPTIONS, "t/Subscriptions", "t")),
+        ("/a%2Ft/subscriptions/s", AdminRoute(ResourceKind.SUBSCRIPTION, "a/t/subscriptions/s", "a/t", "s")),
+        ("/a/t/Subscriptions/s", AdminRoute(ResourceKind.SUBSCRIPTION, "a/t/Subscriptions/s", "a/t", "s")),
         (
             "/t/subscriptions/subscriptions",
-            Route(Kind.SUBSCRIPTION, "t/subscriptions/subscriptions", "t", "subscriptions"),
+            AdminRoute(ResourceKind.SUBSCRIPTION, "t/subscriptions/subscriptions", "t", "subscriptions"),
         ),
-        ("/t/subscriptions/s/rules", Route(Kind.RULES, "t/subscriptions/s/rules", "t", "s")),
-        ("/t/Subscriptions/s/Rules/", Route(Kind.RULES, "t/Subscriptions/s/Rules", "t", "s")),
+        ("/t/subscriptions/s/rules", AdminRoute(ResourceKind.RULES, "t/subscriptions/s/rules", "t", "s")),
+        ("/t/Subscriptions/s/Rules/", AdminRoute(ResourceKind.RULES, "t/Subscriptions/s/Rules", "t", "s")),
         (
             "/t/subscriptions/s/rules/%24Default",
-            Route(Kind.RULE, "t/subscriptions/s/rules/$Default", "t", "s", "$Default"),
+            AdminRoute(ResourceKind.RULE, "t/subscriptions/s/rules/$Default", "t", "s", "$Default"),
         ),
         # Not a part of the API: there is no topic before the word.
-        ("/subscriptions", Route(Kind.ENTITY, "subscriptions", "subscriptions")),
-        ("/subscriptions/s", Route(Kind.ENTITY, "subscriptions/s", "subscriptions/s")),
+        ("/subscriptions", AdminRoute(ResourceKind.ENTITY, "subscriptions", "subscriptions")),
+        ("/subscriptions/s", AdminRoute(ResourceKind.ENTITY, "subscriptions/s", "subscriptions/s")),
     ],
 )
-def test_a_path_means_a_resource(target: str, route: Route) -> None:
+def test_a_path_means_a_resource(target: str, route: AdminRoute) -> None:
     assert find_route(parse_target(target)[1]) == route
 
 

@@ -38,9 +38,9 @@ from twinbus.namespace.engine.descriptions import (
     TrueFilter,
 )
 from twinbus.namespace.front.atom_entities import (
-    Entry,
-    Page,
-    Place,
+    EntityEntry,
+    EntryUrls,
+    FeedPage,
     read_entry,
     render_entities,
     render_entity,
@@ -49,20 +49,20 @@ from twinbus.namespace.front.atom_entities import (
     render_rule,
     render_rules,
 )
-from twinbus.namespace.front.atom_xml import ATOM, IMMUTABLE, KINDS, SERVICE_BUS, AtomError, Value
+from twinbus.namespace.front.atom_xml import ATOM, IMMUTABLE, KINDS, SERVICE_BUS, AtomError, ElementType
 
-PLACE = Place("https://localhost:5672", "2021-05", "primary")
+PLACE = EntryUrls("https://localhost:5672", "2021-05", "primary")
 BOOK = {"a": ATOM, "s": SERVICE_BUS, "c": "http://schemas.microsoft.com/netservices/2011/06/servicebus"}
 
 
-def read(body: bytes) -> Entry:
+def read(body: bytes) -> EntityEntry:
     keys = (f"new-{number}" for number in itertools.count())
     entry = read_entry(body, new_key=lambda: next(keys))
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, EntityEntry)
     return entry
 
 
-def queue(inner: str) -> Entry:
+def queue(inner: str) -> EntityEntry:
     return read(recorded_requests.python("QueueDescription", inner))
 
 
@@ -134,9 +134,9 @@ def test_the_python_client_s_bare_entities_are_read(wire: Wire, client: ServiceB
     with pytest.raises(InterruptedError):
         client.create_subscription("t", "s")
     assert [read(body) for body in wire.bodies] == [
-        Entry(QueueDescription, None),
-        Entry(TopicDescription, None),
-        Entry(SubscriptionDescription, None),
+        EntityEntry(QueueDescription, None),
+        EntityEntry(TopicDescription, None),
+        EntityEntry(SubscriptionDescription, None),
     ]
 
 
@@ -284,14 +284,14 @@ def test_every_settable_field_of_a_description_has_its_element() -> None:
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn"]), min_size=1, max_size=20)
 durations = st.integers(0, 10**13)
 values = {
-    Value.DURATION: durations,
-    Value.DURATION_OR_NEVER: st.none() | durations,
-    Value.BOOLEAN: st.booleans(),
-    Value.INTEGER: st.integers(-(10**9), 10**9),
-    Value.TEXT: st.none() | texts,
-    Value.ADDRESS: st.none() | texts.map(str.strip).filter(bool),
-    Value.STATUS: st.sampled_from(EntityStatus),
-    Value.RULES: st.lists(
+    ElementType.DURATION: durations,
+    ElementType.DURATION_OR_NEVER: st.none() | durations,
+    ElementType.BOOLEAN: st.booleans(),
+    ElementType.INTEGER: st.integers(-(10**9), 10**9),
+    ElementType.TEXT: st.none() | texts,
+    ElementType.ADDRESS: st.none() | texts.map(str.strip).filter(bool),
+    ElementType.STATUS: st.sampled_from(EntityStatus),
+    ElementType.RULES: st.lists(
         st.builds(
             AuthorizationRule,
             texts.map(str.strip).filter(bool),
@@ -357,7 +357,7 @@ def test_counts_stand_under_one_prefix_and_add_up(info: EntityInfo) -> None:
 )
 def test_no_body_makes_the_reader_fail(body: bytes) -> None:
     with suppress(AtomError):
-        assert isinstance(read_entry(body, new_key=str), Entry | RuleDescription)
+        assert isinstance(read_entry(body, new_key=str), EntityEntry | RuleDescription)
 
 
 # --- written to the letter -------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_what_would_end_the_path_of_an_id_is_escaped() -> None:
 
 @pytest.mark.parametrize("more", [True, False])
 def test_a_feed_links_to_itself_and_to_the_next_page_only_when_there_is_one(more: bool) -> None:
-    page = Page("$Resources/queues", "Queues", 10, 5, more)
+    page = FeedPage("$Resources/queues", "Queues", 10, 5, more)
     root = ET.fromstring(render_entities([INFO, INFO], page, PLACE))  # noqa: S314 - our own
     links = [(link.get("rel"), link.get("href")) for link in root.findall("a:link", BOOK)]
     address = "https://localhost:5672/$Resources/queues?$skip={}&$top=5&api-version=2021-05"
@@ -407,7 +407,7 @@ def test_a_feed_links_to_itself_and_to_the_next_page_only_when_there_is_one(more
 
 
 def test_a_feed_may_be_empty() -> None:
-    root = ET.fromstring(render_rules([], SUBSCRIPTION, Page("x", "Rules", 1, 5, False), PLACE))  # noqa: S314 - our own
+    root = ET.fromstring(render_rules([], SUBSCRIPTION, FeedPage("x", "Rules", 1, 5, False), PLACE))  # noqa: S314 - our own
     assert root.findall("a:entry", BOOK) == []
 
 

@@ -12,7 +12,7 @@ from twinbus.amqp.link import Link
 from twinbus.connect.sas import make_token
 from twinbus.namespace.engine.descriptions import Claim, QueueDescription
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.front.cbs import Claims
+from twinbus.namespace.front.cbs import GrantedClaims
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.server import NamespaceServer
@@ -172,7 +172,7 @@ async def test_a_token_for_an_entity_that_is_not_there_is_not_kept(server: Names
 
 async def test_a_connection_keeps_tokens_for_so_many_audiences(server: NamespaceServer) -> None:
     verifier = SasVerifier((default_rule(),), OwnNames(server.port))
-    claims = Claims(verifier, server.driver.namespace, peer_is_loopback=True, most=2)
+    claims = GrantedClaims(verifier, server.driver.namespace, peer_is_loopback=True, most=2)
 
     def put(path: str, now: int) -> Refusal | None:
         resource = f"sb://localhost:{server.port}/{path}"

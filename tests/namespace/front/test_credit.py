@@ -17,7 +17,7 @@ from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties
 from twinbus.connect import ServiceBusConnection
 from twinbus.message import Message
-from twinbus.namespace.front.accepted_connection import PortConnection
+from twinbus.namespace.front.accepted_connection import AcceptedConnection
 from twinbus.namespace.server import NamespaceServer
 from twinbus.testing import LocalNamespace
 
@@ -132,7 +132,7 @@ async def test_a_reader_that_does_not_read_fills_no_memory_and_loses_nothing(
     assert len(await peer.received(link, 320)) == 320
 
 
-def _unsent(connection: PortConnection) -> int:
+def _unsent(connection: AcceptedConnection) -> int:
     return connection._transport.get_write_buffer_size()
 
 

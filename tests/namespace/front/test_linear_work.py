@@ -22,10 +22,10 @@ from twinbus.connect.sas import make_token
 from twinbus.message import BodyType, Message
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.storage_protocol import distinct
-from twinbus.namespace.front.addresses import Address, parse_address
+from twinbus.namespace.front.addresses import LinkAddress, parse_address
 from twinbus.namespace.front.amqp_connection import AmqpConnection
-from twinbus.namespace.front.cbs import Claims
-from twinbus.namespace.front.request_response import ReplyLink, ReplyLinks
+from twinbus.namespace.front.cbs import GrantedClaims
+from twinbus.namespace.front.request_response import NodeReplyLink, NodeReplyLinks
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.server import NamespaceServer
@@ -68,7 +68,7 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 async def test_x1_a_path_of_many_segments_is_not_looked_up_prefix_by_prefix(server: NamespaceServer) -> None:
     verifier = SasVerifier((default_rule(),), OwnNames(5672))
-    claims = Claims(verifier, server.driver.namespace, peer_is_loopback=True)
+    claims = GrantedClaims(verifier, server.driver.namespace, peer_is_loopback=True)
     path = "/".join(["a"] * 50_000)
     with counted() as calls:
         assert not claims.allow(Claim.SEND, path, 0)
@@ -144,14 +144,14 @@ def test_x1_repeated_sequence_numbers_are_found_in_linear_time() -> None:
     assert ratio < 10
 
 
-def reply_links(number: int) -> tuple[ReplyLinks, list[tuple[Link, ReplyLink]], Session, Session, Address]:
+def reply_links(number: int) -> tuple[NodeReplyLinks, list[tuple[Link, NodeReplyLink]], Session, Session, LinkAddress]:
     core = Connection.client("c", "host", sasl=None)
     first, second = core.begin(), core.begin()
     address = parse_address("$cbs")
-    links, made = ReplyLinks(), []
+    links, made = NodeReplyLinks(), []
     for index in range(number):
         link = (first if index % 2 else second).attach(f"reply-{index}", RECEIVER)
-        reply_link = ReplyLink(None, link, address)  # type: ignore[arg-type]  # nothing is sent here
+        reply_link = NodeReplyLink(None, link, address)  # type: ignore[arg-type]  # nothing is sent here
         links.add(link, reply_link)
         made.append((link, reply_link))
     return links, made, first, second, address

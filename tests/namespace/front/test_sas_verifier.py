@@ -14,7 +14,7 @@ from twinbus.namespace.front.sas_verifier import (
     DEFAULT_KEY,
     DEFAULT_KEY_NAME,
     SasVerifier,
-    TokenFault,
+    TokenProblem,
     TokenRefusedError,
     allowed,
     default_rule,
@@ -38,7 +38,7 @@ def verify(token: str, resource: str = "orders", *rules: AuthorizationRule) -> f
     return VERIFIER.verify(token, resource, rules, NOW, peer_is_loopback=True)
 
 
-def fault(token: str, resource: str = "orders") -> TokenFault:
+def fault(token: str, resource: str = "orders") -> TokenProblem:
     with pytest.raises(TokenRefusedError) as refused:
         verify(token, resource)
     assert refused.value.text
@@ -106,7 +106,7 @@ def test_a_token_opens_what_its_resource_covers_and_nothing_else(sr: str, resour
     if covered:
         assert verify(token(sr), resource) == ALL
     else:
-        assert fault(token(sr), resource) is TokenFault.NOT_COVERED
+        assert fault(token(sr), resource) is TokenProblem.NOT_COVERED
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_token_opens_what_its_resource_covers_and_nothing_else(sr: str, resour
     ],
 )
 def test_x3_a_token_for_a_name_that_is_not_the_namespaces_own_opens_nothing(sr: str) -> None:
-    assert fault(token(sr)) is TokenFault.FOREIGN_NAME
+    assert fault(token(sr)) is TokenProblem.FOREIGN_NAME
 
 
 def test_x3_the_refusal_of_a_foreign_name_gives_that_name_the_own_names_and_the_option() -> None:
@@ -152,34 +152,34 @@ GOOD = token("sb://localhost/orders")
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        ("", TokenFault.MALFORMED),
-        ("Bearer ey.ey.ey", TokenFault.MALFORMED),
-        ("SharedAccessSignature", TokenFault.MALFORMED),
-        ("SharedAccessSignature sr", TokenFault.MALFORMED),
-        (GOOD.replace("&skn=RootManageSharedAccessKey", ""), TokenFault.MALFORMED),
-        (GOOD.replace("skn=RootManageSharedAccessKey", "skn="), TokenFault.MALFORMED),
-        (GOOD.replace(f"&se={LATER}", ""), TokenFault.MALFORMED),
-        (GOOD.replace(f"se={LATER}", "se=soon"), TokenFault.MALFORMED),
-        (GOOD.replace(f"se={LATER}", "se=²"), TokenFault.MALFORMED),
-        (GOOD.replace(f"se={LATER}", "se=" + "9" * 5000), TokenFault.MALFORMED),
-        (GOOD.replace(f"se={LATER}", f"se=-{LATER}"), TokenFault.MALFORMED),
-        (GOOD.split("&sig=")[0], TokenFault.MALFORMED),
-        (GOOD.replace(" sr=", " rs="), TokenFault.MALFORMED),
-        (GOOD + "&sr=sb%3A%2F%2Flocalhost", TokenFault.MALFORMED),
-        (GOOD + "&x=" + "y" * 10_000, TokenFault.MALFORMED),
-        (token("sb://localhost/orders", key_name="nobody"), TokenFault.UNKNOWN_KEY_NAME),
-        (token("sb://localhost/orders", key_name="rootmanagesharedaccesskey"), TokenFault.UNKNOWN_KEY_NAME),
-        (token("sb://localhost/orders", key="wrong"), TokenFault.BAD_SIGNATURE),
-        (token("sb://localhost/orders", key=""), TokenFault.BAD_SIGNATURE),
-        (GOOD.replace(f"se={LATER}", f"se={LATER + 1}"), TokenFault.BAD_SIGNATURE),
-        (GOOD.replace("orders", "others"), TokenFault.BAD_SIGNATURE),
-        (GOOD.replace("%3A", "%3a"), TokenFault.BAD_SIGNATURE),
-        (GOOD.replace("&sig=", "&sig=A"), TokenFault.BAD_SIGNATURE),
-        (token("sb://localhost/orders", expires_at=int(NOW)), TokenFault.EXPIRED),
-        (token("sb://localhost/orders", expires_at=0), TokenFault.EXPIRED),
+        ("", TokenProblem.MALFORMED),
+        ("Bearer ey.ey.ey", TokenProblem.MALFORMED),
+        ("SharedAccessSignature", TokenProblem.MALFORMED),
+        ("SharedAccessSignature sr", TokenProblem.MALFORMED),
+        (GOOD.replace("&skn=RootManageSharedAccessKey", ""), TokenProblem.MALFORMED),
+        (GOOD.replace("skn=RootManageSharedAccessKey", "skn="), TokenProblem.MALFORMED),
+        (GOOD.replace(f"&se={LATER}", ""), TokenProblem.MALFORMED),
+        (GOOD.replace(f"se={LATER}", "se=soon"), TokenProblem.MALFORMED),
+        (GOOD.replace(f"se={LATER}", "se=²"), TokenProblem.MALFORMED),
+        (GOOD.replace(f"se={LATER}", "se=" + "9" * 5000), TokenProblem.MALFORMED),
+        (GOOD.replace(f"se={LATER}", f"se=-{LATER}"), TokenProblem.MALFORMED),
+        (GOOD.split("&sig=")[0], TokenProblem.MALFORMED),
+        (GOOD.replace(" sr=", " rs="), TokenProblem.MALFORMED),
+        (GOOD + "&sr=sb%3A%2F%2Flocalhost", TokenProblem.MALFORMED),
+        (GOOD + "&x=" + "y" * 10_000, TokenProblem.MALFORMED),
+        (token("sb://localhost/orders", key_name="nobody"), TokenProblem.UNKNOWN_KEY_NAME),
+        (token("sb://localhost/orders", key_name="rootmanagesharedaccesskey"), TokenProblem.UNKNOWN_KEY_NAME),
+        (token("sb://localhost/orders", key="wrong"), TokenProblem.BAD_SIGNATURE),
+        (token("sb://localhost/orders", key=""), TokenProblem.BAD_SIGNATURE),
+        (GOOD.replace(f"se={LATER}", f"se={LATER + 1}"), TokenProblem.BAD_SIGNATURE),
+        (GOOD.replace("orders", "others"), TokenProblem.BAD_SIGNATURE),
+        (GOOD.replace("%3A", "%3a"), TokenProblem.BAD_SIGNATURE),
+        (GOOD.replace("&sig=", "&sig=A"), TokenProblem.BAD_SIGNATURE),
+        (token("sb://localhost/orders", expires_at=int(NOW)), TokenProblem.EXPIRED),
+        (token("sb://localhost/orders", expires_at=0), TokenProblem.EXPIRED),
     ],
 )
-def test_a_token_that_is_not_believed_says_why(made: str, why: TokenFault) -> None:
+def test_a_token_that_is_not_believed_says_why(made: str, why: TokenProblem) -> None:
     assert fault(made) is why
 
 
@@ -204,7 +204,7 @@ def test_an_absent_secondary_key_is_no_key() -> None:
 def test_a_rule_of_the_entity_opens_that_entity_only() -> None:
     made = token("sb://localhost/", "of-orders", "orders-key")
     assert verify(made, "orders", ENTITY) == {Claim.LISTEN}
-    assert fault(made, "invoices") is TokenFault.UNKNOWN_KEY_NAME
+    assert fault(made, "invoices") is TokenProblem.UNKNOWN_KEY_NAME
 
 
 def test_a_rule_of_the_entity_and_one_of_the_namespace_may_share_a_name() -> None:
@@ -235,7 +235,7 @@ def test_manage_implies_send_and_listen_and_nothing_else_implies_anything() -> N
 def test_the_default_key_is_refused_away_from_loopback_and_a_key_of_ones_own_is_not() -> None:
     with pytest.raises(TokenRefusedError) as refused:
         VERIFIER.verify(GOOD, "orders", (), NOW, peer_is_loopback=False)
-    assert refused.value.fault is TokenFault.DEFAULT_KEY_ABROAD
+    assert refused.value.fault is TokenProblem.DEFAULT_KEY_ABROAD
     own = token("sb://localhost/orders", "sender", "first")
     assert VERIFIER.verify(own, "orders", (), NOW, peer_is_loopback=False) == {Claim.SEND}
 

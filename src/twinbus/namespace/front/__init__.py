@@ -1,1 +1,24 @@
-"""What answers on a namespace's port: AMQP, HTTP and TLS, told apart by the first bytes."""
+"""The network side of a namespace: AMQP and HTTP on one port, plain or in TLS, told apart by the first bytes.
+
+`Listener` accepts connections for one `NamespaceContext`. Everything below it turns bytes into engine events and engine
+effects into bytes; what happens to messages is decided by the engine.
+"""
+
+from twinbus.namespace.front.certificates import ca_path, server_context
+from twinbus.namespace.front.context import NamespaceContext
+from twinbus.namespace.front.fault_effects import crash
+from twinbus.namespace.front.http_handler import HttpHandler
+from twinbus.namespace.front.listener import Listener
+from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, SasVerifier, default_rule
+
+__all__ = [
+    "DEFAULT_KEY",
+    "HttpHandler",
+    "Listener",
+    "NamespaceContext",
+    "SasVerifier",
+    "ca_path",
+    "crash",
+    "default_rule",
+    "server_context",
+]

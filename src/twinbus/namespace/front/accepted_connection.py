@@ -13,11 +13,11 @@ from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import Opened
 from twinbus.amqp.limits import KIB, LimitExceededError, Limits
 from twinbus.namespace.front.amqp_connection import AmqpConnection
-from twinbus.namespace.front.byte_stream import Channel, HandshakeTooLargeError, TlsLayer
-from twinbus.namespace.front.connection_faults import Admission, HttpGate
-from twinbus.namespace.front.context import Site
-from twinbus.namespace.front.http_connection import Answering, HttpConnection
-from twinbus.namespace.front.http_messages import Request, Response, error
+from twinbus.namespace.front.byte_stream import ByteStream, HandshakeTooLargeError, TlsLayer
+from twinbus.namespace.front.connection_faults import ConnectionFaults, FaultyHttpHandler
+from twinbus.namespace.front.context import NamespaceContext
+from twinbus.namespace.front.http_connection import HttpConnection, HttpRequestHandler
+from twinbus.namespace.front.http_messages import HttpRequest, HttpResponse, error
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _TLS_HANDSHAKE = 0x16
 _AMQP = b"AMQP"
 
 
-class Speaker(Protocol):
+class ProtocolHandler(Protocol):
     """A protocol on a channel."""
 
     def data_received(self, data: bytes) -> None: ...
@@ -41,17 +41,17 @@ class Speaker(Protocol):
     def evict(self, exceeded: LimitExceededError) -> None: ...
 
 
-class PortConnection(asyncio.Protocol):
+class AcceptedConnection(asyncio.Protocol):
     """One accepted connection. With `refusal` the peer is told why it cannot be served, and nothing else."""
 
-    def __init__(self, site: Site, refusal: LimitExceededError | None = None) -> None:
+    def __init__(self, site: NamespaceContext, refusal: LimitExceededError | None = None) -> None:
         self._site = site
         self._refusal = refusal
-        self._admission = Admission(site.faults, self._speak_again)
+        self._admission = ConnectionFaults(site.faults, self._speak_again)
         self._first = b""
         self._has_spoken = False
         self._speaks_amqp = False
-        self._speaker: Speaker | None = None
+        self._speaker: ProtocolHandler | None = None
         self._protocol = ""
         self._waiting: list[bytes] = []
         self._loop = asyncio.get_running_loop()
@@ -60,7 +60,7 @@ class PortConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._account = self._site.resources.open(self._evict_soon)
-        self.channel = Channel(self._transport, self._is_silenced, self._account)
+        self.channel = ByteStream(self._transport, self._is_silenced, self._account)
         self._site.connections.add(self)
         if self._refusal is not None:
             self._account.close()
@@ -166,11 +166,11 @@ class PortConnection(asyncio.Protocol):
         self._speaks_amqp = self._first.startswith(_AMQP)
         if self._refusal is not None:
             if self._speaks_amqp:
-                self._begin("amqp", RefusedAmqp(self._site.name, self.channel, self._refusal))
+                self._begin("amqp", AmqpRefuser(self._site.name, self.channel, self._refusal))
             else:
-                self._begin("http", self._http_connection(RefusedHttp(self._refusal), loopback, arrived_at))
+                self._begin("http", self._http_connection(HttpRefuser(self._refusal), loopback, arrived_at))
         elif not self._speaks_amqp:
-            gate = HttpGate(self._site.http, self._site.faults, self._admission, self._transport.abort)
+            gate = FaultyHttpHandler(self._site.http, self._site.faults, self._admission, self._transport.abort)
             self._account.raise_limit(self._site.resources.limits.http_connection_memory)
             self._begin("http", self._http_connection(gate, loopback, arrived_at))
         elif not self._admission.ask():
@@ -183,7 +183,7 @@ class PortConnection(asyncio.Protocol):
             )
             self._begin("amqp", amqp)
 
-    def _http_connection(self, answering: Answering, loopback: bool, arrived_at: str | None) -> HttpConnection:
+    def _http_connection(self, answering: HttpRequestHandler, loopback: bool, arrived_at: str | None) -> HttpConnection:
         return HttpConnection(
             answering,
             self.channel,
@@ -193,7 +193,7 @@ class PortConnection(asyncio.Protocol):
             arrived_at=arrived_at,
         )
 
-    def _begin(self, protocol: str, speaker: Speaker) -> None:
+    def _begin(self, protocol: str, speaker: ProtocolHandler) -> None:
         if self._refusal is None:
             self._patience.cancel()
         self._speaker = speaker
@@ -255,10 +255,10 @@ def _is_loopback(peer: tuple[str, int] | None) -> bool:
 _LIMITS = Limits(max_frame_size=64 * KIB, max_sessions=1, attach_bytes=64 * KIB, partial_bytes=0)
 
 
-class RefusedAmqp:
+class AmqpRefuser:
     """Answers the peer's open with open and close."""
 
-    def __init__(self, name: str, channel: Channel, refusal: LimitExceededError) -> None:
+    def __init__(self, name: str, channel: ByteStream, refusal: LimitExceededError) -> None:
         self._channel = channel
         self._refusal = refusal
         self._core = Connection.server(name, limits=_LIMITS, bare_allowed=True)
@@ -285,12 +285,12 @@ class RefusedAmqp:
         self._channel.abort()
 
 
-class RefusedHttp:
+class HttpRefuser:
     """Answers every request with 503."""
 
     def __init__(self, refusal: LimitExceededError) -> None:
         self._refusal = refusal
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: HttpRequest) -> HttpResponse:
         headers = {"Retry-After": "5", "Connection": "close"}
         return error(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal.description, headers)

@@ -11,7 +11,7 @@ _TRANSFER_DEAD_LETTER = "/$transfer/$deadletterqueue"
 _MANAGEMENT = "/$management"
 
 
-class Node(Enum):
+class NodeKind(Enum):
     """The kinds of things a link can be attached to."""
 
     CBS = "$cbs"
@@ -20,10 +20,10 @@ class Node(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class LinkAddress:
     """A parsed address. `entity` is '' for `$cbs` and for the namespace's own `$management`."""
 
-    node: Node
+    node: NodeKind
     path: str
     """The address without scheme and host, in lower case: what tokens are for."""
     entity: str = ""
@@ -31,20 +31,20 @@ class Address:
     transfer: bool = False
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> LinkAddress:
     """Understand `entity`, `entity/$DeadLetterQueue`, `…/$management`, `$cbs`, with or without `amqps://host:port/`."""
     _, scheme, rest = text.partition("://")
     path = unquote(rest.partition("/")[2] if scheme else text).strip("/")
     lower = whole = path.lower()
     if lower == "$cbs":
-        return Address(Node.CBS, whole)
-    node = Node.ENTITY
+        return LinkAddress(NodeKind.CBS, whole)
+    node = NodeKind.ENTITY
     if lower == _MANAGEMENT[1:]:
-        return Address(Node.MANAGEMENT, whole)
+        return LinkAddress(NodeKind.MANAGEMENT, whole)
     if lower.endswith(_MANAGEMENT):
-        node, lower = Node.MANAGEMENT, lower.removesuffix(_MANAGEMENT)
+        node, lower = NodeKind.MANAGEMENT, lower.removesuffix(_MANAGEMENT)
     transfer = lower.endswith(_TRANSFER_DEAD_LETTER)
     lower = lower.removesuffix(_TRANSFER_DEAD_LETTER)
     dead_letter = lower.endswith(_DEAD_LETTER)
     lower = lower.removesuffix(_DEAD_LETTER)
-    return Address(node, whole, path[: len(lower)], dead_letter, transfer)
+    return LinkAddress(node, whole, path[: len(lower)], dead_letter, transfer)

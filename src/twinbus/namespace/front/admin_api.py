@@ -27,9 +27,9 @@ from twinbus.namespace.engine.descriptions import (
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import Event, RuleAdded, RuleChanged, RuleRemoved
 from twinbus.namespace.front.atom_entities import (
-    Entry,
-    Page,
-    Place,
+    EntityEntry,
+    EntryUrls,
+    FeedPage,
     read_entry,
     render_entities,
     render_entity,
@@ -38,13 +38,13 @@ from twinbus.namespace.front.atom_entities import (
     render_rules,
 )
 from twinbus.namespace.front.atom_xml import IMMUTABLE, STANDARD_MESSAGE_KILOBYTES, AtomError
-from twinbus.namespace.front.http_messages import Request, Response, error, method_not_allowed
+from twinbus.namespace.front.http_messages import HttpRequest, HttpResponse, error, method_not_allowed
 from twinbus.values import Condition
 
 T = TypeVar("T")
 
 
-class Kind(Enum):
+class ResourceKind(Enum):
     """What can be asked about."""
 
     ROOT = "root"
@@ -66,7 +66,7 @@ _API_VERSION: Final = "2021-05"
 _LARGEST_PAGE: Final = 100
 _LARGEST_SKIP_DIGITS: Final = 9
 _KEY_BYTES: Final = 32
-_ONE_BY_ONE: Final = (Kind.ENTITY, Kind.SUBSCRIPTION, Kind.RULE)
+_ONE_BY_ONE: Final = (ResourceKind.ENTITY, ResourceKind.SUBSCRIPTION, ResourceKind.RULE)
 _STATUS: Final = {
     Condition.NOT_FOUND: HTTPStatus.NOT_FOUND,
     Condition.ENTITY_ALREADY_EXISTS: HTTPStatus.CONFLICT,
@@ -82,7 +82,7 @@ _STATUS: Final = {
 }
 
 
-class Directory(Protocol):
+class EntityDirectory(Protocol):
     """The entities of a namespace as they are."""
 
     def info(self, path: str) -> EntityInfo | None: ...
@@ -91,11 +91,11 @@ class Directory(Protocol):
     def subscriptions(self, topic: str) -> Sequence[EntityInfo]: ...
 
 
-class Administration(Protocol):
+class NamespaceAdministration(Protocol):
     """A namespace at work. What changes an entity answers once the change is on disk."""
 
     @property
-    def namespace(self) -> Directory: ...
+    def namespace(self) -> EntityDirectory: ...
     async def create(self, description: Description) -> EntityInfo | Refusal: ...
     async def update(self, description: Description) -> EntityInfo | Refusal: ...
     async def delete(self, path: str) -> EntityInfo | Refusal: ...
@@ -111,19 +111,19 @@ class _RefusedError(Exception):
         self.response = error(status, detail)
 
 
-class Management:
+class AdminApi:
     """The management API of one namespace."""
 
-    def __init__(self, name: str, administration: Administration) -> None:
+    def __init__(self, name: str, administration: NamespaceAdministration) -> None:
         self._name = name
         self._administration = administration
         self._created = administration.now()
 
     @property
-    def _entities(self) -> Directory:
+    def _entities(self) -> EntityDirectory:
         return self._administration.namespace
 
-    def rules(self, route: Route) -> tuple[AuthorizationRule, ...]:
+    def rules(self, route: AdminRoute) -> tuple[AuthorizationRule, ...]:
         """The authorization rules of the entity a route is about, beside the namespace's own."""
         info = self._entities.info(route.entity) if route.entity else None
         if info is None or isinstance(info.description, SubscriptionDescription):
@@ -137,10 +137,10 @@ class Management:
             found += [topic, *self._entities.subscriptions(topic.description.path)]
         return [info.description for info in found]
 
-    async def answer(self, request: Request, route: Route) -> Response:
-        if route.kind is Kind.UNKNOWN:
+    async def answer(self, request: HttpRequest, route: AdminRoute) -> HttpResponse:
+        if route.kind is ResourceKind.UNKNOWN:
             return error(HTTPStatus.NOT_FOUND, f"there is no resource {route.resource!r}")
-        if route.kind is Kind.ROOT:
+        if route.kind is ResourceKind.ROOT:
             return error(HTTPStatus.BAD_REQUEST, "the name of the entity is empty")
         if request.method == "GET":
             handle = self._get
@@ -156,29 +156,29 @@ class Management:
         except _RefusedError as refused:
             return refused.response
 
-    async def _get(self, request: Request, route: Route) -> Response:
+    async def _get(self, request: HttpRequest, route: AdminRoute) -> HttpResponse:
         place = self._place(request)
         match route.kind:
-            case Kind.NAMESPACE:
-                return Response(HTTPStatus.OK, render_namespace(self._name, self._created, place), ENTRY_TYPE)
-            case Kind.QUEUES:
+            case ResourceKind.NAMESPACE:
+                return HttpResponse(HTTPStatus.OK, render_namespace(self._name, self._created, place), ENTRY_TYPE)
+            case ResourceKind.QUEUES:
                 return _list(self._entities.queues(), request, route, place)
-            case Kind.TOPICS:
+            case ResourceKind.TOPICS:
                 return _list(self._entities.topics(), request, route, place)
-            case Kind.SUBSCRIPTIONS:
+            case ResourceKind.SUBSCRIPTIONS:
                 self._topic(route)
                 return _list(self._entities.subscriptions(route.entity), request, route, place)
-            case Kind.RULES:
+            case ResourceKind.RULES:
                 return _list_rules(self._subscription(route), request, route, place)
-            case Kind.RULE:
+            case ResourceKind.RULE:
                 return self._one_rule(HTTPStatus.OK, route, place)
             case _:
-                return Response(HTTPStatus.OK, render_entity(self._found(route), place), ENTRY_TYPE)
+                return HttpResponse(HTTPStatus.OK, render_entity(self._found(route), place), ENTRY_TYPE)
 
-    async def _put(self, request: Request, route: Route) -> Response:
+    async def _put(self, request: HttpRequest, route: AdminRoute) -> HttpResponse:
         is_new = _is_new(request)
         status = HTTPStatus.CREATED if is_new else HTTPStatus.OK
-        if route.kind is Kind.RULE:
+        if route.kind is ResourceKind.RULE:
             happened, rule = RuleAdded if is_new else RuleChanged, _rule(request, route)
             _granted(await self._administration.ask(route.path, lambda reply: happened(reply, rule)))
             return self._one_rule(status, route, self._place(request))
@@ -187,49 +187,49 @@ class Management:
             done = await self._administration.create(_new(entry, route))
         else:
             done = await self._administration.update(_changed(entry, self._found(route).description))
-        return Response(status, render_entity(_granted(done), self._place(request)), ENTRY_TYPE)
+        return HttpResponse(status, render_entity(_granted(done), self._place(request)), ENTRY_TYPE)
 
-    async def _delete(self, request: Request, route: Route) -> Response:
-        if route.kind is Kind.RULE:
+    async def _delete(self, request: HttpRequest, route: AdminRoute) -> HttpResponse:
+        if route.kind is ResourceKind.RULE:
             _granted(await self._administration.ask(route.path, lambda reply: RuleRemoved(reply, route.rule)))
         else:
             _granted(await self._administration.delete(route.path))
-        return Response(HTTPStatus.OK)
+        return HttpResponse(HTTPStatus.OK)
 
-    def _one_rule(self, status: HTTPStatus, route: Route, place: Place) -> Response:
+    def _one_rule(self, status: HTTPStatus, route: AdminRoute, place: EntryUrls) -> HttpResponse:
         info, rules = self._subscription(route)
         for rule in rules:
             if rule.name.lower() == route.rule.lower():
-                return Response(status, render_rule(rule, info, place), ENTRY_TYPE)
+                return HttpResponse(status, render_rule(rule, info, place), ENTRY_TYPE)
         raise _RefusedError(HTTPStatus.NOT_FOUND, f"the subscription {route.path!r} has no rule {route.rule!r}")
 
-    def _subscription(self, route: Route) -> tuple[EntityInfo, tuple[RuleDescription, ...]]:
+    def _subscription(self, route: AdminRoute) -> tuple[EntityInfo, tuple[RuleDescription, ...]]:
         """The subscription of a route, and its rules."""
         info = self._found(route)
         assert isinstance(info.description, SubscriptionDescription), "no other path looks like that"
         return info, info.description.rules
 
-    def _found(self, route: Route) -> EntityInfo:
+    def _found(self, route: AdminRoute) -> EntityInfo:
         info = self._entities.info(route.path)
         if info is None:
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"the messaging entity {route.path!r} could not be found")
         return info
 
-    def _topic(self, route: Route) -> None:
+    def _topic(self, route: AdminRoute) -> None:
         if not isinstance(self._found(route).description, TopicDescription):
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"{route.entity!r} is not a topic")
 
-    def _place(self, request: Request) -> Place:
-        return Place(f"https://{request.authority}", request.query.get("api-version") or _API_VERSION, self._name)
+    def _place(self, request: HttpRequest) -> EntryUrls:
+        return EntryUrls(f"https://{request.authority}", request.query.get("api-version") or _API_VERSION, self._name)
 
 
-def _check_names(route: Route) -> None:
+def _check_names(route: AdminRoute) -> None:
     for name in (route.resource, route.entity, route.subscription, route.rule):
         if any(not character.isprintable() for character in name):
             raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name!r} holds characters that a name cannot have")
 
 
-def _is_new(request: Request) -> bool:
+def _is_new(request: HttpRequest) -> bool:
     """Whether a PUT creates or updates."""
     condition = request.headers.get("if-match")
     if condition is not None and condition.strip() != "*":
@@ -237,7 +237,7 @@ def _is_new(request: Request) -> bool:
     return condition is None
 
 
-def _read(request: Request) -> Entry | RuleDescription:
+def _read(request: HttpRequest) -> EntityEntry | RuleDescription:
     if not request.body:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, "the request has no body")
     try:
@@ -246,7 +246,7 @@ def _read(request: Request) -> Entry | RuleDescription:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, str(wrong)) from None
 
 
-def _rule(request: Request, route: Route) -> RuleDescription:
+def _rule(request: HttpRequest, route: AdminRoute) -> RuleDescription:
     """What the body says about a rule; its name is the URL's, and may be left out."""
     rule = _read(request)
     if not isinstance(rule, RuleDescription):
@@ -256,10 +256,10 @@ def _rule(request: Request, route: Route) -> RuleDescription:
     return replace(rule, name=route.rule)
 
 
-def _entry(request: Request, route: Route) -> Entry:
+def _entry(request: HttpRequest, route: AdminRoute) -> EntityEntry:
     """What the body says about an entity, checked against the URL and against what a standard namespace can do."""
     entry = _read(request)
-    is_subscription = route.kind is Kind.SUBSCRIPTION
+    is_subscription = route.kind is ResourceKind.SUBSCRIPTION
     if isinstance(entry, RuleDescription) or (entry.kind is SubscriptionDescription) is not is_subscription:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the description in the body does not fit {route.resource!r}")
     name = route.subscription if is_subscription else route.entity
@@ -273,7 +273,7 @@ def _entry(request: Request, route: Route) -> Entry:
     return entry
 
 
-def _new(entry: Entry, route: Route) -> Description:
+def _new(entry: EntityEntry, route: AdminRoute) -> Description:
     if entry.kind is SubscriptionDescription:
         described = SubscriptionDescription(topic=route.entity, name=route.subscription, **entry.fields)
         return described if entry.default_rule is None else replace(described, rules=(entry.default_rule,))
@@ -284,7 +284,7 @@ def _new(entry: Entry, route: Route) -> Description:
     )
 
 
-def _changed(entry: Entry, before: Description) -> Description:
+def _changed(entry: EntityEntry, before: Description) -> Description:
     if entry.kind is not type(before):
         raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{before.path!r} is of another kind than the body describes")
     kept = {name: getattr(before, name) for name in IMMUTABLE if hasattr(before, name)}
@@ -294,29 +294,29 @@ def _changed(entry: Entry, before: Description) -> Description:
     return replace(type(before)(path=before.path), **fields)
 
 
-def _list(infos: Sequence[EntityInfo], request: Request, route: Route, place: Place) -> Response:
+def _list(infos: Sequence[EntityInfo], request: HttpRequest, route: AdminRoute, place: EntryUrls) -> HttpResponse:
     shown, page = _page(infos, request, route)
-    return Response(HTTPStatus.OK, render_entities(shown, page, place), FEED_TYPE)
+    return HttpResponse(HTTPStatus.OK, render_entities(shown, page, place), FEED_TYPE)
 
 
 def _list_rules(
-    found: tuple[EntityInfo, Sequence[RuleDescription]], request: Request, route: Route, place: Place
-) -> Response:
+    found: tuple[EntityInfo, Sequence[RuleDescription]], request: HttpRequest, route: AdminRoute, place: EntryUrls
+) -> HttpResponse:
     info, rules = found
     shown, page = _page(rules, request, route)
-    return Response(HTTPStatus.OK, render_rules(shown, info, page, place), FEED_TYPE)
+    return HttpResponse(HTTPStatus.OK, render_rules(shown, info, page, place), FEED_TYPE)
 
 
-def _page(items: Sequence[T], request: Request, route: Route) -> tuple[Sequence[T], Page]:
+def _page(items: Sequence[T], request: HttpRequest, route: AdminRoute) -> tuple[Sequence[T], FeedPage]:
     skip = _whole(request, "$skip", 0)
     top = _whole(request, "$top", _LARGEST_PAGE)
     if top == 0:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, "$top is 0: a page has at least one entry")
     shown = items[skip : skip + min(top, _LARGEST_PAGE)]
-    return shown, Page(route.resource, route.kind.value.capitalize(), skip, top, skip + len(shown) < len(items))
+    return shown, FeedPage(route.resource, route.kind.value.capitalize(), skip, top, skip + len(shown) < len(items))
 
 
-def _whole(request: Request, name: str, default: int) -> int:
+def _whole(request: HttpRequest, name: str, default: int) -> int:
     text = request.query.get(name, "") or str(default)
     if not (text.isascii() and text.isdigit() and len(text) <= _LARGEST_SKIP_DIGITS):
         raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name}: {text[:50]!r} is not a whole number from 0")
@@ -334,10 +334,10 @@ def _new_key() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class AdminRoute:
     """`entity` is the queue or topic whose authorization rules count; '' for the namespace's own resources."""
 
-    kind: Kind
+    kind: ResourceKind
     resource: str
     entity: str = ""
     subscription: str = ""
@@ -349,29 +349,29 @@ class Route:
         return f"{self.entity}/Subscriptions/{self.subscription}" if self.subscription else self.entity
 
 
-def find_route(segments: tuple[str, ...]) -> Route:
+def find_route(segments: tuple[str, ...]) -> AdminRoute:
     """Names of queues and topics may hold slashes, those of subscriptions and rules may not; words have any case."""
     resource = "/".join(segments)
     if not segments:
-        return Route(Kind.ROOT, resource)
+        return AdminRoute(ResourceKind.ROOT, resource)
     words = tuple(segment.lower() for segment in segments)
     if words[0].startswith("$"):
-        return Route(_OWN.get(words, Kind.UNKNOWN), resource)
+        return AdminRoute(_OWN.get(words, ResourceKind.UNKNOWN), resource)
     match words:
         case (_, *_, "subscriptions", _, "rules", _):
-            return Route(Kind.RULE, resource, "/".join(segments[:-4]), segments[-3], segments[-1])
+            return AdminRoute(ResourceKind.RULE, resource, "/".join(segments[:-4]), segments[-3], segments[-1])
         case (_, *_, "subscriptions", _, "rules"):
-            return Route(Kind.RULES, resource, "/".join(segments[:-3]), segments[-2])
+            return AdminRoute(ResourceKind.RULES, resource, "/".join(segments[:-3]), segments[-2])
         case (_, *_, "subscriptions", _):
-            return Route(Kind.SUBSCRIPTION, resource, "/".join(segments[:-2]), segments[-1])
+            return AdminRoute(ResourceKind.SUBSCRIPTION, resource, "/".join(segments[:-2]), segments[-1])
         case (_, *_, "subscriptions"):
-            return Route(Kind.SUBSCRIPTIONS, resource, "/".join(segments[:-1]))
+            return AdminRoute(ResourceKind.SUBSCRIPTIONS, resource, "/".join(segments[:-1]))
         case _:
-            return Route(Kind.ENTITY, resource, resource)
+            return AdminRoute(ResourceKind.ENTITY, resource, resource)
 
 
 _OWN = {
-    ("$namespaceinfo",): Kind.NAMESPACE,
-    ("$resources", "queues"): Kind.QUEUES,
-    ("$resources", "topics"): Kind.TOPICS,
+    ("$namespaceinfo",): ResourceKind.NAMESPACE,
+    ("$resources", "queues"): ResourceKind.QUEUES,
+    ("$resources", "topics"): ResourceKind.TOPICS,
 }

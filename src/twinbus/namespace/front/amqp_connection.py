@@ -42,22 +42,28 @@ from twinbus.namespace.engine.registry import Entity
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import link_attach, refusals
-from twinbus.namespace.front.addresses import Address, Node
-from twinbus.namespace.front.byte_stream import Channel
-from twinbus.namespace.front.cbs import Claims, put_token
-from twinbus.namespace.front.context import Site
-from twinbus.namespace.front.fault_effects import BlackHoles, Struck, carry_out
+from twinbus.namespace.front.addresses import LinkAddress, NodeKind
+from twinbus.namespace.front.byte_stream import ByteStream
+from twinbus.namespace.front.cbs import GrantedClaims, put_token
+from twinbus.namespace.front.context import NamespaceContext
+from twinbus.namespace.front.fault_effects import BlackHoles, FaultableOperation, carry_out
 from twinbus.namespace.front.incoming_link import IncomingLink
 from twinbus.namespace.front.management_operations import reads_messages, translate
 from twinbus.namespace.front.outgoing_link import OutgoingLink, outcome_of
-from twinbus.namespace.front.request_response import Reply, ReplyLink, ReplyLinks, Request, RequestLink
+from twinbus.namespace.front.request_response import (
+    NodeReply,
+    NodeReplyLink,
+    NodeReplyLinks,
+    NodeRequest,
+    NodeRequestLink,
+)
 from twinbus.namespace.front.transactions import CoordinatorLink, Transactions
 from twinbus.namespace.resources import Account
 from twinbus.values import Condition, Symbol
 
 _log = logging.getLogger(__name__)
 
-Attached = IncomingLink | OutgoingLink | RequestLink | ReplyLink | CoordinatorLink
+AttachedLink = IncomingLink | OutgoingLink | NodeRequestLink | NodeReplyLink | CoordinatorLink
 _ACCEPTED = Accepted()
 _RELEASED = Released()
 # Each time a session has so many more unsettled deliveries, those whose lock is gone are let go.
@@ -106,8 +112,8 @@ class AmqpConnection:
 
     def __init__(
         self,
-        site: Site,
-        channel: Channel,
+        site: NamespaceContext,
+        channel: ByteStream,
         account: Account,
         *,
         peer_is_loopback: bool,
@@ -118,7 +124,7 @@ class AmqpConnection:
         self.driver = site.driver
         self.channel = channel
         self.account = account
-        self.claims = Claims(
+        self.claims = GrantedClaims(
             site.verifier, site.driver.namespace, peer_is_loopback=peer_is_loopback, arrived_at=arrived_at
         )
         self._arrived_at = arrived_at
@@ -131,13 +137,13 @@ class AmqpConnection:
             properties=_PROPERTIES,
         )
         self._loop = asyncio.get_running_loop()
-        self._links: dict[Link, Attached] = {}
-        self._reply_links = ReplyLinks()
+        self._links: dict[Link, AttachedLink] = {}
+        self._reply_links = NodeReplyLinks()
         self._unsettled: defaultdict[Session, dict[int, tuple[OutgoingLink, bytes]]] = defaultdict(dict)
         self._look_again_at: dict[Session, int] = {}
         self._let_go: set[Session] = set()
         self._accepted: defaultdict[Session, list[int]] = defaultdict(list)
-        self._stalled: dict[OutgoingLink | ReplyLink, None] = {}  # in the order in which they stalled
+        self._stalled: dict[OutgoingLink | NodeReplyLink, None] = {}  # in the order in which they stalled
         self._is_resume_scheduled = False
         self._waits_for_room = False
         self._is_paused = False
@@ -151,10 +157,10 @@ class AmqpConnection:
         self._told = 0  # what the account knows of what the core holds
         self._told_unsettled = 0
         self._reads = 0
-        self._waiting_reads: deque[tuple[Request, int]] = deque()  # with the memory of each request
+        self._waiting_reads: deque[tuple[NodeRequest, int]] = deque()  # with the memory of each request
         self._waiting_read_bytes = 0
         self._is_read_scheduled = False
-        self._links_without_credit: set[RequestLink] = set()
+        self._links_without_credit: set[NodeRequestLink] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._token_timer: asyncio.TimerHandle | None = None
@@ -265,7 +271,7 @@ class AmqpConnection:
         match event:
             case Delivered():
                 link = self._links.get(event.link)
-                if isinstance(link, IncomingLink | RequestLink | CoordinatorLink):
+                if isinstance(link, IncomingLink | NodeRequestLink | CoordinatorLink):
                     link.delivered(event)
             case Disposed():
                 self._settle(event)
@@ -312,7 +318,7 @@ class AmqpConnection:
             return
         if not event.settled and not event.delivery_ids and event.session in self._let_go:
             # The peer's words crossed ours: it waits for an answer.
-            self.dispose_sent(event.session, event.first, event.last, Rejected(refusals.error_of(MESSAGE_LOCK_LOST)))
+            self.dispose_sent(event.session, event.first, event.last, Rejected(refusals.amqp_error(MESSAGE_LOCK_LOST)))
             return
         unsettled = self._unsettled.get(event.session)
         if not unsettled:
@@ -343,7 +349,7 @@ class AmqpConnection:
         for link, attached in known.items():
             if isinstance(attached, OutgoingLink):
                 outgoing[link.session].add(attached)
-            elif isinstance(attached, ReplyLink):
+            elif isinstance(attached, NodeReplyLink):
                 self._reply_links.remove(link, attached)
         for session, gone in outgoing.items():
             self._forget_unsettled(session, gone)
@@ -359,10 +365,10 @@ class AmqpConnection:
 
     # --- for the links -----------------------------------------------------------------------------------------
 
-    def attached(self, link: Link, attached: Attached) -> None:
+    def attached(self, link: Link, attached: AttachedLink) -> None:
         """The link is in use from now on."""
         self._links[link] = attached
-        if isinstance(attached, ReplyLink):
+        if isinstance(attached, NodeReplyLink):
             self._reply_links.add(link, attached)
 
     def accept(self, session: Session, delivery_id: int) -> None:
@@ -442,7 +448,7 @@ class AmqpConnection:
             self.channel.resume_reading("incoming")
             self.account.hold("messages that wait to be stored", 0)
 
-    def stall(self, link: OutgoingLink | ReplyLink) -> None:
+    def stall(self, link: OutgoingLink | NodeReplyLink) -> None:
         """The peer does not read as fast as it grants credit: this link goes on when it does."""
         self._stalled[link] = None
         self._resume_when_room()
@@ -505,7 +511,7 @@ class AmqpConnection:
     def detach(self, link: Link, refusal: Refusal) -> None:
         """End a link from this side."""
         self._forget([link])
-        link.detach(closed=True, error=refusals.error_of(refusal))
+        link.detach(closed=True, error=refusals.amqp_error(refusal))
         self.flush_soon()
 
     def accept_session(self, link: Link, session: str, locked_until: int) -> None:
@@ -516,7 +522,7 @@ class AmqpConnection:
         """The fault that hits this operation, if any."""
         return self.site.faults.strike(point, entity, link) if self.site.faults.active else None
 
-    def suffer(self, fault: Fault, operation: Struck) -> None:
+    def suffer(self, fault: Fault, operation: FaultableOperation) -> None:
         carry_out(fault, operation, self._black_holes)
 
     def hold(self, fault: Fault, go_on: Callable[[], None]) -> None:
@@ -528,9 +534,9 @@ class AmqpConnection:
 
     # --- requests ----------------------------------------------------------------------------------------------
 
-    def request(self, request: Request) -> None:
+    def request(self, request: NodeRequest) -> None:
         """Carry out a request to `$cbs` or `$management`."""
-        if request.address.node is Node.CBS:
+        if request.address.node is NodeKind.CBS:
             reply = put_token(request, self.claims, self.driver.now())
             if reply.status == HTTPStatus.ACCEPTED:
                 self._authenticated()
@@ -552,7 +558,7 @@ class AmqpConnection:
     def has_waiting_reads(self) -> bool:
         return bool(self._waiting_reads)
 
-    def grant_later(self, link: RequestLink) -> None:
+    def grant_later(self, link: NodeRequestLink) -> None:
         """Grant credit to this link when no read waits any more."""
         self._links_without_credit.add(link)
 
@@ -560,18 +566,18 @@ class AmqpConnection:
     def _may_read(self) -> bool:
         return self._reads < _MOST_READS and self._unread[1] < _MOST_UNREAD_FOR_READS
 
-    def _read(self, request: Request) -> None:
+    def _read(self, request: NodeRequest) -> None:
         """Carry out a request whose reply may be large."""
         self._reads += 1
 
-        def answer(reply: Reply) -> None:
+        def answer(reply: NodeReply) -> None:
             self._reads -= 1
             request.answer(reply)
             self._read_soon()
 
         self._manage(replace(request, answer=answer))
 
-    def _read_later(self, request: Request) -> None:
+    def _read_later(self, request: NodeRequest) -> None:
         size = memory_of(request.properties) + memory_of(request.body)
         most, most_bytes = _MOST_WAITING_READS
         if len(self._waiting_reads) >= most or self._waiting_read_bytes + size > most_bytes:
@@ -580,7 +586,7 @@ class AmqpConnection:
                 "connection. Read the replies before you send more."
             )
             self.site.refuse(LimitExceededError("waiting-requests", text))
-            request.answer(Reply.refused(Refusal(Condition.SERVER_BUSY, text)))
+            request.answer(NodeReply.refused(Refusal(Condition.SERVER_BUSY, text)))
             return
         self._waiting_reads.append((request, size))
         self._waiting_read_bytes += size
@@ -610,16 +616,16 @@ class AmqpConnection:
                 link.grant()
             self.flush_soon()
 
-    def _suffer_request(self, fault: Fault, request: Request) -> None:
-        struck = Struck(
+    def _suffer_request(self, fault: Fault, request: NodeRequest) -> None:
+        struck = FaultableOperation(
             go_on=lambda: self._manage(request),
-            refuse=lambda refusal: request.answer(Reply.refused(refusal)),
+            refuse=lambda refusal: request.answer(NodeReply.refused(refusal)),
             detach=lambda refusal: self.detach(request.link, refusal),
             unanswered=lambda call: self._manage(replace(request, answer=lambda _: call())),
         )
         self.suffer(fault, struck)
 
-    def reply(self, session: Session, address: Address, reply_to: str | None, payload: bytes) -> None:
+    def reply(self, session: Session, address: LinkAddress, reply_to: str | None, payload: bytes) -> None:
         """Send a reply on the link that was opened for it."""
         found = self._reply_links.find(session, address, reply_to)
         if found is None:
@@ -637,22 +643,22 @@ class AmqpConnection:
             self.detach(link, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text))
         self.flush_soon()
 
-    def _manage(self, request: Request) -> None:
+    def _manage(self, request: NodeRequest) -> None:
         name = request.address.entity
         translated = translate(request)
         if isinstance(translated, Refusal):
-            request.answer(Reply.refused(translated))
+            request.answer(NodeReply.refused(translated))
         elif not self.claims.allow(translated.claim, request.address.path, self.driver.now()):
-            request.answer(Reply.refused(refusals.unauthorized(translated.claim, name)))
+            request.answer(NodeReply.refused(refusals.unauthorized(translated.claim, name)))
         elif (entity := self.driver.namespace.find(name)) is None:
-            request.answer(Reply.refused(refusals.not_found(name)))
+            request.answer(NodeReply.refused(refusals.not_found(name)))
         elif translated.held is not None and not self._may_hold(entity, translated.held):
-            request.answer(Reply.refused(session_lock_lost(translated.held)))
+            request.answer(NodeReply.refused(session_lock_lost(translated.held)))
         else:
             respond = translated.respond
 
             def answered(result: object) -> None:
-                request.answer(Reply.refused(result) if isinstance(result, Refusal) else respond(result))
+                request.answer(NodeReply.refused(result) if isinstance(result, Refusal) else respond(result))
 
             self.driver.submit(entity, translated.event(answered))
 

@@ -37,9 +37,9 @@ from twinbus.namespace.front.atom_xml import (
     KINDS,
     SERVICE_BUS,
     STANDARD_MESSAGE_KILOBYTES,
+    AtomElement,
     AtomError,
-    Element,
-    Value,
+    ElementType,
 )
 from twinbus.namespace.iso8601 import parse_duration, render_duration, render_instant
 
@@ -60,7 +60,7 @@ _RULE: Final = "RuleDescription"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EntityEntry:
     """What a client said about an entity: the fields it named, and nothing it left out."""
 
     kind: type[Description]
@@ -92,7 +92,7 @@ class _BoundedBuilder(ET.TreeBuilder):
         return super().end(tag)
 
 
-def read_entry(body: bytes, *, new_key: Callable[[], str]) -> Entry | RuleDescription:
+def read_entry(body: bytes, *, new_key: Callable[[], str]) -> EntityEntry | RuleDescription:
     """An entity's entry, or a rule's. `new_key` makes the keys that a client leaves to the service."""
     root = _parse(body)
     if root.tag != f"{{{ATOM}}}entry":
@@ -113,7 +113,7 @@ def read_entry(body: bytes, *, new_key: Callable[[], str]) -> Entry | RuleDescri
     read = _Description(table, new_key)
     for child in inner:
         read.take(child)
-    return Entry(
+    return EntityEntry(
         kind,
         (title.text or "").strip() or None if title is not None else None,
         read.fields,
@@ -125,7 +125,7 @@ def read_entry(body: bytes, *, new_key: Callable[[], str]) -> Entry | RuleDescri
 class _Description:
     """The elements of one description, one after the other."""
 
-    def __init__(self, table: dict[str, Element], new_key: Callable[[], str]) -> None:
+    def __init__(self, table: dict[str, AtomElement], new_key: Callable[[], str]) -> None:
         self._table = table
         self._new_key = new_key
         self._seen: set[str] = set()
@@ -147,8 +147,8 @@ class _Description:
         elif name in self._table:
             self._set(self._table[name], node)
 
-    def _set(self, element: Element, node: ET.Element) -> None:
-        if element.value is Value.RULES:
+    def _set(self, element: AtomElement, node: ET.Element) -> None:
+        if element.value is ElementType.RULES:
             self.fields[element.field] = tuple(
                 _read_authorization_rule(child, self._new_key) for child in node if _local(child) == "AuthorizationRule"
             )
@@ -156,28 +156,28 @@ class _Description:
             self.fields[element.field] = _read_value(element, node)
 
 
-def _read_value(element: Element, node: ET.Element) -> Any:
+def _read_value(element: AtomElement, node: ET.Element) -> Any:
     match element.value:
-        case Value.DURATION | Value.DURATION_OR_NEVER:
+        case ElementType.DURATION | ElementType.DURATION_OR_NEVER:
             return _read_duration(element, node)
-        case Value.BOOLEAN:
+        case ElementType.BOOLEAN:
             return _read_boolean(element.name, node)
-        case Value.INTEGER:
+        case ElementType.INTEGER:
             return _read_integer(element.name, node)
-        case Value.STATUS:
+        case ElementType.STATUS:
             return _read_status(element.name, node)
-        case Value.ADDRESS:
+        case ElementType.ADDRESS:
             return _text(node).strip() or None
-        case Value.TEXT | Value.RULES:
+        case ElementType.TEXT | ElementType.RULES:
             return _text(node)
 
 
-def _read_duration(element: Element, node: ET.Element) -> int | None:
+def _read_duration(element: AtomElement, node: ET.Element) -> int | None:
     try:
         duration = parse_duration(_text(node))
     except ValueError as error:
         raise AtomError(f"{element.name}: {error}") from None
-    if duration is None and element.value is Value.DURATION:
+    if duration is None and element.value is ElementType.DURATION:
         raise AtomError(f"{element.name} cannot be unlimited")
     return duration
 
@@ -263,7 +263,7 @@ _NAMESPACES: Final = f'xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}"'
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EntryUrls:
     """Where entries are: what their ids and links begin and end with."""
 
     root: str
@@ -277,7 +277,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FeedPage:
     """One page of a list: `skip` entries passed over, at most `top` shown, `more` if others follow."""
 
     path: str
@@ -287,24 +287,24 @@ class Page:
     more: bool
 
 
-def render_entity(info: EntityInfo, place: Place) -> bytes:
+def render_entity(info: EntityInfo, place: EntryUrls) -> bytes:
     return _document(_entity_entry(info, place))
 
 
-def render_entities(infos: Sequence[EntityInfo], page: Page, place: Place) -> bytes:
+def render_entities(infos: Sequence[EntityInfo], page: FeedPage, place: EntryUrls) -> bytes:
     return _feed([_entity_entry(info, place) for info in infos], infos, page, place)
 
 
-def render_rule(rule: RuleDescription, info: EntityInfo, place: Place) -> bytes:
+def render_rule(rule: RuleDescription, info: EntityInfo, place: EntryUrls) -> bytes:
     """A rule of the subscription that `info` tells about."""
     return _document(_rule_entry(rule, info, place))
 
 
-def render_rules(rules: Sequence[RuleDescription], info: EntityInfo, page: Page, place: Place) -> bytes:
+def render_rules(rules: Sequence[RuleDescription], info: EntityInfo, page: FeedPage, place: EntryUrls) -> bytes:
     return _feed([_rule_entry(rule, info, place) for rule in rules], [info], page, place)
 
 
-def render_namespace(name: str, created: int, place: Place) -> bytes:
+def render_namespace(name: str, created: int, place: EntryUrls) -> bytes:
     instant = render_instant(created)
     content = (
         f"<NamespaceInfo {_NAMESPACES}>"
@@ -322,7 +322,7 @@ def render_error(status: int, detail: str) -> bytes:
     return f"<Error>{_element('Code', str(status))}{_element('Detail', detail)}</Error>".encode()
 
 
-def _entity_entry(info: EntityInfo, place: Place) -> str:
+def _entity_entry(info: EntityInfo, place: EntryUrls) -> str:
     description = info.description
     name, table = KINDS[type(description)]
     inner = "".join(_settable(element, getattr(description, element.field), info) for element in table)
@@ -331,16 +331,16 @@ def _entity_entry(info: EntityInfo, place: Place) -> str:
     return _entry(place.url(description.path), title, info.created, info.updated, content, place)
 
 
-def _settable(element: Element, value: Any, info: EntityInfo) -> str:
+def _settable(element: AtomElement, value: Any, info: EntityInfo) -> str:
     match element.value:
-        case Value.DURATION | Value.DURATION_OR_NEVER:
+        case ElementType.DURATION | ElementType.DURATION_OR_NEVER:
             return _element(element.name, render_duration(value))
-        case Value.BOOLEAN:
+        case ElementType.BOOLEAN:
             return _boolean_element(element.name, value)
-        case Value.RULES:
+        case ElementType.RULES:
             inner = "".join(_authorization_rule_element(rule, info) for rule in value)
             return f"<{element.name}>{inner}</{element.name}>" if inner else f"<{element.name}/>"
-        case Value.INTEGER | Value.TEXT | Value.ADDRESS | Value.STATUS:
+        case ElementType.INTEGER | ElementType.TEXT | ElementType.ADDRESS | ElementType.STATUS:
             return "" if value is None else _element(element.name, str(value))
 
 
@@ -416,14 +416,14 @@ def _authorization_rule_element(rule: AuthorizationRule, info: EntityInfo) -> st
     )
 
 
-def _rule_entry(rule: RuleDescription, info: EntityInfo, place: Place) -> str:
+def _rule_entry(rule: RuleDescription, info: EntityInfo, place: EntryUrls) -> str:
     created = rule.created or info.created  # one from before rules were kept has no instant of its own
     content = f"<RuleDescription {_NAMESPACES}>{write_rule(rule, created)}</RuleDescription>"
     url = place.url(f"{info.description.path}/Rules/{rule.name}")
     return _entry(url, rule.name, created, created, content, place)
 
 
-def _entry(url: str, title: str, published: int, updated: int, content: str, place: Place) -> str:
+def _entry(url: str, title: str, published: int, updated: int, content: str, place: EntryUrls) -> str:
     return (
         f'<entry xmlns="{ATOM}">{_element("id", url)}<title type="text">{_escaped(title)}</title>'
         + _element("published", render_instant(published))
@@ -434,7 +434,7 @@ def _entry(url: str, title: str, published: int, updated: int, content: str, pla
     )
 
 
-def _feed(entries: Sequence[str], infos: Sequence[EntityInfo], page: Page, place: Place) -> bytes:
+def _feed(entries: Sequence[str], infos: Sequence[EntityInfo], page: FeedPage, place: EntryUrls) -> bytes:
     url = place.url(page.path, f"$skip={page.skip}", f"$top={page.top}")
     # Clients take a second link for the next page: there is none on the last.
     links = f'<link rel="self" href={quoteattr(url)}/>'

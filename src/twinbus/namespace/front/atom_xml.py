@@ -30,7 +30,7 @@ class AtomError(ValueError):
     """What is wrong with an entry, by the name of its element; the client is told it."""
 
 
-class Value(StrEnum):
+class ElementType(StrEnum):
     """How the text of an element is understood."""
 
     DURATION = "duration"
@@ -43,66 +43,66 @@ class Value(StrEnum):
     RULES = "authorization rules"
 
 
-class Element(NamedTuple):
+class AtomElement(NamedTuple):
     """One settable element."""
 
     name: str
     field: str
-    value: Value
+    value: ElementType
 
 
 QUEUE: Final = (
-    Element("LockDuration", "lock_duration", Value.DURATION),
-    Element("MaxSizeInMegabytes", "max_size_megabytes", Value.INTEGER),
-    Element("RequiresDuplicateDetection", "requires_duplicate_detection", Value.BOOLEAN),
-    Element("RequiresSession", "requires_session", Value.BOOLEAN),
-    Element("DefaultMessageTimeToLive", "default_time_to_live", Value.DURATION_OR_NEVER),
-    Element("DeadLetteringOnMessageExpiration", "dead_lettering_on_expiration", Value.BOOLEAN),
-    Element("DuplicateDetectionHistoryTimeWindow", "duplicate_window", Value.DURATION),
-    Element("MaxDeliveryCount", "max_delivery_count", Value.INTEGER),
-    Element("EnableBatchedOperations", "batched_operations", Value.BOOLEAN),
-    Element("AuthorizationRules", "authorization_rules", Value.RULES),
-    Element("Status", "status", Value.STATUS),
-    Element("ForwardTo", "forward_to", Value.ADDRESS),
-    Element("UserMetadata", "user_metadata", Value.TEXT),
-    Element("AutoDeleteOnIdle", "auto_delete_on_idle", Value.DURATION_OR_NEVER),
-    Element("EnablePartitioning", "enable_partitioning", Value.BOOLEAN),
-    Element("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", Value.ADDRESS),
-    Element("EnableExpress", "enable_express", Value.BOOLEAN),
+    AtomElement("LockDuration", "lock_duration", ElementType.DURATION),
+    AtomElement("MaxSizeInMegabytes", "max_size_megabytes", ElementType.INTEGER),
+    AtomElement("RequiresDuplicateDetection", "requires_duplicate_detection", ElementType.BOOLEAN),
+    AtomElement("RequiresSession", "requires_session", ElementType.BOOLEAN),
+    AtomElement("DefaultMessageTimeToLive", "default_time_to_live", ElementType.DURATION_OR_NEVER),
+    AtomElement("DeadLetteringOnMessageExpiration", "dead_lettering_on_expiration", ElementType.BOOLEAN),
+    AtomElement("DuplicateDetectionHistoryTimeWindow", "duplicate_window", ElementType.DURATION),
+    AtomElement("MaxDeliveryCount", "max_delivery_count", ElementType.INTEGER),
+    AtomElement("EnableBatchedOperations", "batched_operations", ElementType.BOOLEAN),
+    AtomElement("AuthorizationRules", "authorization_rules", ElementType.RULES),
+    AtomElement("Status", "status", ElementType.STATUS),
+    AtomElement("ForwardTo", "forward_to", ElementType.ADDRESS),
+    AtomElement("UserMetadata", "user_metadata", ElementType.TEXT),
+    AtomElement("AutoDeleteOnIdle", "auto_delete_on_idle", ElementType.DURATION_OR_NEVER),
+    AtomElement("EnablePartitioning", "enable_partitioning", ElementType.BOOLEAN),
+    AtomElement("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", ElementType.ADDRESS),
+    AtomElement("EnableExpress", "enable_express", ElementType.BOOLEAN),
 )
 
 TOPIC: Final = (
-    Element("DefaultMessageTimeToLive", "default_time_to_live", Value.DURATION_OR_NEVER),
-    Element("MaxSizeInMegabytes", "max_size_megabytes", Value.INTEGER),
-    Element("RequiresDuplicateDetection", "requires_duplicate_detection", Value.BOOLEAN),
-    Element("DuplicateDetectionHistoryTimeWindow", "duplicate_window", Value.DURATION),
-    Element("EnableBatchedOperations", "batched_operations", Value.BOOLEAN),
-    Element("FilteringMessagesBeforePublishing", "filtering_messages_before_publishing", Value.BOOLEAN),
-    Element("AuthorizationRules", "authorization_rules", Value.RULES),
-    Element("Status", "status", Value.STATUS),
-    Element("UserMetadata", "user_metadata", Value.TEXT),
-    Element("SupportOrdering", "support_ordering", Value.BOOLEAN),
-    Element("AutoDeleteOnIdle", "auto_delete_on_idle", Value.DURATION_OR_NEVER),
-    Element("EnablePartitioning", "enable_partitioning", Value.BOOLEAN),
-    Element("EnableExpress", "enable_express", Value.BOOLEAN),
+    AtomElement("DefaultMessageTimeToLive", "default_time_to_live", ElementType.DURATION_OR_NEVER),
+    AtomElement("MaxSizeInMegabytes", "max_size_megabytes", ElementType.INTEGER),
+    AtomElement("RequiresDuplicateDetection", "requires_duplicate_detection", ElementType.BOOLEAN),
+    AtomElement("DuplicateDetectionHistoryTimeWindow", "duplicate_window", ElementType.DURATION),
+    AtomElement("EnableBatchedOperations", "batched_operations", ElementType.BOOLEAN),
+    AtomElement("FilteringMessagesBeforePublishing", "filtering_messages_before_publishing", ElementType.BOOLEAN),
+    AtomElement("AuthorizationRules", "authorization_rules", ElementType.RULES),
+    AtomElement("Status", "status", ElementType.STATUS),
+    AtomElement("UserMetadata", "user_metadata", ElementType.TEXT),
+    AtomElement("SupportOrdering", "support_ordering", ElementType.BOOLEAN),
+    AtomElement("AutoDeleteOnIdle", "auto_delete_on_idle", ElementType.DURATION_OR_NEVER),
+    AtomElement("EnablePartitioning", "enable_partitioning", ElementType.BOOLEAN),
+    AtomElement("EnableExpress", "enable_express", ElementType.BOOLEAN),
 )
 
 SUBSCRIPTION: Final = (
-    Element("LockDuration", "lock_duration", Value.DURATION),
-    Element("RequiresSession", "requires_session", Value.BOOLEAN),
-    Element("DefaultMessageTimeToLive", "default_time_to_live", Value.DURATION_OR_NEVER),
-    Element("DeadLetteringOnMessageExpiration", "dead_lettering_on_expiration", Value.BOOLEAN),
-    Element("DeadLetteringOnFilterEvaluationExceptions", "dead_lettering_on_filter_errors", Value.BOOLEAN),
-    Element("MaxDeliveryCount", "max_delivery_count", Value.INTEGER),
-    Element("EnableBatchedOperations", "batched_operations", Value.BOOLEAN),
-    Element("Status", "status", Value.STATUS),
-    Element("ForwardTo", "forward_to", Value.ADDRESS),
-    Element("UserMetadata", "user_metadata", Value.TEXT),
-    Element("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", Value.ADDRESS),
-    Element("AutoDeleteOnIdle", "auto_delete_on_idle", Value.DURATION_OR_NEVER),
+    AtomElement("LockDuration", "lock_duration", ElementType.DURATION),
+    AtomElement("RequiresSession", "requires_session", ElementType.BOOLEAN),
+    AtomElement("DefaultMessageTimeToLive", "default_time_to_live", ElementType.DURATION_OR_NEVER),
+    AtomElement("DeadLetteringOnMessageExpiration", "dead_lettering_on_expiration", ElementType.BOOLEAN),
+    AtomElement("DeadLetteringOnFilterEvaluationExceptions", "dead_lettering_on_filter_errors", ElementType.BOOLEAN),
+    AtomElement("MaxDeliveryCount", "max_delivery_count", ElementType.INTEGER),
+    AtomElement("EnableBatchedOperations", "batched_operations", ElementType.BOOLEAN),
+    AtomElement("Status", "status", ElementType.STATUS),
+    AtomElement("ForwardTo", "forward_to", ElementType.ADDRESS),
+    AtomElement("UserMetadata", "user_metadata", ElementType.TEXT),
+    AtomElement("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", ElementType.ADDRESS),
+    AtomElement("AutoDeleteOnIdle", "auto_delete_on_idle", ElementType.DURATION_OR_NEVER),
 )
 
-KINDS: Final[dict[type[Description], tuple[str, tuple[Element, ...]]]] = {
+KINDS: Final[dict[type[Description], tuple[str, tuple[AtomElement, ...]]]] = {
     QueueDescription: ("QueueDescription", QUEUE),
     TopicDescription: ("TopicDescription", TOPIC),
     SubscriptionDescription: ("SubscriptionDescription", SUBSCRIPTION),

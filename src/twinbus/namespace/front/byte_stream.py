@@ -106,7 +106,7 @@ def _never() -> bool:
     return False
 
 
-class Channel:
+class ByteStream:
     """Both directions of one connection. Keeps silent, without losing a byte, while the connection is held."""
 
     def __init__(self, transport: asyncio.Transport, is_silenced: Callable[[], bool], account: Account) -> None:

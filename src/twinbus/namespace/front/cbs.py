@@ -13,8 +13,8 @@ from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.registry import Namespace
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import parse_address
-from twinbus.namespace.front.request_response import Reply, Request
-from twinbus.namespace.front.sas_verifier import SasVerifier, TokenFault, TokenRefusedError, token_expiry
+from twinbus.namespace.front.request_response import NodeReply, NodeRequest
+from twinbus.namespace.front.sas_verifier import SasVerifier, TokenProblem, TokenRefusedError, token_expiry
 from twinbus.values import Condition
 
 _FOREVER = 1 << 62
@@ -39,7 +39,7 @@ class _Grant(NamedTuple):
 _NOTHING = _Grant(frozenset(), 0, "")
 
 
-class Claims:
+class GrantedClaims:
     """The claims of one connection, by the path of the audience in lower case."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Claims:
     def put(self, audience: str, token: str, now: int) -> Refusal | None:
         """Take a token into account, or say why it is not kept; raises TokenRefusedError. `now` in milliseconds."""
         if self._forbidden is not None:
-            raise TokenRefusedError(TokenFault.FOREIGN_NAME, self._forbidden)
+            raise TokenRefusedError(TokenProblem.FOREIGN_NAME, self._forbidden)
         if "://" in audience:
             self._verifier.check_name(audience, self._arrived_at)
         address = parse_address(audience)
@@ -144,22 +144,22 @@ def _entity_rules(namespace: Namespace, entity: str) -> tuple[str, Sequence[Auth
 _log = logging.getLogger(__name__)
 
 
-def put_token(request: Request, claims: Claims, now: int) -> Reply:
+def put_token(request: NodeRequest, claims: GrantedClaims, now: int) -> NodeReply:
     """Answer one put-token request."""
     audience, token = request.properties.get("name"), request.body
     if isinstance(token, bytes):
         token = token.decode("utf-8", "replace")
     if request.operation != "put-token" or not isinstance(audience, str) or not isinstance(token, str):
-        return Reply(400, "A put-token request needs the property 'name' and a token as text in its body.")
+        return NodeReply(400, "A put-token request needs the property 'name' and a token as text in its body.")
     # By the text alone: Python's client gives a SAS token the type jwt.
     if not token.startswith(SCHEME):
-        return Reply(401, "This namespace has no identity provider: it takes SAS tokens only.")
+        return NodeReply(401, "This namespace has no identity provider: it takes SAS tokens only.")
     try:
         refusal = claims.put(audience, token, now)
     except TokenRefusedError as refused:
-        if refused.fault is TokenFault.FOREIGN_NAME:
+        if refused.fault is TokenProblem.FOREIGN_NAME:
             # Python's client leaves the text of the refusal out of its error.
             _log.warning("token refused: %s", refused.text)
-            return Reply(401, refused.text, condition="amqp:unauthorized-access")
-        return Reply(401, f"InvalidSignature: {refused.text}", condition="amqp:unauthorized-access")
-    return Reply(202, "Accepted") if refusal is None else Reply.refused(refusal)
+            return NodeReply(401, refused.text, condition="amqp:unauthorized-access")
+        return NodeReply(401, f"InvalidSignature: {refused.text}", condition="amqp:unauthorized-access")
+    return NodeReply(202, "Accepted") if refusal is None else NodeReply.refused(refusal)

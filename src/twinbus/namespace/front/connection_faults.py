@@ -15,14 +15,14 @@ from twinbus.namespace.front import refusals
 from twinbus.namespace.front.admin_api import find_route
 from twinbus.namespace.front.fault_effects import crash
 from twinbus.namespace.front.http_handler import HttpHandler, is_for_faults, is_management
-from twinbus.namespace.front.http_messages import AbandonedError, Request, Response, error
+from twinbus.namespace.front.http_messages import AbandonedError, HttpRequest, HttpResponse, error
 
 
 def _nothing() -> None:
     """The connection is gone."""
 
 
-class Admission:
+class ConnectionFaults:
     """Of one connection. `freed` is called whenever it may speak again."""
 
     def __init__(self, faults: Faults, freed: Callable[[], None]) -> None:
@@ -118,16 +118,18 @@ class Admission:
             self._waiting.discard(waiting)
 
 
-class HttpGate:
+class FaultyHttpHandler:
     """Stands before the handler."""
 
-    def __init__(self, handler: HttpHandler, faults: Faults, admission: Admission, abort: Callable[[], None]) -> None:
+    def __init__(
+        self, handler: HttpHandler, faults: Faults, admission: ConnectionFaults, abort: Callable[[], None]
+    ) -> None:
         self._handler = handler
         self._faults = faults
         self._admission = admission
         self._abort = abort
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: HttpRequest) -> HttpResponse:
         """Raises AbandonedError where no answer may be given."""
         if is_for_faults(request):
             return await self._handler.handle(request)
@@ -139,7 +141,7 @@ class HttpGate:
         await self._admission.held()
         return response
 
-    async def _struck(self, request: Request) -> Response | None:
+    async def _struck(self, request: HttpRequest) -> HttpResponse | None:
         """The answer a fault gives instead of the handler's, if it does."""
         fault: Fault | None = None
         if is_management(request):

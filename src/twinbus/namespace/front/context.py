@@ -15,12 +15,12 @@ from twinbus.namespace.resources import Resources
 from twinbus.namespace.runtime import Driver
 
 if TYPE_CHECKING:
-    from twinbus.namespace.front.accepted_connection import PortConnection
-    from twinbus.namespace.front.http_connection import HttpHandler
+    from twinbus.namespace.front.accepted_connection import AcceptedConnection
+    from twinbus.namespace.front.http_handler import HttpHandler
 
 
 @dataclass(slots=True)
-class Site:
+class NamespaceContext:
     """One namespace as its connections see it."""
 
     name: str
@@ -32,7 +32,7 @@ class Site:
     http: HttpHandler
     names: OwnNames
     resources: Resources
-    connections: set[PortConnection] = field(default_factory=set)
+    connections: set[AcceptedConnection] = field(default_factory=set)
 
     def refuse(self, exceeded: LimitExceededError) -> None:
         """Count and log that a peer exceeded a limit."""

@@ -26,7 +26,7 @@ def crash() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Struck:
+class FaultableOperation:
     """An operation by what can become of it. `unanswered` carries it out and makes a call instead of its answer."""
 
     go_on: Callable[[], None]
@@ -59,7 +59,7 @@ class BlackHoles:
         self._held.clear()
 
 
-def carry_out(fault: Fault, operation: Struck, black_holes: BlackHoles) -> None:
+def carry_out(fault: Fault, operation: FaultableOperation, black_holes: BlackHoles) -> None:
     match fault.kind:
         case FaultKind.SERVER_BUSY:
             operation.refuse(refusals.busy())

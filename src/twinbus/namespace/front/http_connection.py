@@ -20,8 +20,8 @@ from twinbus.namespace.front.http_handler import HttpHandler
 from twinbus.namespace.front.http_messages import (
     AbandonedError,
     BadTargetError,
-    Request,
-    Response,
+    HttpRequest,
+    HttpResponse,
     error,
     parse_target,
     refuse_foreign,
@@ -29,7 +29,7 @@ from twinbus.namespace.front.http_messages import (
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.resources import Account
 
-__all__ = ["HttpConnection", "HttpHandler", "Stream"]
+__all__ = ["HttpConnection", "HttpHandler", "HttpStream"]
 
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_BODY_BYTES: Final = 256 * 1024
@@ -54,7 +54,7 @@ _FOR_BROWSERS: Final = (
 _log = logging.getLogger("twinbus.namespace.http")
 
 
-class Stream(Protocol):
+class HttpStream(Protocol):
     """A connection as far as HTTP uses it."""
 
     @property
@@ -67,10 +67,10 @@ class Stream(Protocol):
     def resume_reading(self, reason: str) -> None: ...
 
 
-class Answering(Protocol):
+class HttpRequestHandler(Protocol):
     """Whoever answers requests."""
 
-    async def handle(self, request: Request) -> Response: ...
+    async def handle(self, request: HttpRequest) -> HttpResponse: ...
 
 
 class HttpConnection:
@@ -78,8 +78,8 @@ class HttpConnection:
 
     def __init__(
         self,
-        handler: Answering,
-        stream: Stream,
+        handler: HttpRequestHandler,
+        stream: HttpStream,
         names: OwnNames,
         account: Account | None = None,
         *,
@@ -202,7 +202,7 @@ class HttpConnection:
             case h11.ConnectionClosed():
                 self._close()
 
-    def _refusal_of(self, request: h11.Request) -> Response | None:
+    def _refusal_of(self, request: h11.Request) -> HttpResponse | None:
         headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers)
         return refuse_foreign(request.target.decode("latin-1"), headers, self._names, self._arrived_at)
 
@@ -240,7 +240,7 @@ class HttpConnection:
         except BadTargetError as wrong:
             self._refuse(error(HTTPStatus.BAD_REQUEST, str(wrong)))
             return
-        request = Request(
+        request = HttpRequest(
             method="GET" if method == "HEAD" else method,
             path=path,
             segments=segments,
@@ -259,7 +259,7 @@ class HttpConnection:
         if self._account is not None:
             self._account.authenticate(keep_limit=True)
 
-    async def _answer(self, request: Request, method: str) -> None:
+    async def _answer(self, request: HttpRequest, method: str) -> None:
         began = time.monotonic()
         try:
             response = await self._handler.handle(request)
@@ -314,7 +314,7 @@ class HttpConnection:
         if self._account is not None:
             self._account.hold("a request", self._unparsed + len(self._body) + len(self._held))
 
-    def _respond(self, response: Response, *, with_body: bool = True) -> None:
+    def _respond(self, response: HttpResponse, *, with_body: bool = True) -> None:
         headers = [
             ("Date", formatdate(usegmt=True)),
             ("Server", "Twinbus"),
@@ -329,7 +329,7 @@ class HttpConnection:
             self._send(h11.Data(data=response.body))
         self._send(h11.EndOfMessage())
 
-    def _refuse(self, response: Response, *, linger: bool = False) -> None:
+    def _refuse(self, response: HttpResponse, *, linger: bool = False) -> None:
         """A request that is not even handed on: answered, and the connection ends with it."""
         self._last = True
         method = self._request.method.decode("ascii") if self._request is not None else "-"
@@ -363,7 +363,7 @@ class HttpConnection:
             self._timer.cancel()
             self._timer = None
 
-    def _log_access(self, method: str, path: str, response: Response, seconds: float) -> None:
+    def _log_access(self, method: str, path: str, response: HttpResponse, seconds: float) -> None:
         """Without the query, which may hold a token, and without bodies."""
         _log.info(
             "request",

@@ -13,8 +13,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from twinbus.namespace.config import emulator_config
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
-from twinbus.namespace.front.admin_api import Administration, Kind, Management, find_route
-from twinbus.namespace.front.http_messages import Request, Response, error, json_response, method_not_allowed
+from twinbus.namespace.front.admin_api import AdminApi, NamespaceAdministration, ResourceKind, find_route
+from twinbus.namespace.front.http_messages import HttpRequest, HttpResponse, error, json_response, method_not_allowed
 from twinbus.namespace.front.sas_verifier import SasVerifier, TokenRefusedError
 
 _OWN_PAGES: Final = ("$health", "$ca", "$config")
@@ -40,11 +40,11 @@ _TEXT: Final = """{name}: a Service Bus namespace served by Twinbus (AMQP 1.0 an
 """
 
 
-def is_for_faults(request: Request) -> bool:
+def is_for_faults(request: HttpRequest) -> bool:
     return bool(request.segments) and request.segments[0].lower() == "$faults"
 
 
-def is_management(request: Request) -> bool:
+def is_management(request: HttpRequest) -> bool:
     """Whether the management API is asked, not one of the pages of the namespace itself."""
     if is_for_faults(request) or (len(request.segments) == 1 and request.segments[0].lower() in _OWN_PAGES):
         return False
@@ -60,21 +60,21 @@ class HttpHandler:
     def __init__(
         self,
         name: str,
-        administration: Administration,
+        administration: NamespaceAdministration,
         verifier: SasVerifier,
         faults: FaultControl,
         registry: CollectorRegistry,
         authority: bytes = b"",
     ) -> None:
         self._name = name
-        self._management = Management(name, administration)
+        self._management = AdminApi(name, administration)
         self._verifier = verifier
         self._faults = faults
         self._registry = registry
         self._authority = authority
         self._now = administration.now
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: HttpRequest) -> HttpResponse:
         if is_for_faults(request):
             return self._answer_faults(request)
         if is_management(request):
@@ -89,56 +89,56 @@ class HttpHandler:
             return self._export(request)
         return self._reading(request, lambda: json_response(HTTPStatus.OK, {"status": "ok", "namespace": self._name}))
 
-    async def _manage(self, request: Request) -> Response:
+    async def _manage(self, request: HttpRequest) -> HttpResponse:
         route = find_route(request.segments)
-        resource = "" if route.kind is Kind.ROOT else route.resource
+        resource = "" if route.kind is ResourceKind.ROOT else route.resource
         refused = self._why_not(request, resource, self._management.rules(route))
         if refused is not None:
             return error(HTTPStatus.UNAUTHORIZED, refused, _CHALLENGE)
         return await self._management.answer(request, route)
 
-    def _answer_faults(self, request: Request) -> Response:
+    def _answer_faults(self, request: HttpRequest) -> HttpResponse:
         refused = self._why_not(request, "$faults", ())
         if refused is not None:
             return json_response(HTTPStatus.UNAUTHORIZED, {"error": refused})
         return answer_faults(request, self._faults)
 
-    def _export(self, request: Request) -> Response:
+    def _export(self, request: HttpRequest) -> HttpResponse:
         """The entities as the emulator's configuration, and what that does not say."""
         refused = self._why_not(request, "$config", ())
         if refused is not None:
             return json_response(HTTPStatus.UNAUTHORIZED, {"error": refused})
 
-        def answer() -> Response:
+        def answer() -> HttpResponse:
             config, left_out = emulator_config(self._name, self._management.descriptions())
             return json_response(HTTPStatus.OK, {"config": config, "left_out": left_out})
 
         return self._reading(request, answer)
 
-    def _metrics(self, request: Request) -> Response:
+    def _metrics(self, request: HttpRequest) -> HttpResponse:
         refused = None if request.peer_is_loopback else self._why_not(request, "metrics", ())
         if refused is not None:
             return error(HTTPStatus.UNAUTHORIZED, refused, _CHALLENGE)
         return self._reading(
-            request, lambda: Response(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_LATEST)
+            request, lambda: HttpResponse(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_LATEST)
         )
 
-    def _offer_authority(self) -> Response:
+    def _offer_authority(self) -> HttpResponse:
         """A certificate is no secret; whom it is to be trusted for, the client decides."""
         if not self._authority:
             return error(HTTPStatus.NOT_FOUND, "the namespace has no certificate authority of its own")
-        return Response(HTTPStatus.OK, self._authority, "application/x-pem-file")
+        return HttpResponse(HTTPStatus.OK, self._authority, "application/x-pem-file")
 
-    def _welcome(self, request: Request) -> Response:
+    def _welcome(self, request: HttpRequest) -> HttpResponse:
         if "text/html" in request.headers.get("accept", ""):
             page = _PAGE.format(name=html.escape(self._name))
-            return Response(HTTPStatus.OK, page.encode(), "text/html; charset=utf-8")
-        return Response(HTTPStatus.OK, _TEXT.format(name=self._name).encode())
+            return HttpResponse(HTTPStatus.OK, page.encode(), "text/html; charset=utf-8")
+        return HttpResponse(HTTPStatus.OK, _TEXT.format(name=self._name).encode())
 
-    def _reading(self, request: Request, answer: Callable[[], Response]) -> Response:
+    def _reading(self, request: HttpRequest, answer: Callable[[], HttpResponse]) -> HttpResponse:
         return answer() if request.method == "GET" else method_not_allowed(request.method, "GET")
 
-    def _why_not(self, request: Request, resource: str, rules: tuple[AuthorizationRule, ...]) -> str | None:
+    def _why_not(self, request: HttpRequest, resource: str, rules: tuple[AuthorizationRule, ...]) -> str | None:
         """Why the caller may not manage the resource; None if it may."""
         token = request.headers.get("authorization")
         if not token:
@@ -166,7 +166,7 @@ class FaultControl(Protocol):
     def clear(self, id: str | None) -> int: ...
 
 
-def answer_faults(request: Request, faults: FaultControl) -> Response:
+def answer_faults(request: HttpRequest, faults: FaultControl) -> HttpResponse:
     """GET lists, POST sets one, DELETE clears the one that is named, or all."""
     named = request.segments[1] if len(request.segments) > 1 else request.query.get("id")
     match request.method:
@@ -182,7 +182,7 @@ def answer_faults(request: Request, faults: FaultControl) -> Response:
             return json_response(HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"{request.method} is not allowed here"})
 
 
-def _set(request: Request, faults: FaultControl) -> Response:
+def _set(request: HttpRequest, faults: FaultControl) -> HttpResponse:
     try:
         spec = json.loads(request.body)
         if not isinstance(spec, dict):
@@ -194,5 +194,5 @@ def _set(request: Request, faults: FaultControl) -> Response:
         return json_response(HTTPStatus.BAD_REQUEST, {"error": str(wrong)})
 
 
-def _unknown(named: str) -> Response:
+def _unknown(named: str) -> HttpResponse:
     return json_response(HTTPStatus.NOT_FOUND, {"error": f"there is no fault {named!r}"})

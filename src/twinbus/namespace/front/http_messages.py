@@ -22,7 +22,7 @@ class AbandonedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """`segments` are the parts of the path between its slashes, each decoded by itself; header names are lower-case."""
 
     method: str
@@ -44,7 +44,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class HttpResponse:
     status: int
     body: bytes = b""
     content_type: str = "text/plain; charset=utf-8"
@@ -67,16 +67,16 @@ def parse_target(target: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
     return parts.path or "/", segments, query
 
 
-def error(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+def error(status: int, detail: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
     """An error as the management API's clients read it."""
-    return Response(status, render_error(status, detail), "application/xml; charset=utf-8", headers or {})
+    return HttpResponse(status, render_error(status, detail), "application/xml; charset=utf-8", headers or {})
 
 
-def json_response(status: int, value: Any) -> Response:
-    return Response(status, json.dumps(value).encode() + b"\n", "application/json")
+def json_response(status: int, value: Any) -> HttpResponse:
+    return HttpResponse(status, json.dumps(value).encode() + b"\n", "application/json")
 
 
-def method_not_allowed(method: str, allowed: str) -> Response:
+def method_not_allowed(method: str, allowed: str) -> HttpResponse:
     return error(HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not allowed here: {allowed} is", {"Allow": allowed})
 
 
@@ -87,7 +87,7 @@ _OWN_SITES: Final = ("same-origin", "none")
 
 def refuse_foreign(
     target: str, headers: Iterable[tuple[str, str]], names: OwnNames, arrived_at: str | None
-) -> Response | None:
+) -> HttpResponse | None:
     """The answer to a request that is not for this namespace or not from its own pages; None if it may go on.
 
     Header names are lower-case. `arrived_at` is the address of this end of the connection.

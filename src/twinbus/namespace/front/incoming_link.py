@@ -20,8 +20,8 @@ from twinbus.namespace.engine.events import MessagesSent
 from twinbus.namespace.engine.registry import Entity
 from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import refusals
-from twinbus.namespace.front.addresses import Address
-from twinbus.namespace.front.fault_effects import Struck
+from twinbus.namespace.front.addresses import LinkAddress
+from twinbus.namespace.front.fault_effects import FaultableOperation
 from twinbus.values import Condition
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _CREDIT = 1000
 class IncomingLink:
     """A link that brings messages to one entity."""
 
-    def __init__(self, connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> None:
+    def __init__(self, connection: AmqpConnection, link: Link, entity: Entity, address: LinkAddress) -> None:
         self._connection = connection
         self._link = link
         self.entity = entity
@@ -98,12 +98,12 @@ class IncomingLink:
         elif refusal is None:
             self._connection.accept(self._link.session, delivery.delivery_id)
         else:
-            state = Rejected(refusals.error_of(refusal))
+            state = Rejected(refusals.amqp_error(refusal))
             self._connection.dispose_received(self._link.session, delivery.delivery_id, state)
 
     def _suffer(self, fault: Fault, delivery: Delivered) -> None:
         answer = partial(self._answer, delivery)
-        struck = Struck(
+        struck = FaultableOperation(
             go_on=lambda: self._store(delivery, answer),
             refuse=answer,
             detach=partial(self._connection.detach, self._link),

@@ -16,16 +16,16 @@ from twinbus.namespace.engine.registry import Entity
 from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.namespace.faults import Point
 from twinbus.namespace.front import refusals
-from twinbus.namespace.front.addresses import Address, Node, parse_address
-from twinbus.namespace.front.fault_effects import Struck
+from twinbus.namespace.front.addresses import LinkAddress, NodeKind, parse_address
+from twinbus.namespace.front.fault_effects import FaultableOperation
 from twinbus.namespace.front.incoming_link import IncomingLink
 from twinbus.namespace.front.outgoing_link import OutgoingLink
-from twinbus.namespace.front.request_response import ReplyLink, RequestLink
+from twinbus.namespace.front.request_response import NodeReplyLink, NodeRequestLink
 from twinbus.namespace.front.transactions import CoordinatorLink
 from twinbus.values import Condition, Described, Long, Symbol, ULong
 
 if TYPE_CHECKING:
-    from twinbus.namespace.front.amqp_connection import AmqpConnection, Attached
+    from twinbus.namespace.front.amqp_connection import AmqpConnection, AttachedLink
 
 _SESSION_FILTER = Symbol("com.microsoft:session-filter")
 _TIMEOUT = Symbol("com.microsoft:timeout")
@@ -57,7 +57,7 @@ def attach(connection: AmqpConnection, link: Link) -> None:
         _refuse(link, Refusal(Condition.INVALID_FIELD, text))
     else:
         address = parse_address(node.address)
-        if address.node is Node.ENTITY:
+        if address.node is NodeKind.ENTITY:
             _attach_to_entity(connection, link, address, receives=receives)
         else:
             _attach_to_node(connection, link, address, receives=receives)
@@ -71,7 +71,7 @@ def accept_session(link: Link, session: str, locked_until: int) -> None:
     link.accept(source=source, properties={_LOCKED_UNTIL: Long(ticks)}, max_message_size=limits.MAX_MESSAGE_BYTES)
 
 
-def claim_of(attached: Attached) -> tuple[Claim, str] | None:
+def claim_of(attached: AttachedLink) -> tuple[Claim, str] | None:
     """What an attached link keeps needing."""
     if isinstance(attached, IncomingLink):
         return Claim.SEND, attached.address.path
@@ -81,15 +81,15 @@ def claim_of(attached: Attached) -> tuple[Claim, str] | None:
 
 
 def _refuse(link: Link, refusal: Refusal) -> None:
-    link.refuse(refusals.error_of(refusal))
+    link.refuse(refusals.amqp_error(refusal))
 
 
-def _attach_to_node(connection: AmqpConnection, link: Link, address: Address, *, receives: bool) -> None:
+def _attach_to_node(connection: AmqpConnection, link: Link, address: LinkAddress, *, receives: bool) -> None:
     link.accept(max_message_size=limits.MIB)
     if receives:
-        connection.attached(link, ReplyLink(connection, link, address))
+        connection.attached(link, NodeReplyLink(connection, link, address))
     else:
-        request_link = RequestLink(connection, link, address)
+        request_link = NodeRequestLink(connection, link, address)
         request_link.grant()
         connection.attached(link, request_link)
 
@@ -105,7 +105,7 @@ def _attach_to_coordinator(connection: AmqpConnection, link: Link) -> None:
     connection.attached(link, coordinator)
 
 
-def _attach_to_entity(connection: AmqpConnection, link: Link, address: Address, *, receives: bool) -> None:
+def _attach_to_entity(connection: AmqpConnection, link: Link, address: LinkAddress, *, receives: bool) -> None:
     claim = Claim.LISTEN if receives else Claim.SEND
     if not connection.claims.allow(claim, address.path, connection.driver.now()):
         # Before it is looked up, and in the peer's spelling: which names there are is not for everyone.
@@ -132,10 +132,12 @@ def _attach_to_entity(connection: AmqpConnection, link: Link, address: Address, 
     if fault is None:
         go_on()
     else:
-        connection.suffer(fault, Struck(go_on=go_on, refuse=refuse, detach=refuse, unanswered=lambda _: go_on()))
+        connection.suffer(
+            fault, FaultableOperation(go_on=go_on, refuse=refuse, detach=refuse, unanswered=lambda _: go_on())
+        )
 
 
-def _attach_sender(connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> Refusal | None:
+def _attach_sender(connection: AmqpConnection, link: Link, entity: Entity, address: LinkAddress) -> Refusal | None:
     if address.dead_letter or address.transfer or isinstance(entity, Subscription):
         return Refusal(
             Condition.NOT_ALLOWED, f"Messages cannot be sent to '{address.path}': it is neither a queue nor a topic."
@@ -154,7 +156,7 @@ def _attach_sender(connection: AmqpConnection, link: Link, entity: Entity, addre
     return None
 
 
-def _attach_receiver(connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> Refusal | None:
+def _attach_receiver(connection: AmqpConnection, link: Link, entity: Entity, address: LinkAddress) -> Refusal | None:
     if isinstance(entity, Topic):
         return Refusal(
             Condition.NOT_ALLOWED, f"'{entity.path}' is a topic: receive from one of its subscriptions instead."

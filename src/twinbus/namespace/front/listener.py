@@ -21,8 +21,8 @@ from itertools import count
 from typing import Final, cast
 
 from twinbus.amqp.limits import KIB, LimitExceededError
-from twinbus.namespace.front.accepted_connection import PortConnection
-from twinbus.namespace.front.context import Site
+from twinbus.namespace.front.accepted_connection import AcceptedConnection
+from twinbus.namespace.front.context import NamespaceContext
 
 _log = logging.getLogger(__name__)
 
@@ -35,17 +35,17 @@ _TRY_AGAIN_SECONDS: Final = 0.25
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Acceptor:
+class Listener:
     """Accepts from a listening socket until it is closed."""
 
-    def __init__(self, site: Site, listener: socket.socket) -> None:
+    def __init__(self, site: NamespaceContext, listener: socket.socket) -> None:
         self._site = site
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._turns = Turns()
+        self._turns = FairTurns()
         self._timer: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
-        self._refused: set[PortConnection] = set()
+        self._refused: set[AcceptedConnection] = set()
         self._is_exhausted = False
         self._is_closed = False
         listener.setblocking(False)
@@ -88,7 +88,7 @@ class Acceptor:
             refusal = self._site.resources.make_room()
             if refusal is not None:
                 self._site.refuse(refusal)
-        connection = PortConnection(self._site, refusal)
+        connection = AcceptedConnection(self._site, refusal)
         if refusal is not None:
             self._refused = {one for one in self._refused if not one.gone.done()}
             if len(self._refused) >= _MOST_REFUSED:
@@ -99,7 +99,7 @@ class Acceptor:
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _open(self, connection: PortConnection, accepted: socket.socket) -> None:
+    async def _open(self, connection: AcceptedConnection, accepted: socket.socket) -> None:
         try:
             reader = UnauthenticatedReader(connection, self._turns)
             await self._loop.connect_accepted_socket(lambda: reader, accepted)
@@ -144,7 +144,7 @@ Turn = Callable[[], bool]
 """Runs one piece. Returns True if no other piece may run in this turn of the event loop."""
 
 
-class Turns:
+class FairTurns:
     """The pieces that wait, of one event loop."""
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class Turns:
 class UnauthenticatedReader(asyncio.BufferedProtocol):
     """Reads for a connection until it has authenticated."""
 
-    def __init__(self, connection: PortConnection, turns: Turns) -> None:
+    def __init__(self, connection: AcceptedConnection, turns: FairTurns) -> None:
         self._connection = connection
         self._turns = turns
         self._piece = b""

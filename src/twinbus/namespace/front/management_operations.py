@@ -25,7 +25,7 @@ from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import Event
 from twinbus.namespace.engine.storage_protocol import Row
 from twinbus.namespace.front.outgoing_link import encoded
-from twinbus.namespace.front.request_response import Reply, Request
+from twinbus.namespace.front.request_response import NodeReply, NodeRequest
 from twinbus.values import Array, Condition, Described, Int, Long, Timestamp, ULong
 
 # The listing mode "all sessions" is asked for with the largest instant .NET knows, or what its codec makes of it.
@@ -33,12 +33,12 @@ _MAX_INSTANT = 253402300799999
 _READS = ("peek-message", "receive-by-sequence-number")
 
 
-def reads_messages(request: Request) -> bool:
+def reads_messages(request: NodeRequest) -> bool:
     """Whether the reply carries messages, and so may be large."""
     return request.operation.removeprefix("com.microsoft:") in _READS
 
 
-def translate(request: Request) -> Translated | Refusal:
+def translate(request: NodeRequest) -> ManagementCall | Refusal:
     """Understand one management request; a Refusal names what is wrong with it."""
     name = request.operation.removeprefix("com.microsoft:")
     operation = _OPERATIONS.get(name)
@@ -47,44 +47,44 @@ def translate(request: Request) -> Translated | Refusal:
     if not isinstance(request.body, dict):
         return Refusal(Condition.ARGUMENT_ERROR, f"The body of '{request.operation}' has to be a map.")
     try:
-        return operation(Body(request.operation, request.body), request)
+        return operation(RequestBody(request.operation, request.body), request)
     except BadRequestError as error:
         return Refusal(Condition.ARGUMENT_ERROR, str(error))
 
 
-def _peek(body: Body, request: Request) -> Translated:
+def _peek(body: RequestBody, request: NodeRequest) -> ManagementCall:
     start, count = body.number("from-sequence-number", 0), body.number("message-count", 1, 1, MAX_INT)
     session = body.text("session-id")
     dead, transfer = request.address.dead_letter, request.address.transfer
 
-    def respond(rows: list[Row]) -> Reply:
+    def respond(rows: list[Row]) -> NodeReply:
         if not rows:
             return NOTHING
-        return Reply(200, body={"messages": [{"message": _raw(row, None, None)} for row in rows]})
+        return NodeReply(200, body={"messages": [{"message": _raw(row, None, None)} for row in rows]})
 
     def event(reply: Any) -> events.MessagesPeeked:
         return events.MessagesPeeked(reply, start, count, dead, session, transfer)
 
-    return Translated(Claim.LISTEN, event, respond)
+    return ManagementCall(Claim.LISTEN, event, respond)
 
 
-def _renew_lock(body: Body, request: Request) -> Translated:
+def _renew_lock(body: RequestBody, request: NodeRequest) -> ManagementCall:
     tokens = body.tokens("lock-tokens")
 
-    def respond(instants: list[int]) -> Reply:
-        return Reply(200, body={"expirations": Array(Timestamp, map(Timestamp, instants))})
+    def respond(instants: list[int]) -> NodeReply:
+        return NodeReply(200, body={"expirations": Array(Timestamp, map(Timestamp, instants))})
 
-    return Translated(Claim.LISTEN, lambda reply: events.LocksRenewed(reply, tokens), respond)
+    return ManagementCall(Claim.LISTEN, lambda reply: events.LocksRenewed(reply, tokens), respond)
 
 
-def _receive_by_sequence_number(body: Body, request: Request) -> Translated:
+def _receive_by_sequence_number(body: RequestBody, request: NodeRequest) -> ManagementCall:
     numbers, peek_lock = body.numbers("sequence-numbers"), body.number("receiver-settle-mode", 1, 0, 1) == 1
     session, dead, transfer = body.text("session-id"), request.address.dead_letter, request.address.transfer
 
-    def respond(found: list[tuple[Row, bytes | None, int | None]]) -> Reply:
-        return Reply(200, body={"messages": [_locked(*entry) for entry in found]})
+    def respond(found: list[tuple[Row, bytes | None, int | None]]) -> NodeReply:
+        return NodeReply(200, body={"messages": [_locked(*entry) for entry in found]})
 
-    return Translated(
+    return ManagementCall(
         Claim.LISTEN,
         lambda reply: events.DeferredRequested(reply, numbers, peek_lock, dead, session, transfer),
         respond,
@@ -92,7 +92,7 @@ def _receive_by_sequence_number(body: Body, request: Request) -> Translated:
     )
 
 
-def _update_disposition(body: Body, request: Request) -> Translated:
+def _update_disposition(body: RequestBody, request: NodeRequest) -> ManagementCall:
     tokens, session = body.tokens("lock-tokens"), body.text("session-id")
     properties = body.properties("properties-to-modify")
     outcome: events.Outcome
@@ -110,78 +110,80 @@ def _update_disposition(body: Body, request: Request) -> Translated:
                 f"'disposition-status' has to be completed, abandoned, defered or suspended, not {status!r}."
             )
 
-    def respond(results: list[Refusal | None]) -> Reply:
+    def respond(results: list[Refusal | None]) -> NodeReply:
         refusal = next((result for result in results if result is not None), None)
-        return Reply(200) if refusal is None else Reply.refused(refusal)
+        return NodeReply(200) if refusal is None else NodeReply.refused(refusal)
 
-    return Translated(Claim.LISTEN, lambda reply: events.MessagesSettled(reply, tokens, outcome, session), respond)
+    return ManagementCall(Claim.LISTEN, lambda reply: events.MessagesSettled(reply, tokens, outcome, session), respond)
 
 
-def _schedule(body: Body, request: Request) -> Translated:
+def _schedule(body: RequestBody, request: NodeRequest) -> ManagementCall:
     messages = body.messages()
-    return Translated(
+    return ManagementCall(
         Claim.SEND,
         lambda reply: events.MessagesScheduled(reply, messages),
-        lambda numbers: Reply(200, body={"sequence-numbers": Array(Long, map(Long, numbers))}),
+        lambda numbers: NodeReply(200, body={"sequence-numbers": Array(Long, map(Long, numbers))}),
     )
 
 
-def _cancel_scheduled(body: Body, request: Request) -> Translated:
+def _cancel_scheduled(body: RequestBody, request: NodeRequest) -> ManagementCall:
     numbers = body.numbers("sequence-numbers")
-    return Translated(Claim.SEND, lambda reply: events.ScheduleCancelled(reply, numbers), lambda _: Reply(200))
+    return ManagementCall(Claim.SEND, lambda reply: events.ScheduleCancelled(reply, numbers), lambda _: NodeReply(200))
 
 
-def _get_session_state(body: Body, request: Request) -> Translated:
+def _get_session_state(body: RequestBody, request: NodeRequest) -> ManagementCall:
     session = body.needed_text("session-id")
-    return Translated(
+    return ManagementCall(
         Claim.LISTEN,
         lambda reply: events.SessionStateRequested(reply, session),
-        lambda state: Reply(200, body={"session-state": state}),
+        lambda state: NodeReply(200, body={"session-state": state}),
         session,
     )
 
 
-def _set_session_state(body: Body, request: Request) -> Translated:
+def _set_session_state(body: RequestBody, request: NodeRequest) -> ManagementCall:
     session, state = body.needed_text("session-id"), body.blob("session-state")
-    return Translated(
+    return ManagementCall(
         Claim.LISTEN,
         lambda reply: events.SessionStateSet(reply, session, state),
-        lambda _: Reply(200, body={}),
+        lambda _: NodeReply(200, body={}),
         session,
     )
 
 
-def _renew_session_lock(body: Body, request: Request) -> Translated:
+def _renew_session_lock(body: RequestBody, request: NodeRequest) -> ManagementCall:
     session = body.needed_text("session-id")
-    return Translated(
+    return ManagementCall(
         Claim.LISTEN,
         lambda reply: events.SessionLockRenewed(reply, session),
-        lambda instant: Reply(200, body={"expiration": Timestamp(instant)}),
+        lambda instant: NodeReply(200, body={"expiration": Timestamp(instant)}),
         session,
     )
 
 
-def _list_sessions(body: Body, request: Request) -> Translated:
+def _list_sessions(body: RequestBody, request: NodeRequest) -> ManagementCall:
     skip, top = body.number("skip", 0, 0, MAX_INT), body.number("top", 100, 0, MAX_INT)
     since = body.number("last-updated-time", _MAX_INSTANT)
 
-    def respond(sessions: list[str]) -> Reply:
+    def respond(sessions: list[str]) -> NodeReply:
         if not sessions:
-            return Reply(204, "No content", condition=Condition.SESSION_NOT_FOUND.value)
-        return Reply(200, body={"skip": Int(skip + len(sessions)), "sessions-ids": Array(str, sessions)})
+            return NodeReply(204, "No content", condition=Condition.SESSION_NOT_FOUND.value)
+        return NodeReply(200, body={"skip": Int(skip + len(sessions)), "sessions-ids": Array(str, sessions)})
 
     updated_since = None if since >= _MAX_INSTANT else since
-    return Translated(Claim.LISTEN, lambda reply: events.SessionsListed(reply, skip, top, updated_since), respond)
+    return ManagementCall(Claim.LISTEN, lambda reply: events.SessionsListed(reply, skip, top, updated_since), respond)
 
 
-def _delete_batch(body: Body, request: Request) -> Translated:
+def _delete_batch(body: RequestBody, request: NodeRequest) -> ManagementCall:
     count, before = body.number("message-count", None, 1, MAX_INT), body.number("enqueued-time-utc", _MAX_INSTANT)
     dead, transfer = request.address.dead_letter, request.address.transfer
 
-    def respond(deleted: int) -> Reply:
-        return Reply(200, body={"message-count": Int(deleted)}) if deleted else NOTHING
+    def respond(deleted: int) -> NodeReply:
+        return NodeReply(200, body={"message-count": Int(deleted)}) if deleted else NOTHING
 
-    return Translated(Claim.LISTEN, lambda reply: events.BatchDeleted(reply, count, before, dead, transfer), respond)
+    return ManagementCall(
+        Claim.LISTEN, lambda reply: events.BatchDeleted(reply, count, before, dead, transfer), respond
+    )
 
 
 def _raw(row: Row, token: bytes | None, locked_until: int | None) -> bytes:
@@ -218,26 +220,26 @@ _FIELDS: Final = {
 """Of a correlation filter, in the order of its list."""
 
 
-def add_rule(body: Body, request: Request) -> Translated:
+def add_rule(body: RequestBody, request: NodeRequest) -> ManagementCall:
     name, described = body.needed_text("rule-name"), body.properties("rule-description") or {}
     rule = RuleDescription(name, _filter(described), _action(described))
-    return Translated(Claim.LISTEN, lambda reply: events.RuleAdded(reply, rule), lambda _: Reply(200))
+    return ManagementCall(Claim.LISTEN, lambda reply: events.RuleAdded(reply, rule), lambda _: NodeReply(200))
 
 
-def remove_rule(body: Body, request: Request) -> Translated:
+def remove_rule(body: RequestBody, request: NodeRequest) -> ManagementCall:
     name = body.needed_text("rule-name")
-    return Translated(Claim.LISTEN, lambda reply: events.RuleRemoved(reply, name), lambda _: Reply(200))
+    return ManagementCall(Claim.LISTEN, lambda reply: events.RuleRemoved(reply, name), lambda _: NodeReply(200))
 
 
-def enumerate_rules(body: Body, request: Request) -> Translated:
+def enumerate_rules(body: RequestBody, request: NodeRequest) -> ManagementCall:
     skip, top = body.number("skip", 0, 0, MAX_INT), body.number("top", MAX_INT, 0, MAX_INT)
 
-    def respond(rules: list[RuleDescription]) -> Reply:
+    def respond(rules: list[RuleDescription]) -> NodeReply:
         if not rules:
             return NOTHING
-        return Reply(200, body={"rules": [{"rule-description": _told(rule)} for rule in rules]})
+        return NodeReply(200, body={"rules": [{"rule-description": _told(rule)} for rule in rules]})
 
-    return Translated(Claim.LISTEN, lambda reply: events.RulesListed(reply, skip, top), respond)
+    return ManagementCall(Claim.LISTEN, lambda reply: events.RulesListed(reply, skip, top), respond)
 
 
 def _filter(described: Mapping[str, Any]) -> Filter:
@@ -309,16 +311,16 @@ def _told_filter(described: Filter) -> Described:
 
 MAX_LONG: Final = 2**63 - 1
 MAX_INT: Final = 2**31 - 1
-NOTHING: Final = Reply(204, "No content")
+NOTHING: Final = NodeReply(204, "No content")
 
-Respond = Callable[[Any], Reply]
+Respond = Callable[[Any], NodeReply]
 
 
 class BadRequestError(Exception):
     """The request's body is not what its operation takes."""
 
 
-class Translated(NamedTuple):
+class ManagementCall(NamedTuple):
     """What a request asks of the engine, the claim it needs, and how the engine's result becomes a reply.
 
     `held` is the session that the asker has to hold by a link of the same connection: that somebody does is not enough.
@@ -330,7 +332,7 @@ class Translated(NamedTuple):
     held: str | None = None
 
 
-class Body:
+class RequestBody:
     """A request's map, read with names in the errors."""
 
     def __init__(self, operation: str, entries: dict[Any, Any]) -> None:
@@ -397,7 +399,7 @@ class Body:
         return tuple(envelopes)
 
 
-_OPERATIONS: dict[str, Callable[[Body, Request], Translated]] = {
+_OPERATIONS: dict[str, Callable[[RequestBody, NodeRequest], ManagementCall]] = {
     "peek-message": _peek,
     "renew-lock": _renew_lock,
     "receive-by-sequence-number": _receive_by_sequence_number,

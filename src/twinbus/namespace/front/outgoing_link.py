@@ -33,8 +33,8 @@ from twinbus.namespace.engine.storage_protocol import Lane, Row
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, Point
 from twinbus.namespace.front import refusals
-from twinbus.namespace.front.addresses import Address
-from twinbus.namespace.front.fault_effects import Struck
+from twinbus.namespace.front.addresses import LinkAddress
+from twinbus.namespace.front.fault_effects import FaultableOperation
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.amqp_connection import AmqpConnection
@@ -87,7 +87,7 @@ def _is_plain(row: Row) -> bool:
 class OutgoingLink:
     """A receiver of one entity, as the engine and the peer see it."""
 
-    def __init__(self, connection: AmqpConnection, link: Link, entity: Entity, address: Address) -> None:
+    def __init__(self, connection: AmqpConnection, link: Link, entity: Entity, address: LinkAddress) -> None:
         self._connection = connection
         self._link = link
         self.entity = entity
@@ -115,7 +115,9 @@ class OutgoingLink:
             self._take_credit()
             return
         end = partial(self._connection.detach, self._link)
-        struck = Struck(go_on=self._take_credit, refuse=end, detach=end, unanswered=lambda _: self._take_credit())
+        struck = FaultableOperation(
+            go_on=self._take_credit, refuse=end, detach=end, unanswered=lambda _: self._take_credit()
+        )
         self._connection.suffer(fault, struck)
 
     def detached(self) -> None:
@@ -135,7 +137,7 @@ class OutgoingLink:
         def settle(answer: Callable[[list[Refusal | None] | Refusal], None]) -> None:
             self._connection.driver.submit(self.entity, MessagesSettled(answer, tokens, outcome, self.session))
 
-        struck = Struck(
+        struck = FaultableOperation(
             go_on=lambda: settle(reply),
             refuse=reply,
             detach=partial(self._connection.detach, self._link),
@@ -153,7 +155,7 @@ class OutgoingLink:
 
         refusal = self._connection.transactions.add(transaction, operation, len(held), ended)
         if not disposition.settled:
-            state = disposition.state if refusal is None else Rejected(refusals.error_of(refusal))
+            state = disposition.state if refusal is None else Rejected(refusals.amqp_error(refusal))
             for first, last in runs(list(held)):
                 self._connection.dispose_sent(self._link.session, first, last, state, settled=False)
 
@@ -314,7 +316,7 @@ class OutgoingLink:
             if run_ends:
                 refusal = results[first]
                 if refusal is not None:
-                    state: DeliveryState | None = Rejected(refusals.error_of(refusal))
+                    state: DeliveryState | None = Rejected(refusals.amqp_error(refusal))
                 elif isinstance(disposition.state, Rejected):
                     state = Rejected(None)  # clients take an echoed error for a failure of the call
                 else:

@@ -32,12 +32,12 @@ _STATUS = {
 _LONGEST_TEXT = 1000
 
 
-def status_of(refusal: Refusal) -> int:
+def status_code(refusal: Refusal) -> int:
     """The status code of a management reply."""
     return _STATUS.get(refusal.condition, 500)
 
 
-def error_of(refusal: Refusal) -> Error:
+def amqp_error(refusal: Refusal) -> Error:
     """The error of a rejected outcome, a detach or a close."""
     return Error(refusal.condition.value, shortened(refusal.description))
 

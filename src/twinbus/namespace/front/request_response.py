@@ -20,7 +20,7 @@ from twinbus.amqp.session import Session
 from twinbus.amqp.transactions import read_transactional
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.front import refusals
-from twinbus.namespace.front.addresses import Address
+from twinbus.namespace.front.addresses import LinkAddress
 from twinbus.values import Condition, Int, Symbol
 
 if TYPE_CHECKING:
@@ -30,19 +30,19 @@ _CREDIT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class NodeRequest:
     """One request: who asked, what, and where the reply goes."""
 
     link: Link
-    address: Address
+    address: LinkAddress
     operation: str
     properties: dict[str, Any]
     body: Any
-    answer: Callable[[Reply], None]
+    answer: Callable[[NodeReply], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class NodeReply:
     """The answer to a request, in the words of both nodes."""
 
     status: int
@@ -51,14 +51,14 @@ class Reply:
     condition: str | None = None
 
     @classmethod
-    def refused(cls, refusal: Refusal) -> Reply:
-        return cls(refusals.status_of(refusal), refusal.description, None, refusal.condition.value)
+    def refused(cls, refusal: Refusal) -> NodeReply:
+        return cls(refusals.status_code(refusal), refusal.description, None, refusal.condition.value)
 
 
-class ReplyLink:
+class NodeReplyLink:
     """The link on which the peer takes replies: as it grants credit, and as it reads."""
 
-    def __init__(self, connection: AmqpConnection, link: Link, address: Address) -> None:
+    def __init__(self, connection: AmqpConnection, link: Link, address: LinkAddress) -> None:
         self._connection = connection
         self._link = link
         self.address = address
@@ -109,27 +109,27 @@ class ReplyLink:
         self._sent += 1
 
 
-class ReplyLinks:
+class NodeReplyLinks:
     """Reply links of one connection, found without a search through all its links.
 
     Each link is listed under its address alone, with its session, with each of its names, and with both.
     """
 
     def __init__(self) -> None:
-        self._listed: dict[tuple[Address, str | None, Session | None], dict[Link, ReplyLink]] = {}
+        self._listed: dict[tuple[LinkAddress, str | None, Session | None], dict[Link, NodeReplyLink]] = {}
 
-    def add(self, link: Link, reply_link: ReplyLink) -> None:
+    def add(self, link: Link, reply_link: NodeReplyLink) -> None:
         for key in self._keys(link, reply_link):
             self._listed.setdefault(key, {})[link] = reply_link
 
-    def remove(self, link: Link, reply_link: ReplyLink) -> None:
+    def remove(self, link: Link, reply_link: NodeReplyLink) -> None:
         for key in self._keys(link, reply_link):
             listed = self._listed.get(key, {})
             listed.pop(link, None)
             if not listed:
                 self._listed.pop(key, None)
 
-    def find(self, session: Session, address: Address, reply_to: str | None) -> tuple[Link, ReplyLink] | None:
+    def find(self, session: Session, address: LinkAddress, reply_to: str | None) -> tuple[Link, NodeReplyLink] | None:
         """The link for a reply: one that `reply_to` names before others, one of the same session before others."""
         for name in (None,) if reply_to is None else (reply_to, None):
             for owner in (session, None):
@@ -137,16 +137,16 @@ class ReplyLinks:
                     return next(iter(listed.items()))
         return None
 
-    def _keys(self, link: Link, reply_link: ReplyLink) -> Iterator[tuple[Address, str | None, Session | None]]:
+    def _keys(self, link: Link, reply_link: NodeReplyLink) -> Iterator[tuple[LinkAddress, str | None, Session | None]]:
         for name in (None, *reply_link.names):
             for session in (link.session, None):
                 yield reply_link.address, name, session
 
 
-class RequestLink:
+class NodeRequestLink:
     """The link on which requests arrive."""
 
-    def __init__(self, connection: AmqpConnection, link: Link, address: Address) -> None:
+    def __init__(self, connection: AmqpConnection, link: Link, address: LinkAddress) -> None:
         self._connection = connection
         self._link = link
         self._address = address
@@ -171,7 +171,7 @@ class RequestLink:
             # Carried out at once, it would count although the transaction does not.
             refusal = Refusal(Condition.NOT_IMPLEMENTED, "Requests to a node cannot be part of a transaction.")
             self._connection.transactions.doom(transactional.transaction, refusal)
-            state = Rejected(refusals.error_of(refusal))
+            state = Rejected(refusals.amqp_error(refusal))
             self._connection.dispose_received(self._link.session, delivery.delivery_id, state)
             return
         try:
@@ -180,21 +180,21 @@ class RequestLink:
             body = sections.value
         except DecodeError as error:
             refusal = Refusal(Condition.DECODE_ERROR, error.description)
-            state = Rejected(refusals.error_of(refusal))
+            state = Rejected(refusals.amqp_error(refusal))
             self._connection.dispose_received(self._link.session, delivery.delivery_id, state)
             return
         if not delivery.settled:
             self._connection.accept(self._link.session, delivery.delivery_id)
 
-        def answer(reply: Reply) -> None:
+        def answer(reply: NodeReply) -> None:
             payload = _encoded(reply, properties)
             self._connection.reply(self._link.session, self._address, properties.reply_to, payload)
 
         operation = str(application.get("operation", ""))
-        self._connection.request(Request(self._link, self._address, operation, application, body, answer))
+        self._connection.request(NodeRequest(self._link, self._address, operation, application, body, answer))
 
 
-def _encoded(reply: Reply, request: Properties) -> bytes:
+def _encoded(reply: NodeReply, request: Properties) -> bytes:
     description = refusals.shortened(reply.description)
     status: dict[str, Any] = {
         # Both spellings: clients of `$cbs` read the first pair, of `$management` the second.

@@ -25,7 +25,7 @@ _LONGEST_TOKEN: Final = 8 * 1024
 _LONGEST_INSTANT: Final = 15
 
 
-class TokenFault(StrEnum):
+class TokenProblem(StrEnum):
     """Why a token is not believed."""
 
     MALFORMED = "malformed"
@@ -40,7 +40,7 @@ class TokenFault(StrEnum):
 class TokenRefusedError(Exception):
     """The token opens nothing. The text is fit for the client: it names no key and no signature."""
 
-    def __init__(self, fault: TokenFault, text: str) -> None:
+    def __init__(self, fault: TokenProblem, text: str) -> None:
         super().__init__(text)
         self.fault = fault
         self.text = text
@@ -105,15 +105,15 @@ class SasVerifier:
         parsed = _parse(token)
         claims, key = self._signed_by(parsed, entity_rules)
         if int(parsed.expires_at) <= now:
-            raise TokenRefusedError(TokenFault.EXPIRED, f"the token expired at {parsed.expires_at}")
+            raise TokenRefusedError(TokenProblem.EXPIRED, f"the token expired at {parsed.expires_at}")
         self.check_name(unquote_plus(parsed.resource), arrived_at)
         if not _covers(parsed.resource, resource_path(resource)):
             raise TokenRefusedError(
-                TokenFault.NOT_COVERED, f"the token is for {unquote_plus(parsed.resource)!r}, not for {resource!r}"
+                TokenProblem.NOT_COVERED, f"the token is for {unquote_plus(parsed.resource)!r}, not for {resource!r}"
             )
         if key == DEFAULT_KEY and not peer_is_loopback:
             raise TokenRefusedError(
-                TokenFault.DEFAULT_KEY_ABROAD,
+                TokenProblem.DEFAULT_KEY_ABROAD,
                 f"the default key of {DEFAULT_KEY_NAME} is for loopback only: set another",
             )
         return claims
@@ -123,7 +123,7 @@ class SasVerifier:
         _, scheme, rest = url.partition("://")
         host = re.split(r"[/?#]", rest, maxsplit=1)[0] if scheme else ""
         if not self._names.is_own(host, arrived_at):
-            raise TokenRefusedError(TokenFault.FOREIGN_NAME, self._names.refusal(host or url, arrived_at))
+            raise TokenRefusedError(TokenProblem.FOREIGN_NAME, self._names.refusal(host or url, arrived_at))
 
     def claims_of_key(self, name: str, key: str, *, peer_is_loopback: bool) -> frozenset[Claim]:
         """What a rule of the namespace allows whoever knows its key; nothing to who does not."""
@@ -139,7 +139,7 @@ class SasVerifier:
         named = [rule for rule in (*entity_rules, *self._rules) if rule.name in token.key_names]
         if not named:
             raise TokenRefusedError(
-                TokenFault.UNKNOWN_KEY_NAME, f"there is no key named {min(token.key_names, key=len)!r}"
+                TokenProblem.UNKNOWN_KEY_NAME, f"there is no key named {min(token.key_names, key=len)!r}"
             )
         given = token.signature.encode()
         for rule in named:
@@ -147,7 +147,7 @@ class SasVerifier:
                 right = signature(key, token.resource, token.expires_at).encode()
                 if key and hmac.compare_digest(right, given):
                     return allowed(rule.claims), key
-        raise TokenRefusedError(TokenFault.BAD_SIGNATURE, "the signature does not match the key")
+        raise TokenRefusedError(TokenProblem.BAD_SIGNATURE, "the signature does not match the key")
 
 
 def _covers(encoded: str, path: str) -> bool:
@@ -163,20 +163,20 @@ def _covers(encoded: str, path: str) -> bool:
 def _parse(token: str) -> _Token:
     scheme, _, rest = token.strip().partition(" ")
     if scheme.lower() != SCHEME.lower():
-        raise TokenRefusedError(TokenFault.MALFORMED, f"a token of the form '{SCHEME} sr=…' is required")
+        raise TokenRefusedError(TokenProblem.MALFORMED, f"a token of the form '{SCHEME} sr=…' is required")
     if len(token) > _LONGEST_TOKEN:
-        raise TokenRefusedError(TokenFault.MALFORMED, f"the token is longer than {_LONGEST_TOKEN} characters")
+        raise TokenRefusedError(TokenProblem.MALFORMED, f"the token is longer than {_LONGEST_TOKEN} characters")
     fields: dict[str, str] = {}
     for part in rest.strip().split("&"):
         name, _, value = part.partition("=")
         if name in fields:
-            raise TokenRefusedError(TokenFault.MALFORMED, f"the token holds {name!r} twice")
+            raise TokenRefusedError(TokenProblem.MALFORMED, f"the token holds {name!r} twice")
         fields[name] = value
     for name in _FIELDS:
         if not fields.get(name):
-            raise TokenRefusedError(TokenFault.MALFORMED, f"the token lacks {name!r}")
+            raise TokenRefusedError(TokenProblem.MALFORMED, f"the token lacks {name!r}")
     if not (fields["se"].isascii() and fields["se"].isdigit() and len(fields["se"]) <= _LONGEST_INSTANT):
-        raise TokenRefusedError(TokenFault.MALFORMED, "'se' of the token is not a number of seconds")
+        raise TokenRefusedError(TokenProblem.MALFORMED, "'se' of the token is not a number of seconds")
     # The Python client encodes the key name twice.
     once = unquote_plus(fields["skn"])
     # Base64 has no space: one that decoding made was a plus sign left bare.

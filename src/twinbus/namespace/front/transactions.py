@@ -213,7 +213,7 @@ class CoordinatorLink:
             transactions.discharge(request.transaction, request.fail, lambda refusal: self._answer(delivery, refusal))
 
     def _answer(self, delivery: Delivered, refusal: Refusal | None) -> None:
-        self._dispose(delivery, Accepted() if refusal is None else Rejected(refusals.error_of(refusal)))
+        self._dispose(delivery, Accepted() if refusal is None else Rejected(refusals.amqp_error(refusal)))
 
     def _dispose(self, delivery: Delivered, state: DeliveryState) -> None:
         if not delivery.settled:
