@@ -17,7 +17,7 @@ from tests.crash.entities import CONFIG, DELETED, PLAIN, SCHEDULED, SESSIONS, TO
 from tests.crash.inspection import check_file, drain, inspect
 from tests.crash.load import Load
 from twinbus.message import Message
-from twinbus.namespace.http_client import FaultRequestError
+from twinbus.namespace.http_client import NamespaceRequestError
 from twinbus.testing import LocalNamespace, LocalNamespaceError
 
 LONGEST_DELAY = 0.25
@@ -135,7 +135,7 @@ class Lives:
         }
         try:
             self._namespace.faults.set("crash", points=[point], count=1, **spec)
-        except FaultRequestError as error:
+        except NamespaceRequestError as error:
             # It may strike before its own setting is answered; whoever waits for the end then sees it.
             if error.status:
                 raise

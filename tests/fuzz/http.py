@@ -21,7 +21,7 @@ from tests.namespace.front.http_peer import TOKEN, Recorder, converse, handler
 from tests.namespace.front.recorded_requests import request, traffic
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.front import HttpHandler
-from twinbus.namespace.runtime import Driver
+from twinbus.namespace.runtime import NamespaceRuntime
 
 RECORDED = traffic(TOKEN)
 _COSTS_EVERY: Final = 500
@@ -141,7 +141,7 @@ def mutate(chance: random.Random) -> list[bytes]:
 async def world() -> HttpHandler:
     return handler(
         await at_work(
-            Driver,
+            NamespaceRuntime,
             QueueDescription(path="a/b"),
             TopicDescription(path="t"),
             SubscriptionDescription(topic="t", name="s"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.namespace.faults import FaultKind, Faults, FaultSpecError, Point
+from twinbus.namespace.faults import FaultKind, FaultPoint, Faults, FaultSpecError
 
 
 class HandClock:
@@ -29,22 +29,22 @@ def faults(clock: HandClock) -> Faults:
     return Faults(clock, new_seed=lambda: 7)
 
 
-def hits(faults: Faults, point: Point = Point.SEND, times: int = 200, entity: str = "orders") -> list[bool]:
-    return [faults.strike(point, entity) is not None for _ in range(times)]
+def hits(faults: Faults, point: FaultPoint = FaultPoint.SEND, times: int = 200, entity: str = "orders") -> list[bool]:
+    return [faults.trigger(point, entity) is not None for _ in range(times)]
 
 
 def test_a_quiet_namespace_is_never_struck(faults: Faults) -> None:
     assert not faults.active
-    assert [faults.strike(point, "orders", "link") for point in Point] == [None] * len(Point)
+    assert [faults.trigger(point, "orders", "link") for point in FaultPoint] == [None] * len(FaultPoint)
 
 
 def test_a_fault_strikes_until_it_is_cleared(faults: Faults) -> None:
     made = faults.set({"kind": "server-busy"})
-    struck = faults.strike(Point.SEND, "orders")
+    struck = faults.trigger(FaultPoint.SEND, "orders")
     assert struck is not None
     assert struck.kind is FaultKind.SERVER_BUSY
     assert faults.clear(made["id"]) == 1
-    assert faults.strike(Point.SEND, "orders") is None
+    assert faults.trigger(FaultPoint.SEND, "orders") is None
     assert not faults.active
 
 
@@ -60,8 +60,8 @@ def test_clearing_without_an_id_lifts_all_and_an_unknown_id_lifts_none(faults: F
     ("kind", "points"),
     [
         ("refuse", {"connect"}),
-        ("black-hole", set(Point)),
-        ("delay", set(Point) - {"connect"}),
+        ("black-hole", set(FaultPoint)),
+        ("delay", set(FaultPoint) - {"connect"}),
         ("server-busy", {"attach", "send", "request"}),
         ("detach", {"send", "receive"}),
         ("internal-error", {"attach", "send", "settle", "request"}),
@@ -70,12 +70,12 @@ def test_clearing_without_an_id_lifts_all_and_an_unknown_id_lifts_none(faults: F
 )
 def test_a_kind_strikes_its_own_points_when_none_are_named(faults: Faults, kind: str, points: set[str]) -> None:
     faults.set({"kind": kind, **({"delay": 1} if kind == "delay" else {})})
-    assert {point for point in Point if faults.strike(point, "orders", "link")} == points
+    assert {point for point in FaultPoint if faults.trigger(point, "orders", "link")} == points
 
 
 def test_named_points_replace_the_defaults(faults: Faults) -> None:
     faults.set({"kind": "server-busy", "points": ["settle"]})
-    assert [point for point in Point if faults.strike(point, "orders")] == [Point.SETTLE]
+    assert [point for point in FaultPoint if faults.trigger(point, "orders")] == [FaultPoint.SETTLE]
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,16 @@ def test_a_fault_of_an_entity_strikes_what_belongs_to_it_and_no_longer_name(
     faults: Faults, path: str | None, struck: bool
 ) -> None:
     faults.set({"kind": "server-busy", "entity": "orders"})
-    assert (faults.strike(Point.SEND, path) is not None) is struck
+    assert (faults.trigger(FaultPoint.SEND, path) is not None) is struck
 
 
 def test_a_fault_of_a_link_strikes_that_link_and_takes_a_pattern(faults: Faults) -> None:
     faults.set({"kind": "detach", "link": "sender-1"})
     faults.set({"kind": "server-busy", "link": "receiver-*"})
-    assert faults.strike(Point.SEND, "orders", "sender-2") is None
-    assert faults.strike(Point.SEND, "orders", None) is None
+    assert faults.trigger(FaultPoint.SEND, "orders", "sender-2") is None
+    assert faults.trigger(FaultPoint.SEND, "orders", None) is None
     assert [
-        fault.kind for link in ("sender-1", "receiver-9") if (fault := faults.strike(Point.SEND, "orders", link))
+        fault.kind for link in ("sender-1", "receiver-9") if (fault := faults.trigger(FaultPoint.SEND, "orders", link))
     ] == [
         FaultKind.DETACH,
         FaultKind.SERVER_BUSY,
@@ -137,7 +137,7 @@ def test_the_same_seed_and_the_same_operations_give_the_same_hits(seed: int, pro
         struck = []
         for _ in range(50):
             if noise:
-                faults.strike(Point.SEND, "neighbour")
+                faults.trigger(FaultPoint.SEND, "neighbour")
             struck += hits(faults, times=1)
         return struck
 
@@ -164,7 +164,7 @@ def test_a_seed_that_was_not_given_is_told_and_repeats_the_run(clock: HandClock)
 def test_the_fault_set_first_wins_and_a_miss_goes_on_to_the_next(faults: Faults) -> None:
     faults.set({"kind": "server-busy", "points": ["attach"]})
     faults.set({"kind": "internal-error", "points": ["attach", "send"]})
-    first, second = faults.strike(Point.ATTACH), faults.strike(Point.SEND)
+    first, second = faults.trigger(FaultPoint.ATTACH), faults.trigger(FaultPoint.SEND)
     assert first is not None
     assert second is not None
     assert (first.kind, second.kind) == (FaultKind.SERVER_BUSY, FaultKind.INTERNAL_ERROR)
@@ -173,21 +173,21 @@ def test_the_fault_set_first_wins_and_a_miss_goes_on_to_the_next(faults: Faults)
 def test_only_a_black_hole_over_everything_silences_the_namespace(faults: Faults, clock: HandClock) -> None:
     for narrower in ({"entity": "orders"}, {"link": "x"}, {"points": ["send"]}, {"probability": 0.5}, {"count": 1}):
         faults.set({"kind": "black-hole", **narrower})
-        assert not faults.silenced
+        assert not faults.is_blacked_out
     faults.set({"kind": "black-hole", "duration": 2})
-    assert faults.silenced
+    assert faults.is_blacked_out
     clock.milliseconds += 2000
-    assert not faults.silenced
+    assert not faults.is_blacked_out
 
 
 def test_every_change_is_told(faults: Faults, clock: HandClock) -> None:
     told: list[int] = []
-    faults.when_changed(lambda: told.append(len(faults.list())))
+    faults.on_change(lambda: told.append(len(faults.list())))
     faults.set({"kind": "black-hole", "duration": 1})
     clock.milliseconds += 1000
     faults.expire()
     faults.set({"kind": "server-busy", "count": 1})
-    faults.strike(Point.SEND)
+    faults.trigger(FaultPoint.SEND)
     faults.set({"kind": "detach"})
     faults.clear()
     faults.clear()
@@ -197,7 +197,7 @@ def test_every_change_is_told(faults: Faults, clock: HandClock) -> None:
 def test_a_crash_without_points_is_now_and_one_with_points_waits(faults: Faults) -> None:
     faults.set({"kind": "crash", "points": ["send"], "after": True})
     assert not faults.crash_now
-    struck = faults.strike(Point.SEND)
+    struck = faults.trigger(FaultPoint.SEND)
     assert struck is not None
     assert struck.after
     faults.set({"kind": "crash"})
@@ -208,7 +208,7 @@ def test_the_list_tells_what_was_set_what_was_hit_and_when_it_ends(faults: Fault
     faults.set(
         {"kind": "delay", "delay": 0.2, "entity": "orders", "points": ["settle", "send"], "duration": 60, "count": 9}
     )
-    faults.strike(Point.SEND, "orders")
+    faults.trigger(FaultPoint.SEND, "orders")
     clock.milliseconds += 15_000
     assert faults.list() == [
         {
@@ -235,8 +235,8 @@ def test_the_list_tells_what_was_set_what_was_hit_and_when_it_ends(faults: Fault
         ({}, "kind: is missing; choose from refuse, black-hole,"),
         ({"kind": "flood"}, "kind: 'flood' is none; choose from"),
         ({"kind": ["refuse"]}, "kind: "),
-        ({"kind": "refuse", "points": ["send"]}, "points: 'refuse' cannot strike 'send'; it can strike connect"),
-        ({"kind": "drop-ack", "points": [["send"]]}, "it can strike send, settle, request"),
+        ({"kind": "refuse", "points": ["send"]}, "points: 'refuse' cannot trigger 'send'; it can trigger connect"),
+        ({"kind": "drop-ack", "points": [["send"]]}, "it can trigger send, settle, request"),
         ({"kind": "drop-ack", "points": "send"}, "points: 'send' is not a list"),
         ({"kind": "refuse", "entity": "orders"}, "belong to no entity"),
         ({"kind": "server-busy", "probability": 0}, "probability: 0 is not a number above 0 and up to 1"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.namespace.logs import LogFormat, configure
+from twinbus.namespace.logs import LogFormat, configure_logging
 from twinbus.printable import printable
 
 KEY = "c2VjcmV0LWtleQ+/=="
@@ -27,7 +27,7 @@ def stream() -> Iterator[io.StringIO]:
 def record(
     stream: io.StringIO, form: LogFormat, text: str, *args: object, keys: tuple[str, ...] = (), **extra: Any
 ) -> str:
-    configure("info", form, keys=keys, stream=stream)
+    configure_logging("info", form, keys=keys, stream=stream)
     logging.getLogger("twinbus.namespace").warning(text, *args, extra=extra)
     return stream.getvalue()
 
@@ -62,7 +62,7 @@ def test_keys_and_signatures_never_get_in(stream: io.StringIO, form: LogFormat, 
 
 
 def test_an_exception_is_told_without_its_secrets(stream: io.StringIO) -> None:
-    configure("info", LogFormat.JSON, stream=stream)
+    configure_logging("info", LogFormat.JSON, stream=stream)
     try:
         raise ValueError(f"cannot open {CONNECTION}")
     except ValueError:
@@ -90,7 +90,7 @@ def test_arguments_that_do_not_fit_cost_neither_the_record_nor_a_secret(stream: 
 
 
 def test_the_level_holds_for_twinbus_and_other_libraries_only_warn(stream: io.StringIO) -> None:
-    configure("debug", LogFormat.HUMAN, stream=stream)
+    configure_logging("debug", LogFormat.HUMAN, stream=stream)
     logging.getLogger("twinbus.x").debug("ours")
     logging.getLogger("other").info("theirs")
     logging.getLogger("other").warning("their warning")
@@ -104,7 +104,7 @@ HOSTILE = "\x1b]0;pwned\x07\x9b31m\u202e\x7f\u2028 é\nforged"
 def test_x3_what_others_said_neither_controls_a_terminal_nor_forges_a_line(
     stream: io.StringIO, form: LogFormat
 ) -> None:
-    configure("info", form, stream=stream)
+    configure_logging("info", form, stream=stream)
     try:
         raise ValueError(HOSTILE)
     except ValueError:

@@ -48,7 +48,7 @@ async def test_n5_every_operation_is_counted_by_entity_and_kind_and_gone_with_it
         assert counted["twinbus_bytes", "q"] > 0
         assert counted["twinbus_connections", "amqp"] == 1
         assert counted["twinbus_commit_seconds_count",] > 0
-    await server.driver.delete("q")
+    await server.runtime.delete("q")
     assert not [name for name in await figures(server) if "q" in name]
     await server.stop()
 
@@ -89,7 +89,7 @@ async def test_n5_m2_every_operation_is_in_the_ledger_with_its_bytes_and_units(t
             assert await receiver.receive(1, max_wait=0.05) == []
         shown = await figures(server)
     # Within the interval: what was counted for it is not lost with its series.
-    await server.driver.delete("gone")
+    await server.runtime.delete("gone")
     await server.stop()
     sums = metered(tmp_path / "ledger")
     assert sums["q", "send"][0] == 2

@@ -6,7 +6,7 @@ import pytest
 
 from twinbus.amqp.limits import MIB, LimitExceededError
 from twinbus.errors import OperatorError
-from twinbus.namespace.resources import Account, ResourceLimits, Resources
+from twinbus.namespace.resources import ConnectionAccount, ResourceLimits, Resources
 
 LIMITS = ResourceLimits(
     max_connections=3,
@@ -24,7 +24,7 @@ class Connections:
         self.resources = Resources(limits)
         self.evicted: list[tuple[str, str, str]] = []
 
-    def open(self, name: str, *, authenticated: bool = False) -> Account:
+    def open(self, name: str, *, authenticated: bool = False) -> ConnectionAccount:
         account = self.resources.open(
             lambda exceeded: self.evicted.append((name, exceeded.limit, exceeded.description))
         )

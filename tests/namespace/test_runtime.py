@@ -1,4 +1,4 @@
-"""The driver: one decision at a time per family, effects in their order, nothing said before it is on disk."""
+"""The runtime: one decision at a time per family, effects in their order, nothing said before it is on disk."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ from twinbus.namespace.engine.events import (
 )
 from twinbus.namespace.engine.storage_protocol import DueRows, Need
 from twinbus.namespace.meter import OperationMeter
-from twinbus.namespace.runtime import Driver, Mailbox
+from twinbus.namespace.runtime import Mailbox, NamespaceRuntime
 from twinbus.namespace.store.interface import Store
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.namespace.store.sqlite import SqliteStore
@@ -69,10 +69,10 @@ class UnreadableStore(MemoryStore):
         return super().load(need)
 
 
-def open_driver(store: Store, clock: Clock | None = None) -> Driver:
+def open_runtime(store: Store, clock: Clock | None = None) -> NamespaceRuntime:
     numbers = count(1)
     failures: list[Exception] = []
-    return Driver(
+    return NamespaceRuntime(
         store,
         clock or SystemClock(),
         OperationMeter(),
@@ -82,33 +82,33 @@ def open_driver(store: Store, clock: Clock | None = None) -> Driver:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Driver]:
-    driver = open_driver(MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "n.sqlite"))
-    yield driver
-    await driver.close()
+async def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[NamespaceRuntime]:
+    runtime = open_runtime(MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "n.sqlite"))
+    yield runtime
+    await runtime.close()
 
 
-async def ask(driver: Driver, path: str, event: type, *fields: Any) -> Any:
+async def ask(runtime: NamespaceRuntime, path: str, event: type, *fields: Any) -> Any:
     """Submit an event and wait for its answer."""
-    entity = driver.namespace.find(path)
+    entity = runtime.namespace.find(path)
     assert entity is not None
     answer = asyncio.get_running_loop().create_future()
-    driver.submit(entity, event(answer.set_result, *fields))
+    runtime.submit(entity, event(answer.set_result, *fields))
     return await asyncio.wait_for(answer, 10)
 
 
-async def send(driver: Driver, path: str, *bodies: str) -> None:
+async def send(runtime: NamespaceRuntime, path: str, *bodies: str) -> None:
     envelopes = tuple(
         read_envelope(message(properties=Properties(message_id=body), data=body.encode())) for body in bodies
     )
-    assert await ask(driver, path, MessagesSent, envelopes) is None
+    assert await ask(runtime, path, MessagesSent, envelopes) is None
 
 
 class Greedy:
     """A receiver that grants as much credit again in the middle of being delivered to, as a link does."""
 
-    def __init__(self, driver: Driver, path: str, wanted: int) -> None:
-        self._driver, self._path, self._wanted = driver, path, wanted
+    def __init__(self, runtime: NamespaceRuntime, path: str, wanted: int) -> None:
+        self._runtime, self._path, self._wanted = runtime, path, wanted
         self.limit = 2
         self.seqs: list[int] = []
         self.tokens: list[bytes] = []
@@ -116,9 +116,9 @@ class Greedy:
 
     def deliver(self, effect: Deliver) -> None:
         self.limit += len(effect.rows)
-        entity = self._driver.namespace.find(self._path)
+        entity = self._runtime.namespace.find(self._path)
         assert entity is not None
-        self._driver.submit(entity, CreditGranted(self, self.limit, drain=False))
+        self._runtime.submit(entity, CreditGranted(self, self.limit, drain=False))
         self.seqs += [row.seq for row in effect.rows]
         self.tokens += [token for token in effect.tokens if token is not None]
         assert len(self.tokens) == len(self.seqs)
@@ -132,49 +132,49 @@ class Greedy:
         raise AssertionError(refusal)
 
 
-async def test_what_an_effect_brings_about_does_not_overtake_the_effects_after_it(driver: Driver) -> None:
-    await driver.create(QueueDescription(path="q"))
+async def test_what_an_effect_brings_about_does_not_overtake_the_effects_after_it(runtime: NamespaceRuntime) -> None:
+    await runtime.create(QueueDescription(path="q"))
     total = 900
-    receiver = Greedy(driver, "q", total)
-    await ask(driver, "q", ReceiverAttached, receiver, False, True)
-    entity = driver.namespace.find("q")
+    receiver = Greedy(runtime, "q", total)
+    await ask(runtime, "q", ReceiverAttached, receiver, False, True)
+    entity = runtime.namespace.find("q")
     assert entity is not None
-    driver.submit(entity, CreditGranted(receiver, 2, drain=False))
-    await asyncio.gather(*(send(driver, "q", *(f"{part}-{n}" for n in range(9))) for part in range(total // 9)))
+    runtime.submit(entity, CreditGranted(receiver, 2, drain=False))
+    await asyncio.gather(*(send(runtime, "q", *(f"{part}-{n}" for n in range(9))) for part in range(total // 9)))
     await asyncio.wait_for(receiver.done.wait(), 10)
     assert receiver.seqs == list(range(1, total + 1))
     assert len(set(receiver.tokens)) == total
 
 
-async def test_a_backlog_on_disk_is_delivered_once_and_in_order(driver: Driver) -> None:
-    await driver.create(QueueDescription(path="q"))
+async def test_a_backlog_on_disk_is_delivered_once_and_in_order(runtime: NamespaceRuntime) -> None:
+    await runtime.create(QueueDescription(path="q"))
     for part in range(10):
-        await send(driver, "q", *(f"{part}-{n}" for n in range(100)))
-    receiver = Greedy(driver, "q", 1000)
-    await ask(driver, "q", ReceiverAttached, receiver, False, True)
-    entity = driver.namespace.find("q")
+        await send(runtime, "q", *(f"{part}-{n}" for n in range(100)))
+    receiver = Greedy(runtime, "q", 1000)
+    await ask(runtime, "q", ReceiverAttached, receiver, False, True)
+    entity = runtime.namespace.find("q")
     assert entity is not None
-    driver.submit(entity, CreditGranted(receiver, 2, drain=False))
+    runtime.submit(entity, CreditGranted(receiver, 2, drain=False))
     await asyncio.wait_for(receiver.done.wait(), 10)
     assert receiver.seqs == list(range(1, 1001))
-    results = await ask(driver, "q", MessagesSettled, tuple(receiver.tokens), Complete())
+    results = await ask(runtime, "q", MessagesSettled, tuple(receiver.tokens), Complete())
     assert results == [None] * 1000
-    assert await ask(driver, "q", MessagesPeeked, 0, 10, False) == []
+    assert await ask(runtime, "q", MessagesPeeked, 0, 10, False) == []
 
 
 async def test_created_updated_and_deleted_entities_are_answered_from_disk(tmp_path: Path) -> None:
-    driver = open_driver(SqliteStore(tmp_path / "n.sqlite"))
-    await driver.create(TopicDescription(path="news"))
-    await driver.create(SubscriptionDescription(topic="news", name="all"))
-    await driver.create(QueueDescription(path="gone"))
-    updated = await driver.update(SubscriptionDescription(topic="news", name="all", max_delivery_count=3))
+    runtime = open_runtime(SqliteStore(tmp_path / "n.sqlite"))
+    await runtime.create(TopicDescription(path="news"))
+    await runtime.create(SubscriptionDescription(topic="news", name="all"))
+    await runtime.create(QueueDescription(path="gone"))
+    updated = await runtime.update(SubscriptionDescription(topic="news", name="all", max_delivery_count=3))
     assert not isinstance(updated, Refusal)
-    deleted = await driver.delete("gone")
+    deleted = await runtime.delete("gone")
     assert not isinstance(deleted, Refusal)
-    assert isinstance(await driver.delete("gone"), Refusal)
-    await driver.close()
+    assert isinstance(await runtime.delete("gone"), Refusal)
+    await runtime.close()
 
-    again = open_driver(SqliteStore(tmp_path / "n.sqlite"))
+    again = open_runtime(SqliteStore(tmp_path / "n.sqlite"))
     assert [info.description.path for info in again.topics()] == ["news"]
     assert again.queues() == []
     (subscription,) = again.subscriptions("news")
@@ -183,9 +183,9 @@ async def test_created_updated_and_deleted_entities_are_answered_from_disk(tmp_p
     await again.close()
 
 
-async def test_two_changes_at_once_are_both_answered(driver: Driver) -> None:
-    await driver.create(QueueDescription(path="q"))
-    first, second = await asyncio.gather(driver.delete("q"), driver.delete("q"))
+async def test_two_changes_at_once_are_both_answered(runtime: NamespaceRuntime) -> None:
+    await runtime.create(QueueDescription(path="q"))
+    first, second = await asyncio.gather(runtime.delete("q"), runtime.delete("q"))
     assert sorted(isinstance(outcome, Refusal) for outcome in (first, second)) == [False, True]
 
 
@@ -194,17 +194,17 @@ def mailboxes() -> int:
     return sum(type(found) is Mailbox for found in gc.get_objects())
 
 
-async def test_an_entity_that_is_gone_leaves_no_mailbox_behind(driver: Driver) -> None:
+async def test_an_entity_that_is_gone_leaves_no_mailbox_behind(runtime: NamespaceRuntime) -> None:
     before = mailboxes()
     for number in range(10):
-        await driver.create(QueueDescription(path=f"q{number}"))
-        entity = driver.namespace.find(f"q{number}")
+        await runtime.create(QueueDescription(path=f"q{number}"))
+        entity = runtime.namespace.find(f"q{number}")
         assert entity is not None
-        await send(driver, f"q{number}", "message")
-        await driver.delete(f"q{number}")
+        await send(runtime, f"q{number}", "message")
+        await runtime.delete(f"q{number}")
         # Who still has it in hand is refused, and brings no mailbox back.
         answer = asyncio.get_running_loop().create_future()
-        driver.submit(entity, MessagesPeeked(answer.set_result, 0, 1, False))
+        runtime.submit(entity, MessagesPeeked(answer.set_result, 0, 1, False))
         assert isinstance(await asyncio.wait_for(answer, 10), Refusal)
         del entity
     assert mailboxes() == before
@@ -212,14 +212,14 @@ async def test_an_entity_that_is_gone_leaves_no_mailbox_behind(driver: Driver) -
 
 async def test_what_cannot_be_read_is_not_asked_for_without_a_pause() -> None:
     store, clock = UnreadableStore(), StillClock()
-    driver = open_driver(store, clock)
-    await driver.create(QueueDescription(path="q"))
+    runtime = open_runtime(store, clock)
+    await runtime.create(QueueDescription(path="q"))
     later = message(
         properties=Properties(message_id="later"),
         message_annotations={"x-opt-scheduled-enqueue-time": Timestamp(clock.instant + 5)},
         data=b"",
     )
-    assert await ask(driver, "q", MessagesSent, (read_envelope(later),)) is None
+    assert await ask(runtime, "q", MessagesSent, (read_envelope(later),)) is None
     clock.instant += 10
     await asyncio.wait_for(store.asked.wait(), 10)
     for _ in range(1000):
@@ -228,24 +228,26 @@ async def test_what_cannot_be_read_is_not_asked_for_without_a_pause() -> None:
     store.asked.clear()
     clock.instant += 1000
     await asyncio.wait_for(store.asked.wait(), 10)
-    await driver.close()
+    await runtime.close()
 
 
-async def test_a_rule_that_changes_under_load_holds_for_whole_messages_and_for_all_after_it(driver: Driver) -> None:
-    await driver.create(TopicDescription(path="t"))
-    await driver.create(SubscriptionDescription(topic="t", name="s"))
+async def test_a_rule_that_changes_under_load_holds_for_whole_messages_and_for_all_after_it(
+    runtime: NamespaceRuntime,
+) -> None:
+    await runtime.create(TopicDescription(path="t"))
+    await runtime.create(SubscriptionDescription(topic="t", name="s"))
     path, bodies = "t/Subscriptions/s", [str(number) for number in range(60)]
 
     async def change(version: int) -> None:
         action = SqlAction(f"SET version = {version}")
-        assert await ask(driver, path, RuleChanged, RuleDescription("$Default", TrueFilter(), action)) is None
+        assert await ask(runtime, path, RuleChanged, RuleDescription("$Default", TrueFilter(), action)) is None
 
     await change(0)
     work = []
     for at in range(0, len(bodies), 3):
-        work += [send(driver, "t", *bodies[at : at + 3]), change(at)]
+        work += [send(runtime, "t", *bodies[at : at + 3]), change(at)]
     await asyncio.gather(*work)
-    rows = await ask(driver, path, MessagesPeeked, 0, 100, False)
+    rows = await ask(runtime, path, MessagesPeeked, 0, 100, False)
     found = [split(row.raw) for row in rows]
     assert sorted(str(each.properties.message_id) for each in found) == sorted(bodies)
     versions = [each.application_properties["version"] for each in found]
@@ -253,22 +255,24 @@ async def test_a_rule_that_changes_under_load_holds_for_whole_messages_and_for_a
     assert len(set(versions)) > 1
 
 
-async def test_a_full_topic_has_room_again_once_the_last_copy_of_a_body_is_off_the_disk(driver: Driver) -> None:
-    await driver.create(TopicDescription(path="t"))
+async def test_a_full_topic_has_room_again_once_the_last_copy_of_a_body_is_off_the_disk(
+    runtime: NamespaceRuntime,
+) -> None:
+    await runtime.create(TopicDescription(path="t"))
     for name in ("a", "b"):
-        await driver.create(SubscriptionDescription(topic="t", name=name))
-    await send(driver, "t", "x" * 100)
-    assert await ask(driver, "t/Subscriptions/a", BatchDeleted, 10, driver.now() + 1_000, False) == 1
-    assert size_of(driver, "t") > 100
-    await driver.delete("t/Subscriptions/b")  # its rows go by and by, when nothing else is to be done
+        await runtime.create(SubscriptionDescription(topic="t", name=name))
+    await send(runtime, "t", "x" * 100)
+    assert await ask(runtime, "t/Subscriptions/a", BatchDeleted, 10, runtime.now() + 1_000, False) == 1
+    assert size_of(runtime, "t") > 100
+    await runtime.delete("t/Subscriptions/b")  # its rows go by and by, when nothing else is to be done
     for _ in range(1_000):
-        if size_of(driver, "t") == 0:
+        if size_of(runtime, "t") == 0:
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"{size_of(driver, 't')} bytes are still charged")
+    raise AssertionError(f"{size_of(runtime, 't')} bytes are still charged")
 
 
-def size_of(driver: Driver, path: str) -> int:
-    info = driver.info(path)
+def size_of(runtime: NamespaceRuntime, path: str) -> int:
+    info = runtime.info(path)
     assert info is not None
     return info.counts.size_bytes

@@ -9,7 +9,7 @@ import pytest
 
 from twinbus.errors import OperatorError
 from twinbus.namespace.engine.descriptions import QueueDescription
-from twinbus.namespace.serve_plan import DEFAULT_DATA, Plan, make_plan
+from twinbus.namespace.serve_plan import DEFAULT_DATA, ServePlan, make_serve_plan
 
 
 def plan(
@@ -22,8 +22,8 @@ def plan(
     host_names: Sequence[str] = (),
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
-) -> Plan:
-    return make_plan(
+) -> ServePlan:
+    return make_serve_plan(
         data=data,
         memory=memory,
         namespaces=namespaces,
@@ -36,11 +36,11 @@ def plan(
     )
 
 
-def entities(planned: Plan) -> dict[str, list[str]]:
+def entities(planned: ServePlan) -> dict[str, list[str]]:
     return {namespace.name: [entity.path for entity in namespace.entities] for namespace in planned.namespaces}
 
 
-def ports(planned: Plan) -> dict[str, int | None]:
+def ports(planned: ServePlan) -> dict[str, int | None]:
     return {namespace.name: namespace.port for namespace in planned.namespaces}
 
 

@@ -165,7 +165,7 @@ async def test_a_store_that_fails_ends_the_namespace_and_acknowledges_nothing(tl
     peer = await Peer.to(server)
     await peer.put_token()
     sender = await peer.sender("orders")
-    server.driver.committer._fail(OSError("no space left on device"))
+    server.runtime.group_commit._fail(OSError("no space left on device"))
     peer.send(sender, "lost")
     await asyncio.wait_for(peer.lost, SECONDS)
     with pytest.raises(OSError, match="no space left"):

@@ -13,7 +13,7 @@ import pytest
 
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
 from twinbus.namespace.free_port import free_port
-from twinbus.namespace.http_client import FaultRequestError
+from twinbus.namespace.http_client import NamespaceRequestError
 from twinbus.testing import LocalNamespace, LocalNamespaceError, LocalNamespaces
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -80,7 +80,7 @@ def test_faults_are_set_listed_and_cleared_and_do_not_survive_a_restart(namespac
 
 
 def test_a_fault_that_makes_no_sense_is_refused(namespace: LocalNamespace) -> None:
-    with pytest.raises(FaultRequestError, match="choose from refuse") as refused:
+    with pytest.raises(NamespaceRequestError, match="choose from refuse") as refused:
         namespace.faults.set("flood")
     assert refused.value.status == 400
 

@@ -32,10 +32,10 @@ def export(
 
         from twinbus.connect.connection_string import ConnectionStringError  # noqa: PLC0415
         from twinbus.errors import OperatorError  # noqa: PLC0415
-        from twinbus.namespace.http_client import PageClient  # noqa: PLC0415
+        from twinbus.namespace.http_client import NamespaceHttpClient  # noqa: PLC0415
 
         try:
-            found = PageClient(connection_string, ca=ca).ask("GET", "/$config")
+            found = NamespaceHttpClient(connection_string, ca=ca).ask("GET", "/$config")
         except ConnectionStringError as error:
             raise OperatorError(
                 str(error), "`twinbus serve` prints the connection string of each namespace."

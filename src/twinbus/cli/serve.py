@@ -15,7 +15,7 @@ from twinbus.errors import OperatorError
 from twinbus.namespace import logs
 from twinbus.namespace.logs import LogFormat
 from twinbus.namespace.resources import DEFAULT_CONNECTIONS, DEFAULT_MEGABYTES, ResourceLimits
-from twinbus.namespace.serve_plan import DEFAULT_DATA, DEFAULT_NAMESPACES, make_plan
+from twinbus.namespace.serve_plan import DEFAULT_DATA, DEFAULT_NAMESPACES, make_serve_plan
 
 if TYPE_CHECKING:
     from twinbus.namespace.server import NamespaceServer
@@ -105,7 +105,7 @@ def serve(
     with told(debug=debug):
         if log_level not in _LEVELS:
             raise OperatorError(f"--log-level {log_level!r} is unknown", f"Choose from {', '.join(_LEVELS)}.")
-        plan = make_plan(
+        plan = make_serve_plan(
             data=data,
             memory=memory,
             namespaces=namespace or (),
@@ -117,11 +117,11 @@ def serve(
             topics=topic or (),
             limits=ResourceLimits.of(max_connections=max_connections, megabytes=connection_memory),
         )
-        logs.configure(log_level, log_format, keys=plan.keys)
+        logs.configure_logging(log_level, log_format, keys=plan.keys)
         # Slow: only once it is known that there is something to start.
         from twinbus.namespace import serve  # noqa: PLC0415
 
-        serve.run(plan, serve.show_json if json else _show, exit_with_stdin=exit_with_stdin)
+        serve.serve_until_stopped(plan, serve.print_ready_json if json else _show, exit_with_stdin=exit_with_stdin)
 
 
 def _show(servers: Sequence[NamespaceServer]) -> None:

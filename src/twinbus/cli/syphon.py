@@ -125,7 +125,7 @@ def syphon(
         reaching.refuse_same(primary, secondary)
         name = reaching.backlog_name(primary, primary_name)
         options = SyphonOptions(rate=rate, drain=drain, ttl=ttl.value)
-        logs.configure("warning", keys=[ConnectionString.parse(text).key for text in (primary, secondary)])
+        logs.configure_logging("warning", keys=[ConnectionString.parse(text).key for text in (primary, secondary)])
         work = _Work(primary, secondary, name, transport, seconds)
         if dry_run:
             _print_survey(_on_loop(work.surveyed()), json=json)

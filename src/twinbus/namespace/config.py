@@ -73,7 +73,7 @@ def parse_config(text: str, *, toml: bool, environment: Mapping[str, str]) -> tu
     except ValueError as error:
         raise ConfigError([f"not {'TOML' if toml else 'JSON'}: {error}"]) from None
     problems: list[str] = []
-    root = Node(value, "", problems)
+    root = ConfigValue(value, "", problems)
     emulator = isinstance(value, dict) and "UserConfig" in value
     namespaces = _emulator(root) if emulator else _own(root, environment)
     if not namespaces and not problems:
@@ -84,12 +84,12 @@ def parse_config(text: str, *, toml: bool, environment: Mapping[str, str]) -> tu
     return namespaces
 
 
-def _own(root: Node, environment: Mapping[str, str]) -> tuple[NamespaceConfig, ...]:
+def _own(root: ConfigValue, environment: Mapping[str, str]) -> tuple[NamespaceConfig, ...]:
     root.takes("namespaces")
     return tuple(_own_namespace(node, environment) for node in root.objects("namespaces"))
 
 
-def _own_namespace(node: Node, environment: Mapping[str, str]) -> NamespaceConfig:
+def _own_namespace(node: ConfigValue, environment: Mapping[str, str]) -> NamespaceConfig:
     node.takes("name", "port", "ledger", "host_names", "authorization_rules", "queues", "topics")
     entities: list[Description] = []
     for queue in node.objects("queues"):
@@ -116,7 +116,7 @@ def _own_namespace(node: Node, environment: Mapping[str, str]) -> NamespaceConfi
     )
 
 
-def _emulator(root: Node) -> tuple[NamespaceConfig, ...]:
+def _emulator(root: ConfigValue) -> tuple[NamespaceConfig, ...]:
     root.takes("UserConfig")
     user = root.object("UserConfig")
     user.takes("Namespaces", "Logging")
@@ -129,7 +129,7 @@ def _emulator(root: Node) -> tuple[NamespaceConfig, ...]:
     return tuple(_emulator_namespace(node) for node in user.objects("Namespaces"))
 
 
-def _emulator_namespace(node: Node) -> NamespaceConfig:
+def _emulator_namespace(node: ConfigValue) -> NamespaceConfig:
     node.takes("Name", "Queues", "Topics")
     name = _namespace_name(node, "Name")
     entities: list[Description] = []
@@ -149,11 +149,11 @@ def _emulator_namespace(node: Node) -> NamespaceConfig:
     return NamespaceConfig(name=name, entities=tuple(entities))
 
 
-def _emulator_properties(node: Node, properties: Properties) -> dict[str, Any]:
+def _emulator_properties(node: ConfigValue, properties: Properties) -> dict[str, Any]:
     return read_properties(node.object("Properties"), properties, emulator_name)
 
 
-def _rules(node: Node, environment: Mapping[str, str]) -> tuple[AuthorizationRule, ...]:
+def _rules(node: ConfigValue, environment: Mapping[str, str]) -> tuple[AuthorizationRule, ...]:
     found: list[AuthorizationRule] = []
     for rule in node.objects("authorization_rules"):
         rule.takes("name", "claims", "primary_key", "secondary_key")
@@ -174,7 +174,7 @@ def _rules(node: Node, environment: Mapping[str, str]) -> tuple[AuthorizationRul
     return tuple(found)
 
 
-def _key(node: Node, environment: Mapping[str, str]) -> str:
+def _key(node: ConfigValue, environment: Mapping[str, str]) -> str:
     """A key's text, also from the environment so that it need not stand in the file. No message ever shows it."""
     match node.value:
         case None:
@@ -190,7 +190,7 @@ def _key(node: Node, environment: Mapping[str, str]) -> str:
             return "?"
 
 
-def _host_names(node: Node) -> tuple[str, ...]:
+def _host_names(node: ConfigValue) -> tuple[str, ...]:
     given = [] if node.value is None else node.value
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         node.bad('give a list of names, as in ["bus.example", "localhost:15672"]')
@@ -203,7 +203,7 @@ def _host_names(node: Node) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _port(node: Node) -> int | None:
+def _port(node: ConfigValue) -> int | None:
     port = node.get("port")
     if port.value is None:
         return None
@@ -213,7 +213,7 @@ def _port(node: Node) -> int | None:
     return port.value
 
 
-def _namespace_name(node: Node, key: str) -> str:
+def _namespace_name(node: ConfigValue, key: str) -> str:
     name = node.text(key)
     if fault := namespace_name_fault(name):
         node.get(key).bad(fault)
@@ -232,14 +232,14 @@ def namespace_name_fault(name: str) -> str | None:
     return f"{name!r} is not a name of a namespace: up to 50 letters, digits and hyphens"
 
 
-def _path(node: Node, key: str) -> str:
+def _path(node: ConfigValue, key: str) -> str:
     path = node.text(key).strip("/")
     if len(path) > limits.MAX_PATH_CHARACTERS:
         node.get(key).bad(f"longer than {limits.MAX_PATH_CHARACTERS} characters")
     return path
 
 
-def _subscription_name(node: Node, key: str) -> str:
+def _subscription_name(node: ConfigValue, key: str) -> str:
     name = node.text(key)
     if len(name) > limits.MAX_SUBSCRIPTION_NAME_CHARACTERS:
         node.get(key).bad(f"longer than {limits.MAX_SUBSCRIPTION_NAME_CHARACTERS} characters")
@@ -260,7 +260,7 @@ _LONGEST_SECONDS: Final = 10_675_199 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ConfigValue:
     """One value of the file with its place, and the list that problems go to."""
 
     value: Any
@@ -273,18 +273,18 @@ class Node:
     def has(self, name: str) -> bool:
         return isinstance(self.value, dict) and self.value.get(name) is not None
 
-    def get(self, name: str) -> Node:
+    def get(self, name: str) -> ConfigValue:
         value = self.value.get(name) if isinstance(self.value, dict) else None
-        return Node(value, f"{self.path}.{name}" if self.path else name, self.problems)
+        return ConfigValue(value, f"{self.path}.{name}" if self.path else name, self.problems)
 
-    def object(self, name: str) -> Node:
+    def object(self, name: str) -> ConfigValue:
         """A member that is an object; an empty one where it is missing."""
         node = self.get(name)
         if node.value is not None and not isinstance(node.value, dict):
             node.bad("is not an object")
-        return node if isinstance(node.value, dict) else Node({}, node.path, self.problems)
+        return node if isinstance(node.value, dict) else ConfigValue({}, node.path, self.problems)
 
-    def objects(self, name: str) -> list[Node]:
+    def objects(self, name: str) -> list[ConfigValue]:
         """The members of a list of objects; none where the list is missing."""
         node = self.get(name)
         if node.value is None:
@@ -292,7 +292,7 @@ class Node:
         if not isinstance(node.value, list):
             node.bad("is not a list")
             return []
-        members = [Node(value, f"{node.path}[{index}]", self.problems) for index, value in enumerate(node.value)]
+        members = [ConfigValue(value, f"{node.path}[{index}]", self.problems) for index, value in enumerate(node.value)]
         for member in members:
             if not isinstance(member.value, dict):
                 member.bad("is not an object")
@@ -315,7 +315,7 @@ class Node:
                 self.get(name).bad(f"is not known here; known are {', '.join(names)}")
 
 
-Read = Callable[[Node], Any]
+Read = Callable[[ConfigValue], Any]
 # SDK name → (field of the description, how its value is read)
 Properties = Mapping[str, tuple[str, Read]]
 
@@ -328,7 +328,9 @@ def emulator_name(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-def read_properties(node: Node, properties: Properties, spell: Callable[[str], str], *others: str) -> dict[str, Any]:
+def read_properties(
+    node: ConfigValue, properties: Properties, spell: Callable[[str], str], *others: str
+) -> dict[str, Any]:
     """The fields that the file sets. `others` are members that are read elsewhere."""
     node.takes(*others, *map(spell, properties))
     found: dict[str, Any] = {}
@@ -356,7 +358,7 @@ def _span(value: Any) -> int | None:
 def _duration(least: int, most: int | None = None) -> Read:
     """With no upper bound, it may be never."""
 
-    def read(node: Node) -> Any:
+    def read(node: ConfigValue) -> Any:
         try:
             span = _span(node.value)
         except ValueError as error:
@@ -371,14 +373,14 @@ def _duration(least: int, most: int | None = None) -> Read:
     return read
 
 
-def _flag(node: Node) -> Any:
+def _flag(node: ConfigValue) -> Any:
     if isinstance(node.value, bool):
         return node.value
     node.bad(f"{node.value!r} is neither true nor false")
     return _WRONG
 
 
-def _delivery_count(node: Node) -> Any:
+def _delivery_count(node: ConfigValue) -> Any:
     value = node.value
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31:
         return value
@@ -386,14 +388,14 @@ def _delivery_count(node: Node) -> Any:
     return _WRONG
 
 
-def _megabytes(node: Node) -> Any:
+def _megabytes(node: ConfigValue) -> Any:
     if not isinstance(node.value, bool) and node.value in limits.QUEUE_MEGABYTES:
         return node.value
     node.bad(f"{node.value!r} is none of {', '.join(map(str, limits.QUEUE_MEGABYTES))}")
     return _WRONG
 
 
-def _status(node: Node) -> Any:
+def _status(node: ConfigValue) -> Any:
     try:
         return EntityStatus(node.value)
     except ValueError:
@@ -401,14 +403,14 @@ def _status(node: Node) -> Any:
         return _WRONG
 
 
-def _metadata(node: Node) -> Any:
+def _metadata(node: ConfigValue) -> Any:
     if isinstance(node.value, str):
         return node.value
     node.bad(f"{node.value!r} is not a text")
     return _WRONG
 
 
-def _target(node: Node) -> Any:
+def _target(node: ConfigValue) -> Any:
     if isinstance(node.value, str):
         return node.value or None  # the emulator writes an empty text for "nowhere"
     node.bad(f"{node.value!r} is not the name of a queue or topic")
@@ -466,7 +468,7 @@ EMULATOR_FIELDS: Final = {
 }
 
 
-def own_rules(subscription: Node) -> Rules:
+def own_rules(subscription: ConfigValue) -> Rules:
     """`rules` of our own dialect: `sql` or `correlation` (neither: everything), `action`, `parameters`."""
     found = []
     for node in subscription.objects("rules"):
@@ -486,7 +488,7 @@ def own_rules(subscription: Node) -> Rules:
     return _checked(found, subscription.get("rules"))
 
 
-def emulator_rules(subscription: Node) -> Rules:
+def emulator_rules(subscription: ConfigValue) -> Rules:
     """`Rules` of the emulator: FilterType Sql or Correlation."""
     found = []
     for node in subscription.objects("Rules"):
@@ -513,12 +515,12 @@ def emulator_rules(subscription: Node) -> Rules:
     return _checked(found, subscription.get("Rules"))
 
 
-def _correlation(node: Node, fields: dict[str, str], properties: str) -> CorrelationFilter:
+def _correlation(node: ConfigValue, fields: dict[str, str], properties: str) -> CorrelationFilter:
     texts: dict[str, Any] = {field: node.text(name) for name, field in fields.items() if node.has(name)}
     return CorrelationFilter(**texts, properties=_values(node.object(properties)))
 
 
-def _values(node: Node) -> dict[str, Any]:
+def _values(node: ConfigValue) -> dict[str, Any]:
     found = {}
     for name, value in node.value.items():
         if not isinstance(value, str | int | float | bool):
@@ -530,7 +532,7 @@ def _values(node: Node) -> dict[str, Any]:
     return found
 
 
-def _checked(found: list[tuple[Node, RuleDescription]], rules: Node) -> Rules:
+def _checked(found: list[tuple[ConfigValue, RuleDescription]], rules: ConfigValue) -> Rules:
     names = [rule.name.lower() for _, rule in found]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         rules.bad(f"{name!r} is there twice")

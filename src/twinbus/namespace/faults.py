@@ -31,7 +31,7 @@ class FaultKind(StrEnum):
     CRASH = "crash"
 
 
-class Point(StrEnum):
+class FaultPoint(StrEnum):
     """Where an operation can be struck."""
 
     CONNECT = "connect"
@@ -43,26 +43,26 @@ class Point(StrEnum):
     HTTP = "http"
 
 
-_ALL: Final = frozenset(Point)
-_ON_A_CONNECTION: Final = _ALL - {Point.CONNECT}
-_STORING: Final = frozenset({Point.SEND, Point.SETTLE, Point.REQUEST})
+_ALL: Final = frozenset(FaultPoint)
+_ON_A_CONNECTION: Final = _ALL - {FaultPoint.CONNECT}
+_STORING: Final = frozenset({FaultPoint.SEND, FaultPoint.SETTLE, FaultPoint.REQUEST})
 # For each kind: where it can be set, and where it is when nothing is said. A crash on no point is a crash now.
-_POINTS: Final[Mapping[FaultKind, tuple[frozenset[Point], frozenset[Point]]]] = {
-    FaultKind.REFUSE: (frozenset({Point.CONNECT}), frozenset({Point.CONNECT})),
+_POINTS: Final[Mapping[FaultKind, tuple[frozenset[FaultPoint], frozenset[FaultPoint]]]] = {
+    FaultKind.REFUSE: (frozenset({FaultPoint.CONNECT}), frozenset({FaultPoint.CONNECT})),
     FaultKind.BLACK_HOLE: (_ALL, _ALL),
     FaultKind.DELAY: (_ALL, _ON_A_CONNECTION),
-    FaultKind.SERVER_BUSY: (_ON_A_CONNECTION, frozenset({Point.ATTACH, Point.SEND, Point.REQUEST})),
+    FaultKind.SERVER_BUSY: (_ON_A_CONNECTION, frozenset({FaultPoint.ATTACH, FaultPoint.SEND, FaultPoint.REQUEST})),
     FaultKind.DETACH: (
-        frozenset({Point.ATTACH, Point.SEND, Point.RECEIVE, Point.SETTLE, Point.REQUEST}),
-        frozenset({Point.SEND, Point.RECEIVE}),
+        frozenset({FaultPoint.ATTACH, FaultPoint.SEND, FaultPoint.RECEIVE, FaultPoint.SETTLE, FaultPoint.REQUEST}),
+        frozenset({FaultPoint.SEND, FaultPoint.RECEIVE}),
     ),
     FaultKind.INTERNAL_ERROR: (
         _ON_A_CONNECTION,
-        frozenset({Point.ATTACH, Point.SEND, Point.SETTLE, Point.REQUEST}),
+        frozenset({FaultPoint.ATTACH, FaultPoint.SEND, FaultPoint.SETTLE, FaultPoint.REQUEST}),
     ),
     FaultKind.DROP_ACK: (
         _STORING,
-        frozenset({Point.SEND, Point.SETTLE}),
+        frozenset({FaultPoint.SEND, FaultPoint.SETTLE}),
     ),
     FaultKind.CRASH: (_ALL, frozenset()),
 }
@@ -91,7 +91,7 @@ class Fault:
 
     id: str
     kind: FaultKind
-    points: frozenset[Point]
+    points: frozenset[FaultPoint]
     seed: int
     entity: str | None = None
     link: str | None = None
@@ -101,7 +101,7 @@ class Fault:
     delay: float = 0.0
     after: bool = False
 
-    def aims_at(self, point: Point, entity: str | None, link: str | None) -> bool:
+    def matches(self, point: FaultPoint, entity: str | None, link: str | None) -> bool:
         """Whether an operation is one of those this fault is for."""
         if point not in self.points:
             return False
@@ -110,7 +110,7 @@ class Fault:
         return self.link is None or (link is not None and (link == self.link or fnmatchcase(link, self.link)))
 
     @property
-    def silences(self) -> bool:
+    def is_blackout(self) -> bool:
         """A black hole that swallows the whole namespace, not single operations of it."""
         return (
             self.kind is FaultKind.BLACK_HOLE
@@ -143,7 +143,7 @@ class _InForce:
             "kind": fault.kind.value,
             "entity": fault.entity,
             "link": fault.link,
-            "points": [point.value for point in Point if point in fault.points],
+            "points": [point.value for point in FaultPoint if point in fault.points],
             "probability": fault.probability,
             "count": fault.count,
             "duration": fault.duration,
@@ -169,14 +169,14 @@ class Faults:
         self.crash_now = False
         """True once a crash without a point was set: whoever set it ends the process."""
 
-    def strike(self, point: Point, entity: str | None = None, link: str | None = None) -> Fault | None:
+    def trigger(self, point: FaultPoint, entity: str | None = None, link: str | None = None) -> Fault | None:
         """The first fault, in the order set, that hits this operation. Only what it aims at draws on its chance."""
         if not self.active:
             return None
         self.expire()
         for one in self._in_force:
             fault = one.fault
-            if not fault.aims_at(point, entity, link):
+            if not fault.matches(point, entity, link):
                 continue
             if fault.probability < 1.0 and one.chance.random() >= fault.probability:
                 continue
@@ -187,12 +187,12 @@ class Faults:
             return fault
         return None
 
-    def black_hole(self, point: Point, entity: str, link: str) -> Fault | None:
+    def black_hole(self, point: FaultPoint, entity: str, link: str) -> Fault | None:
         """The black hole, without count or chance, that lies over a part of the namespace; it is no hit."""
         for one in self._in_force:
             fault = one.fault
-            certain = fault.count is None and fault.probability >= 1.0 and not fault.silences
-            if fault.kind is FaultKind.BLACK_HOLE and certain and fault.aims_at(point, entity, link):
+            certain = fault.count is None and fault.probability >= 1.0 and not fault.is_blackout
+            if fault.kind is FaultKind.BLACK_HOLE and certain and fault.matches(point, entity, link):
                 return None if _is_over(one, self._clock.now()) else fault
         return None
 
@@ -202,14 +202,14 @@ class Faults:
         return not any(one.fault is fault and not _is_over(one, now) for one in self._in_force)
 
     @property
-    def silenced(self) -> bool:
+    def is_blacked_out(self) -> bool:
         """Whether a black hole over the whole namespace is in force."""
         if not self.active:
             return False
         now = self._clock.now()
-        return any(one.fault.silences and not _is_over(one, now) for one in self._in_force)
+        return any(one.fault.is_blackout and not _is_over(one, now) for one in self._in_force)
 
-    def when_changed(self, call: Callable[[], None]) -> None:
+    def on_change(self, call: Callable[[], None]) -> None:
         """Have `call` made after every change: a fault set, cleared, used up or over."""
         self._callers.append(call)
 
@@ -290,7 +290,7 @@ def _read(spec: Mapping[str, Any], id: str, new_seed: Callable[[], int]) -> Faul
     if after and (kind is not FaultKind.CRASH or not points or not points <= _STORING):
         raise FaultSpecError("after: only a crash on send, settle or request can come after storing")
     entity, link = _text(given, "entity"), _text(given, "link")
-    if entity is not None and points <= {Point.CONNECT} and points:
+    if entity is not None and points <= {FaultPoint.CONNECT} and points:
         raise FaultSpecError(f"entity: {kind.value!r} strikes whole connections, and those belong to no entity")
     if kind is FaultKind.CRASH and not points and (entity or link):
         raise FaultSpecError("entity, link: a crash that waits for an operation needs points")
@@ -318,17 +318,17 @@ def _kind(value: Any) -> FaultKind:
         raise FaultSpecError(f"kind: {told}; choose from {', '.join(FaultKind)}") from None
 
 
-def _points(kind: FaultKind, value: Any) -> frozenset[Point]:
+def _points(kind: FaultKind, value: Any) -> frozenset[FaultPoint]:
     allowed, default = _POINTS[kind]
     if value is None:
         return default
     if not isinstance(value, list | tuple):
         raise FaultSpecError(f"points: {value!r} is not a list")
-    names = ", ".join(point for point in Point if point in allowed)
+    names = ", ".join(point for point in FaultPoint if point in allowed)
     for name in value:
         if not isinstance(name, str) or name not in allowed:
-            raise FaultSpecError(f"points: {kind.value!r} cannot strike {name!r}; it can strike {names}")
-    return frozenset(Point(name) for name in value) or default
+            raise FaultSpecError(f"points: {kind.value!r} cannot trigger {name!r}; it can trigger {names}")
+    return frozenset(FaultPoint(name) for name in value) or default
 
 
 def _text(given: Mapping[str, Any], name: str) -> str | None:

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 CONGESTED_BYTES = 32 * 1024 * 1024
 
 
-class Committer:
+class GroupCommit:
     """The writer thread and the reader thread of one store, as seen from the event loop."""
 
     def __init__(

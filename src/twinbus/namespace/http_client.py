@@ -24,7 +24,7 @@ _TOKEN_SECONDS: Final = 300
 _DETAIL: Final = re.compile(r"<Detail>(.*?)</Detail>", re.DOTALL)
 
 
-class PageRequestError(OperatorError):
+class NamespaceRequestError(OperatorError):
     """The namespace did not answer, or refused; `status` is 0 where there was no answer."""
 
     def __init__(self, text: str, hint: str = "", status: int = 0) -> None:
@@ -32,7 +32,7 @@ class PageRequestError(OperatorError):
         self.status = status
 
 
-class PageClient:
+class NamespaceHttpClient:
     """Asks the pages of one namespace."""
 
     def __init__(
@@ -62,7 +62,7 @@ class PageClient:
                     return {}
                 raise
         except (OSError, http.client.HTTPException) as error:
-            raise PageRequestError(
+            raise NamespaceRequestError(
                 f"The namespace at {self._at.authority} did not answer: {str(error) or type(error).__name__}",
                 "Is it running, and is this its connection string?",
             ) from error
@@ -79,12 +79,12 @@ class PageClient:
             return value
         told = value.get("error") if isinstance(value, dict) else _detail(answer)
         if status == 401:
-            raise PageRequestError(
+            raise NamespaceRequestError(
                 f"The namespace at {self._at.authority} refused the key {self._at.key_name!r}: {told}",
                 "This needs a key with the Manage claim.",
                 status,
             )
-        raise PageRequestError(f"{told or http.client.responses.get(status, 'no explanation')}", status=status)
+        raise NamespaceRequestError(f"{told or http.client.responses.get(status, 'no explanation')}", status=status)
 
     def _connection(self) -> http.client.HTTPConnection:
         if not self._at.tls:
@@ -109,10 +109,7 @@ _Shown = dict[str, Any]
 _ShownAll = list[dict[str, Any]]
 
 
-FaultRequestError = PageRequestError
-
-
-class FaultClient(PageClient):
+class FaultClient(NamespaceHttpClient):
     """Sets, clears and lists the faults of one namespace."""
 
     def set(
@@ -154,7 +151,7 @@ class FaultClient(PageClient):
         """Lift one fault, or all; how many were lifted. One that is over by itself counts as none."""
         try:
             return int(self.ask("DELETE", PATH if id is None else f"{PATH}/{quote(id, safe='')}")["cleared"])
-        except FaultRequestError as error:
+        except NamespaceRequestError as error:
             if error.status == http.client.NOT_FOUND:
                 return 0
             raise

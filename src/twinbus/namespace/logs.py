@@ -72,7 +72,7 @@ def extras(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in record.__dict__.items() if name not in _OWN_FIELDS}
 
 
-class JsonLines(logging.Formatter):
+class JsonLogFormatter(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -88,7 +88,7 @@ class JsonLines(logging.Formatter):
         return printable(json.dumps(line, ensure_ascii=False, default=str))
 
 
-class HumanLines(logging.Formatter):
+class HumanLogFormatter(logging.Formatter):
     """Time, level, text, and what was said beside it as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -99,12 +99,12 @@ class HumanLines(logging.Formatter):
         return printable(line) + trace
 
 
-def configure(
+def configure_logging(
     level: str, form: LogFormat = LogFormat.HUMAN, *, keys: Iterable[str] = (), stream: TextIO | None = None
 ) -> None:
     """Send the records of Twinbus, and warnings of anything else, to `stream` (stderr), without `keys`."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if form is LogFormat.JSON else HumanLines())
+    handler.setFormatter(JsonLogFormatter() if form is LogFormat.JSON else HumanLogFormatter())
     handler.addFilter(Redaction(keys))
     root = logging.getLogger()
     root.handlers[:] = [handler]

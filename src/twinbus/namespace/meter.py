@@ -88,7 +88,7 @@ class OperationMeter(Collector):
 INTERVAL_SECONDS: Final = 1.0
 
 
-class Metering:
+class LedgerMeter:
     """Runs on the event loop from `start` until `close`, which also closes the ledger."""
 
     def __init__(self, ledger: Ledger, namespace: str, meter: OperationMeter, clock: Clock) -> None:
@@ -122,7 +122,7 @@ class Metering:
 _STATES: Final = ("active", "deferred", "scheduled", "dead_letter", "transfer", "transfer_dead_letter")
 
 
-class LoadCollector(Collector):
+class DepthCollector(Collector):
     """Gauges that cost nothing until they are read."""
 
     def __init__(self, namespace: Namespace) -> None:

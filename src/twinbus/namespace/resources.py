@@ -68,7 +68,7 @@ def _ignore(_: LimitExceededError) -> None:
     """The connection is gone already."""
 
 
-class Account:
+class ConnectionAccount:
     """The memory that one connection makes the process hold, by kind."""
 
     __slots__ = ("_evict", "_kinds", "_limit", "_resources", "held", "is_authenticated", "is_open")
@@ -142,8 +142,8 @@ class Resources:
         self.refused: Counter[str] = Counter()
         self._monotonic = monotonic
         # Ordered by age.
-        self._authenticated: dict[Account, None] = {}
-        self._unauthenticated: dict[Account, None] = {}
+        self._authenticated: dict[ConnectionAccount, None] = {}
+        self._unauthenticated: dict[ConnectionAccount, None] = {}
         self._logged: dict[str, tuple[float, int]] = {}
 
     @property
@@ -172,9 +172,9 @@ class Resources:
         )
         return None
 
-    def open(self, evict: Callable[[LimitExceededError], None]) -> Account:
+    def open(self, evict: Callable[[LimitExceededError], None]) -> ConnectionAccount:
         """An account for a new connection."""
-        account = Account(self, self.limits.unauthenticated_connection_memory, evict)
+        account = ConnectionAccount(self, self.limits.unauthenticated_connection_memory, evict)
         self._unauthenticated[account] = None
         return account
 
@@ -196,7 +196,7 @@ class Resources:
 
     # --- for the accounts ----------------------------------------------------------------------------------------
 
-    def changed(self, account: Account, change: int) -> None:
+    def changed(self, account: ConnectionAccount, change: int) -> None:
         self.held += change
         if not account.is_authenticated:
             self.unauthenticated_held += change
@@ -216,13 +216,13 @@ class Resources:
                 f"All connections of this server may hold {limits.memory} bytes together",
             )
 
-    def authenticated(self, account: Account) -> None:
+    def authenticated(self, account: ConnectionAccount) -> None:
         account.is_authenticated = True
         del self._unauthenticated[account]
         self._authenticated[account] = None
         self.unauthenticated_held -= account.held
 
-    def closed(self, account: Account) -> None:
+    def closed(self, account: ConnectionAccount) -> None:
         self.closed_connections += 1
         self.held -= account.held
         if account.is_authenticated:
@@ -231,7 +231,7 @@ class Resources:
             del self._unauthenticated[account]
             self.unauthenticated_held -= account.held
 
-    def _evict_largest(self, accounts: Iterable[Account], limit: str, text: str) -> None:
+    def _evict_largest(self, accounts: Iterable[ConnectionAccount], limit: str, text: str) -> None:
         largest = max(accounts, key=lambda account: account.held)
         held = f"this one held most of them, {largest.held}, chiefly as {largest.largest_kind}"
         largest.evict(LimitExceededError(limit, f"{text}; {held}. Try again later."))

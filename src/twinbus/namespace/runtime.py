@@ -31,7 +31,7 @@ from twinbus.namespace.engine.queue import Queue
 from twinbus.namespace.engine.receive_state import Feed
 from twinbus.namespace.engine.registry import Entity, Family, Namespace
 from twinbus.namespace.engine.topic import Subscription, Topic
-from twinbus.namespace.group_commit import Committer
+from twinbus.namespace.group_commit import GroupCommit
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.store.interface import Store
 from twinbus.values import Condition
@@ -85,7 +85,7 @@ class Union(Mailbox):
         return self._members
 
 
-class Driver:
+class NamespaceRuntime:
     """One namespace at work on the running event loop."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._store = store
         self.namespace = Namespace(store.open(), new_token=new_token)
-        self.committer = Committer(
+        self.group_commit = GroupCommit(
             store, failed=failed, committed=meter.commit_seconds.observe, freed=self.namespace.free
         )
         self._boxes: dict[Family, Mailbox] = {}
@@ -116,7 +116,7 @@ class Driver:
         for box in self._boxes.values():
             if box.timer is not None:
                 box.timer.cancel()
-        await self.committer.close()
+        await self.group_commit.close()
         self._store.close()
 
     def submit(self, entity: Entity, event: Event) -> None:
@@ -133,7 +133,7 @@ class Driver:
         if box.busy:
             box.waiting.append((lambda _: _answering(call), None))
         else:
-            self.committer.when(box.group, call)
+            self.group_commit.when(box.group, call)
 
     def submit_together(self, entities: Iterable[Entity], begin: Callable[[int], Decision], reply: Any) -> None:
         """Let one decision be made over several entities, all of it or nothing: `reply` is told if it fails."""
@@ -227,7 +227,7 @@ class Driver:
 
     async def _on_disk(self, box: Mailbox) -> None:
         done = self._loop.create_future()
-        self.committer.when(box.group, lambda: done.set_result(None))
+        self.group_commit.when(box.group, lambda: done.set_result(None))
         await done
 
     # --- one decision after the other --------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Driver:
                 self._next(box)
 
         # After the family's own writes are on disk, so that the rows show them.
-        self.committer.when(box.group, lambda: self.committer.load(need, answered))
+        self.group_commit.when(box.group, lambda: self.group_commit.load(need, answered))
         return False
 
     def _next(self, box: Mailbox) -> None:
@@ -326,11 +326,11 @@ class Driver:
 
     def _carry_out(self, box: Mailbox, step: Step) -> None:
         if step.writes:
-            box.group = self.committer.add(step.writes)
+            box.group = self.group_commit.add(step.writes)
         effects = step.effects
         if not effects:
             return
-        self.committer.when(box.group, lambda: self._release(box, effects))
+        self.group_commit.when(box.group, lambda: self._release(box, effects))
 
     def _release(self, box: Mailbox, effects: list[Effect]) -> None:
         # Its families are held meanwhile: what these effects bring about must not overtake the rest of them.

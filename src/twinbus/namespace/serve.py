@@ -23,7 +23,7 @@ import uvloop
 
 from twinbus.errors import OperatorError
 from twinbus.namespace.resources import Resources
-from twinbus.namespace.serve_plan import Plan
+from twinbus.namespace.serve_plan import ServePlan
 from twinbus.namespace.server import DEFAULT_RULES, NamespaceOptions, NamespaceServer
 from twinbus.namespace.store.errors import StoreInUseError
 from twinbus.namespace.store.files import StoreLock, make_folder
@@ -44,7 +44,7 @@ _TRIM_SECONDS: Final = 5.0
 Show = Callable[[Sequence[NamespaceServer]], None]
 
 
-def run(plan: Plan, show: Show, *, exit_with_stdin: bool = False) -> None:
+def serve_until_stopped(plan: ServePlan, show: Show, *, exit_with_stdin: bool = False) -> None:
     """Serve until told to end. `show` is called once all are listening. Raises OperatorError."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     _raise_descriptor_limit(plan.limits.max_connections)
@@ -52,7 +52,7 @@ def run(plan: Plan, show: Show, *, exit_with_stdin: bool = False) -> None:
         runner.run(_serve(_options(plan, folder), Resources(plan.limits), show, exit_with_stdin))
 
 
-def show_json(servers: Sequence[NamespaceServer]) -> None:
+def print_ready_json(servers: Sequence[NamespaceServer]) -> None:
     """One JSON object a line for each namespace, then `ready`: for programs."""
     lines = []
     for server in servers:
@@ -70,7 +70,7 @@ def show_json(servers: Sequence[NamespaceServer]) -> None:
 
 
 @contextmanager
-def _folder(plan: Plan) -> Iterator[Path]:
+def _folder(plan: ServePlan) -> Iterator[Path]:
     """The data directory, held against a second server; or one for certificates alone, gone at the end."""
     if plan.data is None:
         with TemporaryDirectory(prefix="twinbus-", ignore_cleanup_errors=True) as folder:
@@ -93,7 +93,7 @@ def _folder(plan: Plan) -> Iterator[Path]:
         lock.give_back()
 
 
-def _options(plan: Plan, folder: Path) -> list[NamespaceOptions]:
+def _options(plan: ServePlan, folder: Path) -> list[NamespaceOptions]:
     return [
         NamespaceOptions(
             name=found.name,

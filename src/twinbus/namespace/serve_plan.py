@@ -26,7 +26,7 @@ _FIRST_PORT: Final = 5672
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ServePlan:
     """What is to be started. Every namespace has its port; no data means memory, no ledger that there is none."""
 
     host: str
@@ -41,7 +41,7 @@ class Plan:
         return [key for rule in rules for key in (rule.primary_key, rule.secondary_key)]
 
 
-def make_plan(
+def make_serve_plan(
     *,
     data: Path | None,
     memory: bool,
@@ -53,7 +53,7 @@ def make_plan(
     limits: ResourceLimits | None = None,
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
-) -> Plan:
+) -> ServePlan:
     """`namespaces` are NAME=PORT; `ledger` and `host_names` are for all of them.
 
     `queues` are NAME, `topics` NAME or NAME/SUBSCRIPTION. They are made in the first namespace; NAMESPACE:NAME names
@@ -95,7 +95,7 @@ def make_plan(
             raise OperatorError(
                 f"Port {found.port} is given to several namespaces: {', '.join(sharing)}", "Each needs its own."
             )
-    return Plan(
+    return ServePlan(
         host=host,
         data=None if memory else data or DEFAULT_DATA,
         namespaces=tuple(planned.values()),

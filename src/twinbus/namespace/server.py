@@ -35,10 +35,10 @@ from twinbus.namespace.front import (
     default_rule,
     server_context,
 )
-from twinbus.namespace.meter import LoadCollector, Metering, OperationMeter, ResourceCollector
+from twinbus.namespace.meter import DepthCollector, LedgerMeter, OperationMeter, ResourceCollector
 from twinbus.namespace.own_names import Authority, OwnNames, is_wildcard, parse_authority
 from twinbus.namespace.resources import Resources
-from twinbus.namespace.runtime import Driver, LockTokens
+from twinbus.namespace.runtime import LockTokens, NamespaceRuntime
 from twinbus.namespace.store.interface import Store
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.namespace.store.sqlite import SqliteStore
@@ -75,7 +75,7 @@ class NamespaceOptions:
 class NamespaceServer:
     """One namespace, listening."""
 
-    driver: Driver
+    runtime: NamespaceRuntime
     port: int
 
     def __init__(self, options: NamespaceOptions, resources: Resources | None = None) -> None:
@@ -86,7 +86,7 @@ class NamespaceServer:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._faults_timer: asyncio.TimerHandle | None = None
         self._acceptor: Listener | None = None
-        self._metering: Metering | None = None
+        self._metering: LedgerMeter | None = None
 
     @property
     def ca(self) -> Path:
@@ -126,7 +126,7 @@ class NamespaceServer:
             self._acceptor = Listener(self._site, listener)
         except BaseException:
             listener.close()
-            await self.driver.close()
+            await self.runtime.close()
             raise
         if self._metering is not None:
             self._metering.start()
@@ -141,13 +141,13 @@ class NamespaceServer:
             connection.channel.pause_reading("stopping")
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
-                await self.driver.committer.flushed()
+                await self.runtime.group_commit.flushed()
         for connection in list(connections):
             connection.shut_down()
         await self._connections_end()
         if self._faults_timer is not None:
             self._faults_timer.cancel()
-        await self.driver.close()
+        await self.runtime.close()
         if self._metering is not None:
             await self._metering.close()
         if not self.ended.done():
@@ -158,17 +158,17 @@ class NamespaceServer:
         names = OwnNames(self.port, options.host, options.host_names)
         tls = server_context(options.tls, options.host, *(parse_authority(name).host for name in options.host_names))
         store: Store = MemoryStore() if options.file is None else SqliteStore(options.file)
-        self.driver = Driver(store, SystemClock(), meter, new_token=LockTokens(), failed=self._failed)
-        meter.registry.register(LoadCollector(self.driver.namespace))
+        self.runtime = NamespaceRuntime(store, SystemClock(), meter, new_token=LockTokens(), failed=self._failed)
+        meter.registry.register(DepthCollector(self.runtime.namespace))
         meter.registry.register(ResourceCollector(self.resources))
         if options.ledger is not None:
             ledger = Ledger(options.ledger, Role.NAMESPACE)
-            self._metering = Metering(ledger, options.name, meter, SystemClock())
+            self._metering = LedgerMeter(ledger, options.name, meter, SystemClock())
         verifier = SasVerifier(options.rules, names)
-        http = HttpHandler(options.name, self.driver, verifier, self.faults, meter.registry, self.ca.read_bytes())
-        self.faults.when_changed(self._faults_changed)
+        http = HttpHandler(options.name, self.runtime, verifier, self.faults, meter.registry, self.ca.read_bytes())
+        self.faults.on_change(self._faults_changed)
         return NamespaceContext(
-            options.name, self.driver, verifier, self.faults, meter, tls, http, names, self.resources
+            options.name, self.runtime, verifier, self.faults, meter, tls, http, names, self.resources
         )
 
     async def _connections_end(self) -> None:
@@ -182,7 +182,7 @@ class NamespaceServer:
 
     async def _create_entities(self) -> None:
         """Create what is missing. Raises OperatorError if one exists as another kind; then nothing is created."""
-        options, namespace = self.options, self.driver.namespace
+        options, namespace = self.options, self.runtime.namespace
         missing: list[Description] = []
         for description in targets_first(options.entities):
             existing = namespace.info(description.path)
@@ -196,7 +196,7 @@ class NamespaceServer:
                     "folder (--data).",
                 )
         for description in missing:
-            created = await self.driver.create(description)
+            created = await self.runtime.create(description)
             if isinstance(created, Refusal):
                 raise OperatorError(
                     f"{self._requested_by(description)}: the entity {description.path!r} of namespace "
@@ -225,7 +225,7 @@ class NamespaceServer:
         end = self.faults.next_end()
         loop = asyncio.get_running_loop()
         if end is not None:
-            seconds = max(0.0, (end - self.driver.now()) / 1000)
+            seconds = max(0.0, (end - self.runtime.now()) / 1000)
             self._faults_timer = loop.call_later(seconds, self.faults.expire)
         # Not at once: an operation that used up a fault is still being carried out.
         loop.call_soon(self._tell_connections)

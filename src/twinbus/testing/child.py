@@ -11,7 +11,7 @@ from pathlib import Path
 
 from twinbus.errors import OperatorError
 from twinbus.namespace import logs, serve
-from twinbus.namespace.serve_plan import make_plan
+from twinbus.namespace.serve_plan import make_serve_plan
 from twinbus.printable import printable
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     data, config = asked["data"], asked["config"]
     try:
-        plan = make_plan(
+        plan = make_serve_plan(
             data=None if data is None else Path(data),
             memory=data is None,
             namespaces=asked["namespaces"],
@@ -28,8 +28,8 @@ def main() -> None:
             config=None if config is None else Path(config),
             host_names=asked["host_names"],
         )
-        logs.configure(asked["log_level"], keys=plan.keys)
-        serve.run(plan, serve.show_json, exit_with_stdin=True)
+        logs.configure_logging(asked["log_level"], keys=plan.keys)
+        serve.serve_until_stopped(plan, serve.print_ready_json, exit_with_stdin=True)
     except OperatorError as error:
         sys.stderr.write(printable(f"{error}\n", newlines=True))
         sys.exit(1)

@@ -123,7 +123,7 @@ def overlay_of(row: Row) -> dict[str, Any]:
 
 
 class Bus:
-    """The driver's part, without a loop: decisions run to their end, writes are committed before effects leave."""
+    """The runtime's part, without a loop: decisions run to their end, writes are committed before effects leave."""
 
     def __init__(self, *descriptions: Description, hot_bytes: int | None = None) -> None:
         self.store = MemoryStore()

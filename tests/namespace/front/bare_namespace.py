@@ -1,15 +1,15 @@
-"""A namespace at work without a front: driver, engine and a store in memory, at one fixed instant."""
+"""A namespace at work without a front: runtime, engine and a store in memory, at one fixed instant."""
 
 from typing import TypeVar
 
 from twinbus.namespace.engine.descriptions import Description, EntityInfo
 from twinbus.namespace.meter import OperationMeter
-from twinbus.namespace.runtime import Driver, LockTokens
+from twinbus.namespace.runtime import LockTokens, NamespaceRuntime
 from twinbus.namespace.store.memory import MemoryStore
 
 BORN = 1_700_000_000_000
 
-SomeDriver = TypeVar("SomeDriver", bound=Driver)
+SomeRuntime = TypeVar("SomeRuntime", bound=NamespaceRuntime)
 
 
 class StoppedClock:
@@ -23,9 +23,9 @@ def _fail(error: Exception) -> None:
     raise error
 
 
-async def at_work(kind: type[SomeDriver], *descriptions: Description) -> SomeDriver:
-    """A driver of this kind with these entities, on the running loop."""
-    driver = kind(MemoryStore(), StoppedClock(), OperationMeter(), new_token=LockTokens(), failed=_fail)
+async def at_work(kind: type[SomeRuntime], *descriptions: Description) -> SomeRuntime:
+    """A runtime of this kind with these entities, on the running loop."""
+    runtime = kind(MemoryStore(), StoppedClock(), OperationMeter(), new_token=LockTokens(), failed=_fail)
     for description in descriptions:
-        assert isinstance(await driver.create(description), EntityInfo)
-    return driver
+        assert isinstance(await runtime.create(description), EntityInfo)
+    return runtime

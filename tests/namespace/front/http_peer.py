@@ -19,7 +19,7 @@ from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.http_connection import HttpConnection, HttpHandler
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
 from twinbus.namespace.own_names import OwnNames
-from twinbus.namespace.runtime import Driver
+from twinbus.namespace.runtime import NamespaceRuntime
 
 NAMES = OwnNames(5672)
 TOKEN = make_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000 + 3600)
@@ -27,11 +27,11 @@ TOKEN = make_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 100
 Result = TypeVar("Result")
 
 
-def handler(driver: Driver, *rules: AuthorizationRule, names: OwnNames = NAMES) -> HttpHandler:
+def handler(runtime: NamespaceRuntime, *rules: AuthorizationRule, names: OwnNames = NAMES) -> HttpHandler:
     registry = CollectorRegistry()
     Counter("sends", "Messages sent.", registry=registry).inc()
     verifier = SasVerifier([default_rule(), *rules], names)
-    return HttpHandler("primary", driver, verifier, Faults(SystemClock()), registry)
+    return HttpHandler("primary", runtime, verifier, Faults(SystemClock()), registry)
 
 
 class Recorder:
@@ -128,7 +128,7 @@ class _Protocol(asyncio.Protocol):
 class Served:
     """A namespace behind a port, on a loop in a thread of its own."""
 
-    driver: Driver
+    runtime: NamespaceRuntime
     port: int
     loop: asyncio.AbstractEventLoop
 
@@ -143,24 +143,24 @@ def served(tls: ssl.SSLContext) -> Iterator[Served]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
 
-    async def start() -> tuple[Driver, asyncio.Server]:
-        driver = await at_work(Driver)
+    async def start() -> tuple[NamespaceRuntime, asyncio.Server]:
+        runtime = await at_work(NamespaceRuntime)
         listener = socket.create_server(("127.0.0.1", 0))
         names = OwnNames(listener.getsockname()[1])
-        http = handler(driver, names=names)
-        return driver, await loop.create_server(lambda: _Protocol(http, names), sock=listener, ssl=tls)
+        http = handler(runtime, names=names)
+        return runtime, await loop.create_server(lambda: _Protocol(http, names), sock=listener, ssl=tls)
 
-    async def stop(driver: Driver, server: asyncio.Server) -> None:
+    async def stop(runtime: NamespaceRuntime, server: asyncio.Server) -> None:
         server.close()
         await settle()
-        await driver.close()
+        await runtime.close()
 
     thread.start()
     try:
-        driver, server = asyncio.run_coroutine_threadsafe(start(), loop).result()
-        place = Served(driver, server.sockets[0].getsockname()[1], loop)
+        runtime, server = asyncio.run_coroutine_threadsafe(start(), loop).result()
+        place = Served(runtime, server.sockets[0].getsockname()[1], loop)
         yield place
-        place.call(stop(driver, server))
+        place.call(stop(runtime, server))
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -29,7 +29,7 @@ from twinbus.amqp.routing_fields import Envelope, read_envelope
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.engine.events import MessagesSent
 from twinbus.namespace.front.certificates import ca_path, server_context
-from twinbus.namespace.runtime import Driver
+from twinbus.namespace.runtime import NamespaceRuntime
 
 # One data section.
 HELLO = b"\x00\x53\x75\xa0\x05hello"
@@ -146,17 +146,17 @@ def test_an_update_that_changes_what_cannot_change_is_refused(client: ServiceBus
         client.update_queue(queue)
 
 
-async def send(driver: Driver, path: str, *messages: Envelope) -> None:
-    entity = driver.namespace.find(path)
+async def send(runtime: NamespaceRuntime, path: str, *messages: Envelope) -> None:
+    entity = runtime.namespace.find(path)
     assert entity is not None
     done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    driver.submit(entity, MessagesSent(done.set_result, messages))
+    runtime.submit(entity, MessagesSent(done.set_result, messages))
     assert await done is None
 
 
 def test_counts_are_runtime_properties(client: ServiceBusAdministrationClient, place: Place) -> None:
     client.create_queue("counted")
-    place.served.call(send(place.served.driver, "counted", read_envelope(HELLO), read_envelope(HELLO)))
+    place.served.call(send(place.served.runtime, "counted", read_envelope(HELLO), read_envelope(HELLO)))
     seen = client.get_queue_runtime_properties("counted")
     assert (seen.active_message_count, seen.total_message_count) == (2, 2)
     assert seen.scheduled_message_count == 0
@@ -223,7 +223,7 @@ def test_rules_are_made_read_changed_and_removed(client: ServiceBusAdministratio
 def test_lists_come_in_pages(client: ServiceBusAdministrationClient, place: Place) -> None:
     names = [f"paged-{number:03d}" for number in range(120)]
     for name in names:
-        place.served.call(place.served.driver.create(QueueDescription(path=name)))
+        place.served.call(place.served.runtime.create(QueueDescription(path=name)))
     found = [queue.name for queue in client.list_queues()]
     assert [name for name in found if name.startswith("paged-")] == names
     assert len(list(client.list_queues_runtime_properties())) == len(found)
@@ -268,7 +268,7 @@ def test_a_key_that_is_not_ours_opens_nothing(place: Place, part: str, other: st
         pytest.raises(ClientAuthenticationError),
     ):
         stranger.create_queue("intruder")
-    assert place.served.driver.namespace.info("intruder") is None
+    assert place.served.runtime.namespace.info("intruder") is None
 
 
 def test_the_namespace_tells_of_itself(client: ServiceBusAdministrationClient) -> None:

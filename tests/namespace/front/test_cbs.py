@@ -164,7 +164,7 @@ async def test_a_token_for_an_entity_that_is_not_there_says_so(dial: Dial) -> No
 async def test_a_token_for_an_entity_that_is_not_there_is_not_kept(server: NamespaceServer, dial: Dial) -> None:
     peer = await dial()
     assert await peer.put_token("later") == 404
-    await server.driver.create(QueueDescription(path="later"))
+    await server.runtime.create(QueueDescription(path="later"))
     assert not await is_open(peer, peer.attach_sender("later"))
     assert await peer.put_token("later") == 202
     assert await is_open(peer, peer.attach_sender("later"))
@@ -172,7 +172,7 @@ async def test_a_token_for_an_entity_that_is_not_there_is_not_kept(server: Names
 
 async def test_a_connection_keeps_tokens_for_so_many_audiences(server: NamespaceServer) -> None:
     verifier = SasVerifier((default_rule(),), OwnNames(server.port))
-    claims = GrantedClaims(verifier, server.driver.namespace, peer_is_loopback=True, most=2)
+    claims = GrantedClaims(verifier, server.runtime.namespace, peer_is_loopback=True, most=2)
 
     def put(path: str, now: int) -> Refusal | None:
         resource = f"sb://localhost:{server.port}/{path}"

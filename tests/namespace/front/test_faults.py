@@ -36,10 +36,10 @@ PEEK = "com.microsoft:peek-message"
 async def stored(server: NamespaceServer, entity: str = "orders") -> list[str]:
     """What the entity holds, whatever faults are in force."""
     async with asyncio.timeout(SECONDS):
-        found = server.driver.namespace.find(entity)
+        found = server.runtime.namespace.find(entity)
         assert found is not None
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        server.driver.submit(found, MessagesPeeked(answer.set_result, 0, 1000, False))
+        server.runtime.submit(found, MessagesPeeked(answer.set_result, 0, 1000, False))
         return [str(split(row.raw).properties.message_id) for row in await answer]
 
 

@@ -135,7 +135,7 @@ async def test_a_scheduled_message_waits_for_its_transaction_and_then_for_its_ti
 ) -> None:
     peer = acting.peer
     orders = await peer.sender("orders")
-    due = Timestamp(server.driver.now() + 3_600_000)
+    due = Timestamp(server.runtime.now() + 3_600_000)
     payload = message(
         message_annotations={Symbol("x-opt-scheduled-enqueue-time"): due},
         properties=Properties(message_id="later"),
@@ -148,7 +148,7 @@ async def test_a_scheduled_message_waits_for_its_transaction_and_then_for_its_ti
     await peer.answers(2)
     assert await acting.commit(kept) is None
     assert await acting.roll_back(dropped) is None
-    info = server.driver.info("orders")
+    info = server.runtime.info("orders")
     assert info is not None
     assert (info.counts.active, info.counts.scheduled) == (0, 1)
 

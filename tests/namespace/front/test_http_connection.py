@@ -25,7 +25,7 @@ from twinbus.namespace.engine.descriptions import (
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.front.http_connection import MAX_BODY_BYTES, HttpConnection, HttpHandler
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
-from twinbus.namespace.runtime import Driver
+from twinbus.namespace.runtime import NamespaceRuntime
 
 SIGNED = [("Authorization", TOKEN)]
 SENDER = AuthorizationRule("sender", "send-key", "send-key", frozenset({Claim.SEND}))
@@ -35,9 +35,9 @@ V = "api-version=2024-05"
 
 
 @pytest.fixture
-async def driver() -> AsyncIterator[Driver]:
+async def runtime() -> AsyncIterator[NamespaceRuntime]:
     made = await at_work(
-        Driver,
+        NamespaceRuntime,
         QueueDescription(path="orders", authorization_rules=(OF_ORDERS,)),
         QueueDescription(path="metrics"),
         TopicDescription(path="news"),
@@ -48,8 +48,8 @@ async def driver() -> AsyncIterator[Driver]:
 
 
 @pytest.fixture
-def http(driver: Driver) -> HttpHandler:
-    return handler(driver, SENDER, OWN)
+def http(runtime: NamespaceRuntime) -> HttpHandler:
+    return handler(runtime, SENDER, OWN)
 
 
 class Answer:
@@ -221,7 +221,7 @@ async def test_a_body_at_the_bound_is_read(http: HttpHandler) -> None:
     assert (answer.status, "well-formed" in answer.detail) == (400, True)
 
 
-class Stuck(Driver):
+class Stuck(NamespaceRuntime):
     """Creation waits for a word."""
 
     word: asyncio.Event
@@ -238,37 +238,37 @@ async def stuck() -> Stuck:
 
 
 async def test_what_is_sent_ahead_is_held_only_so_far() -> None:
-    driver = await stuck()
+    runtime = await stuck()
     stream = Recorder()
-    connection = HttpConnection(handler(driver), stream, NAMES, peer_is_loopback=True)
+    connection = HttpConnection(handler(runtime), stream, NAMES, peer_is_loopback=True)
     connection.data_received(request("PUT", f"/q?{V}", recorded_requests.PYTHON_QUEUE, SIGNED))
     for _ in range(40):
         connection.data_received(b"x" * 65_536)
-    driver.word.set()
+    runtime.word.set()
     await settle()
     assert answers(stream, "PUT")[0].status == 201
     assert stream.closed
 
 
 async def test_a_change_under_way_is_carried_out_though_the_client_is_gone() -> None:
-    driver = await stuck()
+    runtime = await stuck()
     stream = Recorder()
-    connection = HttpConnection(handler(driver), stream, NAMES, peer_is_loopback=True)
+    connection = HttpConnection(handler(runtime), stream, NAMES, peer_is_loopback=True)
     connection.data_received(request("PUT", f"/q?{V}", recorded_requests.PYTHON_QUEUE, SIGNED))
     connection.connection_lost()
-    driver.word.set()
+    runtime.word.set()
     await settle()
-    assert driver.namespace.info("q") is not None
+    assert runtime.namespace.info("q") is not None
     assert stream.written == b""
 
 
 async def test_the_answer_under_way_is_the_last_when_the_namespace_stops() -> None:
-    driver = await stuck()
+    runtime = await stuck()
     stream = Recorder()
-    connection = HttpConnection(handler(driver), stream, NAMES, peer_is_loopback=True)
+    connection = HttpConnection(handler(runtime), stream, NAMES, peer_is_loopback=True)
     connection.data_received(request("PUT", f"/q?{V}", recorded_requests.PYTHON_QUEUE, SIGNED) * 2)
     connection.shut_down()
-    driver.word.set()
+    runtime.word.set()
     await settle()
     assert [answer.headers["connection"] for answer in answers(stream, "PUT")] == ["close"]
     assert stream.closed
@@ -325,19 +325,19 @@ async def test_a_request_begun_on_an_idle_connection_has_its_own_minute(
 
 
 async def test_an_answer_that_takes_long_does_not_make_its_connection_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = await stuck()
+    runtime = await stuck()
     watch, stream = Watch(monkeypatch), Recorder()
-    connection = HttpConnection(handler(driver), stream, NAMES, peer_is_loopback=True)
+    connection = HttpConnection(handler(runtime), stream, NAMES, peer_is_loopback=True)
     connection.data_received(request("PUT", f"/q?{V}", recorded_requests.PYTHON_QUEUE, SIGNED))
     await watch.passes(1000)
     assert not stream.closed
-    driver.word.set()
+    runtime.word.set()
     await settle()
     assert answers(stream, "PUT")[0].status == 201
     connection.connection_lost()
 
 
-class Broken(Driver):
+class Broken(NamespaceRuntime):
     async def delete(self, path: str) -> EntityInfo | Refusal:
         raise RuntimeError("the secret of the house")
 
@@ -427,13 +427,13 @@ async def test_faults_need_the_manage_claim(http: HttpHandler) -> None:
 )
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
 async def test_no_one_manages_without_a_token_for_it(
-    http: HttpHandler, driver: Driver, token: str | None, says: str, method: str
+    http: HttpHandler, runtime: NamespaceRuntime, token: str | None, says: str, method: str
 ) -> None:
     headers = [] if token is None else [("Authorization", token)]
     answer = await ask(http, method, f"/orders?{V}", b"", headers)
     assert (answer.status, says in answer.detail) == (401, True)
     assert answer.headers["www-authenticate"] == "SharedAccessSignature"
-    assert driver.namespace.info("orders") is not None
+    assert runtime.namespace.info("orders") is not None
 
 
 async def test_a_rule_of_an_entity_manages_that_entity_only(http: HttpHandler) -> None:
@@ -531,14 +531,14 @@ async def test_a_title_that_contradicts_the_url_is_refused(http: HttpHandler) ->
     assert (await ask(http, "PUT", f"/q?{V}", titled.replace(b"%s", b"Q"), SIGNED)).status == 201
 
 
-async def test_an_update_replaces_all_but_what_cannot_change(http: HttpHandler, driver: Driver) -> None:
+async def test_an_update_replaces_all_but_what_cannot_change(http: HttpHandler, runtime: NamespaceRuntime) -> None:
     first = recorded_requests.python(
         "QueueDescription", "<RequiresSession>true</RequiresSession><MaxDeliveryCount>3</MaxDeliveryCount>"
     )
     assert (await ask(http, "PUT", f"/Q?{V}", first, SIGNED)).status == 201
     then = recorded_requests.python("QueueDescription", "<UserMetadata>new</UserMetadata>")
     assert (await ask(http, "PUT", f"/q?{V}", then, [*SIGNED, ("If-Match", "*")])).status == 200
-    info = driver.namespace.info("q")
+    info = runtime.namespace.info("q")
     assert info is not None
     assert info.description == QueueDescription(path="Q", requires_session=True, user_metadata="new")
 
@@ -546,7 +546,7 @@ async def test_an_update_replaces_all_but_what_cannot_change(http: HttpHandler, 
 @pytest.mark.parametrize(("size", "pages"), [(1, 7), (3, 3), (7, 1), (100, 1), (5000, 1)])
 async def test_pages_hold_everything_once_and_in_order(size: int, pages: int) -> None:
     names = [f"q{number}" for number in range(7)]
-    http = handler(await at_work(Driver, *(QueueDescription(path=name) for name in names)))
+    http = handler(await at_work(NamespaceRuntime, *(QueueDescription(path=name) for name in names)))
     target: str | None = f"/$Resources/queues?$top={size}&{V}"
     seen: list[str] = []
     turned = 0
@@ -560,7 +560,7 @@ async def test_pages_hold_everything_once_and_in_order(size: int, pages: int) ->
 
 
 async def test_a_page_holds_a_hundred_at_most() -> None:
-    http = handler(await at_work(Driver, *(QueueDescription(path=f"q{number}") for number in range(150))))
+    http = handler(await at_work(NamespaceRuntime, *(QueueDescription(path=f"q{number}") for number in range(150))))
     for query in ("", "$top=1000&"):
         body = (await ask(http, "GET", f"/$Resources/queues?{query}{V}", None, SIGNED)).body
         assert body.count(b"<entry ") == 100

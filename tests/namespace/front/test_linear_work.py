@@ -68,7 +68,7 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 async def test_x1_a_path_of_many_segments_is_not_looked_up_prefix_by_prefix(server: NamespaceServer) -> None:
     verifier = SasVerifier((default_rule(),), OwnNames(5672))
-    claims = GrantedClaims(verifier, server.driver.namespace, peer_is_loopback=True)
+    claims = GrantedClaims(verifier, server.runtime.namespace, peer_is_loopback=True)
     path = "/".join(["a"] * 50_000)
     with counted() as calls:
         assert not claims.allow(Claim.SEND, path, 0)

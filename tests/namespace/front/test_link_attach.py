@@ -120,7 +120,7 @@ async def test_a_link_attached_again_under_its_name_replaces_the_first(peer: Pee
 
 async def test_an_entity_deleted_under_its_links_ends_them(server: NamespaceServer, peer: Peer) -> None:
     receiver, sender = await peer.receiver("bills"), await peer.sender("bills")
-    await server.driver.delete("bills")
+    await server.runtime.delete("bills")
     assert (await peer.refused(receiver)).startswith("amqp:not-found")
     peer.send(sender, "too late")
     (answer,) = await peer.answers(1)

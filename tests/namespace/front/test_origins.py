@@ -85,8 +85,8 @@ async def nothing_changed(server: NamespaceServer) -> None:
     host = f"localhost:{server.port}"
     status, _, body = await ask(server, "GET", "/$faults", ("Host", host), signed(host))
     assert (status, json.loads(body)) == (200, {"faults": []})
-    assert server.driver.namespace.info("orders") is not None
-    assert server.driver.namespace.info("new") is None
+    assert server.runtime.namespace.info("orders") is not None
+    assert server.runtime.namespace.info("new") is None
 
 
 @pytest.mark.parametrize("name", ["evil.example", "localhost.evil.example", "192.0.2.1", "[2001:db8::1]"])

@@ -14,7 +14,7 @@ from twinbus.namespace.store.errors import (
     StoreError,
     StoreFullError,
     StoreInUseError,
-    translated,
+    store_error,
 )
 
 
@@ -38,7 +38,7 @@ def os_error(number: int) -> OSError:
     ],
 )
 def test_an_error_underneath_is_told_with_its_file_and_what_to_do(error: apsw.Error | OSError, kind: type) -> None:
-    told = translated(error, Path("/data/primary.db"), "committing")
+    told = store_error(error, Path("/data/primary.db"), "committing")
     assert type(told) is kind
     assert isinstance(told, OperatorError)
     assert "/data/primary.db" in told.text
@@ -47,7 +47,7 @@ def test_an_error_underneath_is_told_with_its_file_and_what_to_do(error: apsw.Er
 
 
 def test_damage_is_told_with_the_way_to_save_what_can_be_read() -> None:
-    told = translated(apsw.CorruptError("database disk image is malformed"), Path("/data/primary.db"), "reading")
+    told = store_error(apsw.CorruptError("database disk image is malformed"), Path("/data/primary.db"), "reading")
     assert str(told) == (
         "The store is damaged (database disk image is malformed): /data/primary.db. Keep a copy of primary.db, "
         "primary.db-wal and primary.db-shm first. Then put a backup in their place, or save what can be read: "

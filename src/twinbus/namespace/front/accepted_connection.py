@@ -88,9 +88,9 @@ class AcceptedConnection(asyncio.Protocol):
                 self._site.refuse(error.exceeded)
             self.channel.write_raw(self.channel.tls.outgoing() if self.channel.tls else b"")
             self.channel.refuse()
-        if self._site.driver.committer.is_congested:
+        if self._site.runtime.group_commit.is_congested:
             self.channel.pause_reading("disk")
-            self._site.driver.committer.when_relieved(self._relieved)
+            self._site.runtime.group_commit.when_relieved(self._relieved)
 
     def eof_received(self) -> bool:
         if self._speaker is None or self.channel.is_refused:

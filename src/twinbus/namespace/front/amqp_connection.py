@@ -40,7 +40,7 @@ from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import MESSAGE_LOCK_LOST, Refusal, session_lock_lost
 from twinbus.namespace.engine.registry import Entity
 from twinbus.namespace.engine.topic import Topic
-from twinbus.namespace.faults import Fault, Point
+from twinbus.namespace.faults import Fault, FaultPoint
 from twinbus.namespace.front import link_attach, refusals
 from twinbus.namespace.front.addresses import LinkAddress, NodeKind
 from twinbus.namespace.front.byte_stream import ByteStream
@@ -58,7 +58,7 @@ from twinbus.namespace.front.request_response import (
     NodeRequestLink,
 )
 from twinbus.namespace.front.transactions import CoordinatorLink, Transactions
-from twinbus.namespace.resources import Account
+from twinbus.namespace.resources import ConnectionAccount
 from twinbus.values import Condition, Symbol
 
 _log = logging.getLogger(__name__)
@@ -114,18 +114,18 @@ class AmqpConnection:
         self,
         site: NamespaceContext,
         channel: ByteStream,
-        account: Account,
+        account: ConnectionAccount,
         *,
         peer_is_loopback: bool,
         arrived_at: str | None = None,
     ) -> None:
         """`arrived_at` is the address of this end of the connection."""
         self.site = site
-        self.driver = site.driver
+        self.runtime = site.runtime
         self.channel = channel
         self.account = account
         self.claims = GrantedClaims(
-            site.verifier, site.driver.namespace, peer_is_loopback=peer_is_loopback, arrived_at=arrived_at
+            site.verifier, site.runtime.namespace, peer_is_loopback=peer_is_loopback, arrived_at=arrived_at
         )
         self._arrived_at = arrived_at
         self._core = Connection.server(
@@ -165,7 +165,7 @@ class AmqpConnection:
         self._timer_at = 0.0
         self._token_timer: asyncio.TimerHandle | None = None
         self._black_holes = BlackHoles(site.faults)
-        self.transactions = Transactions(site.driver, account, site.refuse)
+        self.transactions = Transactions(site.runtime, account, site.refuse)
 
     # --- the channel -------------------------------------------------------------------------------------------
 
@@ -495,7 +495,7 @@ class AmqpConnection:
     def deciding(self, entity: Entity, room: int) -> None:
         """The engine was granted so much room on a link of this entity. It counts until the engine has used it."""
         self._deciding_bytes += room
-        self.driver.after(entity, lambda: self._decided(room))
+        self.runtime.after(entity, lambda: self._decided(room))
 
     def _decided(self, room: int) -> None:
         self._deciding_bytes -= room
@@ -518,9 +518,9 @@ class AmqpConnection:
         link_attach.accept_session(link, session, locked_until)
         self.flush_soon()
 
-    def strike(self, point: Point, entity: str, link: str) -> Fault | None:
+    def trigger(self, point: FaultPoint, entity: str, link: str) -> Fault | None:
         """The fault that hits this operation, if any."""
-        return self.site.faults.strike(point, entity, link) if self.site.faults.active else None
+        return self.site.faults.trigger(point, entity, link) if self.site.faults.active else None
 
     def suffer(self, fault: Fault, operation: FaultableOperation) -> None:
         carry_out(fault, operation, self._black_holes)
@@ -537,14 +537,14 @@ class AmqpConnection:
     def request(self, request: NodeRequest) -> None:
         """Carry out a request to `$cbs` or `$management`."""
         if request.address.node is NodeKind.CBS:
-            reply = put_token(request, self.claims, self.driver.now())
+            reply = put_token(request, self.claims, self.runtime.now())
             if reply.status == HTTPStatus.ACCEPTED:
                 self._authenticated()
                 self.account.hold("tokens", len(self.claims) * _GRANT_BYTES)
             request.answer(reply)
             self._expire_tokens()
             return
-        fault = self.strike(Point.REQUEST, request.address.entity, request.link.name)
+        fault = self.trigger(FaultPoint.REQUEST, request.address.entity, request.link.name)
         if fault is not None:
             self._suffer_request(fault, request)
         elif not reads_messages(request):
@@ -648,9 +648,9 @@ class AmqpConnection:
         translated = translate(request)
         if isinstance(translated, Refusal):
             request.answer(NodeReply.refused(translated))
-        elif not self.claims.allow(translated.claim, request.address.path, self.driver.now()):
+        elif not self.claims.allow(translated.claim, request.address.path, self.runtime.now()):
             request.answer(NodeReply.refused(refusals.unauthorized(translated.claim, name)))
-        elif (entity := self.driver.namespace.find(name)) is None:
+        elif (entity := self.runtime.namespace.find(name)) is None:
             request.answer(NodeReply.refused(refusals.not_found(name)))
         elif translated.held is not None and not self._may_hold(entity, translated.held):
             request.answer(NodeReply.refused(session_lock_lost(translated.held)))
@@ -660,7 +660,7 @@ class AmqpConnection:
             def answered(result: object) -> None:
                 request.answer(NodeReply.refused(result) if isinstance(result, Refusal) else respond(result))
 
-            self.driver.submit(entity, translated.event(answered))
+            self.runtime.submit(entity, translated.event(answered))
 
     def _may_hold(self, entity: Entity, session: str) -> bool:
         """Whether a link of this connection has the session; where there are none, the entity says so itself."""
@@ -691,7 +691,7 @@ class AmqpConnection:
 
     def _expire_tokens(self) -> None:
         """Whenever a token came, or the next one ends: one that has just ended must not be left to a new timer."""
-        now = self.driver.now()
+        now = self.runtime.now()
         for link, attached in list(self._links.items()):
             claim = link_attach.claim_of(attached)
             if claim is not None and not self.claims.allow(*claim, now):

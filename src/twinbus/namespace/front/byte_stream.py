@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from twinbus.amqp.limits import KIB, MIB, LimitExceededError
-from twinbus.namespace.resources import Account
+from twinbus.namespace.resources import ConnectionAccount
 
 # What a black hole holds back of one connection before links are asked to wait, as for a peer that does not read.
 _MOST_HELD_BYTES = 4 * MIB
@@ -109,7 +109,9 @@ def _never() -> bool:
 class ByteStream:
     """Both directions of one connection. Keeps silent, without losing a byte, while the connection is held."""
 
-    def __init__(self, transport: asyncio.Transport, is_silenced: Callable[[], bool], account: Account) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, is_silenced: Callable[[], bool], account: ConnectionAccount
+    ) -> None:
         self._transport = transport
         self._is_silenced = is_silenced
         self._account = account

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 
-from twinbus.namespace.faults import Fault, FaultKind, Faults, Point
+from twinbus.namespace.faults import Fault, FaultKind, FaultPoint, Faults
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.admin_api import find_route
 from twinbus.namespace.front.fault_effects import crash
@@ -38,15 +38,15 @@ class ConnectionFaults:
         """False if the connection is refused. It is struck once, with its first words."""
         if not self._asked:
             self._asked = True
-            fault = self._faults.strike(Point.CONNECT)
-            if fault is not None and not fault.silences:
+            fault = self._faults.trigger(FaultPoint.CONNECT)
+            if fault is not None and not fault.is_blackout:
                 self._suffer(fault)
         return self._struck is None or self._struck.kind is not FaultKind.REFUSE
 
     @property
     def is_held(self) -> bool:
         """By a black hole over the namespace, by one that swallowed this connection, or by a delay."""
-        return self._faults.silenced or (
+        return self._faults.is_blacked_out or (
             self._struck is not None and self._struck.kind in (FaultKind.DELAY, FaultKind.BLACK_HOLE)
         )
 
@@ -145,7 +145,7 @@ class FaultyHttpHandler:
         """The answer a fault gives instead of the handler's, if it does."""
         fault: Fault | None = None
         if is_management(request):
-            fault = self._faults.strike(Point.HTTP, find_route(request.segments).path)
+            fault = self._faults.trigger(FaultPoint.HTTP, find_route(request.segments).path)
         if fault is None:
             return None
         match fault.kind:

@@ -12,7 +12,7 @@ from twinbus.namespace.front.sas_verifier import SasVerifier
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.resources import Resources
-from twinbus.namespace.runtime import Driver
+from twinbus.namespace.runtime import NamespaceRuntime
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.accepted_connection import AcceptedConnection
@@ -24,7 +24,7 @@ class NamespaceContext:
     """One namespace as its connections see it."""
 
     name: str
-    driver: Driver
+    runtime: NamespaceRuntime
     verifier: SasVerifier
     faults: Faults
     meter: OperationMeter

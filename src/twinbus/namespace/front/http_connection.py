@@ -27,7 +27,7 @@ from twinbus.namespace.front.http_messages import (
     refuse_foreign,
 )
 from twinbus.namespace.own_names import OwnNames
-from twinbus.namespace.resources import Account
+from twinbus.namespace.resources import ConnectionAccount
 
 __all__ = ["HttpConnection", "HttpHandler", "HttpStream"]
 
@@ -81,7 +81,7 @@ class HttpConnection:
         handler: HttpRequestHandler,
         stream: HttpStream,
         names: OwnNames,
-        account: Account | None = None,
+        account: ConnectionAccount | None = None,
         *,
         peer_is_loopback: bool,
         arrived_at: str | None = None,

@@ -18,7 +18,7 @@ from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import MessagesSent
 from twinbus.namespace.engine.registry import Entity
-from twinbus.namespace.faults import Fault, Point
+from twinbus.namespace.faults import Fault, FaultPoint
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import LinkAddress
 from twinbus.namespace.front.fault_effects import FaultableOperation
@@ -50,7 +50,7 @@ class IncomingLink:
         """One transfer arrived in full."""
         if self._link.credit <= _CREDIT // 2:
             self.grant()
-        fault = self._connection.strike(Point.SEND, self.entity.path, self._link.name)
+        fault = self._connection.trigger(FaultPoint.SEND, self.entity.path, self._link.name)
         if fault is None:
             self._store(delivery, partial(self._answer, delivery))
         else:
@@ -84,7 +84,7 @@ class IncomingLink:
             answer(refusal)
 
         # A batch of nothing is accepted: the JavaScript client sends one for an empty array.
-        self._connection.driver.submit(self.entity, MessagesSent(stored, envelopes))
+        self._connection.runtime.submit(self.entity, MessagesSent(stored, envelopes))
 
     def _answer(self, delivery: Delivered, refusal: Refusal | None) -> None:
         transactional = None if delivery.state is None else read_transactional(delivery.state)

@@ -14,7 +14,7 @@ from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import ReceiverAttached, SessionReceiverAttached
 from twinbus.namespace.engine.registry import Entity
 from twinbus.namespace.engine.topic import Subscription, Topic
-from twinbus.namespace.faults import Point
+from twinbus.namespace.faults import FaultPoint
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import LinkAddress, NodeKind, parse_address
 from twinbus.namespace.front.fault_effects import FaultableOperation
@@ -107,11 +107,11 @@ def _attach_to_coordinator(connection: AmqpConnection, link: Link) -> None:
 
 def _attach_to_entity(connection: AmqpConnection, link: Link, address: LinkAddress, *, receives: bool) -> None:
     claim = Claim.LISTEN if receives else Claim.SEND
-    if not connection.claims.allow(claim, address.path, connection.driver.now()):
+    if not connection.claims.allow(claim, address.path, connection.runtime.now()):
         # Before it is looked up, and in the peer's spelling: which names there are is not for everyone.
         _refuse(link, refusals.unauthorized(claim, address.entity))
         return
-    entity = connection.driver.namespace.find(address.entity)
+    entity = connection.runtime.namespace.find(address.entity)
     if entity is None:
         _refuse(link, refusals.not_found(address.entity))
         return
@@ -128,7 +128,7 @@ def _attach_to_entity(connection: AmqpConnection, link: Link, address: LinkAddre
         _refuse(link, refusal)
         connection.flush_soon()
 
-    fault = connection.strike(Point.ATTACH, entity.path, link.name)
+    fault = connection.trigger(FaultPoint.ATTACH, entity.path, link.name)
     if fault is None:
         go_on()
     else:
@@ -176,7 +176,7 @@ def _attach_receiver(connection: AmqpConnection, link: Link, entity: Entity, add
 
     connection.attached(link, receiver)
     attached = ReceiverAttached(answered, receiver, address.dead_letter, peek_lock, address.transfer)
-    connection.driver.submit(entity, attached)
+    connection.runtime.submit(entity, attached)
     return None
 
 
@@ -194,6 +194,6 @@ def _attach_session_receiver(
     if not isinstance(wait, int) or not 0 <= wait <= _LONGEST_SESSION_WAIT:
         return Refusal(Condition.INVALID_FIELD, f"'{_TIMEOUT}' has to be a number of milliseconds, up to a day.")
     connection.attached(link, receiver)
-    deadline = connection.driver.now() + int(wait)
-    connection.driver.submit(receiver.entity, SessionReceiverAttached(receiver, session, deadline, peek_lock))
+    deadline = connection.runtime.now() + int(wait)
+    connection.runtime.submit(receiver.entity, SessionReceiverAttached(receiver, session, deadline, peek_lock))
     return None

@@ -31,7 +31,7 @@ from twinbus.namespace.engine.registry import Entity
 from twinbus.namespace.engine.settlement import properties_of
 from twinbus.namespace.engine.storage_protocol import Lane, Row
 from twinbus.namespace.engine.topic import Topic
-from twinbus.namespace.faults import Fault, Point
+from twinbus.namespace.faults import Fault, FaultPoint
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import LinkAddress
 from twinbus.namespace.front.fault_effects import FaultableOperation
@@ -110,7 +110,7 @@ class OutgoingLink:
     def flowed(self) -> None:
         """The peer granted credit, took it back, or asked to be drained."""
         self._send_held()
-        fault = self._connection.strike(Point.RECEIVE, self.entity.path, self._link.name)
+        fault = self._connection.trigger(FaultPoint.RECEIVE, self.entity.path, self._link.name)
         if fault is None:
             self._take_credit()
             return
@@ -124,18 +124,18 @@ class OutgoingLink:
         self._held.clear()
         if self._open:
             self._open = False
-            self._connection.driver.submit(self.entity, ReceiverDetached(self))
+            self._connection.runtime.submit(self.entity, ReceiverDetached(self))
 
     def settled(self, disposition: Disposed, outcome: Outcome, ids: list[int], tokens: tuple[bytes, ...]) -> None:
         """The peer settled deliveries of this link, all with one outcome."""
         reply = _ignore if disposition.settled else partial(self._answer_settled, disposition, ids)
-        fault = self._connection.strike(Point.SETTLE, self.entity.path, self._link.name)
+        fault = self._connection.trigger(FaultPoint.SETTLE, self.entity.path, self._link.name)
         if fault is None:
-            self._connection.driver.submit(self.entity, MessagesSettled(reply, tokens, outcome, self.session))
+            self._connection.runtime.submit(self.entity, MessagesSettled(reply, tokens, outcome, self.session))
             return
 
         def settle(answer: Callable[[list[Refusal | None] | Refusal], None]) -> None:
-            self._connection.driver.submit(self.entity, MessagesSettled(answer, tokens, outcome, self.session))
+            self._connection.runtime.submit(self.entity, MessagesSettled(answer, tokens, outcome, self.session))
 
         struck = FaultableOperation(
             go_on=lambda: settle(reply),
@@ -191,7 +191,7 @@ class OutgoingLink:
         share = _CONNECTION_BYTES // self._connection.link_count
         self._granted, self._room = limit, min(_SLICE_BYTES, max(_LEAST_SLICE_BYTES, share))
         granted = CreditGranted(self, limit, self._link.drain, self._room)
-        self._connection.driver.submit(self.entity, granted)
+        self._connection.runtime.submit(self.entity, granted)
         self._connection.deciding(self.entity, max(_LEAST_COUNTED_BYTES, self._room))
 
     def is_locked(self, token: bytes) -> bool:
@@ -202,7 +202,7 @@ class OutgoingLink:
         """The peer leaves too much unread: the engine delivers nothing on this link until `resume`."""
         if self._open and self._decided < self._granted and not self._link.drain:
             self._room = 0
-            self._connection.driver.submit(self.entity, CreditGranted(self, self._granted, False, 0))
+            self._connection.runtime.submit(self.entity, CreditGranted(self, self._granted, False, 0))
             self._connection.stall(self)
 
     def resume(self) -> None:
@@ -234,7 +234,7 @@ class OutgoingLink:
         """The link is gone, or its credit was taken back meanwhile."""
         if locked := tuple(token for token in tokens if token is not None):
             # As if they had not been delivered.
-            self._connection.driver.submit(self.entity, MessagesSettled(_ignore, locked, Release(), self.session))
+            self._connection.runtime.submit(self.entity, MessagesSettled(_ignore, locked, Release(), self.session))
         elif self._open:
             self._held.extend((row, None, None) for row in rows)  # deleted already: they have to reach this receiver
         else:
@@ -247,7 +247,7 @@ class OutgoingLink:
     def _is_swallowed(self) -> bool:
         """Whether a black hole lies between this delivery and its receiver; what it holds goes on when it is over."""
         faults = self._connection.site.faults
-        fault = faults.black_hole(Point.RECEIVE, self.entity.path, self._link.name) if faults.active else None
+        fault = faults.black_hole(FaultPoint.RECEIVE, self.entity.path, self._link.name) if faults.active else None
         if fault is None or not self._open:
             return False
         if fault is not self._swallowed_by:

@@ -21,8 +21,8 @@ from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.limits import MAX_TRANSACTION_MESSAGES, TRANSACTION_TIMEOUT
 from twinbus.namespace.engine.transactions import Operation, discharge
 from twinbus.namespace.front import refusals
-from twinbus.namespace.resources import Account
-from twinbus.namespace.runtime import Driver
+from twinbus.namespace.resources import ConnectionAccount
+from twinbus.namespace.runtime import NamespaceRuntime
 from twinbus.values import Condition
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ class Transactions:
 
     def __init__(
         self,
-        driver: Driver,
-        account: Account,
+        runtime: NamespaceRuntime,
+        account: ConnectionAccount,
         exceeded: Callable[[LimitExceededError], None],
         timeout: float = TRANSACTION_TIMEOUT / 1000,
     ) -> None:
-        self._driver = driver
+        self._runtime = runtime
         self._account = account
         self._exceeded = exceeded
         self._size = 0
@@ -141,7 +141,7 @@ class Transactions:
         else:
             operations = transaction.operations
             entities = [entity for entity, _ in operations]
-            self._driver.submit_together(entities, lambda now: discharge(operations, done, now), done)
+            self._runtime.submit_together(entities, lambda now: discharge(operations, done, now), done)
 
     def forget(self) -> None:
         """The connection is gone: what was not ended comes to nothing."""

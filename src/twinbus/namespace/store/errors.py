@@ -53,7 +53,7 @@ class StoreConflictError(StoreError):
     """A row was written where there is one already: two writers, or an error of ours. Nothing was kept."""
 
 
-def damaged(path: Path, what: str) -> StoreDamagedError:
+def damaged_error(path: Path, what: str) -> StoreDamagedError:
     """The file cannot be trusted: say what was found, and how to save what can be saved."""
     return StoreDamagedError(
         f"The store is damaged ({what})",
@@ -63,11 +63,11 @@ def damaged(path: Path, what: str) -> StoreDamagedError:
     )
 
 
-def translated(error: apsw.Error | OSError, path: Path, doing: str) -> StoreError:
+def store_error(error: apsw.Error | OSError, path: Path, doing: str) -> StoreError:
     """The store's word for an error of SQLite or of the file system met while `doing`."""
     match error:
         case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
-            return damaged(path, str(error).partition(": ")[2] or str(error))
+            return damaged_error(path, str(error).partition(": ")[2] or str(error))
         case apsw.FullError() | OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return StoreFullError(f"The disk is full while {doing}", path, "Make room, then start again.")
         case apsw.ConstraintError():

@@ -1,4 +1,4 @@
-"""What the namespace asks of a store. Blocking calls: the driver runs them off the event loop.
+"""What the namespace asks of a store. Blocking calls: the runtime runs them off the event loop.
 
 One writer thread calls `commit`, one reader thread calls `load`; both may run at the same time.
 """
@@ -15,7 +15,7 @@ class Store(Protocol):
     """Durable memory of one namespace."""
 
     inline: bool
-    """True if calls never block, so that the driver may make them on the event loop."""
+    """True if calls never block, so that the runtime may make them on the event loop."""
 
     def open(self) -> Opened:
         """Take the store into use. Quick at any depth. Raises StoreError with what to do if it cannot."""

@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 
 from twinbus.namespace.engine.storage_protocol import Opened, PutEntity, PutQueue, StoredEntity
-from twinbus.namespace.store.errors import StoreError, StoreVersionError, damaged
+from twinbus.namespace.store.errors import StoreError, StoreVersionError, damaged_error
 from twinbus.namespace.store.files import sync_folder
 
 _MAGIC = b"SQLite format 3\x00"
@@ -49,14 +49,14 @@ def inspect(path: Path) -> bool:
     logged = log.exists() and log.stat().st_size > 0
     if not path.exists():
         if logged:
-            raise damaged(path, "the file is missing, but its log is there")
+            raise damaged_error(path, "the file is missing, but its log is there")
         return False
     with path.open("rb") as file:
         head = file.read(len(_MAGIC))
     if not head:
-        raise damaged(path, "the file is empty")
+        raise damaged_error(path, "the file is empty")
     if head != _MAGIC:
-        raise damaged(path, "this is not an SQLite file")
+        raise damaged_error(path, "this is not an SQLite file")
     return True
 
 
@@ -102,13 +102,13 @@ def prepare(connection: apsw.Connection, path: Path) -> None:
 def _check_length(connection: apsw.Connection, path: Path) -> None:
     expected = int(connection.pragma("page_count")) * int(connection.pragma("page_size"))
     if (found := path.stat().st_size) < expected:
-        raise damaged(path, f"it is cut short: {found} of {expected} bytes")
+        raise damaged_error(path, f"it is cut short: {found} of {expected} bytes")
 
 
 def _check_tables(connection: apsw.Connection, path: Path) -> None:
     found = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     if missing := [table for table in TABLES if table not in found]:
-        raise damaged(path, f"it lacks the table {missing[0]}")
+        raise damaged_error(path, f"it lacks the table {missing[0]}")
     for table in ("message", "body"):  # both ends of the two that may be deep
         connection.execute(f"SELECT * FROM {table} ORDER BY rowid LIMIT 1").get  # noqa: B018, S608  # reads, and may raise
         connection.execute(f"SELECT * FROM {table} ORDER BY rowid DESC LIMIT 1").get  # noqa: B018, S608  # likewise

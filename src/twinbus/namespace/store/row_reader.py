@@ -125,7 +125,7 @@ ON s.queue = :queue AND s.message_id = i.value AND s.at >= :since
 """
 
 
-class Reader:
+class RowReader:
     """The statements of needs on the reading connection."""
 
     def __init__(self, connection: apsw.Connection) -> None:

@@ -19,10 +19,10 @@ import apsw
 
 from twinbus.namespace.engine.storage_protocol import Need, Opened, Write
 from twinbus.namespace.store import open_store
-from twinbus.namespace.store.errors import StoreError, StoreGoneError, translated
+from twinbus.namespace.store.errors import StoreError, StoreGoneError, store_error
 from twinbus.namespace.store.files import StoreFiles, StoreLock, make_folder
-from twinbus.namespace.store.row_reader import Reader, empty_answer
-from twinbus.namespace.store.write_batch import Batch, Key, Plan, planned
+from twinbus.namespace.store.row_reader import RowReader, empty_answer
+from twinbus.namespace.store.write_batch import RowChanges, RowKey, WriteBatch, fold_writes
 
 _log = logging.getLogger(__name__)
 
@@ -82,14 +82,14 @@ class SqliteStore:
             self._files = StoreFiles(self.path, *beside, self._lock.path)
         except (apsw.Error, OSError) as error:
             self._let_go()
-            raise translated(error, self.path, "opening it") from error
+            raise store_error(error, self.path, "opening it") from error
         except BaseException:
             self._let_go()
             raise
         self._gone = set(self._to_purge)
-        self._writer = Writer(self._writing)
+        self._writer = BatchWriter(self._writing)
         self._share(opened.next_body > 1)
-        self._reader = Reader(self._reading)
+        self._reader = RowReader(self._reading)
         return opened
 
     def load(self, need: Need) -> Any:
@@ -101,10 +101,10 @@ class SqliteStore:
             with self._reader_turn:
                 return self._reader.answer(need)
         except apsw.Error as error:
-            raise translated(error, self.path, "reading") from error
+            raise store_error(error, self.path, "reading") from error
 
     def commit(self, writes: Sequence[Write]) -> None:
-        plan = planned(writes, self._gone)
+        plan = fold_writes(writes, self._gone)
         connection = self._connection()
         if plan.bodies and not self._shares:
             self._share(True)
@@ -117,7 +117,7 @@ class SqliteStore:
         except BaseException as error:
             _roll_back(connection)
             if isinstance(error, apsw.Error):
-                raise translated(error, self.path, "committing") from error
+                raise store_error(error, self.path, "committing") from error
             raise
         # After the sync, and before anybody may acknowledge it (L7).
         self._files.check()
@@ -143,7 +143,7 @@ class SqliteStore:
             except BaseException as error:
                 _roll_back(connection)
                 if isinstance(error, apsw.Error):
-                    raise translated(error, self.path, "purging") from error
+                    raise store_error(error, self.path, "purging") from error
                 raise
             self._done(purged, freed)
             self._pages_in_log += connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE, True)[0]
@@ -294,14 +294,14 @@ DELETE FROM seen WHERE (queue, message_id) IN (
 """
 
 
-class Writer:
+class BatchWriter:
     """The statements of commits on the writing connection."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self._execute = connection.execute
 
-    def carry_out(self, plan: Plan) -> None:
+    def carry_out(self, plan: WriteBatch) -> None:
         """Everything the plan says, in its order."""
         if plan.bodies:
             self._put(_PUT_BODIES, list(plan.bodies.values()))
@@ -326,7 +326,7 @@ class Writer:
         if plan.gone:
             self._execute(_DROP_ENTITIES, {"1": json.dumps(sorted(plan.gone))})
 
-    def _carry_out_batch(self, batch: Batch) -> None:
+    def _carry_out_batch(self, batch: RowChanges) -> None:
         if early := batch.early_puts():
             self._put(_PUT_ROWS, [(*row[:12], None) for row in early])
         if batch.drops:
@@ -347,7 +347,7 @@ class Writer:
             done += size
             left -= size
 
-    def _drop(self, keys: Iterable[Key]) -> None:
+    def _drop(self, keys: Iterable[RowKey]) -> None:
         ranges = list(_ranges(keys))
         if len(ranges) == 1:
             self._execute(_DROP_RANGE, ranges[0])
@@ -378,7 +378,7 @@ class Writer:
         return self._connection.changes()
 
 
-def _ranges(keys: Iterable[Key]) -> Iterable[tuple[int, int, int, int]]:
+def _ranges(keys: Iterable[RowKey]) -> Iterable[tuple[int, int, int, int]]:
     """The keys as runs of consecutive sequence numbers: queue, lane, first, last."""
     ordered = sorted(keys)
     queue, lane, first = ordered[0]

@@ -29,19 +29,19 @@ from twinbus.namespace.engine.storage_protocol import (
 )
 from twinbus.namespace.store.errors import StoreConflictError
 
-Key = tuple[int, int, int]
+RowKey = tuple[int, int, int]
 
 
 @dataclass(slots=True)
-class Batch:
+class RowChanges:
     """Writes on rows that may be carried out in this order: early puts, drops, moves, late puts."""
 
-    drops: set[Key] = field(default_factory=set)
-    moves: dict[Key, MoveRow] = field(default_factory=dict)
+    drops: set[RowKey] = field(default_factory=set)
+    moves: dict[RowKey, MoveRow] = field(default_factory=dict)
     """By the key under which the row is stored now."""
-    arrivals: dict[Key, Key] = field(default_factory=dict)
+    arrivals: dict[RowKey, RowKey] = field(default_factory=dict)
     """Where moved rows will stand, and the key under which each is stored now."""
-    puts: dict[Key, Row] = field(default_factory=dict)
+    puts: dict[RowKey, Row] = field(default_factory=dict)
     unnamed: set[int] = field(default_factory=set)
     """Bodies of rows that were put and dropped again."""
 
@@ -52,7 +52,7 @@ class Batch:
     def late_puts(self) -> list[Row]:
         return [row for key, row in self.puts.items() if row.body is None or self._is_taken(key)]
 
-    def _is_taken(self, key: Key) -> bool:
+    def _is_taken(self, key: RowKey) -> bool:
         return key in self.drops or key in self.moves
 
     def put(self, row: Row) -> None:
@@ -61,7 +61,7 @@ class Batch:
             raise _conflict(key)
         self.puts[key] = row
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: RowKey) -> None:
         if (row := self.puts.pop(key, None)) is not None:
             if row.body is not None:
                 self.unnamed.add(row.body)
@@ -86,11 +86,11 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Plan:
+class WriteBatch:
     """A whole commit: batches in order, and what does not depend on rows (last word for each key)."""
 
     bodies: dict[int, PutBody] = field(default_factory=dict)
-    batches: list[Batch] = field(default_factory=lambda: [Batch()])
+    batches: list[RowChanges] = field(default_factory=lambda: [RowChanges()])
     counters: dict[int, PutQueue] = field(default_factory=dict)
     entities: dict[int, PutEntity] = field(default_factory=dict)
     states: dict[tuple[int, str], PutSessionState] = field(default_factory=dict)
@@ -121,9 +121,9 @@ def moved(row: Row, write: MoveRow) -> Row:
     )
 
 
-def planned(writes: Iterable[Write], gone: Collection[int]) -> Plan:
+def fold_writes(writes: Iterable[Write], gone: Collection[int]) -> WriteBatch:
     """Fold the writes of a commit. Writes to queues that are gone come too late and are left out."""
-    plan = Plan()
+    plan = WriteBatch()
     batch = plan.batches[0]
     for write in writes:
         if isinstance(write, PutBody):
@@ -142,7 +142,7 @@ def planned(writes: Iterable[Write], gone: Collection[int]) -> Plan:
             case MoveRow():
                 # Its place is that of a row still to be moved away: those moves come first.
                 if (queue, write.to_lane, write.to_seq) in batch.moves and write[1:3] != write[3:5]:
-                    plan.batches.append(batch := Batch())
+                    plan.batches.append(batch := RowChanges())
                 batch.move(write)
             case PutSeenId():
                 plan.seen[queue, write.message_id] = write
@@ -161,5 +161,5 @@ def planned(writes: Iterable[Write], gone: Collection[int]) -> Plan:
     return plan
 
 
-def _conflict(key: Key) -> StoreConflictError:
+def _conflict(key: RowKey) -> StoreConflictError:
     return StoreConflictError(f"Two rows are written to queue {key[0]}, lane {key[1]}, sequence number {key[2]}")
