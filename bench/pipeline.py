@@ -27,7 +27,7 @@ from tests.pipeline import oracle
 from twinbus.pipeline.jobs import JOBS, over_history
 from twinbus.pipeline.reconcile import JUDGED
 from twinbus.pipeline.session import session
-from twinbus.pipeline.tables import OPERATIONS, Part, Tables, Version
+from twinbus.pipeline.tables import OPERATIONS, TablePart, Tables, TablesVersion
 
 AIM: Final = 2.0
 _AIMED_FROM: Final = 20_000_000
@@ -63,14 +63,14 @@ _PER_MESSAGE: Final = 1.2
 
 
 def made(tables: Tables, entries: int) -> None:
-    part = Part(f"{OPERATIONS}/generated")
+    part = TablePart(f"{OPERATIONS}/generated")
     folder = tables.root / part.path
     folder.mkdir(parents=True)
     database = duckdb.connect()
     database.execute(f"set threads = {os.cpu_count() or 2}")
     messages = int(entries / _PER_MESSAGE)
     database.execute(_LEDGER.format(messages=messages, folder=folder))
-    tables.commit(Version(parts={OPERATIONS: (part,)}, newest=1_790_035_200_000 + 3 * 86_400_000))
+    tables.commit(TablesVersion(parts={OPERATIONS: (part,)}, newest=1_790_035_200_000 + 3 * 86_400_000))
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ NOT_FOLLOWED = {
     ("README", "make demo"): "tests/cli/test_demo.py plays it",
     ("README", "make test"): "this test is a part of it",
     ("cluster", ""): "needs a cluster, a database, or what pip brings from the network; tests/pipeline runs the jobs",
-    ("costs", "twinbus cost actual"): "starts Spark on tables of its own; tests/pipeline/test_spending.py runs it",
+    ("costs", "twinbus cost actual"): "starts Spark on tables of its own; tests/pipeline/test_actual_cost.py runs it",
     ("report", "pip install"): "brings packages from the network",
     ("report", "twinbus report"): "starts Spark on a ledger of its own; tests/report/test_report_verb.py runs it",
     ("serve", "twinbus serve --host"): "for other machines and tunnels; tests/namespace/front/test_origins.py uses it",

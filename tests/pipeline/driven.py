@@ -27,10 +27,9 @@ from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.jobs import following
 from twinbus.pipeline.servicebus import ServiceBusDataSource, broker
 from twinbus.pipeline.servicebus.offsets import Offset
-from twinbus.pipeline.servicebus.options import Options
+from twinbus.pipeline.servicebus.options import SourceOptions
 from twinbus.pipeline.servicebus.source import StreamReader
-from twinbus.pipeline.session import session
-from twinbus.pipeline.starting import started
+from twinbus.pipeline.session import session, start_query
 from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
 from twinbus.pipeline.syphon_job.lane import LanePartition, LaneReader, SyphonSource
 from twinbus.pipeline.syphon_job.messages import SyphonJob
@@ -82,7 +81,7 @@ def reading(
     if stop_at is not None:
         stream = stream.format(StoppedSource.name()).options(stopAt=stop_at, stopFolder=str(folder))
     writer = stream.load().writeStream.foreachBatch(take).option("checkpointLocation", str(folder / "checkpoint"))
-    return started((writer.trigger(availableNow=True) if now else writer.trigger(processingTime="1 second")).start)
+    return start_query((writer.trigger(availableNow=True) if now else writer.trigger(processingTime="1 second")).start)
 
 
 OFFSET_LOGGED, BEFORE_COMPLETION, DURING_COMPLETION = "offset logged", "before completion", "during completion"
@@ -101,11 +100,11 @@ class StoppedSource(ServiceBusDataSource):
         return "servicebus_stopped"
 
     def streamReader(self, schema: StructType) -> StoppedReader:  # noqa: N802  # Spark's name
-        return StoppedReader(Options.parse(self.options), self._stop_at, self._folder)
+        return StoppedReader(SourceOptions.parse(self.options), self._stop_at, self._folder)
 
 
 class StoppedReader(StreamReader):
-    def __init__(self, options: Options, stop_at: str, folder: Path) -> None:
+    def __init__(self, options: SourceOptions, stop_at: str, folder: Path) -> None:
         super().__init__(options)
         self._stop_at = stop_at
         self._folder = folder

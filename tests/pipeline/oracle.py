@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import duckdb
 
-from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, Version, struct
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, TablesVersion, struct
 
 _TYPES: Final = {
     "string": "varchar",
@@ -203,7 +203,7 @@ order by all
 """  # noqa: S608  # as above
 
 
-def connect(root: Path, version: Version) -> duckdb.DuckDBPyConnection:
+def connect(root: Path, version: TablesVersion) -> duckdb.DuckDBPyConnection:
     """With the tables as views; operations that were only begun are among the others, of unknown outcome."""
     database = duckdb.connect()
     for table in (OPERATIONS, ENTRIES, PENDING):

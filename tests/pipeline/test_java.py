@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.pipeline import java
-from twinbus.pipeline.java import NoJavaError, java_home, version_of, wrapped
+from twinbus.pipeline import session
+from twinbus.pipeline.session import NoJavaError, java_home, version_of, wrapped
 
 
 def _java(home: Path, version: str) -> Path:
@@ -44,13 +44,13 @@ def test_where_the_machine_has_none_the_one_that_was_brought_runs(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     home = java_home({"PATH": ""})
     assert home.is_relative_to(tmp_path)
-    assert (version_of(home) or 0) >= java.OLDEST
+    assert (version_of(home) or 0) >= session.OLDEST
 
 
 def test_without_any_java_the_error_says_what_was_seen_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(java, "_brought_home", lambda: None)
+    monkeypatch.setattr(session, "_brought_home", lambda: None)
     with pytest.raises(NoJavaError, match=r"17 or newer; .* is 11\. Install one and set JAVA_HOME"):
         java_home({"JAVA_HOME": str(_java(tmp_path, "11.0.2")), "PATH": ""})
 

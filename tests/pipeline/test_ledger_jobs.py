@@ -20,13 +20,13 @@ from tests.pipeline.books import HOUR, MIDNIGHT, history, movement, operation, s
 from twinbus.ledger import Balance, Message, balance, read_ledger
 from twinbus.ledger.entries import Closed, Entry, Header, Intent, Move, Role, Stage
 from twinbus.ledger.json_lines import encode
-from twinbus.pipeline import latency, series
+from twinbus.pipeline import latency, timeline
 from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.jobs import JOBS, following, incomplete, over_history, so_far
 from twinbus.pipeline.jobs import history as history_of
 from twinbus.pipeline.reconcile import JUDGED, LISTED
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables
-from twinbus.pipeline.window import Window
+from twinbus.pipeline.time_window import TimeWindow
 
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
 
@@ -147,17 +147,17 @@ def test_d3_incidents_agree_with_duckdb(books: Ingested) -> None:
 def test_d4_the_series_agrees_with_duckdb_and_what_was_before_it_is_in_the_depth(books: Ingested, width: int) -> None:
     version = books.tables.version()
     first, last = MIDNIGHT + HOUR // 2, MIDNIGHT + 5 * HOUR
-    found = series.series(*history_of(books.tables, version, F.lit(True)), width, first, last).collect()
+    found = timeline.count_buckets(*history_of(books.tables, version, F.lit(True)), width, first, last).collect()
     database = oracle.connect(books.tables.root, version)
     expected = oracle.rows(database, oracle.SERIES, width=width, first=first, last=last)
     assert sorted(map(tuple, found)) == expected
     assert any(row.bucket < first - first % width and row.came > row.left for row in found)
-    assert all(any(row[name] for row in found) for name in series.COUNTS)
+    assert all(any(row[name] for row in found) for name in timeline.COUNTS)
 
 
 def test_d4_the_spread_agrees_with_duckdb(books: Ingested) -> None:
     tallies = latency.tally(*history_of(books.tables, books.tables.version(), F.lit(True)))
-    found = latency.spread(tallies, Window()).first()
+    found = latency.spread(tallies, TimeWindow()).first()
     assert found is not None
     database = oracle.connect(books.tables.root, books.tables.version())
     seconds = [row[0] for row in oracle.rows(database, oracle.SECONDS)]
@@ -175,8 +175,8 @@ def test_d4_the_spread_agrees_with_duckdb(books: Ingested) -> None:
     [(0, 0, 1000), (0, 239_999, 1000), (0, 240_000, 2000), (999, 240_000, 2000), (0, 30 * 24 * HOUR, 6 * HOUR)],
 )
 def test_d4_buckets_are_few_and_such_as_people_count_time_in(first: int, last: int, width: int) -> None:
-    assert series.width_for(first, last, 240) == width
-    assert series.width_for(-(2**62), 2**62, 240) > 0, "any instant may stand in a ledger"
+    assert timeline.width_for(first, last, 240) == width
+    assert timeline.width_for(-(2**62), 2**62, 240) > 0, "any instant may stand in a ledger"
 
 
 # --- followed --------------------------------------------------------------------------------------------------------
@@ -289,26 +289,26 @@ def test_d3_what_may_yet_be_told_at_the_edges_is_in_flight_and_what_came_home_la
     tables = Tables(spark, tmp_path / "tables")
     ingest(spark, tmp_path / "ledger", tables.root).awaitTermination()
 
-    def found(window: Window) -> dict[str | None, dict[str, int]]:
+    def found(window: TimeWindow) -> dict[str | None, dict[str, int]]:
         rows = over_history(tables, JOBS["reconcile"], window).collect()
         return {row.id: {name: row[name] for name in ("messages", *JUDGED) if row[name]} for row in rows}
 
     lost = {"messages": 1, "accepted": 1, "lost": 1}
-    assert found(Window()) == {
+    assert found(TimeWindow()) == {
         None: {"messages": 4, "accepted": 4, "delivered": 4},
         "lost": lost,
         "begun": {"messages": 1, "unconfirmed": 1, "in_flight": 1},
     }
     # Accepted before the days that are read: it may not be called unconfirmed without a word.
-    assert found(Window(DAY, DAY.replace(day=23))) == {
+    assert found(TimeWindow(DAY, DAY.replace(day=23))) == {
         None: {"messages": 2, "accepted": 2, "delivered": 2},
         "lost": lost,
         "long-ago": {"messages": 1, "unconfirmed": 1, "in_flight": 1},
     }
-    assert found(Window(until=DAY)) == {None: {"messages": 1, "accepted": 1, "delivered": 1}}
+    assert found(TimeWindow(until=DAY)) == {None: {"messages": 1, "accepted": 1, "delivered": 1}}
     days = {
         row.day.day: row.operations
-        for row in over_history(tables, JOBS["cost"], Window(DAY))
+        for row in over_history(tables, JOBS["cost"], TimeWindow(DAY))
         .groupBy("day")
         .agg({"operations": "sum"})
         .withColumnRenamed("sum(operations)", "operations")
@@ -362,7 +362,7 @@ def test_d3_what_was_redirected_is_accepted_where_it_went_as_often_as_it_was_bef
     said = oracle.named(oracle.connect(tables.root, tables.version()), oracle.RECONCILE)
     assert sums == {name: said[name] for name in sums}
     # A message that may have been accepted before the window may not be called unconfirmed without a word.
-    rows = over_history(tables, JOBS["reconcile"], Window(DAY.replace(day=23))).where("id is not null").collect()
+    rows = over_history(tables, JOBS["reconcile"], TimeWindow(DAY.replace(day=23))).where("id is not null").collect()
     assert {(row.destination, row.id): (row.unconfirmed, row.in_flight, row.lost) for row in rows} == {
         ("contoso/elsewhere", "unsure"): (1, 1, 0),
         ("contoso/third", "never"): (1, 1, 0),
@@ -432,6 +432,6 @@ def test_d3_an_incident_of_two_processes_lasts_from_the_first_failover_to_the_la
         "seconds_to_drain": 61.0,
     }
     assert (second.began, second.restored, second.drained, second.diverted) == (MIDNIGHT + 24 * HOUR, None, None, 1)
-    (latency,) = over_history(tables, JOBS["latency"], Window(DAY, DAY.replace(day=23))).collect()
+    (latency,) = over_history(tables, JOBS["latency"], TimeWindow(DAY, DAY.replace(day=23))).collect()
     assert (latency.diverted, latency.returned) == (3, 3)
     assert (latency.least, latency.p50, latency.most) == (120.75, 180.75, 180.75)

@@ -21,7 +21,7 @@ from twinbus.cli.main import app
 from twinbus.ledger.entries import Stage
 from twinbus.ledger.json_lines import encode
 from twinbus.pipeline.jobs import JOBS, over_history
-from twinbus.pipeline.landing import RESULTS
+from twinbus.pipeline.sinks import RESULTS
 from twinbus.pipeline.tables import Tables, struct
 
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pipeline.servicebus.offsets import Numbers, Offset, OffsetError
+from twinbus.pipeline.servicebus.offsets import Offset, OffsetError, SequenceNumbers
 
 # Small numbers, so that runs touch; and numbers of a partition other than the first, which have 64 bits.
 _plain = st.frozensets(st.integers(0, 40) | st.integers(2**62, 2**62 + 5), max_size=40)
 
 
-def _members(numbers: Numbers) -> list[int]:
+def _members(numbers: SequenceNumbers) -> list[int]:
     return [number for first, last in numbers.runs() for number in range(first, last + 1)]
 
 
 @given(_plain)
 def test_d1_a_set_of_numbers_has_these_numbers_and_no_other(plain: frozenset[int]) -> None:
-    numbers = Numbers.of(plain)
+    numbers = SequenceNumbers.of(plain)
     assert _members(numbers) == sorted(plain)
     assert len(numbers) == len(plain)
     assert bool(numbers) == bool(plain)
@@ -35,13 +35,13 @@ def test_d1_a_set_of_numbers_has_these_numbers_and_no_other(plain: frozenset[int
 
 @given(_plain, _plain)
 def test_d1_union_and_difference_are_those_of_sets(one: frozenset[int], other: frozenset[int]) -> None:
-    assert Numbers.of(one) | Numbers.of(other) == Numbers.of(one | other)
-    assert Numbers.of(one) - Numbers.of(other) == Numbers.of(one - other)
+    assert SequenceNumbers.of(one) | SequenceNumbers.of(other) == SequenceNumbers.of(one | other)
+    assert SequenceNumbers.of(one) - SequenceNumbers.of(other) == SequenceNumbers.of(one - other)
 
 
 @given(_plain, st.integers(1, 7))
 def test_d1_the_parts_of_a_set_are_disjoint_and_even(plain: frozenset[int], count: int) -> None:
-    parts = Numbers.of(plain).parts(count)
+    parts = SequenceNumbers.of(plain).parts(count)
     assert [number for part in parts for number in _members(part)] == sorted(plain)
     assert len(parts) <= count
     sizes = [len(part) for part in parts]
@@ -49,7 +49,7 @@ def test_d1_the_parts_of_a_set_are_disjoint_and_even(plain: frozenset[int], coun
     assert len(set(sizes[:-1])) <= 1
 
 
-_numbers = _plain.map(Numbers.of)
+_numbers = _plain.map(SequenceNumbers.of)
 _offsets = st.builds(
     Offset,
     through=st.integers(-1, 2**63 - 1),
@@ -69,7 +69,7 @@ def test_d1_an_offset_comes_back_from_the_checkpoint_as_it_was(offset: Offset) -
 
 
 def test_d1_ten_thousand_messages_in_a_row_take_a_few_bytes_of_an_offset() -> None:
-    numbers = Numbers.of(range(1_000_000, 1_010_000))
+    numbers = SequenceNumbers.of(range(1_000_000, 1_010_000))
     assert str(numbers) == "1000000-1009999"
 
 

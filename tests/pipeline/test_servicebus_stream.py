@@ -32,8 +32,8 @@ from tests.pipeline.queues import new_queue
 from twinbus.pipeline.servicebus import broker as broker_module
 from twinbus.pipeline.servicebus import source as source_module
 from twinbus.pipeline.servicebus.broker import Broker
-from twinbus.pipeline.servicebus.offsets import Numbers
-from twinbus.pipeline.servicebus.options import OptionError, Options
+from twinbus.pipeline.servicebus.offsets import SequenceNumbers
+from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.pipeline.servicebus.rows import READ_SCHEMA
 from twinbus.pipeline.servicebus.source import CompletionError, CreatedAgainError, ServiceBusDataSource
 from twinbus.testing import LocalNamespace
@@ -510,7 +510,7 @@ def test_d1_a_stream_that_could_not_complete_what_it_reads_is_refused_at_its_sta
     monkeypatch.setattr(broker_module, "MOST_HELD", 4)
     queue.send(*_names_of("old", 5))
     query = queue.query(startingPosition="latest")
-    with pytest.raises(OptionError, match=r"stand before those that it reads\..*completeCommitted=false"):
+    with pytest.raises(SourceOptionError, match=r"stand before those that it reads\..*completeCommitted=false"):
         query.trigger()
     assert not queue.query(startingPosition="latest", completeCommitted="false").trigger()
     queue.receiver.complete_message(queue.received(1)[0])
@@ -519,7 +519,9 @@ def test_d1_a_stream_that_could_not_complete_what_it_reads_is_refused_at_its_sta
 
 @contextmanager
 def _broker(queue: Entity) -> Iterator[Broker]:
-    with Broker(Options.parse({"connectionString": queue.namespace.connection_string, "entity": queue.name})) as made:
+    with Broker(
+        SourceOptions.parse({"connectionString": queue.namespace.connection_string, "entity": queue.name})
+    ) as made:
         yield made
 
 
@@ -530,8 +532,8 @@ def test_d1_more_messages_in_front_than_may_be_held_are_neither_locked_nor_remov
     queue.send(*_names_of("", 30))
     numbers = queue.numbers()
     with _broker(queue) as broker:
-        done = broker.complete(Numbers.of(numbers[25:]), None)
-    assert done.left == Numbers.of(numbers[25:])
+        done = broker.complete(SequenceNumbers.of(numbers[25:]), None)
+    assert done.left == SequenceNumbers.of(numbers[25:])
     assert done.stopped is not None
     assert "more than 20 messages" in done.stopped
     assert len(queue.received(30)) == 30
@@ -545,8 +547,8 @@ def test_d1_messages_of_others_between_those_meant_are_held_only_up_to_the_limit
     queue.send(*_names_of("", 60))
     numbers = queue.numbers()
     with _broker(queue) as broker:
-        done = broker.complete(Numbers.of([numbers[0], numbers[59]]), None)
-    assert done.left == Numbers.of(numbers[59:])
+        done = broker.complete(SequenceNumbers.of([numbers[0], numbers[59]]), None)
+    assert done.left == SequenceNumbers.of(numbers[59:])
     assert 20 < done.held <= 30
     assert done.stopped is not None
     assert queue.left() == [str(number) for number in range(1, 60)]
@@ -563,7 +565,7 @@ def test_d1_messages_of_others_are_given_back_before_their_locks_end(
     queue.send(*_names_of("", 9))
     numbers = queue.numbers()
     with _broker(queue) as broker:
-        done = broker.complete(Numbers.of(numbers[8:]), None)
+        done = broker.complete(SequenceNumbers.of(numbers[8:]), None)
     assert done.stopped is not None
     assert "half of the lock time" in done.stopped
     assert queue.left() == _names_of("", 9)
@@ -732,7 +734,7 @@ def test_d1_an_entity_that_requires_sessions_is_refused_before_anything_is_read(
 ) -> None:
     queue = Entity(namespace, client, requires_session=True)
     queue.send("a", session_id="s")
-    with pytest.raises(OptionError, match=r"requires sessions.*spark\.read.*completeCommitted=false"):
+    with pytest.raises(SourceOptionError, match=r"requires sessions.*spark\.read.*completeCommitted=false"):
         queue.query()
     query = queue.query(completeCommitted="false")
     query.run()

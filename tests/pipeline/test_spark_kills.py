@@ -53,10 +53,10 @@ from twinbus.ledger import balance, read_ledger
 from twinbus.message import Message
 from twinbus.namespace.free_port import free_port
 from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.java import java_home
 from twinbus.pipeline.jobs import JOBS, following, over_history, so_far
 from twinbus.pipeline.reconcile import JUDGED
 from twinbus.pipeline.servicebus import ServiceBusDataSource
+from twinbus.pipeline.session import java_home
 from twinbus.pipeline.syphon_job.lane import SyphonSource
 from twinbus.pipeline.tables import OPERATIONS, Tables
 from twinbus.testing import LocalNamespace

@@ -19,7 +19,7 @@ from twinbus.ledger.entries import Closed, Entry, Header, Move, Role, Stage
 from twinbus.ledger.json_lines import encode
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.overview import Overview, overview
+from twinbus.pipeline.report_data import ReportData, collect_report_data
 from twinbus.pipeline.tables import Tables
 from twinbus.testing import LocalNamespace
 
@@ -70,7 +70,7 @@ class Books:
     """Tables, and what is found in them."""
 
     tables: Tables
-    found: Overview
+    found: ReportData
 
 
 def survive_an_outage(ledger: Path) -> None:
@@ -110,9 +110,9 @@ def books(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Book
     ledger, tables = write_ledger(folder / "ledger", losses()), Tables(spark, folder / "tables")
     survive_an_outage(ledger)
     ingest(spark, ledger, tables.root).awaitTermination()
-    return Books(tables, overview(tables, Prices.default(), Scenario()))
+    return Books(tables, collect_report_data(tables, Prices.default(), Scenario()))
 
 
 @pytest.fixture(scope="session")
-def troubled(books: Books) -> Overview:
+def troubled(books: Books) -> ReportData:
     return books.found

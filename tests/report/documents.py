@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 from twinbus.money import Prices, Scenario
-from twinbus.pipeline.overview import Overview
-from twinbus.report.page import About, page
+from twinbus.pipeline.report_data import ReportData
+from twinbus.report.page import ReportInfo, render_page
 
 VOID = {"meta"}
 MOMENT = re.compile(r"<time.*?</time>")
@@ -55,6 +55,6 @@ class Document(HTMLParser):
             self.said.append(data)
 
 
-def made(found: Overview, second: int = 0) -> str:
+def made(found: ReportData, second: int = 0) -> str:
     moment = datetime(2026, 11, 15, 12, 0, second, tzinfo=UTC)
-    return page(found, About("A title", "books", moment, Prices.default(), Scenario()))
+    return render_page(found, ReportInfo("A title", "books", moment, Prices.default(), Scenario()))

@@ -9,7 +9,7 @@ import pytest
 
 from tests import chromium
 from tests.report.documents import Document, made
-from twinbus.pipeline.overview import Overview
+from twinbus.pipeline.report_data import ReportData
 
 pytestmark = [
     pytest.mark.thorough,
@@ -31,7 +31,7 @@ def opened(page: Path, part: str) -> tuple[str, str]:
 
 
 def test_d4_a_browser_runs_the_page_without_an_error_and_no_name_becomes_a_script(
-    troubled: Overview, tmp_path: Path
+    troubled: ReportData, tmp_path: Path
 ) -> None:
     page = tmp_path / "report.html"
     page.write_text(made(troubled), encoding="utf-8")

@@ -12,14 +12,15 @@ from tests.pipeline.books import MIDNIGHT
 from tests.report.conftest import EVIL, EVIL_CAUSE, EVIL_ID, Books
 from tests.report.documents import MOMENT, Document, made
 from twinbus.pipeline.jobs import history
-from twinbus.pipeline.overview import BUCKETS, ENTITIES, IDS, INCIDENTS, RATES, Overview, Some, Timeline, timeline
-from twinbus.pipeline.window import Window
+from twinbus.pipeline.report_data import ENTITIES, IDS, INCIDENTS, ReportData, TopRows
+from twinbus.pipeline.time_window import TimeWindow
+from twinbus.pipeline.timeline import BUCKETS, RATES, Timeline, build_timeline
 
 DAY = datetime(2026, 9, 22, tzinfo=UTC)
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
 
 
-def test_d4_what_is_lost_doubled_or_unknown_stands_at_the_top_by_id(troubled: Overview) -> None:
+def test_d4_what_is_lost_doubled_or_unknown_stands_at_the_top_by_id(troubled: ReportData) -> None:
     found = Document(made(troubled))
     said = "".join(found.said)
     assert "2 messages lost" in said
@@ -29,7 +30,7 @@ def test_d4_what_is_lost_doubled_or_unknown_stands_at_the_top_by_id(troubled: Ov
     assert any("67 delivered, 1 dead-lettered, 1 unknown, 2 lost" in label for label in found.labels), found.labels
 
 
-def test_d4_a_real_outage_is_an_incident_that_was_restored_and_drained(troubled: Overview) -> None:
+def test_d4_a_real_outage_is_an_incident_that_was_restored_and_drained(troubled: ReportData) -> None:
     (real,) = [one for one in troubled.incidents.rows if not one["destination"].startswith("contoso/")]
     assert (real["diverted"], real["returned"], real["processes"]) == (3, 3, 1)
     assert real["began"] < real["restored"]
@@ -39,7 +40,7 @@ def test_d4_a_real_outage_is_an_incident_that_was_restored_and_drained(troubled:
     assert any(label.startswith(f"{real['destination']} · cause: ") for label in found.labels)
 
 
-def test_d4_the_overview_counts_what_the_ledger_holds(troubled: Overview) -> None:
+def test_d4_the_overview_counts_what_the_ledger_holds(troubled: ReportData) -> None:
     first, second = troubled.entities.rows[:2]
     assert [first["destination"], second["destination"]] == ["contoso/orders", f"contoso/{EVIL}".lower()]
     assert (first["lost"], first["unknown"], first["duplicated"], first["dead_lettered"]) == (1, 1, 1, 1)
@@ -52,7 +53,7 @@ def test_d4_the_overview_counts_what_the_ledger_holds(troubled: Overview) -> Non
 def test_d4_rates_and_depth_are_those_of_a_window_upon_what_waited_before_it(books: Books) -> None:
     tables, hour = books.tables, timedelta(hours=1)
     operations, entries = history(tables, tables.version(), F.lit(True))
-    whole = timeline(operations, entries, Window(until=DAY + 2 * hour))
+    whole = build_timeline(operations, entries, TimeWindow(until=DAY + 2 * hour))
     assert whole is not None
     assert (whole.start, whole.width) == (MIDNIGHT, 30_000)
     assert {name: sum(counts) for name, counts in whole.counts.items()} == {
@@ -60,14 +61,14 @@ def test_d4_rates_and_depth_are_those_of_a_window_upon_what_waited_before_it(boo
     }  # fmt: skip
     assert sorted(set(whole.waiting)) == [0, 3, 4]
     assert whole.waiting[-1] == 4, "lost, unknown and dead ones did not come home"
-    half = timeline(operations, entries, Window(DAY + hour / 2, DAY + 2 * hour))
+    half = build_timeline(operations, entries, TimeWindow(DAY + hour / 2, DAY + 2 * hour))
     assert half is not None
     assert (half.start, sum(half.counts["direct"]), sum(half.counts["diverted"])) == (MIDNIGHT + 30 * 60_000, 31, 1)
     assert (half.waiting[0], half.waiting[-1]) == (3, 4)
-    assert timeline(operations, entries, Window(until=DAY)) is None
+    assert build_timeline(operations, entries, TimeWindow(until=DAY)) is None
 
 
-def test_d4_names_causes_and_ids_stay_texts_whatever_they_hold(troubled: Overview) -> None:
+def test_d4_names_causes_and_ids_stay_texts_whatever_they_hold(troubled: ReportData) -> None:
     found = Document(made(troubled))
     assert found.tags.count("script") == 1
     assert "img" not in found.tags
@@ -77,7 +78,7 @@ def test_d4_names_causes_and_ids_stay_texts_whatever_they_hold(troubled: Overvie
     assert any(EVIL_CAUSE in label for label in found.labels), "and where it is pointed at"
 
 
-def test_d4_nothing_is_loaded_and_only_the_page_s_own_script_may_run(troubled: Overview) -> None:
+def test_d4_nothing_is_loaded_and_only_the_page_s_own_script_may_run(troubled: ReportData) -> None:
     text = made(troubled)
     found = Document(text)
     assert found.loaded == []
@@ -88,7 +89,7 @@ def test_d4_nothing_is_loaded_and_only_the_page_s_own_script_may_run(troubled: O
     assert "default-src &#x27;none&#x27;" in text
 
 
-def test_d4_every_drawing_has_a_text_and_the_numbers_are_a_table(troubled: Overview) -> None:
+def test_d4_every_drawing_has_a_text_and_the_numbers_are_a_table(troubled: ReportData) -> None:
     found = Document(made(troubled))
     assert found.tags.count("svg") == 4
     assert [label for label in found.labels if "at most" in label or "At most" in label]
@@ -108,25 +109,27 @@ def test_d4_every_drawing_has_a_text_and_the_numbers_are_a_table(troubled: Overv
         ({"unknown": 2, "lost": 1}, "1 message lost"),
     ],
 )
-def test_d4_the_verdict_is_the_worst_that_is_true(troubled: Overview, sums: dict[str, int], said: str) -> None:
+def test_d4_the_verdict_is_the_worst_that_is_true(troubled: ReportData, sums: dict[str, int], said: str) -> None:
     clean = dict.fromkeys(troubled.sums, 0) | {"accepted": 10}
     assert said in Document(made(replace(troubled, sums=clean | sums))).said
 
 
-def test_d4_the_page_differs_only_by_the_moment_it_was_made(troubled: Overview) -> None:
+def test_d4_the_page_differs_only_by_the_moment_it_was_made(troubled: ReportData) -> None:
     first, second = made(troubled), made(troubled, second=1)
     assert first != second
     assert MOMENT.sub("", first) == MOMENT.sub("", second)
 
 
-def test_d4_the_page_is_small_whatever_the_ledger_holds(troubled: Overview) -> None:
+def test_d4_the_page_is_small_whatever_the_ledger_holds(troubled: ReportData) -> None:
     name = "x" * 1000
     incident = {**troubled.incidents.rows[0], "destination": name, "cause": name}
     many = replace(
         troubled,
-        incidents=Some([{**incident, "destination": f"{n}{name}"} for n in range(INCIDENTS)], 10**9),
-        entities=Some([{**troubled.entities.rows[0], "destination": name}] * ENTITIES, 10**9),
-        listed={kind: Some([{"destination": name, "id": name, "count": 1}] * IDS, 10**9) for kind in troubled.listed},
+        incidents=TopRows([{**incident, "destination": f"{n}{name}"} for n in range(INCIDENTS)], 10**9),
+        entities=TopRows([{**troubled.entities.rows[0], "destination": name}] * ENTITIES, 10**9),
+        listed={
+            kind: TopRows([{"destination": name, "id": name, "count": 1}] * IDS, 10**9) for kind in troubled.listed
+        },
         timeline=Timeline(0, 1000, dict.fromkeys(RATES, [10**9] * BUCKETS), [10**9] * BUCKETS),
     )
     assert len(made(many)) < 1_000_000

@@ -128,12 +128,12 @@ def actual(
         table = Prices.load(file)
         place = up_to_date(tables, ledger, master)
         from twinbus.money import compare  # noqa: PLC0415 - other verbs start without
-        from twinbus.pipeline.spending import Seen  # noqa: PLC0415 - there only with the extra
-        from twinbus.pipeline.window import Window  # noqa: PLC0415
+        from twinbus.pipeline.actual_cost import ActualCost  # noqa: PLC0415 - there only with the extra
+        from twinbus.pipeline.time_window import TimeWindow  # noqa: PLC0415
 
         values = given(asked)
         with waiting("computing cost"):
-            books = Seen(place, Window(in_utc(since), in_utc(until)))
+            books = ActualCost(place, TimeWindow(in_utc(since), in_utc(until)))
             if not books:
                 raise OperatorError(
                     f"{tables} holds no operations of that time", "Ingest a ledger, or widen the window."

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from twinbus.pipeline.tables import Tables, Version
+    from twinbus.pipeline.tables import Tables, TablesVersion
 
 _POLL_SECONDS: Final = 1
 # The last line of a Python trace: the error, with the module it comes from.
@@ -255,7 +255,7 @@ def _opened(asked: Asked, jobs: Sequence[str]) -> tuple[Tables, StreamingQuery |
     return tables, ingest(spark, asked.ledger, asked.tables, every=asked.every if asked.follow else None, extend=extend)
 
 
-def _versions(tables: Tables, query: StreamingQuery | None, asked: Asked) -> Iterator[Version]:
+def _versions(tables: Tables, query: StreamingQuery | None, asked: Asked) -> Iterator[TablesVersion]:
     """The tables as they are now; with --follow, again after every commit until a signal ends it."""
     if query is None or not asked.follow:
         if query is not None:
@@ -292,10 +292,10 @@ def _told_by_spark() -> Iterator[None]:
 def _results(name: str, asked: Asked) -> Iterator[tuple[Tables, DataFrame]]:
     tables, query = _opened(asked, (name,))
     from twinbus.pipeline.jobs import JOBS, so_far  # noqa: PLC0415 - there only with the extra
-    from twinbus.pipeline.landing import landed, to_database  # noqa: PLC0415
-    from twinbus.pipeline.window import Window  # noqa: PLC0415
+    from twinbus.pipeline.sinks import landed, to_database  # noqa: PLC0415
+    from twinbus.pipeline.time_window import TimeWindow  # noqa: PLC0415
 
-    job, window = JOBS[name], Window(in_utc(asked.since), in_utc(asked.until))
+    job, window = JOBS[name], TimeWindow(in_utc(asked.since), in_utc(asked.until))
     for _ in _versions(tables, query, asked):
         with ExitStack() as stack:
             with waiting(f"computing {name}"):
@@ -312,7 +312,7 @@ def in_utc(instant: datetime | None) -> datetime | None:
 # --- telling ---------------------------------------------------------------------------------------------------------
 
 
-def _tell_ingested(tables: Tables, version: Version, form: Format) -> None:
+def _tell_ingested(tables: Tables, version: TablesVersion, form: Format) -> None:
     from twinbus.pipeline.tables import PROBLEMS, SCHEMAS  # noqa: PLC0415 - there only with the extra
 
     counts = {table: tables.read(table, version=version).count() for table in SCHEMAS}

@@ -64,20 +64,20 @@ def report(
       twinbus report ./tables --json
     """
     with told(debug=debug):
-        from twinbus.report.writing import refuse_unwritable, write_page  # noqa: PLC0415 - other verbs start without
+        from twinbus.report.page import refuse_unwritable, write_page  # noqa: PLC0415 - other verbs start without
 
         billed, scenario = Prices.load(prices), Scenario(tier=tier, bandwidth=bandwidth)
         billed.tier(tier)
         billed.zone(bandwidth)
         refuse_unwritable(output)
         with _brought_up(ledger, tables, master) as place, waiting("working out the report"):
-            from twinbus.pipeline.overview import overview  # noqa: PLC0415 - there only with the extra
-            from twinbus.pipeline.window import Window  # noqa: PLC0415
-            from twinbus.report.page import About, page  # noqa: PLC0415
+            from twinbus.pipeline.report_data import collect_report_data  # noqa: PLC0415 - there only with the extra
+            from twinbus.pipeline.time_window import TimeWindow  # noqa: PLC0415
+            from twinbus.report.page import ReportInfo, render_page  # noqa: PLC0415
 
-            found = overview(place, billed, scenario, Window(in_utc(since), in_utc(until)))
-            about = About(title, ledger.absolute().name, datetime.now(UTC), billed, scenario, _asked(since, until))
-            write_page(output, page(found, about))
+            found = collect_report_data(place, billed, scenario, TimeWindow(in_utc(since), in_utc(until)))
+            about = ReportInfo(title, ledger.absolute().name, datetime.now(UTC), billed, scenario, _asked(since, until))
+            write_page(output, render_page(found, about))
         if json:
             typer.echo(json_text.dumps({"page": str(output.absolute()), **found.sums}))
         else:

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger.entries import OK, UNKNOWN
-from twinbus.pipeline.window import Window
+from twinbus.pipeline.time_window import TimeWindow
 
 KEYS: Final = ("day", "stage", "namespace", "entity")
 SUMS: Final = ("operations", "messages", "units", "bytes", "unknown", "refused")
@@ -40,6 +40,6 @@ def merge(tallies: DataFrame) -> DataFrame:
     return tallies.groupBy(*KEYS).agg(*(F.sum(name).alias(name) for name in SUMS))
 
 
-def settle(sums: DataFrame, window: Window, newest: int) -> DataFrame:
+def settle(sums: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
     """Whole days: those that the window touches."""
     return sums.where(window.days()).select(*KEYS, *SUMS)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger.entries import State
 from twinbus.pipeline import latency
-from twinbus.pipeline.window import Window
+from twinbus.pipeline.time_window import TimeWindow
 
 ENGAGED: Final = "failover_engaged"
 RESTORED: Final = "restored"
@@ -51,7 +51,7 @@ def merge(tallies: DataFrame) -> DataFrame:
     return tallies
 
 
-def settle(tallies: DataFrame, window: Window, newest: int) -> DataFrame:
+def settle(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
     """Those that began in the window; and one without a beginning, of diversions that no failover explains."""
     found = incidents(windows(tallies))
     spans = found.select(F.col("destination").alias("of"), F.col("began").alias("during"), "next")

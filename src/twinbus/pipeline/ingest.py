@@ -19,22 +19,22 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.errors import OperatorError
 from twinbus.ledger.entries import Intent, Operation, Outcome
-from twinbus.pipeline.lines import looked_at, parsed
+from twinbus.pipeline.line_parsing import looked_at, parsed
 from twinbus.pipeline.segment_source import LedgerDataSource
-from twinbus.pipeline.starting import started
-from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables, Version, columns
+from twinbus.pipeline.session import start_query
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables, TablesVersion, columns
 
 _OPERATION, _INTENT, _OUTCOME = Operation.kind, Intent.kind, Outcome.kind
 _ENDING: Final = ("seconds", "result", "cause", "failed")
 # An entry may have any number for its instant; a date has not.
 _LAST_DAY: Final = 2_932_896
 
-Extend = Callable[[Tables, Version, Version], Version]
+Extend = Callable[[Tables, TablesVersion, TablesVersion], TablesVersion]
 """What else is to be committed, from the version before and the one that is to come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ParsedBatch:
     """Lines that were parsed. `first` and `last`: their days, as numbers since 1970."""
 
     rows: DataFrame
@@ -69,7 +69,7 @@ def ingest(
     checkpoint = root.absolute() / "checkpoints" / hashlib.sha256(str(ledger.absolute()).encode()).hexdigest()[:16]
     writer = source.load().writeStream.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
-    return started(writer.foreachBatch(partial(_take, ledger.absolute(), root.absolute(), extend)).start)
+    return start_query(writer.foreachBatch(partial(_take, ledger.absolute(), root.absolute(), extend)).start)
 
 
 def _take(ledger: Path, root: Path, extend: Extend | None, lines: DataFrame, batch: int) -> None:
@@ -84,7 +84,7 @@ def _take(ledger: Path, root: Path, extend: Extend | None, lines: DataFrame, bat
         take(tables, lines, ledger, extend)
 
 
-def take(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None = None) -> Version:
+def take(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None = None) -> TablesVersion:
     """One batch of lines, committed."""
     rows = parsed(lines).withColumn("day", _day_number()).persist()
     try:
@@ -101,13 +101,15 @@ def take(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None =
         rows.unpersist()
 
 
-def _measured(rows: DataFrame) -> Batch:
+def _measured(rows: DataFrame) -> ParsedBatch:
     found = rows.agg(F.count("*"), F.count("line"), F.min("day"), F.max("day"), F.max("at")).first()
     assert found is not None, "an aggregate without keys has a row"
-    return Batch(rows, found[0], found[1], found[2] or 0, found[3] or 0, found[4] or 0)
+    return ParsedBatch(rows, found[0], found[1], found[2] or 0, found[3] or 0, found[4] or 0)
 
 
-def _written(tables: Tables, before: Version, batch: Batch, looked: DataFrame | None, ledger: Path) -> Version:
+def _written(
+    tables: Tables, before: TablesVersion, batch: ParsedBatch, looked: DataFrame | None, ledger: Path
+) -> TablesVersion:
     names = columns(SCHEMAS[PENDING])
     good = batch.rows.where("line is null").select(*names)
     after = replace(before, newest=max(before.newest, batch.newest))
@@ -132,7 +134,7 @@ def _written(tables: Tables, before: Version, batch: Batch, looked: DataFrame | 
         fresh.unpersist()
 
 
-def _added(tables: Tables, version: Version, table: str, rows: DataFrame) -> Version:
+def _added(tables: Tables, version: TablesVersion, table: str, rows: DataFrame) -> TablesVersion:
     part = tables.write(table, rows.select(*columns(SCHEMAS[table])))
     return version.having(table, [*version.of(table), part]) if part else version
 
@@ -140,7 +142,7 @@ def _added(tables: Tables, version: Version, table: str, rows: DataFrame) -> Ver
 # --- what is new -----------------------------------------------------------------------------------------------------
 
 
-def known(tables: Tables, version: Version, batch: Batch) -> DataFrame | None:
+def known(tables: Tables, version: TablesVersion, batch: ParsedBatch) -> DataFrame | None:
     """`kind` and `id` of what is there from about these days: a line that was written twice has one instant."""
     if not version.of(OPERATIONS) and not version.of(ENTRIES) and not version.of(PENDING):
         return None

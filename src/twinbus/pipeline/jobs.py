@@ -18,17 +18,17 @@ from twinbus.ledger.balance import balance
 from twinbus.ledger.entries import UNKNOWN, Closed, Dropped, Entry, Gap, Header, Intent, Outcome, Role
 from twinbus.pipeline import cost, incidents, latency, reconcile
 from twinbus.pipeline.ingest import day, destination
-from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, TALLIES, Tables, Version, columns
-from twinbus.pipeline.window import Window
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, TALLIES, Tables, TablesVersion, columns
+from twinbus.pipeline.time_window import TimeWindow
 
 Tally = Callable[[DataFrame, DataFrame], DataFrame]
 Merge = Callable[[DataFrame], DataFrame]
 Resolve = Callable[[DataFrame, DataFrame], DataFrame]
-Settle = Callable[[DataFrame, Window, int], DataFrame]
+Settle = Callable[[DataFrame, TimeWindow, int], DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LedgerJob:
     """`tally` reads operations and other entries, row by row; `merge` adds tallies; `settle` says what they amount to.
 
     `merge` of merged ones is `merge` of all: that is what lets a stream go on where it was. `onward`: what happens to
@@ -46,10 +46,10 @@ class Job:
     resolve: Resolve = lambda sums, _: sums
 
 
-JOBS: Final[Mapping[str, Job]] = {
+JOBS: Final[Mapping[str, LedgerJob]] = {
     job.name: job
     for job in (
-        Job(
+        LedgerJob(
             "reconcile",
             reconcile.TALLIES,
             reconcile.RESULT,
@@ -58,9 +58,9 @@ JOBS: Final[Mapping[str, Job]] = {
             reconcile.settle,
             resolve=reconcile.resolve,
         ),
-        Job("cost", cost.TALLIES, cost.RESULT, cost.tally, cost.merge, cost.settle, onward=False),
-        Job("incidents", incidents.TALLIES, incidents.RESULT, incidents.tally, incidents.merge, incidents.settle),
-        Job("latency", latency.TALLIES, latency.RESULT, latency.tally, latency.merge, latency.settle),
+        LedgerJob("cost", cost.TALLIES, cost.RESULT, cost.tally, cost.merge, cost.settle, onward=False),
+        LedgerJob("incidents", incidents.TALLIES, incidents.RESULT, incidents.tally, incidents.merge, incidents.settle),
+        LedgerJob("latency", latency.TALLIES, latency.RESULT, latency.tally, latency.merge, latency.settle),
     )
 }
 
@@ -68,22 +68,22 @@ JOBS: Final[Mapping[str, Job]] = {
 # --- over history ----------------------------------------------------------------------------------------------------
 
 
-def over_history(tables: Tables, job: Job, window: Window | None = None) -> DataFrame:
+def over_history(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
     """What a job finds in all that was ingested, or in a window of it."""
-    version, window = tables.version(), window or Window()
+    version, window = tables.version(), window or TimeWindow()
     operations, entries = history(tables, version, window.days_onward() if job.onward else window.days())
     sums = job.resolve(job.merge(job.tally(operations, entries)), entries)
     return job.settle(sums, window, version.newest)
 
 
-def history(tables: Tables, version: Version, days: Column) -> tuple[DataFrame, DataFrame]:
+def history(tables: Tables, version: TablesVersion, days: Column) -> tuple[DataFrame, DataFrame]:
     """Operations, those that were only begun included, and other entries, of these days."""
     tables.divide(version, OPERATIONS, PENDING, ENTRIES)
     operations = tables.read(OPERATIONS, version=version).unionByName(_begun(tables, version))
     return operations.where(days), tables.read(ENTRIES, version=version).where(days)
 
 
-def _begun(tables: Tables, version: Version) -> DataFrame:
+def _begun(tables: Tables, version: TablesVersion) -> DataFrame:
     """Operations that have not ended, as far as the ledger knows: of unknown outcome."""
     begun = tables.read(PENDING, version=version).where(F.col("kind") == Intent.kind)
     made = begun.withColumns(
@@ -101,12 +101,12 @@ def _begun(tables: Tables, version: Version) -> DataFrame:
 # --- followed --------------------------------------------------------------------------------------------------------
 
 
-def following(names: Sequence[str]) -> Callable[[Tables, Version, Version], Version]:
+def following(names: Sequence[str]) -> Callable[[Tables, TablesVersion, TablesVersion], TablesVersion]:
     """What `ingest` is to commit with every batch, so that these jobs need not read it again."""
     return partial(_follow, tuple(names))
 
 
-def _follow(names: tuple[str, ...], tables: Tables, before: Version, after: Version) -> Version:
+def _follow(names: tuple[str, ...], tables: Tables, before: TablesVersion, after: TablesVersion) -> TablesVersion:
     for name in JOBS:
         table = TALLIES + name
         if name in names:
@@ -117,7 +117,7 @@ def _follow(names: tuple[str, ...], tables: Tables, before: Version, after: Vers
     return replace(after, followed=dict.fromkeys(names, before.number + 1))
 
 
-def _advanced(tables: Tables, job: Job, before: Version, after: Version) -> Version:
+def _advanced(tables: Tables, job: LedgerJob, before: TablesVersion, after: TablesVersion) -> TablesVersion:
     table = TALLIES + job.name
     goes_on = before.followed.get(job.name) == before.number
     seen = set(before.of(OPERATIONS) + before.of(ENTRIES)) if goes_on else set()
@@ -129,7 +129,7 @@ def _advanced(tables: Tables, job: Job, before: Version, after: Version) -> Vers
     return tables.compacted(after, table, job.tallies, job.merge)
 
 
-def so_far(tables: Tables, job: Job, window: Window | None = None) -> DataFrame:
+def so_far(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
     """What a followed job finds, from its tallies."""
     version = tables.version()
     if version.followed.get(job.name) != version.number:
@@ -139,7 +139,7 @@ def so_far(tables: Tables, job: Job, window: Window | None = None) -> DataFrame:
     nothing = tables.read_parts((), SCHEMAS[ENTRIES])
     doubtful = job.tally(_begun(tables, version), nothing).select(*columns(job.tallies))
     sums = job.resolve(job.merge(kept.unionAll(doubtful)), kept)
-    return job.settle(sums, window or Window(), version.newest)
+    return job.settle(sums, window or TimeWindow(), version.newest)
 
 
 # --- what is missing -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger.entries import OK, Move, Movement, Stage
 from twinbus.pipeline.reconcile import concerned
-from twinbus.pipeline.window import Window
+from twinbus.pipeline.time_window import TimeWindow
 
 TALLIES: Final = "destination string, id string, writer string, diverted long, home long"
 SHARES: Final = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
@@ -70,13 +70,13 @@ def waits(tallies: DataFrame) -> DataFrame:
     return rows.select("destination", "id", F.col("pair.diverted").alias("diverted"), F.col("pair.home").alias("home"))
 
 
-def settle(tallies: DataFrame, window: Window, newest: int) -> DataFrame:
+def settle(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
     """The distribution, in seconds, by destination and day of the diversion."""
     rows = _timed(tallies, window).withColumn("day", F.to_date(F.timestamp_millis("diverted")))
     return rows.groupBy("destination", "day").agg(*_distribution())
 
 
-def spread(tallies: DataFrame, window: Window) -> DataFrame:
+def spread(tallies: DataFrame, window: TimeWindow) -> DataFrame:
     """One row, of all destinations and days together: the distribution, and `counts` of those up to each edge.
 
     `counts` has one number more than there are EDGES: of those beyond the last.
@@ -92,7 +92,7 @@ def spread(tallies: DataFrame, window: Window) -> DataFrame:
     return rows.agg(*_distribution(), F.array(*counts).alias("counts"))
 
 
-def _timed(tallies: DataFrame, window: Window) -> DataFrame:
+def _timed(tallies: DataFrame, window: TimeWindow) -> DataFrame:
     rows = waits(tallies).where(window.holds(F.col("diverted")))
     return rows.withColumn("seconds", (F.col("home") - F.col("diverted")) / 1000)
 

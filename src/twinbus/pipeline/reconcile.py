@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger.balance import EFFECTS
 from twinbus.ledger.entries import OK, UNKNOWN, Move, Movement
-from twinbus.pipeline.window import Window
+from twinbus.pipeline.time_window import TimeWindow
 
 SUMS: Final = (
     "accepted",
@@ -174,7 +174,7 @@ def resolve(sums: DataFrame, told: DataFrame) -> DataFrame:
 # --- judgement -------------------------------------------------------------------------------------------------------
 
 
-def judge(sums: DataFrame, window: Window, newest: int, edge: timedelta = EDGE) -> DataFrame:
+def judge(sums: DataFrame, window: TimeWindow, newest: int, edge: timedelta = EDGE) -> DataFrame:
     """What became of each message that was accepted in the window, or of which nobody knows that it was.
 
     `newest`: the instant of the newest entry. What depends on entries that may yet come is `in_flight` as well: of the
@@ -192,7 +192,7 @@ def judge(sums: DataFrame, window: Window, newest: int, edge: timedelta = EDGE) 
     return rows.select("destination", "id", *kept, *renamed).select("destination", "id", *JUDGED)
 
 
-def _inside(window: Window) -> Column:
+def _inside(window: TimeWindow) -> Column:
     since, until = window.milliseconds()
     accepted = (F.col("first_accepted") < until) & (F.col("last_accepted") >= since)
     never = F.col("first_accepted").isNull() & F.col("last").between(since, until - 1)
@@ -235,5 +235,5 @@ def summed(judged: DataFrame) -> DataFrame:
     )
 
 
-def settle(sums: DataFrame, window: Window, newest: int) -> DataFrame:
+def settle(sums: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
     return summed(judge(sums, window, newest))

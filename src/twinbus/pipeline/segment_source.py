@@ -27,12 +27,12 @@ _READ_BYTES: Final = 4 * 1024 * 1024
 _TRIGGER_BYTES: Final = 1024 * 1024 * 1024
 _NEWLINE: Final = ord("\n")
 
-Offset = dict[str, int]
+SegmentOffset = dict[str, int]
 """Segment, by its sealed name, and how many of its bytes were read."""
 
 
 @dataclass(frozen=True)
-class Range:
+class SegmentRange:
     """Bytes of a segment that begin and end with a line."""
 
     segment: str
@@ -41,10 +41,10 @@ class Range:
 
 
 @dataclass
-class Share(InputPartition):
+class SegmentPartition(InputPartition):
     """What one task reads."""
 
-    ranges: tuple[Range, ...]
+    ranges: tuple[SegmentRange, ...]
 
 
 class LedgerDataSource(DataSource):
@@ -66,9 +66,9 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, directory: Path, most_bytes: int) -> None:
         self._directory = directory
         self._most_bytes = most_bytes
-        self._target: Offset | None = None
+        self._target: SegmentOffset | None = None
 
-    def initialOffset(self) -> Offset:  # noqa: N802
+    def initialOffset(self) -> SegmentOffset:  # noqa: N802
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -77,7 +77,7 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadAllAvailable()
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+    def latestOffset(self, start: SegmentOffset, limit: ReadLimit) -> SegmentOffset:  # noqa: N802
         there = self._there(start) if self._target is None else self._target
         end, room = dict(start), self._most_bytes
         for segment, size in there.items():
@@ -93,28 +93,28 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gone = start.keys() - there.keys()
         return {segment: end[segment] for segment in sorted(end.keys() - gone)}
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        shares: list[Share] = []
-        ranges: list[Range] = []
+    def partitions(self, start: SegmentOffset, end: SegmentOffset) -> Sequence[InputPartition]:
+        shares: list[SegmentPartition] = []
+        ranges: list[SegmentRange] = []
         size = 0
         for segment, last in end.items():
             first = start.get(segment, 0)
             for begin in range(first, last, _TASK_BYTES):
-                found = Range(segment, begin, min(begin + _TASK_BYTES, last))
+                found = SegmentRange(segment, begin, min(begin + _TASK_BYTES, last))
                 ranges.append(found)
                 size += found.end - found.begin
                 if size >= _TASK_BYTES:
-                    shares.append(Share(tuple(ranges)))
+                    shares.append(SegmentPartition(tuple(ranges)))
                     ranges, size = [], 0
-        return [*shares, Share(tuple(ranges))]
+        return [*shares, SegmentPartition(tuple(ranges))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Share)
+        assert isinstance(partition, SegmentPartition)
         for part in partition.ranges:
             yield from _lines(self._directory, part)
 
-    def _there(self, start: Offset) -> Offset:
-        found: Offset = {}
+    def _there(self, start: SegmentOffset) -> SegmentOffset:
+        found: SegmentOffset = {}
         for segment in segments(self._directory):
             try:
                 found[segment.sealed_path.name] = _whole_bytes(segment.path, start.get(segment.sealed_path.name, 0))
@@ -146,7 +146,7 @@ def _whole_bytes(path: Path, known: int) -> int:
     return known
 
 
-def _lines(directory: Path, part: Range) -> Iterator[pa.RecordBatch]:
+def _lines(directory: Path, part: SegmentRange) -> Iterator[pa.RecordBatch]:
     """Those that begin in the range."""
     found = opened(directory, part.segment)
     if found is None:

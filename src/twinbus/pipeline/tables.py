@@ -12,6 +12,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -54,7 +56,7 @@ _MOST_PIECES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TablePart:
     """`level`: how often its rows were put together with those of others."""
 
     path: str
@@ -62,7 +64,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class TablesVersion:
     """What is alive after so many commits. `followed`: of each job, the commit up to which its tallies are there.
 
     `retired`: parts that others have taken the place of, each with the commit that did it. `newest`: the instant of the
@@ -70,15 +72,15 @@ class Version:
     """
 
     number: int = 0
-    parts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    parts: Mapping[str, tuple[TablePart, ...]] = field(default_factory=dict)
     followed: Mapping[str, int] = field(default_factory=dict)
     retired: Mapping[str, int] = field(default_factory=dict)
     newest: int = 0
 
-    def of(self, table: str) -> tuple[Part, ...]:
+    def of(self, table: str) -> tuple[TablePart, ...]:
         return self.parts.get(table, ())
 
-    def having(self, table: str, parts: Sequence[Part]) -> Version:
+    def having(self, table: str, parts: Sequence[TablePart]) -> TablesVersion:
         return replace(self, parts={**self.parts, table: tuple(parts)})
 
 
@@ -92,26 +94,26 @@ class Tables:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def version(self) -> Version:
+    def version(self) -> TablesVersion:
         try:
             said = json.loads((self.root / _CURRENT).read_text())
         except FileNotFoundError:
-            return Version()
-        parts = {table: tuple(Part(**part) for part in found) for table, found in said["parts"].items()}
-        return Version(said["number"], parts, said["followed"], said["retired"], said["newest"])
+            return TablesVersion()
+        parts = {table: tuple(TablePart(**part) for part in found) for table, found in said["parts"].items()}
+        return TablesVersion(said["number"], parts, said["followed"], said["retired"], said["newest"])
 
-    def read(self, table: str, schema: str | None = None, version: Version | None = None) -> DataFrame:
+    def read(self, table: str, schema: str | None = None, version: TablesVersion | None = None) -> DataFrame:
         """All rows of a table, empty where there are none yet."""
         version = version or self.version()
         return self.read_parts(version.of(table), schema or SCHEMAS[table])
 
-    def read_parts(self, parts: Sequence[Part], schema: str) -> DataFrame:
+    def read_parts(self, parts: Sequence[TablePart], schema: str) -> DataFrame:
         if not parts:
             return self.spark.createDataFrame([], schema)
         frames = [self.spark.read.schema(schema).parquet(str(self.root / part.path)) for part in parts]
         return _union(frames)
 
-    def divide(self, version: Version, *tables: str, rows: int = 0) -> None:
+    def divide(self, version: TablesVersion, *tables: str, rows: int = 0) -> None:
         """Let what is computed from these be added in as many pieces as keep each in memory, few where there is little.
 
         Sixty-four for a few rows would take seconds; two for a hundred million would not fit. `rows`: that are not in
@@ -152,7 +154,7 @@ class Tables:
             self._sweep()
             yield
 
-    def write(self, table: str, rows: DataFrame, level: int = 0) -> Part | None:
+    def write(self, table: str, rows: DataFrame, level: int = 0) -> TablePart | None:
         """A new part, not alive before it is committed; None where there are no rows."""
         path = f"{table}/{uuid4().hex}"
         writer = rows.write.option("compression", "zstd")
@@ -160,9 +162,9 @@ class Tables:
         if next((self.root / path).glob("**/*.parquet"), None) is None:
             shutil.rmtree(self.root / path)
             return None
-        return Part(path, level)
+        return TablePart(path, level)
 
-    def commit(self, version: Version) -> Version:
+    def commit(self, version: TablesVersion) -> TablesVersion:
         """From now on this is what is there."""
         recent = {path: number for path, number in version.retired.items() if number > version.number - _KEPT_COMMITS}
         made = replace(version, number=version.number + 1, retired=recent)
@@ -184,7 +186,9 @@ class Tables:
         path.replace(self.root / _CURRENT)
         return made
 
-    def compacted(self, version: Version, table: str, schema: str, merge: Callable[[DataFrame], DataFrame]) -> Version:
+    def compacted(
+        self, version: TablesVersion, table: str, schema: str, merge: Callable[[DataFrame], DataFrame]
+    ) -> TablesVersion:
         """Many small parts as one, not committed yet. The old ones stay for those who read them now."""
         level = 0
         while len(small := [part for part in version.of(table) if part.level == level]) >= _TOGETHER:
@@ -219,3 +223,20 @@ def struct(schema: str) -> StructType:
 
 def columns(schema: str) -> list[str]:
     return struct(schema).names
+
+
+_AT_ONCE: Final = 4
+
+
+@contextmanager
+def parallel_queries(tables: Tables) -> Iterator[ThreadPoolExecutor]:
+    """Submit the questions, and take the results within the block."""
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    with tables.settled():
+        try:
+            yield pool
+        except BaseException:
+            # Those that run are ended by Spark, or come to their end unheard.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()

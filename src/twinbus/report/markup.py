@@ -6,8 +6,13 @@ pairs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from html import escape
 from typing import Final
+
+from twinbus.pipeline.report_data import TopRows, Values
+from twinbus.report.formatting import number, span
 
 _UNSEEN: Final = "\N{REPLACEMENT CHARACTER}"
 # Names and ids have limits of their own on a service; a ledger may hold anything.
@@ -43,3 +48,42 @@ def element(tag: str, *children: object, **attributes: object) -> Markup:
 
 def joined(*children: object) -> Markup:
     return Markup("".join(text(child) for child in children))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`say` makes text or markup of a row; `look` is `name`, `number` or nothing."""
+
+    title: str
+    say: Callable[[Values], object]
+    look: str = ""
+
+
+def counted(title: str, name: str) -> Column:
+    return Column(title, lambda row: number(row[name]), look="number")
+
+
+def spanned(title: str, name: str) -> Column:
+    return Column(title, lambda row: span(row[name]), look="number")
+
+
+def table(
+    columns: Iterable[Column], rows: Iterable[Values], foot: Markup | None = None, **attributes: object
+) -> Markup:
+    columns = list(columns)
+    head = element("tr", *(element("th", one.title, scope="col", class_=one.look or None) for one in columns))
+    body = [element("tr", *(_cell(one, one.say(row)) for one in columns)) for row in rows]
+    made = element("table", element("thead", head), element("tbody", *body), foot or "", **attributes)
+    return element("div", made, class_="scroll")
+
+
+def _cell(column: Column, said: object) -> Markup:
+    """On a phone, where a row is a card, a nought is left out."""
+    looks = " ".join(filter(None, (column.look, "nought" if said == "0" else "")))
+    return element("td", said, class_=looks or None, data_label=column.title)
+
+
+def more(some: TopRows, where: str) -> Markup:
+    """How many are not shown."""
+    rest = some.total - len(some.rows)
+    return element("p", f"… and {number(rest)} more; {where}.", class_="note") if rest else Markup()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from twinbus.pipeline.overview import Overview, Some
-from twinbus.report.markup import Markup, element, joined
-from twinbus.report.measures import number
-from twinbus.report.tables import Column, more, table
+from twinbus.pipeline.report_data import ReportData, TopRows
+from twinbus.report.formatting import number
+from twinbus.report.markup import Column, Markup, element, joined, more, table
 
 # accepted = the sum of these, always: docs/ledger.md. Each has its look, its name and what it is.
 _PARTS: Final = {
@@ -25,7 +24,7 @@ _BESIDE: Final = {
 }
 
 
-def verdict(found: Overview) -> Markup:
+def verdict(found: ReportData) -> Markup:
     look, sign, sentence, reason = _said(found)
     heading = element(
         "h2", element("span", sign, class_="sign", aria_hidden="true"), element("span", sentence), id="verdict"
@@ -38,7 +37,7 @@ def verdict(found: Overview) -> Markup:
     return element("section", *parts, class_=f"verdict {look}", aria_labelledby="verdict")
 
 
-def _said(found: Overview) -> tuple[str, str, str, str]:
+def _said(found: ReportData) -> tuple[str, str, str, str]:
     """Look, sign, sentence and the one after it."""
     sums = found.sums
     if not sums["accepted"] and not sums["unconfirmed"] and found.timeline is None:
@@ -92,7 +91,7 @@ def _tiles(sums: Mapping[str, int]) -> Markup:
     return joined(*tiles, element("p", note, class_="note") if flight else "")
 
 
-def _listed(found: Overview) -> list[Markup]:
+def _listed(found: ReportData) -> list[Markup]:
     named = {**_PARTS, **_BESIDE}
     return [
         _ids(named[name][1], some, is_open=name == "lost")
@@ -101,7 +100,7 @@ def _listed(found: Overview) -> list[Markup]:
     ]
 
 
-def _ids(label: str, some: Some, *, is_open: bool) -> Markup:
+def _ids(label: str, some: TopRows, *, is_open: bool) -> Markup:
     columns = [
         Column("Entity", lambda row: row["destination"], look="name"),
         Column("Message id", lambda row: row["id"], look="name"),
@@ -112,7 +111,7 @@ def _ids(label: str, some: Some, *, is_open: bool) -> Markup:
     return element("details", summary, table(columns, some.rows), rest, open=is_open or None, class_="ids")
 
 
-def _incomplete(reasons: Some) -> Markup:
+def _incomplete(reasons: TopRows) -> Markup:
     count = f"{number(reasons.total)} reason{'' if reasons.total == 1 else 's'}"
     return element(
         "details",

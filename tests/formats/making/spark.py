@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.formats.sets import packed, write_expected
 from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.jobs import JOBS, following, so_far
-from twinbus.pipeline.landing import landed
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import session
+from twinbus.pipeline.sinks import landed
 from twinbus.pipeline.tables import Tables
 from twinbus.testing import LocalNamespace
 

@@ -26,8 +26,8 @@ from twinbus.connect import Management, ReceivedMessage, Receiver, ServiceBusCon
 from twinbus.connect.errors import MessageLockLostError, ServiceBusArgumentError
 from twinbus.connect.sender import Sender
 from twinbus.message import Message
-from twinbus.pipeline.servicebus.offsets import Numbers
-from twinbus.pipeline.servicebus.options import OptionError, Options
+from twinbus.pipeline.servicebus.offsets import SequenceNumbers
+from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.pipeline.servicebus.rows import marks_of
 from twinbus.values import Condition
 
@@ -45,7 +45,7 @@ _SHORTEST_LOCK, _LONGEST_LOCK = 5.0, 300.0
 class Completion:
     """What one call of `Broker.complete` did."""
 
-    left: Numbers
+    left: SequenceNumbers
     """Numbers that were not completed. Some of these messages may be gone."""
     held: int
     """How many messages of others it had to receive and release."""
@@ -58,7 +58,7 @@ class Completion:
 class Broker:
     """A connection for the time of one task: `with Broker(options) as broker`."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._loop = asyncio.new_event_loop()
         self._bus: ServiceBusConnection | None = None
@@ -123,7 +123,7 @@ class Broker:
                 return
             yield message
 
-    def these(self, numbers: Numbers) -> Iterator[tuple[int, ReceivedMessage]]:
+    def these(self, numbers: SequenceNumbers) -> Iterator[tuple[int, ReceivedMessage]]:
         """Those of these messages that are there, in any state, without locking them."""
         wanted, page_size = numbers.at_or_after(0), min(PAGE, len(numbers))
         while wanted is not None:
@@ -170,7 +170,7 @@ class Broker:
         except ServiceBusArgumentError as error:
             if error.condition != Condition.NOT_ALLOWED:
                 raise
-            raise OptionError(
+            raise SourceOptionError(
                 f"servicebus cannot stream {self._options.address}: to complete what it has read, a stream receives "
                 f"without a session, and the namespace refuses that ({error.description}). An entity that requires "
                 "sessions can be read with spark.read, or as a stream with completeCommitted=false, which removes "
@@ -181,11 +181,11 @@ class Broker:
         async with await self._receiver():
             pass
 
-    def still_there(self, numbers: Numbers, newest: int | None) -> Numbers:
+    def still_there(self, numbers: SequenceNumbers, newest: int | None) -> SequenceNumbers:
         """Those of these numbers that an active message has which was not enqueued after `newest` (ms)."""
-        return Numbers.of(number for number, message in self.these(numbers) if _is_meant(message, newest))
+        return SequenceNumbers.of(number for number, message in self.these(numbers) if _is_meant(message, newest))
 
-    def complete(self, numbers: Numbers, newest: int | None) -> Completion:
+    def complete(self, numbers: SequenceNumbers, newest: int | None) -> Completion:
         """Completes the active messages with these numbers, and no other message.
 
         A message that was enqueued after `newest` (ms) is another one with the same number, and stays. So do messages
@@ -200,7 +200,7 @@ class Broker:
             return replace(done, left=self.still_there(done.left, newest))
         return done
 
-    async def _complete(self, numbers: Numbers, newest: int | None) -> Completion:
+    async def _complete(self, numbers: SequenceNumbers, newest: int | None) -> Completion:
         others, link, ends, stopped = array("I"), None, float("inf"), None
         held, missing, completed = 0, len(numbers), set[int]()
         lock_seconds: float | None = None
@@ -235,7 +235,7 @@ class Broker:
                         stopped = f"half of the lock time was over after {held} messages that this stream has not read"
             finally:
                 receiver.give_back(others)
-        return Completion(numbers - Numbers.of(completed), held, stopped, lock_seconds)
+        return Completion(numbers - SequenceNumbers.of(completed), held, stopped, lock_seconds)
 
     async def _receiver(self) -> Receiver:
         options = self._options

@@ -22,7 +22,7 @@ class OffsetError(OperatorError, ValueError):
     """An offset in the checkpoint that this version cannot read."""
 
 
-class Numbers:
+class SequenceNumbers:
     """An immutable set of sequence numbers, kept as runs of consecutive numbers.
 
     A queue numbers its messages one after the other, so 10,000 messages are often one run. The text form is
@@ -68,7 +68,7 @@ class Numbers:
         return f"Numbers({self})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Numbers) and (self._firsts, self._lasts) == (other._firsts, other._lasts)
+        return isinstance(other, SequenceNumbers) and (self._firsts, self._lasts) == (other._firsts, other._lasts)
 
     def __hash__(self) -> int:
         return hash(tuple(self._firsts))
@@ -83,13 +83,13 @@ class Numbers:
         place = bisect_right(self._firsts, number) - 1
         return place >= 0 and number <= self._lasts[place]
 
-    def __or__(self, other: Numbers) -> Numbers:
-        return Numbers(sorted([*self.runs(), *other.runs()]))
+    def __or__(self, other: SequenceNumbers) -> SequenceNumbers:
+        return SequenceNumbers(sorted([*self.runs(), *other.runs()]))
 
-    def __sub__(self, other: Numbers) -> Numbers:
-        return Numbers(self._without(other))
+    def __sub__(self, other: SequenceNumbers) -> SequenceNumbers:
+        return SequenceNumbers(self._without(other))
 
-    def _without(self, other: Numbers) -> Iterator[tuple[int, int]]:
+    def _without(self, other: SequenceNumbers) -> Iterator[tuple[int, int]]:
         place = 0
         for first, last in self.runs():
             start = first
@@ -129,7 +129,7 @@ class Numbers:
             return number
         return self._firsts[place + 1] if place + 1 < len(self._firsts) else None
 
-    def parts(self, count: int) -> list[Numbers]:
+    def parts(self, count: int) -> list[SequenceNumbers]:
         """The set in at most `count` parts of about the same size, none of them empty."""
         size = max(1, -(-len(self) // count))
         parts: list[list[tuple[int, int]]] = []
@@ -144,10 +144,10 @@ class Numbers:
                 parts[-1].append((start, end))
                 room -= end - start + 1
                 start = end + 1
-        return [Numbers(part) for part in parts]
+        return [SequenceNumbers(part) for part in parts]
 
 
-NONE: Final = Numbers()
+NONE: Final = SequenceNumbers()
 
 _THROUGH, _FROM, _READ, _UNCOMPLETED, _NEWEST, _KEEP = "through", "from", "read", "uncompleted", "newest", "keep"
 
@@ -160,9 +160,9 @@ class Offset:
     """The highest sequence number that was read. Earlier versions kept nothing else."""
     start: int | None = None
     """The first sequence number that the stream reads; None in an offset of an earlier version."""
-    read: Numbers = field(default=NONE)
+    read: SequenceNumbers = field(default=NONE)
     """The batch: exactly these messages."""
-    uncompleted: Numbers = field(default=NONE)
+    uncompleted: SequenceNumbers = field(default=NONE)
     """Messages of earlier batches whose completion was not confirmed when this batch was planned."""
     newest: int | None = None
     """Of all those messages the latest enqueued time, in ms. A message that was enqueued later is another one that has
@@ -183,8 +183,8 @@ class Offset:
         return cls(
             through=through,
             start=start,
-            read=Numbers.parse(values.get(_READ, "")),
-            uncompleted=Numbers.parse(values.get(_UNCOMPLETED, "")),
+            read=SequenceNumbers.parse(values.get(_READ, "")),
+            uncompleted=SequenceNumbers.parse(values.get(_UNCOMPLETED, "")),
             newest=newest,
             keep=bool(values.get(_KEEP, False)),
         )

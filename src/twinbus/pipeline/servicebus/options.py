@@ -14,12 +14,12 @@ STREAM_BATCH: Final = 10_000
 _FIRST, _LATEST = "earliest", "latest"
 
 
-class OptionError(CallerError, ValueError):
+class SourceOptionError(CallerError, ValueError):
     """An option that is missing, unknown or out of its range. The text never holds a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class SourceOptions:
     """The options of one reader or writer, by their names in Spark (which knows no case).
 
     `connectionString`, or `connectionStringEnv`: the variable that holds it, on the driver and on each executor.
@@ -56,15 +56,15 @@ class Options:
                 continue
             known = _KNOWN.get(name.lower())
             if known is None:
-                raise OptionError(f"servicebus has no option {name!r}; it knows {', '.join(sorted(_SPELLED))}")
+                raise SourceOptionError(f"servicebus has no option {name!r}; it knows {', '.join(sorted(_SPELLED))}")
             spelled, attribute, read = known
             try:
                 values[attribute] = read(text)
             except ValueError as error:
-                raise OptionError(f"option {spelled} {error}") from None
+                raise SourceOptionError(f"option {spelled} {error}") from None
         options = cls(**values)
         if (options.connection_string is None) == (options.connection_string_env is None):
-            raise OptionError("give either connectionString or connectionStringEnv")
+            raise SourceOptionError("give either connectionString or connectionStringEnv")
         return options
 
     def endpoint(self) -> ConnectionString:
@@ -74,7 +74,7 @@ class Options:
             assert self.connection_string_env is not None
             text = os.environ.get(self.connection_string_env)
             if not text:
-                raise OptionError(
+                raise SourceOptionError(
                     f"the variable {self.connection_string_env} (option connectionStringEnv) is not set here; "
                     "set it on the driver and on every executor"
                 )
@@ -84,7 +84,7 @@ class Options:
     def path(self) -> str:
         """What is read."""
         if self.entity is None:
-            raise OptionError("option entity is missing: the queue, or the topic with option subscription")
+            raise SourceOptionError("option entity is missing: the queue, or the topic with option subscription")
         return self.entity if self.subscription is None else f"{self.entity}/Subscriptions/{self.subscription}"
 
     @property

@@ -313,7 +313,7 @@ def check_columns(columns: Sequence[tuple[str, str]], has_entity: bool) -> None:
         raise ColumnError("say where to: a column entity, or the option entity")
 
 
-class Written:
+class RowMessages:
     """The messages of one task's rows. A row without a message id gets one that a repeated attempt gives it again."""
 
     def __init__(self, seed: str, entity: str | None) -> None:

@@ -55,9 +55,9 @@ from pyspark.sql.types import StructType
 from twinbus.errors import OperatorError
 from twinbus.message import Message
 from twinbus.pipeline.servicebus.broker import MOST_HELD, PAGE, Broker
-from twinbus.pipeline.servicebus.offsets import NONE, Numbers, Offset
-from twinbus.pipeline.servicebus.options import OptionError, Options
-from twinbus.pipeline.servicebus.rows import READ_SCHEMA, Written, check_columns, marks_of, row_of
+from twinbus.pipeline.servicebus.offsets import NONE, Offset, SequenceNumbers
+from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
+from twinbus.pipeline.servicebus.rows import READ_SCHEMA, RowMessages, check_columns, marks_of, row_of
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class CreatedAgainError(OperatorError):
 
 
 @dataclass
-class Slice(InputPartition):
+class RangePartition(InputPartition):
     """A range of sequence numbers, both ends included."""
 
     first: int
@@ -92,31 +92,31 @@ class Slice(InputPartition):
 
 
 @dataclass
-class Part(InputPartition):
+class NumbersPartition(InputPartition):
     """The messages of a batch that one task reads."""
 
-    numbers: Numbers
+    numbers: SequenceNumbers
 
 
-_NOTHING: Final = Slice(0, -1)
+_NOTHING: Final = RangePartition(0, -1)
 
 
 class ServiceBusDataSource(DataSource):
-    """`spark.read.format("servicebus")` and its kin. The options: `Options`."""
+    """`spark.read.format("servicebus")` and its kin. The options: `SourceOptions`."""
 
     @classmethod
     def name(cls) -> str:
         return "servicebus"
 
     def schema(self) -> str:
-        Options.parse(self.options)
+        SourceOptions.parse(self.options)
         return READ_SCHEMA
 
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(Options.parse(self.options))
+        return BatchReader(SourceOptions.parse(self.options))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's names, here and below
-        options = Options.parse(self.options)
+        options = SourceOptions.parse(self.options)
         if options.complete_committed:
             with Broker(options) as broker:
                 broker.check_receiving()
@@ -124,31 +124,33 @@ class ServiceBusDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
-            raise OptionError('servicebus cannot write with mode("overwrite"): it only sends. Use mode("append").')
+            raise SourceOptionError(
+                'servicebus cannot write with mode("overwrite"): it only sends. Use mode("append").'
+            )
         return BatchWriter(self._written_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         if overwrite:
-            raise OptionError(
+            raise SourceOptionError(
                 'servicebus cannot write with outputMode("complete"): it only sends, and would send every row again '
                 'with each batch. Use outputMode("append").'
             )
         return StreamWriter(self._written_options(schema))
 
-    def _written_options(self, schema: StructType) -> Options:
-        options = Options.parse(self.options)
+    def _written_options(self, schema: StructType) -> SourceOptions:
+        options = SourceOptions.parse(self.options)
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
         check_columns(columns, options.entity is not None)
         return options
 
 
-def slices(first: int, last: int, count: int) -> list[Slice]:
+def slices(first: int, last: int, count: int) -> list[RangePartition]:
     """The range in at most `count` parts of about the same length."""
     length = max(1, -(-(last - first + 1) // count))
-    return [Slice(start, min(start + length - 1, last)) for start in range(first, last + 1, length)]
+    return [RangePartition(start, min(start + length - 1, last)) for start in range(first, last + 1, length)]
 
 
-def _rows(options: Options, partition: Slice, *, active_only: bool = False) -> Iterator[tuple[Any, ...]]:
+def _rows(options: SourceOptions, partition: RangePartition, *, active_only: bool = False) -> Iterator[tuple[Any, ...]]:
     with Broker(options) as broker:
         for message in broker.between(partition.first, partition.last):
             if not active_only or marks_of(message).is_active:
@@ -158,7 +160,7 @@ def _rows(options: Options, partition: Slice, *, active_only: bool = False) -> I
 class BatchReader(DataSourceReader):
     """Everything in the entity now, whatever its state, by peeking."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -173,14 +175,14 @@ class BatchReader(DataSourceReader):
         return slices(first, last, options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        assert isinstance(partition, Slice)
+        assert isinstance(partition, RangePartition)
         return _rows(self._options, partition)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Active messages by their sequence numbers; completed once their batch is committed. The module explains how."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._target: int | None = None
         self._looked = float("-inf")
@@ -211,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if start is None:
                 start = (broker.last_after(-1) or 0) + 1
             if options.complete_committed and start > 0 and broker.is_out_of_reach(start):
-                raise OptionError(
+                raise SourceOptionError(
                     f"servicebus cannot stream {options.address} from sequence number {start}: {_REACH} "
                     "Start at earliest, remove the messages before, or set completeCommitted=false."
                 )
@@ -250,7 +252,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         return planned.to_json()
 
-    def _planned(self, broker: Broker, previous: Offset, limit: ReadLimit) -> tuple[Numbers, int | None]:
+    def _planned(self, broker: Broker, previous: Offset, limit: ReadLimit) -> tuple[SequenceNumbers, int | None]:
         """The next batch, and the latest enqueued time in it."""
         if isinstance(limit, ReadAllAvailable):
             most, most_runs = None, None
@@ -280,9 +282,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     break
             elif not runs:
                 self._seen = number
-        return Numbers(runs), newest
+        return SequenceNumbers(runs), newest
 
-    def _first(self, previous: Offset) -> tuple[int, Numbers]:
+    def _first(self, previous: Offset) -> tuple[int, SequenceNumbers]:
         """The number from which to look, and the numbers that were read already."""
         if self._options.dead_letter and self._options.complete_committed:
             return self._start(previous), self._uncompleted_after(previous) | previous.read
@@ -332,15 +334,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batch = Offset.of_json(end)
         if batch.is_of_earlier_version:
             return slices(Offset.of_json(start).through + 1, batch.through, self._options.partitions)
-        return [Part(numbers) for numbers in batch.read.parts(self._options.partitions)]
+        return [NumbersPartition(numbers) for numbers in batch.read.parts(self._options.partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        if isinstance(partition, Slice):
+        if isinstance(partition, RangePartition):
             return _rows(self._options, partition, active_only=True)
-        assert isinstance(partition, Part)
+        assert isinstance(partition, NumbersPartition)
         return self._read(partition.numbers)
 
-    def _read(self, numbers: Numbers) -> Iterator[tuple[Any, ...]]:
+    def _read(self, numbers: SequenceNumbers) -> Iterator[tuple[Any, ...]]:
         with Broker(self._options) as broker:
             for _, message in broker.these(numbers):
                 yield row_of(message, self._options.include_raw)
@@ -375,7 +377,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._taken_over = batch.read
         self._newest = _latest(self._newest, batch.newest)
 
-    def _uncompleted_after(self, batch: Offset) -> Numbers:
+    def _uncompleted_after(self, batch: Offset) -> SequenceNumbers:
         """What is to be completed when this batch is committed; its own messages too."""
         if batch.keep or batch.read == self._taken_over:
             return self._uncompleted
@@ -450,11 +452,11 @@ class Sent(WriterCommitMessage):
     count: int
 
 
-def _send(options: Options, seed: str, rows: Iterator[Row]) -> Sent:
+def _send(options: SourceOptions, seed: str, rows: Iterator[Row]) -> Sent:
     waiting: defaultdict[str, list[Message]] = defaultdict(list)
     count = 0
     with Broker(options) as broker:
-        for entity, message in Written(seed, options.entity).messages(rows):
+        for entity, message in RowMessages(seed, options.entity).messages(rows):
             waiting[entity].append(message)
             count += 1
             if len(waiting[entity]) >= _SEND_TOGETHER:
@@ -466,7 +468,7 @@ def _send(options: Options, seed: str, rows: Iterator[Row]) -> Sent:
 class BatchWriter(DataSourceWriter):
     """Every row is a message. A task that is repeated sends its rows again under the same ids."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._job = uuid4().hex
 
@@ -477,7 +479,7 @@ class BatchWriter(DataSourceWriter):
 class StreamWriter(DataSourceStreamWriter):
     """Like the batch writer; a batch that is repeated, also after a restart, sends the same ids."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[Row]) -> Sent:

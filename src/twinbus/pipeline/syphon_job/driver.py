@@ -22,7 +22,7 @@ from twinbus.connect import Receiver
 from twinbus.errors import OperatorError, OptionError
 from twinbus.ledger import Ledger, Role
 from twinbus.ledger.entries import Stage
-from twinbus.pipeline.starting import started
+from twinbus.pipeline.session import start_query
 from twinbus.pipeline.syphon_job.lane import PLAN_FILE, SyphonSource
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, SyphonJob
 from twinbus.pipeline.syphon_job.planning import BatchPlanner
@@ -275,7 +275,7 @@ class SparkSyphon:
         )
         checkpoint = self.options.checkpoint or str(Path(self._folder.name) / "checkpoint")
         writer = stream.load().writeStream.foreachBatch(self._took).option("checkpointLocation", checkpoint)
-        return started(writer.queryName(source.name()).start)
+        return start_query(writer.queryName(source.name()).start)
 
     def _took(self, frame: DataFrame, batch: int) -> None:
         """In a thread of Spark's. Collecting is what runs the lanes."""

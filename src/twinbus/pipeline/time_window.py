@@ -16,7 +16,7 @@ _MARGIN: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """From `since` on, and before `until`; None: without an end on that side."""
 
     since: datetime | None = None

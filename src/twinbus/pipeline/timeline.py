@@ -5,6 +5,9 @@ As many buckets as a picture needs, whatever the span. What is drawn of them is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -14,10 +17,12 @@ from twinbus.ledger.entries import OK, Stage, State
 from twinbus.pipeline import latency
 from twinbus.pipeline.incidents import ENGAGED, RESTORED
 from twinbus.pipeline.reconcile import concerned
-from twinbus.pipeline.window import Window
+from twinbus.pipeline.time_window import TimeWindow
 
 _DIRECT: Final = (str(Stage.SEND_PRIMARY), str(Stage.SCHEDULE_PRIMARY))
 _SENT: Final = (*_DIRECT, str(Stage.SEND_BACKLOG), str(Stage.RETURN_PRIMARY))
+BUCKETS: Final = 240
+RATES: Final = ("direct", "diverted", "returned", "failed")
 COUNTS: Final = ("direct", "diverted", "returned", "failed", "came", "left")
 RESULT: Final = "destination string, bucket long, " + ", ".join(f"{name} long" for name in COUNTS)
 _MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
@@ -29,7 +34,41 @@ WIDTHS: Final = (
 )
 
 
-def extent(operations: DataFrame, entries: DataFrame, window: Window) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Buckets of `width` milliseconds from `start` on, one number of each in every list of `counts`.
+
+    `waiting`: how many diverted messages had not come home when the bucket ended.
+    """
+
+    start: int
+    width: int
+    counts: Mapping[str, Sequence[int]]
+    waiting: Sequence[int]
+
+
+def build_timeline(operations: DataFrame, entries: DataFrame, window: TimeWindow) -> Timeline | None:
+    """Of all destinations together. Operations and entries are those from the beginning on."""
+    span = extent(operations, entries, window).first()
+    if span is None or span["first"] is None:
+        return None
+    first, last = span["first"], span["last"]
+    width = width_for(first, last, BUCKETS)
+    found = count_buckets(operations, entries, width, first, last)
+    sums = [F.sum(name).alias(name) for name in COUNTS]
+    by_bucket = {row.bucket: row for row in found.groupBy("bucket").agg(*sums).collect()}
+    start = first - first % width
+    buckets = range(start, last + 1, width)
+    counts = {name: [by_bucket[bucket][name] if bucket in by_bucket else 0 for bucket in buckets] for name in COUNTS}
+    before = by_bucket.get(start - width)
+    waiting = accumulate(
+        (came - left for came, left in zip(counts["came"], counts["left"], strict=True)),
+        initial=before.came - before.left if before else 0,
+    )
+    return Timeline(start, width, {name: counts[name] for name in RATES}, list(waiting)[1:])
+
+
+def extent(operations: DataFrame, entries: DataFrame, window: TimeWindow) -> DataFrame:
     """One row: `first` and `last` instant in the window at which a message was sent or an entity failed over."""
     events = entries.where((F.col("kind") == State.kind) & F.col("event").isin(ENGAGED, RESTORED)).select("at")
     sends = operations.where(F.col("stage").isin(*_SENT)).select(_ended().alias("at"))
@@ -47,7 +86,7 @@ def _widths() -> tuple[int, ...]:
     return (*WIDTHS, *(longest * 10**power for power in range(1, 12)))
 
 
-def series(operations: DataFrame, entries: DataFrame, width: int, first: int, last: int) -> DataFrame:
+def count_buckets(operations: DataFrame, entries: DataFrame, width: int, first: int, last: int) -> DataFrame:
     """By destination and bucket, those with something in them; `bucket` is its beginning, a multiple of `width`.
 
     Messages that the primary accepted directly, that were diverted, that returned; and tries to send them that failed,

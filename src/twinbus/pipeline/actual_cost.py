@@ -27,10 +27,9 @@ from twinbus.money import (
     bill,
     unit_price,
 )
-from twinbus.pipeline.asking import asking
 from twinbus.pipeline.jobs import JOBS, history, so_far
-from twinbus.pipeline.tables import ENTRIES, Tables
-from twinbus.pipeline.window import Window
+from twinbus.pipeline.tables import ENTRIES, Tables, parallel_queries
+from twinbus.pipeline.time_window import TimeWindow
 from twinbus.syphon.syphon_ledger import NOT_TRIED
 
 # What a namespace's meter calls the operations of an application's receivers.
@@ -51,14 +50,14 @@ _WELL, _VAIN, _UNSENT = "well", "vain", "unsent"
 """How a call went; `unsent`: it was intended, and found no connection to be made on, so that nobody was asked."""
 
 
-class Seen:
+class ActualCost:
     """A ledger in tables, or the whole days of it that a window touches."""
 
-    def __init__(self, tables: Tables, window: Window | None = None, *, outages: bool = True) -> None:
+    def __init__(self, tables: Tables, window: TimeWindow | None = None, *, outages: bool = True) -> None:
         """`outages`: whether `scenario` will be asked for."""
         self._tables = tables
-        self._window = window or Window()
-        with asking(tables) as pool:
+        self._window = window or TimeWindow()
+        with parallel_queries(tables) as pool:
             sums, costs, metered = (pool.submit(one) for one in (self._by_stage, self._costs, self._metered))
             incidents = pool.submit(self._incidents) if outages else None
             self._sums = sums.result()

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from twinbus.report.formatting import ceiling, marks, short
 from twinbus.report.markup import Markup, element, joined
-from twinbus.report.measures import ceiling, marks, short
 
 _HEIGHT: Final = 100
 # What is there is seen, however small it is beside the largest.

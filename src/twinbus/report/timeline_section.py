@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from twinbus.pipeline.overview import Overview, Timeline, Values
-from twinbus.report.markup import Markup, element, joined
-from twinbus.report.measures import at, number, rate_unit, span
-from twinbus.report.pictures import Axis, Layer, legend, plot, span_bar, time_axis
-from twinbus.report.tables import Column, counted, more, table
+from twinbus.pipeline.report_data import ReportData, Values
+from twinbus.pipeline.timeline import Timeline
+from twinbus.report.charts import Axis, Layer, legend, plot, span_bar, time_axis
+from twinbus.report.formatting import at, number, rate_unit, span
+from twinbus.report.markup import Column, Markup, counted, element, joined, more, table
 
 _LANES: Final = 12
 _RATES: Final = {
@@ -22,7 +22,7 @@ _RATES: Final = {
 }
 
 
-def happened(found: Overview) -> Markup:
+def happened(found: ReportData) -> Markup:
     if found.timeline is None:
         return Markup()
     line = found.timeline
@@ -149,7 +149,7 @@ def _two(said: tuple[str, str]) -> Markup:
     return element("span", said[0], element("small", said[1]) if said[1] else "")
 
 
-def incidents(found: Overview) -> Markup:
+def incidents(found: ReportData) -> Markup:
     some = found.incidents
     if not some.total:
         return Markup()

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from twinbus.pipeline.asking import asking
-from twinbus.pipeline.tables import OPERATIONS, PENDING, Part, Tables, Version
+from twinbus.pipeline.tables import OPERATIONS, PENDING, TablePart, Tables, TablesVersion, parallel_queries
 
 PIECES = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 
@@ -23,13 +22,13 @@ def tables(spark: SparkSession, tmp_path: Path) -> Tables:
     folder.mkdir(parents=True)
     with (folder / "one.parquet").open("wb") as file:
         file.truncate(40 * 1024 * 1024)
-    made.commit(Version().having(OPERATIONS, [Part(f"{OPERATIONS}/part")]))
+    made.commit(TablesVersion().having(OPERATIONS, [TablePart(f"{OPERATIONS}/part")]))
     return made
 
 
 @pytest.mark.thorough
 def test_what_is_asked_at_once_has_pieces_for_all_tables_whoever_asks_meanwhile(tables: Tables) -> None:
-    with asking(tables) as pool:
+    with parallel_queries(tables) as pool:
         pool.submit(tables.divide, tables.version(), PENDING).result()
         assert tables.spark.conf.get(PIECES) == "10"
     tables.divide(tables.version(), PENDING)
@@ -40,7 +39,7 @@ def test_when_one_fails_those_that_have_not_begun_never_do(tables: Tables) -> No
     go_on, asked = threading.Event(), list[Future[bool]]()
 
     def ask() -> None:
-        with asking(tables) as pool:
+        with parallel_queries(tables) as pool:
             asked.extend(pool.submit(go_on.wait) for _ in range(10))
             raise LookupError
 

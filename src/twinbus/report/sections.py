@@ -11,11 +11,10 @@ from typing import Final
 from twinbus.ledger.entries import Stage
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline.latency import EDGES
-from twinbus.pipeline.overview import Overview, Values
-from twinbus.report.markup import Markup, element
-from twinbus.report.measures import money, number, span
-from twinbus.report.pictures import bar, legend
-from twinbus.report.tables import Column, counted, more, spanned, table
+from twinbus.pipeline.report_data import ReportData, Values
+from twinbus.report.charts import bar, legend
+from twinbus.report.formatting import money, number, span
+from twinbus.report.markup import Column, Markup, counted, element, more, spanned, table
 
 # Of every stage: where it is, and its name. A diverted message passes the first four kinds (M1).
 _STAGES: Final[Mapping[str, tuple[str, str]]] = {
@@ -39,7 +38,7 @@ _STAGES: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def latency(found: Overview) -> Markup:
+def latency(found: ReportData) -> Markup:
     spread = found.spread
     if not spread["diverted"]:
         return Markup()
@@ -95,7 +94,7 @@ def _percent(part: int, whole: int) -> str:
     )
 
 
-def _by_day(found: Overview) -> Markup:
+def _by_day(found: ReportData) -> Markup:
     columns = [
         Column("Entity", lambda row: row["destination"], look="name"),
         Column("Day", lambda row: row["day"]),
@@ -114,7 +113,7 @@ def _by_day(found: Overview) -> Markup:
 # --- cost ------------------------------------------------------------------------------------------------------------
 
 
-def cost(found: Overview, prices: Prices, scenario: Scenario) -> Markup:
+def cost(found: ReportData, prices: Prices, scenario: Scenario) -> Markup:
     if not found.spent:
         return Markup()
     order = {stage: place for place, stage in enumerate(_STAGES)}
@@ -152,7 +151,7 @@ def _stages(rows: Sequence[Values], currency: str) -> Markup:
 # --- entities --------------------------------------------------------------------------------------------------------
 
 
-def entities(found: Overview) -> Markup:
+def entities(found: ReportData) -> Markup:
     some = found.entities
     if not some.total:
         return Markup()

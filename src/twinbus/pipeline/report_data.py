@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
@@ -17,21 +16,19 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.money import Prices, Scenario, StageSpending
-from twinbus.pipeline import latency, series
-from twinbus.pipeline.asking import asking
+from twinbus.pipeline import latency
+from twinbus.pipeline.actual_cost import ActualCost
 from twinbus.pipeline.jobs import JOBS, history, incomplete, so_far
 from twinbus.pipeline.reconcile import JUDGED, LISTED
-from twinbus.pipeline.spending import Seen
-from twinbus.pipeline.tables import Tables, Version
-from twinbus.pipeline.window import Window
+from twinbus.pipeline.tables import Tables, TablesVersion, parallel_queries
+from twinbus.pipeline.time_window import TimeWindow
+from twinbus.pipeline.timeline import Timeline, build_timeline
 
-BUCKETS: Final = 240
 INCIDENTS: Final = 200
 ENTITIES: Final = 25
 IDS: Final = 100
 REASONS: Final = 25
 DAYS: Final = 50
-RATES: Final = ("direct", "diverted", "returned", "failed")
 
 Values = Mapping[str, Any]
 """A row of a result, by column."""
@@ -39,7 +36,7 @@ _WORST: Final = ("lost", "unknown", "duplicated", "dead_lettered", "in_backlog",
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
+class TopRows:
     """The first rows, and how many there are."""
 
     rows: Sequence[Values]
@@ -47,38 +44,27 @@ class Some:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
-    """Buckets of `width` milliseconds from `start` on, one number of each in every list of `counts`.
-
-    `waiting`: how many diverted messages had not come home when the bucket ended.
-    """
-
-    start: int
-    width: int
-    counts: Mapping[str, Sequence[int]]
-    waiting: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
+class ReportData:
     """`listed`: of each word of the balance that is listed, the messages. `timeline`: None where nothing happened."""
 
     sums: Mapping[str, int]
-    listed: Mapping[str, Some]
-    incomplete: Some
-    incidents: Some
-    entities: Some
+    listed: Mapping[str, TopRows]
+    incomplete: TopRows
+    incidents: TopRows
+    entities: TopRows
     timeline: Timeline | None
     spread: Values
-    latency: Some
+    latency: TopRows
     spent: Sequence[StageSpending]
 
 
-def overview(tables: Tables, prices: Prices, scenario: Scenario, window: Window | None = None) -> Overview:
+def collect_report_data(
+    tables: Tables, prices: Prices, scenario: Scenario, window: TimeWindow | None = None
+) -> ReportData:
     """All of it, of the whole ledger or of a window. Of the scenario, tier and bandwidth are used."""
-    window, version = window or Window(), tables.version()
+    window, version = window or TimeWindow(), tables.version()
     open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
-    with asking(tables) as pool:
+    with parallel_queries(tables) as pool:
         balance = pool.submit(_balance, tables, window)
         over_time = pool.submit(_over_time, tables, version, window)
         incidents = pool.submit(
@@ -87,9 +73,9 @@ def overview(tables: Tables, prices: Prices, scenario: Scenario, window: Window 
         spread = pool.submit(_spread, tables, version, window)
         days = pool.submit(_found, tables, "latency", window, DAYS, F.desc("diverted"), F.col("day"))
         reasons = pool.submit(_reasons, tables)
-        spent = pool.submit(Seen, tables, window, outages=False)
+        spent = pool.submit(ActualCost, tables, window, outages=False)
         sums, listed, entities = balance.result()
-        return Overview(
+        return ReportData(
             sums,
             listed,
             reasons.result(),
@@ -102,35 +88,35 @@ def overview(tables: Tables, prices: Prices, scenario: Scenario, window: Window 
         )
 
 
-def _found(tables: Tables, job: str, window: Window, most: int, *order: Column) -> Some:
+def _found(tables: Tables, job: str, window: TimeWindow, most: int, *order: Column) -> TopRows:
     return _some(so_far(tables, JOBS[job], window), most, *order)
 
 
-def _reasons(tables: Tables) -> Some:
+def _reasons(tables: Tables) -> TopRows:
     reasons = sorted(incomplete(tables))
-    return Some([{"reason": reason} for reason in reasons[:REASONS]], len(reasons))
+    return TopRows([{"reason": reason} for reason in reasons[:REASONS]], len(reasons))
 
 
-def _spread(tables: Tables, version: Version, window: Window) -> Values:
+def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> Values:
     told = history(tables, version, window.days_onward())
     found = latency.spread(latency.tally(*told), window).first()
     assert found is not None, "an aggregate without keys has a row"
     return found.asDict()
 
 
-def _over_time(tables: Tables, version: Version, window: Window) -> Timeline | None:
+def _over_time(tables: Tables, version: TablesVersion, window: TimeWindow) -> Timeline | None:
     # How deep the backlog was at the window's beginning is told before it; when messages came home, also after it.
-    return timeline(*history(tables, version, Window(until=window.until).days()), window)
+    return build_timeline(*history(tables, version, TimeWindow(until=window.until).days()), window)
 
 
-def _some(rows: DataFrame, most: int, *order: Column) -> Some:
+def _some(rows: DataFrame, most: int, *order: Column) -> TopRows:
     all_of_them = Over.partitionBy(F.lit(0))
     counted = rows.withColumn("total", F.count(F.lit(1)).over(all_of_them))
     kept = [row.asDict() for row in counted.orderBy(*order, "destination").limit(most).collect()]
-    return Some(kept, kept[0]["total"] if kept else 0)
+    return TopRows(kept, kept[0]["total"] if kept else 0)
 
 
-def _balance(tables: Tables, window: Window) -> tuple[dict[str, int], dict[str, Some], Some]:
+def _balance(tables: Tables, window: TimeWindow) -> tuple[dict[str, int], dict[str, TopRows], TopRows]:
     rows = so_far(tables, JOBS["reconcile"], window).persist()
     try:
         by_entity = rows.groupBy("destination").agg(*(F.sum(name).alias(name) for name in JUDGED))
@@ -139,7 +125,7 @@ def _balance(tables: Tables, window: Window) -> tuple[dict[str, int], dict[str, 
         rows.unpersist()
 
 
-def _judged(rows: DataFrame) -> tuple[dict[str, int], dict[str, Some]]:
+def _judged(rows: DataFrame) -> tuple[dict[str, int], dict[str, TopRows]]:
     named = {name: F.col("id").isNotNull() & (F.col(name) != 0) for name in LISTED}
     sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in JUDGED]
     counts = [F.count(F.when(is_named, 1)).alias(f"listed_{name}") for name, is_named in named.items()]
@@ -155,28 +141,5 @@ def _judged(rows: DataFrame) -> tuple[dict[str, int], dict[str, Some]]:
         if total[name]
     ]
     messages = [row.asDict() for row in reduce(DataFrame.unionAll, wanted).collect()] if wanted else []
-    listed = {name: Some([row for row in messages if row["word"] == name], total[name]) for name in LISTED}
+    listed = {name: TopRows([row for row in messages if row["word"] == name], total[name]) for name in LISTED}
     return {name: found[name] for name in JUDGED}, listed
-
-
-def timeline(operations: DataFrame, entries: DataFrame, window: Window) -> Timeline | None:
-    """Of all destinations together. Operations and entries are those from the beginning on."""
-    extent = series.extent(operations, entries, window).first()
-    if extent is None or extent["first"] is None:
-        return None
-    first, last = extent["first"], extent["last"]
-    width = series.width_for(first, last, BUCKETS)
-    found = series.series(operations, entries, width, first, last)
-    sums = [F.sum(name).alias(name) for name in series.COUNTS]
-    by_bucket = {row.bucket: row for row in found.groupBy("bucket").agg(*sums).collect()}
-    start = first - first % width
-    buckets = range(start, last + 1, width)
-    counts = {
-        name: [by_bucket[bucket][name] if bucket in by_bucket else 0 for bucket in buckets] for name in series.COUNTS
-    }
-    before = by_bucket.get(start - width)
-    waiting = accumulate(
-        (came - left for came, left in zip(counts["came"], counts["left"], strict=True)),
-        initial=before.came - before.left if before else 0,
-    )
-    return Timeline(start, width, {name: counts[name] for name in RATES}, list(waiting)[1:])

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
 
-from twinbus.pipeline.series import WIDTHS
+from twinbus.pipeline.timeline import WIDTHS
 
 _FIRST: Final = -62_135_596_800_000
 _LAST: Final = 253_402_300_799_000

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report.documents import Document
+from twinbus.report.charts import area
+from twinbus.report.formatting import at, ceiling, marks, money, number, rate_unit, short, span
 from twinbus.report.markup import Markup, element
-from twinbus.report.measures import at, ceiling, marks, money, number, rate_unit, short, span
-from twinbus.report.pictures import area
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
-from twinbus.pipeline.starting import started
+from twinbus.pipeline.session import start_query
 
 SLOW = "[STREAM_FAILED] … terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
 
@@ -47,5 +47,5 @@ class Played:
 def test_a_query_is_started_again_while_its_python_was_too_slow(ends: list[str | None], used: int) -> None:
     queries = [Played(end) for end in ends]
     left = iter(queries)
-    assert started(lambda: cast("StreamingQuery", next(left))) is cast("object", queries[used - 1])
+    assert start_query(lambda: cast("StreamingQuery", next(left))) is cast("object", queries[used - 1])
     assert len(list(left)) == len(ends) - used

@@ -12,7 +12,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame
 
 from twinbus.errors import OperatorError
-from twinbus.pipeline.jobs import Job
+from twinbus.pipeline.jobs import LedgerJob
 from twinbus.pipeline.tables import Tables, columns
 
 RESULTS: Final = "results"
@@ -20,7 +20,7 @@ _DRIVERS: Final = {"jdbc:postgresql:": "org.postgresql.Driver"}
 
 
 @contextmanager
-def landed(tables: Tables, job: Job, result: DataFrame) -> Iterator[DataFrame]:
+def landed(tables: Tables, job: LedgerJob, result: DataFrame) -> Iterator[DataFrame]:
     """The rows, worked out once; in the folder they have taken the place of those before.
 
     Others may land theirs meanwhile: whoever asks is told what it found itself.
@@ -42,7 +42,7 @@ def landed(tables: Tables, job: Job, result: DataFrame) -> Iterator[DataFrame]:
         found.unpersist()
 
 
-def to_database(job: Job, result: DataFrame, url: str) -> str:
+def to_database(job: LedgerJob, result: DataFrame, url: str) -> str:
     """Its table, which is made where it is not there and emptied where it is. The session has its driver."""
     table = f"twinbus_{job.name}"
     driver = next((name for prefix, name in _DRIVERS.items() if url.startswith(prefix)), None)
