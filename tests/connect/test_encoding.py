@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from twinbus.amqp.errors import EncodeError
 from twinbus.amqp.message_sections import split
-from twinbus.connect.encoding import MOST_TTL, encode_message, to_datetime, to_millis, with_scheduled_time
-from twinbus.connect.received import MessageState, ReceivedMessage
+from twinbus.connect.message_encoding import MOST_TTL, encode_message, to_datetime, to_millis, with_scheduled_time
+from twinbus.connect.received_message import MessageState, ReceivedMessage
 from twinbus.message import BodyType, Message
 from twinbus.values import Symbol, Timestamp, UByte
 

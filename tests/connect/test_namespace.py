@@ -16,7 +16,7 @@ from twinbus.connect import (
     ServiceBusConnection,
     connect,
     encode_message,
-    settling,
+    settlement,
 )
 from twinbus.connect.errors import (
     MessageLockLostError,
@@ -208,7 +208,7 @@ class TestSettlement:
         lost = [messages[2], messages[5]]
         await receiver.complete(lost)
         assert await receiver.renew_those_held(messages) == lost
-        assert await receiver.settle(messages[:2], settling.COMPLETE) == []
+        assert await receiver.settle(messages[:2], settlement.COMPLETE) == []
 
     async def test_what_is_not_settled_as_asked_is_told_with_its_reason(
         self, bus: ServiceBusConnection, queue: str
@@ -218,7 +218,7 @@ class TestSettlement:
         token = messages[1].lock_token
         assert token is not None
         await bus.management(queue).settle([token], "completed", {})
-        ((message, error),) = await receiver.settle(messages, settling.COMPLETE)
+        ((message, error),) = await receiver.settle(messages, settlement.COMPLETE)
         assert message is messages[1]
         assert isinstance(error, MessageLockLostError)
 

@@ -14,15 +14,15 @@ from twinbus.amqp.performatives import (
     Rejected,
     Released,
 )
-from twinbus.connect import settling
-from twinbus.connect.encoding import encode_message
+from twinbus.connect import settlement
 from twinbus.connect.errors import (
     MessageLockLostError,
     ServiceBusConnectionError,
     ServiceBusError,
     ServiceBusInternalError,
 )
-from twinbus.connect.received import ReceivedMessage
+from twinbus.connect.message_encoding import encode_message
+from twinbus.connect.received_message import ReceivedMessage
 from twinbus.message import Message
 from twinbus.values import Condition
 
@@ -39,21 +39,21 @@ def message(number: int) -> ReceivedMessage:
     [
         (Accepted(), ACCEPTED),
         (Released(), RELEASED),
-        (Modified(True, False), settling.abandon(None).state),
-        (Rejected(None), settling.dead_letter("r", "d", None).state),
-        (Rejected(Error(Condition.DEAD_LETTER)), settling.dead_letter("r", "d", None).state),
+        (Modified(True, False), settlement.abandon_outcome(None).state),
+        (Rejected(None), settlement.dead_letter_outcome("r", "d", None).state),
+        (Rejected(Error(Condition.DEAD_LETTER)), settlement.dead_letter_outcome("r", "d", None).state),
         (None, ACCEPTED),
     ],
 )
 def test_the_outcome_asked_for_is_a_confirmation(answer: DeliveryState | None, asked: DeliveryState) -> None:
-    assert settling.refusal(answer, asked, "q") is None
+    assert settlement.settlement_refusal(answer, asked, "q") is None
 
 
 @pytest.mark.parametrize(
     ("answer", "asked", "kind"),
     [
         (LOST, ACCEPTED, MessageLockLostError),
-        (LOST, settling.dead_letter("r", "d", None).state, MessageLockLostError),
+        (LOST, settlement.dead_letter_outcome("r", "d", None).state, MessageLockLostError),
         (Released(), ACCEPTED, ServiceBusInternalError),
         (Rejected(None), ACCEPTED, ServiceBusInternalError),
     ],
@@ -61,36 +61,36 @@ def test_the_outcome_asked_for_is_a_confirmation(answer: DeliveryState | None, a
 def test_any_other_outcome_is_a_refusal(
     answer: DeliveryState, asked: DeliveryState, kind: type[ServiceBusError]
 ) -> None:
-    assert type(settling.refusal(answer, asked, "q")) is kind
+    assert type(settlement.settlement_refusal(answer, asked, "q")) is kind
 
 
 async def test_a_settlement_is_done_when_each_message_was_answered() -> None:
     held = {number: message(number) for number in (1, 2, 3)}
-    settlement = settling.Settlement(ACCEPTED, asyncio.get_running_loop().create_future())
-    settlement.expect(held)
-    settlement.answered(2, MessageLockLostError("lost"))
-    settlement.answered(1, None)
-    assert not settlement.future.done()
-    assert {found.delivery_id for found in settlement.unfinished} == {2, 3}
-    settlement.answered(3, None)
-    assert settlement.future.done()
-    assert [found.delivery_id for found, _ in settlement.failures] == [2]
+    progress = settlement.SettlementProgress(ACCEPTED, asyncio.get_running_loop().create_future())
+    progress.expect(held)
+    progress.answered(2, MessageLockLostError("lost"))
+    progress.answered(1, None)
+    assert not progress.future.done()
+    assert {found.delivery_id for found in progress.unfinished} == {2, 3}
+    progress.answered(3, None)
+    assert progress.future.done()
+    assert [found.delivery_id for found, _ in progress.failures] == [2]
     assert [held[number].is_settled for number in (1, 2, 3)] == [True, False, True]
 
 
 async def test_a_link_that_goes_fails_what_was_not_answered() -> None:
     held = {number: message(number) for number in (1, 2)}
-    settlement = settling.Settlement(ACCEPTED, asyncio.get_running_loop().create_future())
-    settlement.expect(held)
-    settlement.answered(1, None)
-    settlement.fail(ServiceBusConnectionError("broke"))
-    assert settlement.future.done()
-    assert [found.delivery_id for found, _ in settlement.failures] == [2]
+    progress = settlement.SettlementProgress(ACCEPTED, asyncio.get_running_loop().create_future())
+    progress.expect(held)
+    progress.answered(1, None)
+    progress.fail(ServiceBusConnectionError("broke"))
+    assert progress.future.done()
+    assert [found.delivery_id for found, _ in progress.failures] == [2]
 
 
 def test_a_failure_names_its_messages_and_takes_the_kind_of_the_first() -> None:
     failures = [(message(number), MessageLockLostError("lost")) for number in range(5, 20)]
-    error = settling.failure("complete", failures, 100)
+    error = settlement.settlement_error("complete", failures, 100)
     assert type(error) is MessageLockLostError
     assert "complete failed for 15 of 100 (sequence number 5, 6, 7, 8, 9, 10, 11, 12, 13, 14…): lost" in str(error)
     assert len(error.failed) == 15

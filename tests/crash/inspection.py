@@ -18,7 +18,7 @@ from tests.crash.books import Account, Books, Sighting, Where
 from tests.crash.entities import SESSIONS, TOPIC
 from tests.crash.load import TIMEOUT, settlement, sighting
 from twinbus.connect import ConnectionString, MessageState, ReceivedMessage, Receiver, ServiceBusConnection, connect
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 
 DRAIN_SECONDS = 30.0
 _STATES = {

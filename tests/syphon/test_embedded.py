@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings, pair_namespaces
 from twinbus.cli.main import app
 from twinbus.connect import MessageState, ReceivedMessage, connect
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.errors import OperatorError, OptionError
 from twinbus.ledger import Role, Stage, balance, read_ledger
 from twinbus.ledger.entries import Header, Intent, Operation

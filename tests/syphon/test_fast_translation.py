@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from twinbus.amqp.delivery_splicing import Items, broker_annotations, delivered, lock_token
 from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties
-from twinbus.connect.encoding import encode_message
-from twinbus.connect.received import ReceivedMessage
+from twinbus.connect.message_encoding import encode_message
+from twinbus.connect.received_message import ReceivedMessage
 from twinbus.message import BodyType, Message
 from twinbus.syphon.fast_translation import fast_translate
 from twinbus.syphon.translation import translate

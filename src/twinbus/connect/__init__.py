@@ -1,12 +1,11 @@
 """A fast Service Bus client on our codec: sockets, TLS, SAS tokens, reconnecting."""
 
-from twinbus.connect.bus import ServiceBusConnection, connect
+from twinbus.connect.client import ServiceBusConnection, connect
 from twinbus.connect.connection_string import ConnectionString
-from twinbus.connect.encoding import encode_message
 from twinbus.connect.management import Management
-from twinbus.connect.received import MessageState, ReceivedMessage
-from twinbus.connect.receiver import Receiver
-from twinbus.connect.receiving import NEXT_AVAILABLE, ReceiveMode
+from twinbus.connect.message_encoding import encode_message
+from twinbus.connect.received_message import MessageState, ReceivedMessage
+from twinbus.connect.receiver import NEXT_AVAILABLE, ReceiveMode, Receiver
 from twinbus.connect.sender import Sender
 from twinbus.connect.tokens import SasTokenSource, Token, TokenSource
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from twinbus.amqp.routing_fields import read_envelope
-from twinbus.connect.deadlines import deadline
-from twinbus.connect.encoding import to_datetime, to_millis
 from twinbus.connect.errors import ServiceBusProtocolError, error_for_status
-from twinbus.connect.received import ReceivedMessage
-from twinbus.connect.requests import RequestLink
+from twinbus.connect.link_session import RequestLink
+from twinbus.connect.message_encoding import to_datetime, to_millis
+from twinbus.connect.received_message import ReceivedMessage
+from twinbus.connect.timeouts import deadline
 from twinbus.values import Array, Int, Long, Timestamp, UInt
 
 if TYPE_CHECKING:
-    from twinbus.connect.bus import ServiceBusConnection
+    from twinbus.connect.client import ServiceBusConnection
 
 # The largest instant .NET knows: it asks for all sessions, not only those with a newer state; and for all messages.
 _END_OF_TIME: Final = 253_402_300_799_999

@@ -7,16 +7,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from twinbus.connect import settling
-from twinbus.connect.batches import halving
-from twinbus.connect.deadlines import deadline
-from twinbus.connect.encoding import to_datetime
+from twinbus.amqp.events import Delivered, Disposed
+from twinbus.amqp.link import Link
+from twinbus.amqp.performatives import (
+    RCV_FIRST,
+    RCV_SECOND,
+    RECEIVER,
+    SENDER,
+    SND_SETTLED,
+    SND_UNSETTLED,
+    DeliveryState,
+    Released,
+    Source,
+    Target,
+)
+from twinbus.amqp.serial_numbers import consecutive_runs
+from twinbus.connect.bisection import bisect_refused
 from twinbus.connect.errors import (
     ConnectionClosedError,
     MessageAlreadySettled,
@@ -26,12 +39,27 @@ from twinbus.connect.errors import (
     ServiceBusError,
     SessionLockLostError,
 )
-from twinbus.connect.received import ReceivedMessage
-from twinbus.connect.receiving import ReceiveMode, ReceivingLink, Session
-from twinbus.connect.settling import Outcome, Settlement
+from twinbus.connect.link_session import LinkSession
+from twinbus.connect.message_encoding import to_datetime
+from twinbus.connect.received_message import ReceivedMessage
+from twinbus.connect.settlement import (
+    COMPLETE,
+    RELEASE,
+    SettlementOutcome,
+    SettlementProgress,
+    abandon_outcome,
+    dead_letter_outcome,
+    defer_outcome,
+    settlement_error,
+    settlement_refusal,
+)
+from twinbus.connect.timeouts import deadline
+from twinbus.connect.transport import AmqpTransport
+from twinbus.values import Symbol, UInt
 
 if TYPE_CHECKING:
-    from twinbus.connect.bus import ServiceBusConnection
+    from twinbus.connect.client import ServiceBusConnection
+
 
 _DRAIN_SECONDS: Final = 5.0
 # What the answer to a session attach may take beyond the wait for a session itself.
@@ -49,7 +77,7 @@ class Receiver:
         *,
         mode: ReceiveMode,
         prefetch: int,
-        session: Session,
+        session: SessionChoice,
         session_timeout: float,
         timeout: float,
     ) -> None:
@@ -61,7 +89,7 @@ class Receiver:
         self._prefetch = prefetch
         self._session = session
         self._session_timeout = session_timeout
-        self._link: ReceivingLink | None = None
+        self._link: ReceiverLink | None = None
         self._kept: deque[ReceivedMessage] = deque()  # deleted on the server, not taken yet: outlives its link
         self._attaching = asyncio.Lock()
         self._is_closed = False
@@ -106,7 +134,7 @@ class Receiver:
         return link.take(max_messages)
 
     async def _receive_on_demand(
-        self, link: ReceivingLink, count: int, end: float, keep_credit: bool
+        self, link: ReceiverLink, count: int, end: float, keep_credit: bool
     ) -> list[ReceivedMessage]:
         if len(link.buffer) < count:
             link.ask(count - len(link.buffer))
@@ -129,12 +157,12 @@ class Receiver:
         return link.take(len(link.buffer))
 
     @staticmethod
-    async def _drained(link: ReceivingLink) -> None:
+    async def _drained(link: ReceiverLink) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await link.drain()
 
-    async def _arrived(self, link: ReceivingLink, end: float) -> None:
+    async def _arrived(self, link: ReceiverLink, end: float) -> None:
         scope = asyncio.timeout_at(end)
         try:
             async with scope:
@@ -162,7 +190,7 @@ class Receiver:
 
         if not leave_out_missing:
             return await ask(numbers)
-        answers = await halving(numbers, ask, MessageNotFoundError)
+        answers = await bisect_refused(numbers, ask, MessageNotFoundError)
         return [message for _, answer in answers for message in answer or ()]
 
     async def peek(
@@ -178,7 +206,7 @@ class Receiver:
 
     async def complete(self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None) -> None:
         """All are deleted on return; otherwise the error's `failed` are those that may not be. So for all outcomes."""
-        await self._settle(messages, settling.COMPLETE, timeout)
+        await self._settle(messages, COMPLETE, timeout)
 
     async def abandon(
         self,
@@ -188,7 +216,7 @@ class Receiver:
         timeout: float | None = None,
     ) -> None:
         """They are delivered again, with a higher delivery count."""
-        await self._settle(messages, settling.abandon(properties), timeout)
+        await self._settle(messages, abandon_outcome(properties), timeout)
 
     async def defer(
         self,
@@ -198,7 +226,7 @@ class Receiver:
         timeout: float | None = None,
     ) -> None:
         """They are kept aside for `receive_deferred`."""
-        await self._settle(messages, settling.defer(properties), timeout)
+        await self._settle(messages, defer_outcome(properties), timeout)
 
     async def dead_letter(
         self,
@@ -209,11 +237,11 @@ class Receiver:
         properties: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> None:
-        await self._settle(messages, settling.dead_letter(reason, description, properties), timeout)
+        await self._settle(messages, dead_letter_outcome(reason, description, properties), timeout)
 
     async def release(self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None) -> None:
         """They are delivered again as if they had not been."""
-        await self._settle(messages, settling.RELEASE, timeout)
+        await self._settle(messages, RELEASE, timeout)
 
     def give_back(self, deliveries: Sequence[int]) -> int:
         """Releases by delivery ids, without an answer: for many of which nothing else was kept. How many; none where
@@ -225,12 +253,14 @@ class Receiver:
         link.release(deliveries)
         return len(deliveries)
 
-    async def _settle(self, messages: Sequence[ReceivedMessage], outcome: Outcome, timeout: float | None) -> None:
+    async def _settle(
+        self, messages: Sequence[ReceivedMessage], outcome: SettlementOutcome, timeout: float | None
+    ) -> None:
         if failures := await self.settle(messages, outcome, timeout=timeout):
-            raise settling.failure(outcome.verb, failures, len(messages))
+            raise settlement_error(outcome.verb, failures, len(messages))
 
     async def settle(
-        self, messages: Sequence[ReceivedMessage], outcome: Outcome, *, timeout: float | None = None
+        self, messages: Sequence[ReceivedMessage], outcome: SettlementOutcome, *, timeout: float | None = None
     ) -> list[tuple[ReceivedMessage, ServiceBusError]]:
         """Those that are not settled as asked, each with the reason; an error only where no answer came in time."""
         if not messages:
@@ -239,7 +269,7 @@ class Receiver:
         if settled:
             raise MessageAlreadySettled("a message is settled already", entity=self.entity, failed=settled)
         links = {message.link for message in messages}
-        pending: list[tuple[ReceivingLink, Settlement]] = []
+        pending: list[tuple[ReceiverLink, SettlementProgress]] = []
         by_token: list[ReceivedMessage] = []
 
         def unfinished() -> list[ReceivedMessage]:
@@ -253,7 +283,7 @@ class Receiver:
                     if link is None or not link.is_open:
                         by_token += group
                         continue
-                    settlement = Settlement(outcome.state, link.wire.loop.create_future())
+                    settlement = SettlementProgress(outcome.state, link.wire.loop.create_future())
                     link.settle(group, settlement, outcome.state)
                     pending.append((link, settlement))
                 failures = await self._settle_by_token(by_token, outcome) if by_token else []
@@ -267,7 +297,7 @@ class Receiver:
         return failures
 
     async def _settle_by_token(
-        self, messages: Sequence[ReceivedMessage], outcome: Outcome
+        self, messages: Sequence[ReceivedMessage], outcome: SettlementOutcome
     ) -> list[tuple[ReceivedMessage, ServiceBusError]]:
         """Those without a living link, one by one: a refusal tells of one message only."""
 
@@ -306,7 +336,7 @@ class Receiver:
             await self.renew_locks(part, timeout=timeout)
             return True
 
-        answers = await halving(messages, renew, MessageLockLostError)
+        answers = await bisect_refused(messages, renew, MessageLockLostError)
         return [message for part, answer in answers if answer is None for message in part]
 
     # --- the session -------------------------------------------------------------------------------------------
@@ -357,14 +387,14 @@ class Receiver:
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else timeout
 
-    async def _attached_in_time(self, timeout: float | None) -> ReceivingLink:
+    async def _attached_in_time(self, timeout: float | None) -> ReceiverLink:
         seconds = self._seconds(timeout)
         if self._session is not None:
             seconds = max(seconds, self._session_timeout + _ANSWER_SECONDS)
         async with deadline(seconds, "attach", self.entity):
             return await self._attached()
 
-    async def _attached(self) -> ReceivingLink:
+    async def _attached(self) -> ReceiverLink:
         async with self._attaching:
             if self._is_closed:
                 raise ConnectionClosedError("the receiver is closed", entity=self.entity)
@@ -376,7 +406,7 @@ class Receiver:
                 if self._session is not None:
                     raise SessionLockLostError("the link of the session is gone", entity=self.entity)
             wire = await self._bus.authorized(self.entity)
-            link = ReceivingLink(
+            link = ReceiverLink(
                 wire,
                 self.entity,
                 self._address,
@@ -390,3 +420,186 @@ class Receiver:
             self._link = link
             self.management.associated_link = link.name
             return link
+
+
+_SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
+_TIMEOUT: Final = Symbol("com.microsoft:timeout")
+_LOCKED_UNTIL: Final = "com.microsoft:locked-until-utc"
+# .NET ticks (100 ns since year 1) at the Unix epoch.
+_EPOCH_TICKS: Final = 621_355_968_000_000_000
+
+
+class ReceiveMode(Enum):
+    PEEK_LOCK = "peek-lock"
+    RECEIVE_AND_DELETE = "receive-and-delete"
+
+
+class NextAvailable(Enum):
+    """Asks for any session that has messages and no receiver."""
+
+    NEXT_AVAILABLE = "next-available"
+
+
+NEXT_AVAILABLE: Final = NextAvailable.NEXT_AVAILABLE
+SessionChoice = str | NextAvailable | None
+
+
+class ReceiverLink(LinkSession):
+    def __init__(
+        self,
+        wire: AmqpTransport,
+        entity: str,
+        address: str,
+        name: str,
+        *,
+        mode: ReceiveMode,
+        prefetch: int,
+        session: SessionChoice,
+        session_timeout: float,
+    ) -> None:
+        super().__init__(wire, entity)
+        self.name = name
+        self.buffer: deque[ReceivedMessage] = deque()
+        self.session_id: str | None = None
+        self.session_locked_until: int | None = None  # ms
+        self._peek_lock = mode is ReceiveMode.PEEK_LOCK
+        self._prefetch = prefetch
+        self._waiters: list[asyncio.Future[None]] = []
+        self._settling: dict[int, SettlementProgress] = {}
+        source, properties = Source(address), None
+        if session is not None:
+            source.filter = {_SESSION_FILTER: None if session is NEXT_AVAILABLE else session}
+            properties = {_TIMEOUT: UInt(max(1, int(session_timeout * 1000)))}
+        self._link = self.attach(
+            name,
+            RECEIVER,
+            source=source,
+            target=Target(name),
+            snd_settle_mode=SND_UNSETTLED if self._peek_lock else SND_SETTLED,
+            rcv_settle_mode=RCV_SECOND if self._peek_lock else RCV_FIRST,
+            properties=properties,
+        )
+
+    # --- taking ------------------------------------------------------------------------------------------------
+
+    @property
+    def has_credit(self) -> bool:
+        return self._link.credit > 0
+
+    def take(self, most: int) -> list[ReceivedMessage]:
+        buffer = self.buffer
+        if len(buffer) <= most:
+            taken = list(buffer)
+            buffer.clear()
+        else:
+            taken = [buffer.popleft() for _ in range(most)]
+        if self._prefetch and self.error is None:
+            wanted = self._prefetch - len(buffer)
+            if wanted - self._link.credit >= (self._prefetch + 1) // 2:
+                self._link.flow(wanted)
+                self.wire.flush_soon()
+        return taken
+
+    def ask(self, count: int) -> None:
+        """Credit for one receive, where nothing is prefetched."""
+        if self.error is None and self._link.credit < count:
+            self._link.flow(count)
+            self.wire.flush_soon()
+
+    async def arrived(self) -> None:
+        """Until something is in the buffer; the caller bounds the wait."""
+        while not self.buffer:
+            if self.error is not None:
+                raise self.error.again(self.entity)
+            await self._changed()
+
+    async def drain(self) -> None:
+        """Takes back the credit: the peer sends what it has at once and no more (§2.6.7)."""
+        if self.error is None and self._link.credit > 0:
+            self._link.flow(self._link.credit, drain=True)
+            self.wire.flush_soon()
+        while self.error is None and self._link.credit > 0:
+            await self._changed()
+
+    def release_buffer(self) -> None:
+        """Gives back what was never taken, without raising its delivery count."""
+        if self._peek_lock and self.error is None:
+            self.release(message.delivery_id for message in self.buffer)
+            self.buffer.clear()
+
+    def release(self, deliveries: Iterable[int]) -> None:
+        """Without waiting for an answer."""
+        for first, last in consecutive_runs(sorted(deliveries)):
+            self.session.dispose(RECEIVER, first, last, settled=True, state=Released())
+        self.wire.flush_soon()
+
+    # --- settling ----------------------------------------------------------------------------------------------
+
+    def settle(self, messages: Sequence[ReceivedMessage], settlement: SettlementProgress, state: DeliveryState) -> None:
+        """Asks for one outcome for all of them; `settlement` hears of each."""
+        held = {message.delivery_id: message for message in messages}
+        if len(held) != len(messages) or not self._settling.keys().isdisjoint(held):
+            raise MessageAlreadySettled("a message is being settled twice", entity=self.entity, failed=messages)
+        settlement.expect(held)
+        self._settling.update(dict.fromkeys(held, settlement))
+        for first, last in consecutive_runs(sorted(held)):
+            self.session.dispose(RECEIVER, first, last, settled=False, state=state)
+        self.wire.flush_soon()
+
+    def give_up(self, settlement: SettlementProgress) -> None:
+        """Nobody waits for the confirmations that are still out. Asked again, it is by lock token: that is answered."""
+        for message in settlement.unfinished:
+            message.link = None
+        self._settling = {number: entry for number, entry in self._settling.items() if entry is not settlement}
+
+    # --- from the wire -----------------------------------------------------------------------------------------
+
+    def link_accepted(self, link: Link) -> None:
+        filters = getattr(link.source, "filter", None) or {}
+        found: Any = filters.get(_SESSION_FILTER)
+        if found is not None:
+            self.session_id = str(getattr(found, "value", found))
+        ticks = link.properties.get(_LOCKED_UNTIL)
+        if isinstance(ticks, int):
+            self.session_locked_until = (ticks - _EPOCH_TICKS) // 10_000
+        if self._prefetch:
+            link.flow(self._prefetch)
+
+    def delivered(self, event: Delivered) -> None:
+        self.buffer.append(ReceivedMessage(event.payload, event.tag, self, event.delivery_id, event.settled))
+        if self._waiters:
+            self._wake()
+
+    def flowed(self, link: Link) -> None:
+        self._wake()
+
+    def disposed(self, event: Disposed) -> None:
+        if event.role is not SENDER or not event.settled:
+            return
+        settling, last, error = self._settling, None, None
+        for number in event.delivery_ids:
+            settlement = settling.pop(number, None)
+            if settlement is not None:
+                if settlement is not last:
+                    last, error = settlement, settlement_refusal(event.state, settlement.asked, self.entity)
+                settlement.answered(number, error)
+
+    def failed(self, error: ServiceBusError) -> None:
+        if self._peek_lock:
+            self.buffer.clear()  # their locks go with the link: they are delivered again
+        settlements = set(self._settling.values())
+        self._settling.clear()
+        for settlement in settlements:
+            settlement.fail(error)
+        self._wake()
+
+    async def _changed(self) -> None:
+        waiter = self.wire.loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from twinbus.clock import Clock, SystemClock
 from twinbus.connect.connection_string import ConnectionString
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.errors import OperatorError
 
 _TOKEN_SECONDS: Final = 300

@@ -18,7 +18,14 @@ from twinbus.connect.errors import (
     OperationTimeoutError,
     ServiceBusError,
 )
-from twinbus.connect.settling import COMPLETE, RELEASE, Outcome, abandon, dead_letter, defer
+from twinbus.connect.settlement import (
+    COMPLETE,
+    RELEASE,
+    SettlementOutcome,
+    abandon_outcome,
+    dead_letter_outcome,
+    defer_outcome,
+)
 from twinbus.message import MessageId
 from twinbus.syphon.credentials import NamespaceAccess
 from twinbus.syphon.fast_translation import fast_translate
@@ -181,13 +188,13 @@ class NativeBacklog:
         return await self._settle(held, COMPLETE)
 
     async def abandon(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        return await self._settle(held, abandon(None))
+        return await self._settle(held, abandon_outcome(None))
 
     async def defer(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        return await self._settle(held, defer(None))
+        return await self._settle(held, defer_outcome(None))
 
     async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
-        return await self._settle(held, dead_letter(reason, description, None))
+        return await self._settle(held, dead_letter_outcome(reason, description, None))
 
     async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         receiver = await self._asked(self._open())
@@ -214,7 +221,7 @@ class NativeBacklog:
                 self._receiver = await self._bus.receiver(self._queue, prefetch=0)
             return self._receiver
 
-    async def _settle(self, held: Sequence[HeldMessage], outcome: Outcome) -> Sequence[HeldMessage]:
+    async def _settle(self, held: Sequence[HeldMessage], outcome: SettlementOutcome) -> Sequence[HeldMessage]:
         by_message = {id(one.message): one for one in held if isinstance(one, NativeHeld)}
         left = [_message(one) for one in held]
         lost: list[HeldMessage] = []

@@ -17,9 +17,9 @@ from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundError
 
 from twinbus.backlog import failure_kind, was_refused
-from twinbus.connect.batches import halving
-from twinbus.connect.deadlines import deadline
-from twinbus.connect.encoding import to_millis
+from twinbus.connect.bisection import bisect_refused
+from twinbus.connect.message_encoding import to_millis
+from twinbus.connect.timeouts import deadline
 from twinbus.pairing.batching import LONG_SECTION, split
 from twinbus.pairing.outgoing import ENVELOPE
 from twinbus.sdk.handlers import (
@@ -138,7 +138,7 @@ class SdkBacklog:
             async with self._bounded(self._timeout, passing=MessageNotFoundError):
                 return await sdk_bytes.received_deferred(self._receiver, part, self._timeout)
 
-        answers = await halving(numbers, ask, MessageNotFoundError)
+        answers = await bisect_refused(numbers, ask, MessageNotFoundError)
         return [held for _, answer in answers for held in answer or ()]
 
     async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
@@ -165,7 +165,7 @@ class SdkBacklog:
                 await sdk_bytes.renewed(self._receiver, cast(Sequence[SdkHeld], part), self._timeout)
                 return True
 
-        answers = await halving(held, ask, MessageLockLostError)
+        answers = await bisect_refused(held, ask, MessageLockLostError)
         return [one for part, answer in answers if answer is None for one in part]
 
     async def rest(self) -> Sequence[SdkHeld]:

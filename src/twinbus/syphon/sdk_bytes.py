@@ -13,7 +13,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceB
 
 from twinbus.amqp.routing_fields import read_envelope
 from twinbus.connect import ReceivedMessage
-from twinbus.connect.encoding import to_millis
+from twinbus.connect.message_encoding import to_millis
 from twinbus.sdk.handlers import LinkLimits
 from twinbus.sdk.private_names import (
     REQUEST_RESPONSE_PEEK_OPERATION,

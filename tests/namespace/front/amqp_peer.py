@@ -15,7 +15,7 @@ from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.performatives import RECEIVER, SENDER, SND_SETTLED, SND_UNSETTLED, Source, Target
 from twinbus.amqp.session import Session
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Symbol, Timestamp

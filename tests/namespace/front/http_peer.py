@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from tests.namespace.front.bare_namespace import BORN, at_work
 from twinbus.clock import SystemClock
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.namespace.engine.descriptions import AuthorizationRule
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.http_connection import HttpConnection, HttpHandler

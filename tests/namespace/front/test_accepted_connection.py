@@ -9,7 +9,7 @@ import pytest
 from tests.namespace.front.amqp_peer import SECONDS, Peer
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER
 from twinbus.connect import connect
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.message import Message
 from twinbus.namespace.front import accepted_connection
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME

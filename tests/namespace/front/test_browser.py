@@ -20,7 +20,7 @@ from urllib.parse import quote
 import pytest
 
 from tests import chromium
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.testing import LocalNamespace
 

@@ -9,7 +9,7 @@ from tests.namespace.front.amqp_peer import Peer
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed, LinkAccepted, LinkDetached
 from twinbus.amqp.link import Link
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.namespace.engine.descriptions import Claim, QueueDescription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.front.cbs import GrantedClaims

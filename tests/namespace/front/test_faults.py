@@ -15,7 +15,7 @@ from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, Rejected
 from twinbus.connect import ServiceBusConnection, connect
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.message import Message
 from twinbus.namespace.engine.events import MessagesPeeked
 from twinbus.namespace.front import accepted_connection

@@ -12,7 +12,7 @@ from tests.namespace.front import recorded_requests
 from tests.namespace.front.bare_namespace import BORN, at_work
 from tests.namespace.front.http_peer import NAMES, TOKEN, Recorder, converse, handler, settle
 from tests.namespace.front.recorded_requests import request
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,

@@ -23,7 +23,7 @@ from twinbus.amqp.message_sections import Properties, split
 from twinbus.amqp.performatives import RECEIVER, SENDER, Attach, Begin, Flow, Modified, Open, Target, Transfer
 from twinbus.amqp.transactions import coordinator
 from twinbus.connect import connect
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.message import Message
 from twinbus.namespace.engine import queries
 from twinbus.namespace.engine.descriptions import QueueDescription

@@ -18,7 +18,7 @@ from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER
 from twinbus.amqp.session import Session
 from twinbus.connect import ServiceBusConnection
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.message import BodyType, Message
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.storage_protocol import distinct

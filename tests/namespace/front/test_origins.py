@@ -13,7 +13,7 @@ from tests.namespace.front.amqp_peer import SECONDS, Peer
 from tests.namespace.front.recorded_requests import PYTHON_QUEUE
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed, LinkDetached
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer
 

@@ -8,7 +8,7 @@ from azure.servicebus._pyamqp.utils import generate_sas_token
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.connect.sas import make_token, signature
+from twinbus.connect.tokens import make_token, signature
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
 from twinbus.namespace.front.sas_verifier import (
     DEFAULT_KEY,

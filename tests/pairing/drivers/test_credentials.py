@@ -21,7 +21,7 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind, failure_kind
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.ledger import UNKNOWN, balance, read_ledger
 from twinbus.ledger.entries import Outcome
 from twinbus.pairing.pair_sides import CredentialRefusedError

@@ -22,7 +22,7 @@ from twinbus.backlog import (
     FailureKind,
 )
 from twinbus.connect import MessageState
-from twinbus.connect.sas import make_token
+from twinbus.connect.tokens import make_token
 from twinbus.syphon.sdk import SdkTransport
 from twinbus.syphon.transport import (
     CannotCarryError,

@@ -33,7 +33,7 @@ from twinbus.amqp.events import (
 from twinbus.amqp.limits import LimitExceededError, Limits, memory_of
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState, Error, Rejected, Released
-from twinbus.amqp.serial_numbers import runs
+from twinbus.amqp.serial_numbers import consecutive_runs
 from twinbus.amqp.session import Session
 from twinbus.amqp.transactions import read_transactional
 from twinbus.namespace.engine import limits
@@ -220,7 +220,7 @@ class AmqpConnection:
             self._resume_soon()
         self._unflushed_bytes = 0
         for session, ids in self._accepted.items():
-            for first, last in runs(ids):
+            for first, last in consecutive_runs(ids):
                 session.dispose(RECEIVER, first, last, settled=True, state=_ACCEPTED)
         self._accepted.clear()
         if parts := self._core.data_to_send():
@@ -408,7 +408,7 @@ class AmqpConnection:
         for delivery_id in lapsed:
             del unsettled[delivery_id]
         self._unsettled_count -= len(lapsed)
-        for first, last in runs(lapsed):
+        for first, last in consecutive_runs(lapsed):
             self.dispose_sent(session, first, last, _RELEASED)
         if lapsed:
             self._let_go.add(session)

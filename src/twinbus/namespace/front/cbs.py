@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from twinbus.connect.sas import SCHEME
+from twinbus.connect.tokens import SCHEME
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim, QueueDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.registry import Namespace

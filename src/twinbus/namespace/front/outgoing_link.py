@@ -14,7 +14,7 @@ from twinbus.amqp.events import Disposed
 from twinbus.amqp.limits import KIB, MIB
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
-from twinbus.amqp.serial_numbers import runs
+from twinbus.amqp.serial_numbers import consecutive_runs
 from twinbus.namespace.engine.effects import Deliver, Refusal
 from twinbus.namespace.engine.events import (
     Abandon,
@@ -156,7 +156,7 @@ class OutgoingLink:
         refusal = self._connection.transactions.add(transaction, operation, len(held), ended)
         if not disposition.settled:
             state = disposition.state if refusal is None else Rejected(refusals.amqp_error(refusal))
-            for first, last in runs(list(held)):
+            for first, last in consecutive_runs(list(held)):
                 self._connection.dispose_sent(self._link.session, first, last, state, settled=False)
 
     def _take_credit(self) -> None:

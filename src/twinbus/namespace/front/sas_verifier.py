@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import unquote, unquote_plus, urlsplit
 
-from twinbus.connect.sas import SCHEME, signature
+from twinbus.connect.tokens import SCHEME, signature
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
 from twinbus.namespace.own_names import OwnNames
 

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from twinbus.amqp.performatives import ACCEPTED, RELEASED, DeliveryState, Error, Modified, Rejected
 from twinbus.connect.errors import ServiceBusError, ServiceBusInternalError, error_for
-from twinbus.connect.received import ReceivedMessage
+from twinbus.connect.received_message import ReceivedMessage
 from twinbus.values import Condition
 
 _NAMED_IN_TEXT: Final = 10  # sequence numbers told in an error's text; `failed` has all messages
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SettlementOutcome:
     """`status` and `extra` say the same to `$management`, for messages whose link is gone."""
 
     verb: str
@@ -25,26 +25,32 @@ class Outcome:
     extra: Mapping[str, object] = field(default_factory=dict)
 
 
-COMPLETE: Final = Outcome("complete", ACCEPTED, "completed")
+COMPLETE: Final = SettlementOutcome("complete", ACCEPTED, "completed")
 # `$management` knows no release: there the delivery counts.
-RELEASE: Final = Outcome("release", RELEASED, "abandoned")
+RELEASE: Final = SettlementOutcome("release", RELEASED, "abandoned")
 
 
-def abandon(properties: Mapping[str, Any] | None) -> Outcome:
-    return Outcome("abandon", Modified(True, False, _fields(properties)), "abandoned", _modified(properties))
+def abandon_outcome(properties: Mapping[str, Any] | None) -> SettlementOutcome:
+    return SettlementOutcome(
+        "abandon_outcome", Modified(True, False, _fields(properties)), "abandoned", _modified(properties)
+    )
 
 
-def defer(properties: Mapping[str, Any] | None) -> Outcome:
+def defer_outcome(properties: Mapping[str, Any] | None) -> SettlementOutcome:
     # The service's own spelling.
-    return Outcome("defer", Modified(True, True, _fields(properties)), "defered", _modified(properties))
+    return SettlementOutcome(
+        "defer_outcome", Modified(True, True, _fields(properties)), "defered", _modified(properties)
+    )
 
 
-def dead_letter(reason: str | None, description: str | None, properties: Mapping[str, Any] | None) -> Outcome:
+def dead_letter_outcome(
+    reason: str | None, description: str | None, properties: Mapping[str, Any] | None
+) -> SettlementOutcome:
     info = {"DeadLetterReason": reason, "DeadLetterErrorDescription": description}
     given = {name: text for name, text in info.items() if text is not None}
     state = Rejected(Error(Condition.DEAD_LETTER.value, description, {**given, **(properties or {})}))
     extra = {"deadletter-reason": reason, "deadletter-description": description, **_modified(properties)}
-    return Outcome("dead_letter", state, "suspended", extra)
+    return SettlementOutcome("dead_letter_outcome", state, "suspended", extra)
 
 
 def _fields(properties: Mapping[str, Any] | None) -> dict[Any, Any] | None:
@@ -55,7 +61,7 @@ def _modified(properties: Mapping[str, Any] | None) -> dict[str, object]:
     return {"properties-to-modify": dict(properties)} if properties else {}
 
 
-def refusal(answer: DeliveryState | None, asked: DeliveryState, entity: str) -> ServiceBusError | None:
+def settlement_refusal(answer: DeliveryState | None, asked: DeliveryState, entity: str) -> ServiceBusError | None:
     """Why a settlement failed; None when it was confirmed. Some peers echo the error of a dead-letter."""
     if answer is None or type(answer) is type(asked):
         error = answer.error if isinstance(answer, Rejected) else None
@@ -67,7 +73,7 @@ def refusal(answer: DeliveryState | None, asked: DeliveryState, entity: str) -> 
     return ServiceBusInternalError(f"the service answered with {type(answer).__name__}", entity=entity)
 
 
-class Settlement:
+class SettlementProgress:
     """One call that settles many messages: `future` is done when each is confirmed, refused, or past hope."""
 
     __slots__ = ("_unconfirmed", "asked", "failures", "future")
@@ -103,7 +109,9 @@ class Settlement:
             self.future.set_result(None)
 
 
-def failure(verb: str, failures: Sequence[tuple[ReceivedMessage, ServiceBusError]], asked: int) -> ServiceBusError:
+def settlement_error(
+    verb: str, failures: Sequence[tuple[ReceivedMessage, ServiceBusError]], asked: int
+) -> ServiceBusError:
     """One error for all that failed, of the kind of the first; it names them."""
     messages = [message for message, _ in failures]
     numbers = ", ".join(str(message.sequence_number) for message in messages[:_NAMED_IN_TEXT])

@@ -11,9 +11,9 @@ from typing import Final
 
 from twinbus.clock import Clock
 from twinbus.connect.errors import error_for_token
-from twinbus.connect.requests import RequestLink
+from twinbus.connect.link_session import RequestLink
 from twinbus.connect.tokens import TokenSource
-from twinbus.connect.wire import Wire
+from twinbus.connect.transport import AmqpTransport
 from twinbus.values import Timestamp
 
 _log = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ RENEW_AFTER: Final = 0.75
 _RETRY_AFTER: Final = 0.1
 
 
-class Claims:
-    def __init__(self, wire: Wire, source: TokenSource, clock: Clock, name: str) -> None:
+class CbsClient:
+    def __init__(self, wire: AmqpTransport, source: TokenSource, clock: Clock, name: str) -> None:
         self._wire = wire
         self._source = source
         self._clock = clock

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.errors import EncodeError
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, Header, Properties, split
+from twinbus.amqp.message_builder import batch_payload, message
+from twinbus.amqp.message_sections import (
+    BATCH_FORMAT,
+    DELIVERY_ANNOTATIONS,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    Header,
+    Properties,
+    split,
+)
+from twinbus.amqp.routing_fields import read_envelope
+from twinbus.connect.errors import MessageSizeExceededError
 from twinbus.message import BodyType, Message
 from twinbus.values import Symbol, Timestamp
 
@@ -126,3 +137,55 @@ def with_scheduled_time(raw: bytes, millis: int) -> bytes:
         before = [sections.spans[code][2] for code in (HEADER, DELIVERY_ANNOTATIONS) if code in sections.spans]
         start = end = max(before, default=0)
     return raw[:start] + b"\x00\x53\x72" + encode(annotations) + raw[end:]
+
+
+_SMALL: Final = 256  # a data section takes 5 bytes more than its content below this, 8 from there on
+_EMPTY_BODY: Final = len(b"\x00\x53\x77\x40")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTransfer:
+    """One transfer; the messages it carries are `messages[first:end]` of what was packed."""
+
+    payload: bytes
+    message_format: int
+    first: int
+    end: int
+
+
+def pack_transfers(messages: Sequence[bytes], limit: int) -> list[PackedTransfer]:
+    """Transfers of at most `limit` bytes that carry all messages, in their order."""
+    batches: list[PackedTransfer] = []
+    first, size = 0, 0
+    for index, raw in enumerate(messages):
+        length = len(raw)
+        if length > limit:
+            raise MessageSizeExceededError(f"a message of {length} bytes; the link takes {limit}")
+        needed = length + (5 if length < _SMALL else 8)
+        if index == first:
+            size = len(_envelope(raw)) + needed
+        elif size + needed > limit:
+            batches.append(_batch(messages, first, index))
+            first, size = index, len(_envelope(raw)) + needed
+        else:
+            size += needed
+    if first < len(messages):
+        batches.append(_batch(messages, first, len(messages)))
+    return batches
+
+
+def _batch(messages: Sequence[bytes], first: int, end: int) -> PackedTransfer:
+    if end - first == 1:
+        return PackedTransfer(messages[first], 0, first, end)
+    payload = batch_payload(messages[first:end], before=_envelope(messages[first]))
+    return PackedTransfer(payload, BATCH_FORMAT, first, end)
+
+
+def _envelope(raw: bytes) -> bytes:
+    """The sections before the messages: who they are for, as the first of them says it; the service routes by it."""
+    inner = read_envelope(raw)
+    if inner.message_id is None and inner.group_id is None and inner.partition_key is None:
+        return b""
+    annotations = None if inner.partition_key is None else {"x-opt-partition-key": inner.partition_key}
+    properties = Properties(message_id=inner.message_id, group_id=inner.group_id)
+    return message(message_annotations=annotations, properties=properties)[:-_EMPTY_BODY]

@@ -17,10 +17,8 @@ from typing import Final, Self
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.limits import MIB
 from twinbus.clock import Clock, SystemClock
-from twinbus.connect.attachment import Attachment
-from twinbus.connect.claims import Claims
+from twinbus.connect.cbs import CbsClient
 from twinbus.connect.connection_string import ConnectionString
-from twinbus.connect.deadlines import deadline
 from twinbus.connect.errors import (
     ConnectionClosedError,
     ServiceBusArgumentError,
@@ -28,12 +26,13 @@ from twinbus.connect.errors import (
     ServiceBusCommunicationError,
     ServiceBusError,
 )
+from twinbus.connect.link_session import LinkSession
 from twinbus.connect.management import Management
-from twinbus.connect.receiver import Receiver
-from twinbus.connect.receiving import ReceiveMode, Session
+from twinbus.connect.receiver import ReceiveMode, Receiver, SessionChoice
 from twinbus.connect.sender import Sender
+from twinbus.connect.timeouts import deadline
 from twinbus.connect.tokens import SasTokenSource, TokenSource
-from twinbus.connect.wire import Wire
+from twinbus.connect.transport import AmqpTransport
 
 DEFAULT_TIMEOUT: Final = 60.0
 DEFAULT_PREFETCH: Final = 1000
@@ -96,8 +95,8 @@ class ServiceBusConnection:
         self._max_frame_size = max_frame_size
         self._container = f"twinbus-{uuid.uuid4().hex[:12]}"
         self._numbers = count(1)
-        self._wire: Wire | None = None
-        self._claims: Claims | None = None
+        self._wire: AmqpTransport | None = None
+        self._claims: CbsClient | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
         self._members: dict[Sender | Receiver, None] = {}
@@ -135,7 +134,7 @@ class ServiceBusConnection:
         subscription: str | None = None,
         mode: ReceiveMode = ReceiveMode.PEEK_LOCK,
         prefetch: int | None = None,
-        session: Session = None,
+        session: SessionChoice = None,
         dead_letter: bool = False,
         session_timeout: float = DEFAULT_TIMEOUT,
         timeout: float | None = None,
@@ -182,7 +181,7 @@ class ServiceBusConnection:
 
     # --- for the links -----------------------------------------------------------------------------------------
 
-    async def authorized(self, entity: str) -> Wire:
+    async def authorized(self, entity: str) -> AmqpTransport:
         """An open wire with a token for the entity on it; the caller bounds the wait."""
         wire = await self._connected()
         assert self._claims is not None
@@ -195,14 +194,14 @@ class ServiceBusConnection:
     def forget(self, member: Sender | Receiver) -> None:
         self._members.pop(member, None)
 
-    async def close_attachment(self, attachment: Attachment) -> None:
+    async def close_attachment(self, attachment: LinkSession) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await attachment.close()
 
     # --- the wire ----------------------------------------------------------------------------------------------
 
-    async def _connected(self) -> Wire:
+    async def _connected(self) -> AmqpTransport:
         if self._wire is not None and self._wire.is_open and not self._is_closed:
             return self._wire
         async with self._connecting:
@@ -210,10 +209,10 @@ class ServiceBusConnection:
                 raise ConnectionClosedError("the connection is closed")
             if self._wire is None or not self._wire.is_open:
                 self._wire = await self._dial()
-                self._claims = Claims(self._wire, self._source, self.clock, self.link_name("$cbs"))
+                self._claims = CbsClient(self._wire, self._source, self.clock, self.link_name("$cbs"))
             return self._wire
 
-    async def _dial(self) -> Wire:
+    async def _dial(self) -> AmqpTransport:
         endpoint = self.endpoint
         core = Connection.client(
             self._container,
@@ -221,7 +220,7 @@ class ServiceBusConnection:
             max_frame_size=self._max_frame_size,
             idle_timeout=self._idle_timeout,
         )
-        wire = Wire(core, endpoint.authority)
+        wire = AmqpTransport(core, endpoint.authority)
         context = self._tls or (ssl.create_default_context() if endpoint.tls else None)
         try:
             transport, _ = await wire.loop.create_connection(

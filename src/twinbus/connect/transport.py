@@ -1,6 +1,6 @@
 """One socket with one AMQP connection on it: bytes to the core, its events to the attachments, its bytes out.
 
-Knows sessions only by who attached on them (`Attachment`). Tokens, entities and reconnecting are not its affair.
+Knows sessions only by who attached on them (`LinkSession`). Tokens, entities and reconnecting are not its affair.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from twinbus.amqp.performatives import Error
 from twinbus.connect.errors import ConnectionClosedError, ServiceBusConnectionError, ServiceBusError, error_for
 
 if TYPE_CHECKING:
-    from twinbus.connect.attachment import Attachment
+    from twinbus.connect.link_session import LinkSession
 
 MUCH_BYTES: Final = 256 * 1024  # a caller that never pauses meets the socket's back-pressure here
 LAST_WORDS_SECONDS: Final = 5.0  # a peer that does not read what is left is cut off then
 
 
-def error_of(error: Error | None, otherwise: str, entity: str | None = None) -> ServiceBusError:
+def peer_error(error: Error | None, otherwise: str, entity: str | None = None) -> ServiceBusError:
     """What the peer said when it ended a link, a session or the connection."""
     if error is None:
         return ServiceBusConnectionError(otherwise, entity=entity)
     return error_for(error.condition, error.description or otherwise, entity=entity)
 
 
-class Wire(asyncio.Protocol):
+class AmqpTransport(asyncio.Protocol):
     """Open until `error` is set. `is_writable` is false while the peer does not read fast enough."""
 
     def __init__(self, core: Connection, peer: str) -> None:
@@ -54,7 +54,7 @@ class Wire(asyncio.Protocol):
         self.opened: asyncio.Future[None] = self.loop.create_future()
         self.lost: asyncio.Future[None] = self.loop.create_future()
         self._transport: asyncio.Transport | None = None
-        self._attachments: dict[Attachment, None] = {}
+        self._attachments: dict[LinkSession, None] = {}
         self._when_lost: list[Callable[[], None]] = []
         self._waiting_to_write: deque[asyncio.Future[None]] = deque()
         self._flushing = False
@@ -100,10 +100,10 @@ class Wire(asyncio.Protocol):
 
     # --- for the attachments -----------------------------------------------------------------------------------
 
-    def add(self, attachment: Attachment) -> None:
+    def add(self, attachment: LinkSession) -> None:
         self._attachments[attachment] = None
 
-    def remove(self, attachment: Attachment) -> None:
+    def remove(self, attachment: LinkSession) -> None:
         self._attachments.pop(attachment, None)
 
     def when_lost(self, call: Callable[[], None]) -> None:
@@ -208,7 +208,7 @@ class Wire(asyncio.Protocol):
                 if not self.opened.done():
                     self.opened.set_result(None)
             case ConnectionClosed():
-                self._fail(error_of(event.error, f"{self.peer} closed the connection"))
+                self._fail(peer_error(event.error, f"{self.peer} closed the connection"))
             case LinkAttached():
                 event.link.refuse(Error("amqp:not-allowed", "this client takes no links"))
             case SessionBegun() | SaslReceived():

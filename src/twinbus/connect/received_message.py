@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from twinbus.amqp.message_sections import Header, Properties, Sections, split
-from twinbus.connect.encoding import to_datetime
+from twinbus.connect.message_encoding import to_datetime
 from twinbus.message import BodyType, MessageId
 
 if TYPE_CHECKING:
-    from twinbus.connect.receiving import ReceivingLink
+    from twinbus.connect.receiver import ReceiverLink
 
 
 class MessageState(IntEnum):
@@ -44,7 +44,7 @@ class ReceivedMessage:
         self,
         raw: bytes,
         token: bytes | None,
-        link: ReceivingLink | None = None,
+        link: ReceiverLink | None = None,
         delivery_id: int = 0,
         is_settled: bool = False,
     ) -> None:
