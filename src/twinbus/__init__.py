@@ -88,6 +88,6 @@ def pair_connection_strings(
 
 def _syphon(primary: Any, secondary: Any, admin: Any, pair: Partnership) -> _Syphon:
     """For pairs with `enable_syphon` alone."""
-    from twinbus.syphon.embedded import ThreadPairSyphon  # noqa: PLC0415 - as above
+    from twinbus.syphon import ThreadPairSyphon  # noqa: PLC0415 - as above
 
     return ThreadPairSyphon(primary, secondary, admin, pair)

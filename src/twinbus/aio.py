@@ -14,7 +14,7 @@ from twinbus.pairing.aio_receivers import QuietReceiver
 from twinbus.pairing.calls import BacklogHandle
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_state import EntityState, Syphon
-from twinbus.syphon.embedded import AioPairSyphon
+from twinbus.syphon import AioPairSyphon
 
 __all__ = [
     "BacklogHandle",

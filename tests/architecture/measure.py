@@ -304,10 +304,8 @@ async def trace_syphon(trace: Trace, primary: str, secondary: str, queue: str) -
     """Let a running syphon move what is there, divert one message more, and trace how that one moves."""
     from azure.servicebus import ServiceBusMessage  # noqa: PLC0415
 
-    from twinbus.syphon.context import SyphonOptions  # noqa: PLC0415
-    from twinbus.syphon.discovery import Named  # noqa: PLC0415
-    from twinbus.syphon.native import NativeTransport  # noqa: PLC0415
-    from twinbus.syphon.syphon import Syphon  # noqa: PLC0415
+    from tests.syphon.fixed_queues import FixedQueues  # noqa: PLC0415
+    from twinbus.syphon import NativeTransport, Syphon, SyphonOptions  # noqa: PLC0415
 
     def divert_one() -> None:
         with diverting(primary, secondary) as (pair, sender):
@@ -325,7 +323,9 @@ async def trace_syphon(trace: Trace, primary: str, secondary: str, queue: str) -
 
     transport = NativeTransport(primary, secondary, try_timeout=10.0)
     options = SyphonOptions()
-    async with Syphon(transport, Named([queue]), primary="primary", secondary="secondary", options=options) as syphon:
+    async with Syphon(
+        transport, FixedQueues([queue]), primary="primary", secondary="secondary", options=options
+    ) as syphon:
         running = asyncio.create_task(syphon.run())
         await moved(2)
         with trace.of("one message through the syphon", only_this_thread=True):

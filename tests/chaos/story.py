@@ -13,7 +13,7 @@ from typing import Final
 
 from tests.chaos.sending import TASKS, THREADS
 from tests.chaos.syphoning import COMPLETING, FATAL, SEND_UNDER_WAY, Fate
-from twinbus.syphon.context import MoveStep
+from twinbus.syphon import MoveStep
 
 
 class Outage(Enum):

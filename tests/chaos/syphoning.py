@@ -19,25 +19,22 @@ from unittest.mock import patch
 
 from tests.chaos.entities import PRIMARY, QUEUES, SECONDARY
 from tests.chaos.logs import Log
+from tests.syphon.fixed_queues import FixedQueues
 from twinbus.ledger.ledger import Ledger
-from twinbus.syphon.context import MoveStep, SyphonOptions
-from twinbus.syphon.discovery import Named
-from twinbus.syphon.mover import Mover
-from twinbus.syphon.native import NativeDestination, NativeTransport
-from twinbus.syphon.plan import RetryPolicy
-from twinbus.syphon.syphon import Syphon
-from twinbus.syphon.transport import (
-    Backlog,
+from twinbus.syphon import (
     BacklogFailedError,
-    Credit,
-    Destination,
     HeldMessage,
-    OutgoingMessage,
-    PeekedMessage,
-    SendFailedError,
+    MoveStep,
+    NativeTransport,
+    RetryPolicy,
+    Syphon,
+    SyphonOptions,
     TimeToLive,
     Transport,
 )
+from twinbus.syphon.mover import Mover
+from twinbus.syphon.native_transport import NativeDestination
+from twinbus.syphon.transport import Backlog, Credit, Destination, OutgoingMessage, PeekedMessage, SendFailedError
 
 TRY_SECONDS: Final = 0.5
 SEND_UNDER_WAY, COMPLETING, COMPLETION_UNDER_WAY = "send under way", "completing", "completion under way"
@@ -261,7 +258,7 @@ async def _run(work: Syphoning) -> None:
     with Ledger(work.ledger, "syphon") as ledger:
         async with Syphon(
             WatchedTransport(native, watch),
-            Named(QUEUES),
+            FixedQueues(QUEUES),
             primary=PRIMARY,
             secondary=SECONDARY,
             options=options,

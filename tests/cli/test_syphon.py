@@ -18,9 +18,7 @@ from twinbus.backlog import SESSION_ID_PROPERTY, TIME_TO_LIVE_PROPERTY, FailureK
 from twinbus.cli.progress import Lines, Table, span
 from twinbus.ledger import Stage, read_ledger
 from twinbus.ledger.entries import Intent, Operation
-from twinbus.syphon.plan import Readiness
-from twinbus.syphon.plan.destinations import DestinationStatus
-from twinbus.syphon.progress import MessageCounts, Progress
+from twinbus.syphon import DestinationStatus, MessageCounts, Progress, Readiness
 from twinbus.testing import LocalNamespaces
 from twinbus.values import Char
 

@@ -16,16 +16,14 @@ from typing import Any
 
 from azure.servicebus import ServiceBusMessage
 
+from tests.syphon.fixed_queues import FixedQueues
 from twinbus import SendAvailabilityOptions, aio
 from twinbus.backlog import TRANSFER_SEGMENT, FailureKind
 from twinbus.connect import connect
 from twinbus.ledger import Ledger, Role, read_ledger
 from twinbus.ledger.entries import Intent, Metered, Operation, Outcome
 from twinbus.money import OutageKind, SyphonRuns
-from twinbus.syphon.context import SyphonOptions
-from twinbus.syphon.discovery import Named
-from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.syphon import Syphon
+from twinbus.syphon import NativeTransport, Syphon, SyphonOptions
 from twinbus.testing import LocalNamespace
 
 BACKLOG = 2
@@ -120,7 +118,7 @@ class Run:
         books = Ledger(self.ledger, Role.SYPHON)
         made = Syphon(
             transport,
-            Named(self._queues),
+            FixedQueues(self._queues),
             primary=self.story.name,
             secondary="secondary",
             options=SyphonOptions(**options),

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.simulation.loop import run
 from tests.syphon.simulation.places import (
     Entity,
@@ -29,11 +30,8 @@ from twinbus.money.outage_model import course, queues_used
 from twinbus.pairing.decide import failover
 from twinbus.pairing.decide.rotation import Rotation, choose
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.syphon import transport
-from twinbus.syphon.context import SyphonOptions
-from twinbus.syphon.discovery import Named
-from twinbus.syphon.plan import RetryPolicy, deferred
-from twinbus.syphon.syphon import Syphon
+from twinbus.syphon import RetryPolicy, Syphon, SyphonOptions, transport
+from twinbus.syphon.plan import deferred
 from twinbus.syphon.transport import PeekedMessage
 
 HOUR = timedelta(hours=1)
@@ -42,7 +40,7 @@ HOUR = timedelta(hours=1)
 def test_m4_the_habits_that_a_forecast_counts_are_those_of_the_syphon_and_the_pair() -> None:
     policy, options, scenario = RetryPolicy(), SendAvailabilityOptions(), Scenario()
     assert (policy.first_pause, policy.longest_pause) == (habits.FIRST_PAUSE, habits.LONGEST_PAUSE)
-    assert (deferred.SCAN_EVERY, transport.PAGE) == (habits.SCAN_SECONDS, habits.PAGE)
+    assert (deferred.SCAN_INTERVAL, transport.PEEK_PAGE_SIZE) == (habits.SCAN_SECONDS, habits.PAGE)
     assert scenario.long_poll.total_seconds() == SyphonOptions().poll
     assert scenario.backlog_queues == options.backlog_queue_count
     for name in ("failover_interval", "ping_interval", "ping_jitter", "backlog_check_interval"):
@@ -138,7 +136,7 @@ class Simulated:
             outage.begin, outage.end = outage.begin + start, outage.end + start
         transport = Transport(self.queues, self.entities, Life())
         syphon = Syphon(
-            transport, Named(list(self.queues)), primary="p", secondary="s", wall=wall, chance=self._chance.random
+            transport, FixedQueues(list(self.queues)), primary="p", secondary="s", wall=wall, chance=self._chance.random
         )
         running = asyncio.create_task(syphon.run())
         await asyncio.sleep(self._seconds)

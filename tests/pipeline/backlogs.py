@@ -14,6 +14,7 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
+from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.ground import ids, taken
 from twinbus.backlog import backlog_queue_path
 from twinbus.connect import connect
@@ -23,9 +24,7 @@ from twinbus.message import Message
 from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
 from twinbus.pipeline.syphon_job.lane import SyphonSource
 from twinbus.pipeline.syphon_job.messages import SyphonJob
-from twinbus.syphon.context import MoveStep
-from twinbus.syphon.discovery import Named
-from twinbus.syphon.transport import HeldMessage
+from twinbus.syphon import HeldMessage, MoveStep
 from twinbus.testing import LocalNamespace
 
 ENOUGH = 20
@@ -94,7 +93,7 @@ class Backlog:
         self, spark: SparkSession, job: SyphonJob | None = None, **options: Any
     ) -> AsyncIterator[SparkSyphon]:
         given = SparkSyphonOptions(**options)
-        async with SparkSyphon(spark, Named(self.queues), job or self.job(), given) as made:
+        async with SparkSyphon(spark, FixedQueues(self.queues), job or self.job(), given) as made:
             yield made
 
     async def arrived(self, path: str | None = None) -> Counter[str]:

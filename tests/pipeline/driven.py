@@ -22,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from tests.pipeline.backlogs import MOVES, first, is_first_try, watched
+from tests.syphon.fixed_queues import FixedQueues
 from twinbus.connect import ReceivedMessage, Receiver
 from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.jobs import following
@@ -33,9 +34,7 @@ from twinbus.pipeline.session import session, start_query
 from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
 from twinbus.pipeline.syphon_job.lane import LanePartition, LaneReader, SyphonSource
 from twinbus.pipeline.syphon_job.messages import SyphonJob
-from twinbus.syphon.context import MoveStep
-from twinbus.syphon.discovery import Named
-from twinbus.syphon.transport import HeldMessage
+from twinbus.syphon import HeldMessage, MoveStep
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 READ = "read"
@@ -192,7 +191,7 @@ def follow(spark: SparkSession, folder: Path, ledger: Path, tables: Path) -> Non
 
 async def syphoned(spark: SparkSession, told: dict[str, Any], source: type[SyphonSource]) -> int:
     options = SparkSyphonOptions(source=source, **told["options"])
-    async with SparkSyphon(spark, Named(told["queues"]), SyphonJob.of_json(told["job"]), options) as syphon:
+    async with SparkSyphon(spark, FixedQueues(told["queues"]), SyphonJob.of_json(told["job"]), options) as syphon:
         return (await syphon.run()).total.returned
 
 

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from tests.cli.syphoned import invoke
 from tests.pipeline.backlogs import MOVES, WINDOW, Backlog, killing_when_told, killing_workers, namespaces, watched
+from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.ground import numbered, until
 from twinbus.connect import connect
 from twinbus.ledger import Stage, read_ledger
@@ -26,12 +27,7 @@ from twinbus.message import Message
 from twinbus.pipeline.syphon_job.driver import BacklogPoller, SparkSyphon, SparkSyphonOptions
 from twinbus.pipeline.syphon_job.lane import LaneReader, SyphonSource
 from twinbus.pipeline.syphon_job.messages import SyphonJob
-from twinbus.syphon.context import MoveStep
-from twinbus.syphon.discovery import Named
-from twinbus.syphon.progress import Progress, ProgressCounter
-from twinbus.syphon.syphon import SyphonState
-from twinbus.syphon.syphon_ledger import SyphonLedger
-from twinbus.syphon.transport import HeldMessage
+from twinbus.syphon import HeldMessage, MoveStep, Progress, ProgressCounter, SyphonLedger, SyphonState
 from twinbus.testing import LocalNamespace
 
 pytestmark = pytest.mark.timeout(300)
@@ -102,7 +98,7 @@ async def test_d2_y2_idle_the_meter_of_the_secondary_counts_the_polls_and_two_lo
     told = {"name": "metered", "ledger": str(tmp_path / "meter"), "queues": [{"name": queue} for queue in queues]}
     with LocalNamespace("metered", config={"namespaces": [told]}) as metered:
         job = replace(backlog.job(), secondary=metered.connection_string)
-        async with SparkSyphon(spark, Named(queues), job, SparkSyphonOptions(poll=0.5)) as syphon:
+        async with SparkSyphon(spark, FixedQueues(queues), job, SparkSyphonOptions(poll=0.5)) as syphon:
             running = asyncio.create_task(syphon.run())
             await reached(running, lambda: syphon.progress().operations.get(Stage.EMPTY_RECEIVE, 0) >= 8)
             await reached(running, lambda: syphon.progress().operations.get(Stage.PEEK_BACKLOG))

@@ -10,9 +10,8 @@ import pytest
 from twinbus.backlog import FailureKind
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask, ScanResult, SyphonJob
 from twinbus.pipeline.syphon_job.planning import BatchPlanner
-from twinbus.syphon.plan import DeferredMessages, DestinationMemory, DestinationRoute, Destinations, Readiness
-from twinbus.syphon.plan.deferred import SCAN_EVERY
-from twinbus.syphon.progress import MessageCounts
+from twinbus.syphon import SCAN_INTERVAL, DestinationMemory, MessageCounts, Readiness
+from twinbus.syphon.plan import DeferredMessages, DestinationRoute, Destinations
 
 LOOKED = ScanResult(0, None, clean=True)
 
@@ -56,7 +55,7 @@ def test_d2_y2_nothing_is_planned_while_no_message_waits_and_every_queue_is_poll
     made = planner("a", "b")
     assert made.plan(20.0) is None
     assert made.polled() == {"a", "b"}
-    assert made.due(20.0) == 10.0 + SCAN_EVERY
+    assert made.due(20.0) == 10.0 + SCAN_INTERVAL
 
 
 def test_d2_a_queue_whose_poll_ended_is_drained_in_lanes_that_fill_the_cores() -> None:
@@ -102,7 +101,7 @@ def test_y5_a_new_queue_is_looked_through_once_and_every_six_hours() -> None:
     assert [one.look for one in plan.slices] == [0]
     made.reported([report("a", look=LOOKED)], 6.0)
     assert made.plan(7.0) is None
-    again = made.plan(6.0 + SCAN_EVERY)
+    again = made.plan(6.0 + SCAN_INTERVAL)
     assert again is not None
     assert [one.look for one in again.slices] == [0]
 

@@ -7,7 +7,7 @@ import pytest
 from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.sdk.private_names import SdkVersionError
-from twinbus.syphon.sdk import SdkTransport
+from twinbus.syphon import SdkTransport
 
 LACKING = """
 import sys
@@ -24,7 +24,7 @@ except OperatorError as error:
     print(error)
 """
 PAIRING = "import twinbus; twinbus.pair_connection_strings('Endpoint=sb://a/', 'Endpoint=sb://b/')"
-SYPHON = "import twinbus.syphon.sdk"
+SYPHON = "import twinbus.syphon.sdk_transport"
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.syphon.fixed_queues import FixedQueues
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.ledger.ledger import Ledger
 from twinbus.message import Message
 from twinbus.syphon.context import StepListener, SyphonOptions
-from twinbus.syphon.discovery import Named
-from twinbus.syphon.native import NativeTransport
+from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.progress import Progress
 from twinbus.syphon.syphon import Syphon
 from twinbus.testing import LocalNamespaces
@@ -85,7 +85,7 @@ class Ground:
         transport = NativeTransport(self.primary, self.secondary, try_timeout=try_timeout)
         async with Syphon(
             transport,
-            Named(queues or [self.queue]),
+            FixedQueues(queues or [self.queue]),
             primary="primary",
             secondary="secondary",
             options=SyphonOptions(**options),

@@ -26,11 +26,11 @@ from twinbus.ledger.entries import Intent, Metered, Operation, Outcome
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.recording import Recording
 from twinbus.syphon.context import SyphonOptions
-from twinbus.syphon.deadletter import DeadLetters
+from twinbus.syphon.dead_letters import DeadLetters
 from twinbus.syphon.discovery import Discovery, ListedDiscovery, ListedOrSearchedDiscovery, SearchedDiscovery
-from twinbus.syphon.native import NativeTransport
+from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.plan import RetryPolicy
-from twinbus.syphon.sdk import SdkTransport
+from twinbus.syphon.sdk_transport import SdkTransport
 from twinbus.syphon.syphon import Syphon
 from twinbus.syphon.transport import Transport
 from twinbus.testing import LocalNamespace

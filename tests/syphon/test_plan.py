@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from twinbus.backlog import FailureKind
 from twinbus.syphon.plan import (
+    SCAN_INTERVAL,
     DeferredMessages,
     DestinationRoute,
     Destinations,
@@ -15,7 +16,7 @@ from twinbus.syphon.plan import (
     Readiness,
     RetryPolicy,
 )
-from twinbus.syphon.plan.deferred import RESCAN_AFTER, SCAN_EVERY, Seen
+from twinbus.syphon.plan.deferred import RESCAN_AFTER, Seen
 from twinbus.syphon.plan.destinations import MOST
 from twinbus.syphon.progress import MOST_DESTINATIONS, OTHERS, ProgressCounter
 
@@ -236,8 +237,8 @@ class TestShelf:
         shelf.recalled(recall, 0, 12.0)
         shelf.ran_dry(20.0)
         assert shelf.scan(20.0) is None
-        assert shelf.due(20.0) == 10.0 + SCAN_EVERY
-        assert shelf.scan(10.0 + SCAN_EVERY) == 0
+        assert shelf.due(20.0) == 10.0 + SCAN_INTERVAL
+        assert shelf.scan(10.0 + SCAN_INTERVAL) == 0
 
     def test_nothing_is_brought_back_while_a_scan_is_on_nor_looked_for_while_something_is(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY))

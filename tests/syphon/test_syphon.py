@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.syphon.fixed_queues import FixedQueues
 from twinbus.connect import NEXT_AVAILABLE, connect
 from twinbus.ledger import Role, balance, read_ledger
 from twinbus.ledger.entries import Stage
@@ -18,8 +19,8 @@ from twinbus.message import Message
 from twinbus.pairing.administration import AioAdministration
 from twinbus.syphon import context
 from twinbus.syphon.context import MoveStep, SyphonOptions
-from twinbus.syphon.discovery import ListedDiscovery, Named, SearchedDiscovery
-from twinbus.syphon.native import NativeTransport
+from twinbus.syphon.discovery import ListedDiscovery, SearchedDiscovery
+from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.plan import Readiness, RetryPolicy
 from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
 from twinbus.syphon.transport import HeldMessage
@@ -367,7 +368,7 @@ async def test_y5_a_drain_whose_key_the_primary_refuses_says_so_and_ends(
     wrong = ground.primary.replace("SharedAccessKey=", "SharedAccessKey=wrong")
     transport = NativeTransport(wrong, ground.secondary)
     options = SyphonOptions(drain=True, policy=RetryPolicy(first_pause=0.1, longest_pause=0.2))
-    async with Syphon(transport, Named([ground.queue]), primary="p", secondary="s", options=options) as syphon:
+    async with Syphon(transport, FixedQueues([ground.queue]), primary="p", secondary="s", options=options) as syphon:
         with pytest.raises(PrimaryRefusesError, match=f"refuses the credential .* for {ground.orders}: 5 messages"):
             await asyncio.wait_for(syphon.run(), 30)
     told = [record for record in caplog.records if record.levelname == "ERROR"]

@@ -12,7 +12,7 @@ import pytest
 from twinbus.backlog import FailureKind
 from twinbus.ledger import Balance, Ledger, LedgerOptions, Message, Role, Stage, balance, read_ledger
 from twinbus.namespace.free_port import free_port
-from twinbus.syphon.native import NativeTransport
+from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.syphon_ledger import SyphonLedger
 from twinbus.syphon.transport import HeldMessage, OutgoingMessage, SendFailedError

@@ -22,7 +22,7 @@ from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
-    from twinbus.syphon.deadletter import Census, DeadLetter, DeadLetters
+    from twinbus.syphon import DeadLetter, DeadLetterCensus, DeadLetters
 
 # A table has to be whole before it is drawn: more are drawn one after the other.
 _ROWS: Final = 500
@@ -133,8 +133,7 @@ class _Place:
         from twinbus.backlog import primary_name  # noqa: PLC0415
         from twinbus.connect import connect  # noqa: PLC0415 - other verbs start without it
         from twinbus.ledger import Ledger, Role  # noqa: PLC0415
-        from twinbus.syphon.deadletter import DeadLetters  # noqa: PLC0415
-        from twinbus.syphon.native import NativeTransport  # noqa: PLC0415
+        from twinbus.syphon import DeadLetters, NativeTransport  # noqa: PLC0415
 
         async with AsyncExitStack() as stack:
             transport = NativeTransport(self._primary, self._secondary, try_timeout=self._seconds)
@@ -215,7 +214,7 @@ def _cursor(after: str | None) -> tuple[str, int] | None:
     return queue, int(number)
 
 
-def _bound_for(census: Census, to: str | None) -> str:
+def _bound_for(census: DeadLetterCensus, to: str | None) -> str:
     if to is not None:
         return printable(f"all for {to}")
     paths = sorted(path or "" for path in census.destinations)

@@ -18,7 +18,7 @@ from twinbus.printable import printable
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from twinbus.syphon.progress import Progress
+    from twinbus.syphon import Progress
 
 LINE_SECONDS: Final = 5.0
 TABLE_SECONDS: Final = 0.5

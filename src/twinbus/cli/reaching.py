@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from twinbus.backlog import Endpoint
     from twinbus.ledger import Ledger
     from twinbus.pairing.administration import Administration, AioAdministration
-    from twinbus.syphon.discovery import Discovery
-    from twinbus.syphon.transport import Transport
+    from twinbus.syphon import Discovery, Transport
 
 Primary = Annotated[
     str,
@@ -114,7 +113,7 @@ def discovery(
     """The backlog queues of the primary of this name, listed where the key may; the requests are in the ledger (M1)."""
     from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
     from twinbus.pairing.recording import Recording  # noqa: PLC0415
-    from twinbus.syphon.discovery import ListedDiscovery, ListedOrSearchedDiscovery, SearchedDiscovery  # noqa: PLC0415
+    from twinbus.syphon import ListedDiscovery, ListedOrSearchedDiscovery, SearchedDiscovery  # noqa: PLC0415
 
     asked = aio_administration(secondary, seconds)
     asked.recording = Recording(ledger, primary_name(endpoint("secondary", secondary)))

@@ -31,12 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from twinbus.pipeline.syphon_job.driver import SparkSyphon
-    from twinbus.syphon.context import SyphonOptions
-    from twinbus.syphon.discovery import Discovery
-    from twinbus.syphon.dry_run import DryRunResult
-    from twinbus.syphon.progress import Progress
-    from twinbus.syphon.syphon import Syphon
-    from twinbus.syphon.transport import Transport
+    from twinbus.syphon import Discovery, DryRunResult, Progress, Syphon, SyphonOptions, Transport
 
 T = TypeVar("T")
 LEFT_BEHIND = 3
@@ -119,7 +114,7 @@ def syphon(
     with told(debug=debug):
         from twinbus.connect.connection_string import ConnectionString  # noqa: PLC0415 - other verbs start without
         from twinbus.namespace import logs  # noqa: PLC0415
-        from twinbus.syphon.context import SyphonOptions  # noqa: PLC0415
+        from twinbus.syphon import SyphonOptions  # noqa: PLC0415
 
         _refuse(engine, ledger, master, lanes, dry_run=dry_run)
         reaching.refuse_same(primary, secondary)
@@ -181,7 +176,7 @@ class _Work:
     async def run(self, options: SyphonOptions, ledger: Path | None, shown: Display) -> Progress:
         from twinbus.backlog import primary_name  # noqa: PLC0415
         from twinbus.ledger import Ledger, Role  # noqa: PLC0415 - slow
-        from twinbus.syphon.syphon import Syphon  # noqa: PLC0415
+        from twinbus.syphon import Syphon  # noqa: PLC0415
 
         async with AsyncExitStack() as stack:
             transport = await self._transport(stack)
@@ -227,7 +222,7 @@ class _Work:
             return await _shown(made, shown)
 
     async def surveyed(self) -> DryRunResult:
-        from twinbus.syphon.dry_run import count_backlog  # noqa: PLC0415 - slow
+        from twinbus.syphon import count_backlog  # noqa: PLC0415 - slow
 
         async with AsyncExitStack() as stack:
             transport = await self._transport(stack)
@@ -239,10 +234,10 @@ class _Work:
 
     async def _transport(self, stack: AsyncExitStack) -> Transport:
         if self.carrier is Carrier.NATIVE:
-            from twinbus.syphon.native import NativeTransport  # noqa: PLC0415 - one or the other
+            from twinbus.syphon import NativeTransport  # noqa: PLC0415 - one or the other
 
             return NativeTransport(self.primary, self.secondary, try_timeout=self.seconds)
-        from twinbus.syphon.sdk import SdkTransport  # noqa: PLC0415
+        from twinbus.syphon import SdkTransport  # noqa: PLC0415
 
         texts = (self.primary, self.secondary)
         clients = [await stack.enter_async_context(reaching.aio_client(text)) for text in texts]

@@ -30,7 +30,7 @@ from twinbus.money import (
 from twinbus.pipeline.jobs import JOBS, history, so_far
 from twinbus.pipeline.tables import ENTRIES, Tables, parallel_queries
 from twinbus.pipeline.time_window import TimeWindow
-from twinbus.syphon.syphon_ledger import NOT_TRIED
+from twinbus.syphon import NOT_TRIED
 
 # What a namespace's meter calls the operations of an application's receivers.
 _METERED: Final = {"receive": str(Stage.RECEIVE_PRIMARY), "complete": str(Stage.COMPLETE_PRIMARY)}

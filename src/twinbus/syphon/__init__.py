@@ -1,1 +1,110 @@
-"""Moves messages from the backlog queues to the entities they were meant for (Y)."""
+"""Moves messages from the backlog queues to the entities they were meant for (Y).
+
+The names below are what other rooms use. Each loads its module on first access: a native transport loads no
+azure-servicebus, and a process that only pairs loads no pump.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from twinbus.syphon.context import EmptiedListener, MoveStep, StepListener, SyphonContext, SyphonOptions
+    from twinbus.syphon.credentials import NamespaceAccess
+    from twinbus.syphon.dead_letters import DeadLetter, DeadLetterCensus, DeadLetters, NotResubmittedError
+    from twinbus.syphon.discovery import (
+        Discovery,
+        ListedDiscovery,
+        ListedOrSearchedDiscovery,
+        RemainingMessages,
+        SearchedDiscovery,
+    )
+    from twinbus.syphon.dry_run import DestinationBacklog, DryRunResult, count_backlog
+    from twinbus.syphon.embedded import AioPairSyphon, ThreadPairSyphon
+    from twinbus.syphon.native_transport import NativeTransport
+    from twinbus.syphon.plan import (
+        SCAN_INTERVAL,
+        DestinationMemory,
+        DestinationStatus,
+        Readiness,
+        RetryPolicy,
+        destination_key,
+    )
+    from twinbus.syphon.progress import MessageCounts, Progress, ProgressCounter
+    from twinbus.syphon.pump import Pump
+    from twinbus.syphon.sdk_transport import SdkTransport
+    from twinbus.syphon.syphon import DISCOVERY_INTERVAL, PrimaryRefusesError, Syphon, SyphonBrokenError, SyphonState
+    from twinbus.syphon.syphon_ledger import NOT_TRIED, SyphonLedger
+    from twinbus.syphon.transport import PEEK_PAGE_SIZE, BacklogFailedError, HeldMessage, TimeToLive, Transport
+
+__all__ = [
+    "DISCOVERY_INTERVAL",
+    "NOT_TRIED",
+    "PEEK_PAGE_SIZE",
+    "SCAN_INTERVAL",
+    "AioPairSyphon",
+    "BacklogFailedError",
+    "DeadLetter",
+    "DeadLetterCensus",
+    "DeadLetters",
+    "DestinationBacklog",
+    "DestinationMemory",
+    "DestinationStatus",
+    "Discovery",
+    "DryRunResult",
+    "EmptiedListener",
+    "HeldMessage",
+    "ListedDiscovery",
+    "ListedOrSearchedDiscovery",
+    "MessageCounts",
+    "MoveStep",
+    "NamespaceAccess",
+    "NativeTransport",
+    "NotResubmittedError",
+    "PrimaryRefusesError",
+    "Progress",
+    "ProgressCounter",
+    "Pump",
+    "Readiness",
+    "RemainingMessages",
+    "RetryPolicy",
+    "SdkTransport",
+    "SearchedDiscovery",
+    "StepListener",
+    "Syphon",
+    "SyphonBrokenError",
+    "SyphonContext",
+    "SyphonLedger",
+    "SyphonOptions",
+    "SyphonState",
+    "ThreadPairSyphon",
+    "TimeToLive",
+    "Transport",
+    "count_backlog",
+    "destination_key",
+]
+
+_NAMES_BY_MODULE: Final = {
+    "context": "EmptiedListener MoveStep StepListener SyphonContext SyphonOptions",
+    "credentials": "NamespaceAccess",
+    "dead_letters": "DeadLetter DeadLetterCensus DeadLetters NotResubmittedError",
+    "discovery": "Discovery ListedDiscovery ListedOrSearchedDiscovery RemainingMessages SearchedDiscovery",
+    "dry_run": "DestinationBacklog DryRunResult count_backlog",
+    "embedded": "AioPairSyphon ThreadPairSyphon",
+    "native_transport": "NativeTransport",
+    "plan": "DestinationMemory DestinationStatus Readiness RetryPolicy SCAN_INTERVAL destination_key",
+    "progress": "MessageCounts Progress ProgressCounter",
+    "pump": "Pump",
+    "sdk_transport": "SdkTransport",
+    "syphon": "DISCOVERY_INTERVAL PrimaryRefusesError Syphon SyphonBrokenError SyphonState",
+    "syphon_ledger": "NOT_TRIED SyphonLedger",
+    "transport": "PEEK_PAGE_SIZE BacklogFailedError HeldMessage TimeToLive Transport",
+}
+_MODULES: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

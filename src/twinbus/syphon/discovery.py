@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from twinbus.backlog import (
@@ -202,20 +202,3 @@ class ListedOrSearchedDiscovery:
 
     async def close(self) -> None:
         await self._listed.close()
-
-
-class Named:
-    """Exactly these."""
-
-    def __init__(self, queues: Sequence[str], count: Callable[[], Awaitable[int | None]] | None = None) -> None:
-        self._queues = tuple(queues)
-        self._count = count
-
-    async def queues(self) -> Sequence[str]:
-        return self._queues
-
-    async def remaining(self) -> int | None:
-        return None if self._count is None else await self._count()
-
-    async def close(self) -> None:
-        pass

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from twinbus.syphon.discovery import Discovery
-from twinbus.syphon.transport import PAGE, Transport
+from twinbus.syphon.transport import PEEK_PAGE_SIZE, Transport
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ async def count_backlog(transport: Transport, discovery: Discovery) -> DryRunRes
         backlog = transport.backlog(queue)
         start = 0
         try:
-            while page := await backlog.peek(start, PAGE):
+            while page := await backlog.peek(start, PEEK_PAGE_SIZE):
                 for one in page:
                     found = (
                         made.nowhere

@@ -30,8 +30,8 @@ from twinbus.syphon.discovery import (
     SearchedDiscovery,
     ThreadedListedDiscovery,
 )
-from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.sdk import SdkTransport
+from twinbus.syphon.native_transport import NativeTransport
+from twinbus.syphon.sdk_transport import SdkTransport
 from twinbus.syphon.syphon import Syphon, SyphonBrokenError
 from twinbus.syphon.transport import Transport
 

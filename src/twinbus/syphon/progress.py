@@ -9,8 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from twinbus.syphon.plan import Readiness
-from twinbus.syphon.plan.destinations import DestinationStatus
+from twinbus.syphon.plan import DestinationStatus, Readiness
 
 _RATE_SECONDS: Final = 10.0
 MOST_DESTINATIONS: Final = 10_000

@@ -17,7 +17,7 @@ from twinbus.syphon.held_batch import HeldBatch, LockRenewer
 from twinbus.syphon.mover import Mover
 from twinbus.syphon.plan import DeferredMessages, Recall
 from twinbus.syphon.plan.deferred import Seen
-from twinbus.syphon.transport import PAGE, BacklogFailedError, HeldMessage
+from twinbus.syphon.transport import PEEK_PAGE_SIZE, BacklogFailedError, HeldMessage
 
 _log = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ class Pump:
     async def _peek(self, start: int) -> None:
         room = self._room
         try:
-            found = await self._backlog.peek(start, PAGE)
+            found = await self._backlog.peek(start, PEEK_PAGE_SIZE)
         except BacklogFailedError as error:
             self.shelf.uncertain(room.now())
             await self._backlog_failed(error, 1)

@@ -21,7 +21,7 @@ from twinbus.sdk.private_names import (
     Message,
     mgmt_handlers,
 )
-from twinbus.syphon.native import NativeHeld
+from twinbus.syphon.native_transport import NativeHeld
 
 
 class SdkHeld(NativeHeld):

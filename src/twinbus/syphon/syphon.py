@@ -21,8 +21,7 @@ from twinbus.errors import OperatorError, TwinbusError
 from twinbus.ledger.ledger import Ledger
 from twinbus.syphon.context import EmptiedListener, StepListener, SyphonContext, SyphonOptions, wall_clock
 from twinbus.syphon.discovery import Discovery, RemainingMessages
-from twinbus.syphon.plan import destination_key
-from twinbus.syphon.plan.destinations import DestinationStatus
+from twinbus.syphon.plan import DestinationStatus, destination_key
 from twinbus.syphon.progress import Progress, ProgressCounter
 from twinbus.syphon.pump import Pump
 from twinbus.syphon.syphon_ledger import SyphonLedger
@@ -30,7 +29,7 @@ from twinbus.syphon.transport import Transport
 
 _log = logging.getLogger(__name__)
 
-LOOK_AGAIN_SECONDS: Final = 3600.0
+DISCOVERY_INTERVAL: Final = 3600.0
 """For backlog queues that were created since."""
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
@@ -174,7 +173,7 @@ class Syphon:
             self._look_at = self._room.now() + self._pause
             self._pause = min(self._pause * 2, _LONGEST_PAUSE)
             return
-        self._look_at, self._pause = self._room.now() + LOOK_AGAIN_SECONDS, _FIRST_PAUSE
+        self._look_at, self._pause = self._room.now() + DISCOVERY_INTERVAL, _FIRST_PAUSE
         for queue in found:
             if queue not in self._pumps:
                 pump = self._pumps[queue] = Pump(queue, self._room)

@@ -14,7 +14,7 @@ from twinbus.ledger.ledger import Ledger
 from twinbus.ledger.running_operation import RunningOperation
 from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.transport import (
-    PAGE,
+    PEEK_PAGE_SIZE,
     Backlog,
     BacklogFailedError,
     Credit,
@@ -250,7 +250,7 @@ class MeteredBacklog:
         try:
             for one in doubtful:
                 if one.sequence_number > shown:
-                    seen = await self.peek(one.sequence_number, PAGE)
+                    seen = await self.peek(one.sequence_number, PEEK_PAGE_SIZE)
                     page = {message.sequence_number: message for message in seen}
                     shown = max(page, default=doubtful[-1].sequence_number)
                 if is_done(page.get(one.sequence_number)):

@@ -16,7 +16,7 @@ from twinbus.backlog import FailureKind
 from twinbus.errors import OperatorError, RetryError
 from twinbus.message import MessageId
 
-PAGE: Final = 250
+PEEK_PAGE_SIZE: Final = 250
 """Messages that are peeked at a time: what the service answers with at most."""
 TimeToLive = Literal["restart", "absolute"]
 """Y7: begins anew on the primary, or the time spent in the backlog is deducted."""

@@ -17,13 +17,11 @@ from typing import Any
 from azure.servicebus import ServiceBusMessage
 
 from tests.formats.sets import packed, write_expected
+from tests.syphon.fixed_queues import FixedQueues
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.ledger import Ledger, Role
 from twinbus.ledger.segments import OPEN
-from twinbus.syphon.context import SyphonOptions
-from twinbus.syphon.discovery import Named
-from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.syphon import Syphon
+from twinbus.syphon import NativeTransport, Syphon, SyphonOptions
 from twinbus.testing import LocalNamespaces
 
 PRIMARY = "contoso"
@@ -162,7 +160,7 @@ async def _real(ledger: Path) -> dict[str, Any]:
         with Ledger(ledger, Role.SYPHON) as book:
             async with Syphon(
                 NativeTransport(*strings),
-                Named([f"{PRIMARY}/x-servicebus-transfer/{number}" for number in range(2)]),
+                FixedQueues([f"{PRIMARY}/x-servicebus-transfer/{number}" for number in range(2)]),
                 primary=PRIMARY,
                 secondary="secondary",
                 options=SyphonOptions(drain=True),

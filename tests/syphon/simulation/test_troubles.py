@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.syphon.fixed_queues import FixedQueues
 from twinbus.backlog import FailureKind
 from twinbus.ledger import Ledger, LedgerOptions, Role, read_ledger
 from twinbus.ledger.entries import Intent, Operation, Outcome, Stage
 from twinbus.syphon.context import MoveStep, SyphonContext, SyphonOptions
-from twinbus.syphon.discovery import Named
 from twinbus.syphon.held_batch import HeldBatch
 from twinbus.syphon.mover import Mover
 from twinbus.syphon.plan import DeferredMessages
@@ -49,7 +49,7 @@ class Place:
     async def syphon(self, steps: Any = None, **options: Any) -> AsyncIterator[Syphon]:
         made = Syphon(
             _Transport(self),
-            Named(["b"]),
+            FixedQueues(["b"]),
             primary="p",
             secondary="s",
             options=SyphonOptions(**options),

@@ -10,9 +10,9 @@ import logging
 from dataclasses import dataclass
 from random import Random
 
+from tests.syphon.fixed_queues import FixedQueues
 from twinbus.backlog import FailureKind
 from twinbus.syphon.context import SyphonOptions
-from twinbus.syphon.discovery import Named
 from twinbus.syphon.plan import RetryPolicy
 from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
 
@@ -142,7 +142,7 @@ class World:
         self.lives.append(life)
         syphon = Syphon(
             SimulatedTransport(self.queues, self.entities, life),
-            Named(list(self.queues)),
+            FixedQueues(list(self.queues)),
             primary="p",
             secondary="s",
             options=SyphonOptions(

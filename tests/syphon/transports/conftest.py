@@ -16,8 +16,8 @@ from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties
 from twinbus.backlog import PATH_PROPERTY
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
-from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.sdk import SdkTransport
+from twinbus.syphon.native_transport import NativeTransport
+from twinbus.syphon.sdk_transport import SdkTransport
 from twinbus.syphon.transport import (
     Backlog,
     HeldMessage,

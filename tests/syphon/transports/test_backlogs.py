@@ -15,9 +15,9 @@ from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.backlog import PATH_PROPERTY, FailureKind
 from twinbus.ledger.entries import Stage
-from twinbus.syphon.native import NativeTransport
+from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.progress import ProgressCounter
-from twinbus.syphon.sdk import SdkTransport
+from twinbus.syphon.sdk_transport import SdkTransport
 from twinbus.syphon.syphon_ledger import MeteredBacklog, SyphonLedger
 from twinbus.syphon.transport import (
     BacklogFailedError,

@@ -23,7 +23,7 @@ from twinbus.backlog import (
 )
 from twinbus.connect import MessageState
 from twinbus.connect.tokens import make_token
-from twinbus.syphon.sdk import SdkTransport
+from twinbus.syphon.sdk_transport import SdkTransport
 from twinbus.syphon.transport import (
     CannotCarryError,
     NeverDeliverableError,

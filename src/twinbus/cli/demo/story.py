@@ -32,7 +32,7 @@ from twinbus.cli.syphon import LEFT_BEHIND, Engine
 from twinbus.errors import OperatorError
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.decide.failover import FailoverEngaged, Mode, Restored
-from twinbus.syphon.discovery import ListedDiscovery
+from twinbus.syphon import ListedDiscovery
 
 # The calm before and after; shorter where the outage is.
 _HEALTHY_SECONDS: Final = 5.0

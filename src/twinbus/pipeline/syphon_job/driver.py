@@ -26,12 +26,18 @@ from twinbus.pipeline.session import start_query
 from twinbus.pipeline.syphon_job.lane import PLAN_FILE, SyphonSource
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, SyphonJob
 from twinbus.pipeline.syphon_job.planning import BatchPlanner
-from twinbus.syphon.credentials import NamespaceAccess
-from twinbus.syphon.discovery import Discovery, RemainingMessages
-from twinbus.syphon.plan.destinations import DestinationStatus
-from twinbus.syphon.progress import Progress, ProgressCounter
-from twinbus.syphon.syphon import LOOK_AGAIN_SECONDS, SyphonBrokenError, SyphonState
-from twinbus.syphon.syphon_ledger import SyphonLedger
+from twinbus.syphon import (
+    DISCOVERY_INTERVAL,
+    DestinationStatus,
+    Discovery,
+    NamespaceAccess,
+    Progress,
+    ProgressCounter,
+    RemainingMessages,
+    SyphonBrokenError,
+    SyphonLedger,
+    SyphonState,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -226,7 +232,7 @@ class SparkSyphon:
 
     async def _wait(self) -> None:
         now = self._loop.time()
-        due = min(self._planner.due(now), self._looked_at + LOOK_AGAIN_SECONDS)
+        due = min(self._planner.due(now), self._looked_at + DISCOVERY_INTERVAL)
         if self.options.drain:
             due = min(due, self._moved_at + self.options.patience)
         told = self._paused or self._stopping or self._planned is not None
@@ -248,7 +254,7 @@ class SparkSyphon:
     async def _look(self) -> None:
         """For backlog queues; the secondary may be away: then what is known is drained, and it is asked again."""
         pause = _FIRST_PAUSE
-        while self._loop.time() >= self._looked_at + LOOK_AGAIN_SECONDS and not self._stopping:
+        while self._loop.time() >= self._looked_at + DISCOVERY_INTERVAL and not self._stopping:
             try:
                 found = await self._discovery.queues()
             except Exception as error:

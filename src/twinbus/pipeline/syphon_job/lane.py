@@ -26,13 +26,18 @@ from pyspark.sql.types import StructType
 from twinbus.errors import TwinbusError
 from twinbus.ledger import Ledger, Role
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask, ScanResult, SyphonJob
-from twinbus.syphon.context import StepListener, SyphonContext, SyphonOptions
-from twinbus.syphon.native import NativeTransport
-from twinbus.syphon.plan import RetryPolicy
-from twinbus.syphon.progress import ProgressCounter
-from twinbus.syphon.pump import Pump
-from twinbus.syphon.syphon_ledger import SyphonLedger
-from twinbus.syphon.transport import PAGE, BacklogFailedError
+from twinbus.syphon import (
+    PEEK_PAGE_SIZE,
+    BacklogFailedError,
+    NativeTransport,
+    ProgressCounter,
+    Pump,
+    RetryPolicy,
+    StepListener,
+    SyphonContext,
+    SyphonLedger,
+    SyphonOptions,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -141,7 +146,7 @@ class Lane:
         at, found, clean = start, 0, True
         try:
             while found < _MOST_FOUND and room.now() < end:
-                page = await backlog.peek(at, PAGE)
+                page = await backlog.peek(at, PEEK_PAGE_SIZE)
                 if not page:
                     self._look = ScanResult(start, None, clean)
                     return

@@ -11,9 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from twinbus.backlog import FailureKind
-from twinbus.syphon.plan import DestinationMemory, Readiness
-from twinbus.syphon.progress import MessageCounts
-from twinbus.syphon.transport import TimeToLive
+from twinbus.syphon import DestinationMemory, MessageCounts, Readiness, TimeToLive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,7 @@ from math import inf
 from typing import Final
 
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask
-from twinbus.syphon.plan import DestinationMemory, Readiness, destination_key
-from twinbus.syphon.plan.deferred import SCAN_EVERY
+from twinbus.syphon import SCAN_INTERVAL, DestinationMemory, Readiness, destination_key
 
 # Between two looks whether a queue that is being drained is empty: others may hold messages.
 _LOOK_AGAIN_SECONDS: Final = 2.0
@@ -93,7 +92,7 @@ class BatchPlanner:
                 if look.start <= least:  # those still there are among what was found, or will be
                     del one.aside[path]
             one.look = look.end
-            one.look_at = now if look.end is not None else now + SCAN_EVERY
+            one.look_at = now if look.end is not None else now + SCAN_INTERVAL
         for path, (count, least) in report.waiting.items():
             before = one.aside.get(path, (0, least))
             again = 1 if path in report.seeds and path in one.aside else 0

@@ -1,13 +1,15 @@
-"""What moves next and how (Y3, Y5–Y7): pure, so that a test can be any moment of any world.
+"""What moves next and how (Y3, Y5–Y7). Pure.
 
-`destinations` says which entities take messages now, `shelf` which messages of one backlog queue wait for which.
+`destinations` decides which entities take messages now; `deferred` remembers which messages of one backlog queue wait
+for which destination.
 """
 
-from twinbus.syphon.plan.deferred import DeferredMessages, Recall
+from twinbus.syphon.plan.deferred import SCAN_INTERVAL, DeferredMessages, Recall
 from twinbus.syphon.plan.destinations import (
     DestinationMemory,
     DestinationRoute,
     Destinations,
+    DestinationStatus,
     FailedSendAction,
     Readiness,
     RetryPolicy,
@@ -16,9 +18,11 @@ from twinbus.syphon.plan.destinations import (
 )
 
 __all__ = [
+    "SCAN_INTERVAL",
     "DeferredMessages",
     "DestinationMemory",
     "DestinationRoute",
+    "DestinationStatus",
     "Destinations",
     "FailedSendAction",
     "Readiness",

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from twinbus.syphon.plan.destinations import DestinationRoute, Destinations, destination_key
 
 LIMIT: Final = 500_000
-SCAN_EVERY: Final = 6 * 3600.0
+SCAN_INTERVAL: Final = 6 * 3600.0
 """Messages that another syphon deferred and left behind are looked for at this interval."""
 RESCAN_AFTER: Final = 900.0
 """The same, once some were found to be held by another: it may not finish with them."""
@@ -195,7 +195,7 @@ class DeferredMessages:
         if self._scanning is None and not self._out:
             if now >= self._scan_at:
                 self._scanning, self._forgotten = 0, {}
-                self._scan_at = now + SCAN_EVERY
+                self._scan_at = now + SCAN_INTERVAL
                 self._whole_scan, self._saw_something, self.clean = True, False, False
             elif (least := self._found_again_at()) is not None:
                 self._scanning, self._whole_scan = least, False

@@ -12,7 +12,7 @@ from twinbus.amqp.message_builder import message
 from twinbus.amqp.message_sections import Properties
 from twinbus.backlog import PATH_PROPERTY
 from twinbus.connect import ServiceBusConnection, connect
-from twinbus.syphon.deadletter import DeadLetter, DeadLetters, NotResubmittedError
+from twinbus.syphon.dead_letters import DeadLetter, DeadLetters, NotResubmittedError
 from twinbus.testing import LocalNamespace
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(6)]

@@ -33,7 +33,7 @@ from twinbus.sdk.handlers import (
 from twinbus.sdk.lossless_message import lossless_message
 from twinbus.sdk.private_names import check_version
 from twinbus.syphon import sdk_bytes
-from twinbus.syphon.native import TRY_SECONDS, peeked
+from twinbus.syphon.native_transport import TRY_SECONDS, peeked
 from twinbus.syphon.sdk_bytes import SdkHeld
 from twinbus.syphon.translation import translate
 from twinbus.syphon.transport import (
@@ -89,13 +89,13 @@ class SdkTransport:
                     "batch, and alone it would lose a type",
                     path,
                 )
-        return OutgoingMessage(path, held.message_id, len(raw), Content(raw, single), held)
+        return OutgoingMessage(path, held.message_id, len(raw), SdkContent(raw, single), held)
 
     async def close(self) -> None:
         await asyncio.gather(*(member.close() for member in tuple(self._members)))
 
 
-class Content(NamedTuple):
+class SdkContent(NamedTuple):
     """`single` is the SDK's own object for a message that may not fit a batch."""
 
     raw: bytes
@@ -231,7 +231,7 @@ class SdkDestination:
             refused = not begun or was_refused(error)
             raise SendFailedError(self._path, failure_kind(error), waiting, str(error), refused=refused) from error
 
-    async def _sent(self, contents: Sequence[Content], limits: LinkLimits) -> None:
+    async def _sent(self, contents: Sequence[SdkContent], limits: LinkLimits) -> None:
         first = contents[0]
         if first.single is not None and len(first.raw) + LONG_SECTION + ENVELOPE > limits.batch:
             await sdk_bytes.send_single(self._sender, first.single, self._timeout)

@@ -24,7 +24,7 @@ from twinbus.ledger.json_lines import id_text
 from twinbus.message import MessageId
 from twinbus.syphon.syphon_ledger import NOT_TRIED
 from twinbus.syphon.translation import destination_of, resubmittable
-from twinbus.syphon.transport import PAGE
+from twinbus.syphon.transport import PEEK_PAGE_SIZE
 
 _BATCH: Final = 100
 # Those that are not meant stay locked until the end: after so long without a message there is none left.
@@ -64,14 +64,14 @@ class DeadLetter:
         )
 
 
-Wanted = Callable[[DeadLetter], bool]
+DeadLetterFilter = Callable[[DeadLetter], bool]
 
 
 @dataclass(slots=True)
-class Census:
+class DeadLetterCensus:
     """How many there are of those that are wanted. `last`: by queue, how many and the last number of them."""
 
-    wanted: Wanted
+    wanted: DeadLetterFilter
     last: dict[str, tuple[int, int]] = field(default_factory=dict)
     destinations: Counter[str | None] = field(default_factory=Counter)
 
@@ -136,15 +136,15 @@ class DeadLetters:
                 await management.close()
             start = 0
 
-    async def census(self, wanted: Wanted) -> Census:
-        made = Census(wanted)
+    async def census(self, wanted: DeadLetterFilter) -> DeadLetterCensus:
+        made = DeadLetterCensus(wanted)
         async for letter in self.found():
             if wanted(letter):
                 made.count(letter)
         return made
 
     async def resubmit(
-        self, census: Census, *, to: str | None = None, tell: Callable[[DeadLetter], None] | None = None
+        self, census: DeadLetterCensus, *, to: str | None = None, tell: Callable[[DeadLetter], None] | None = None
     ) -> int:
         """Those that were counted go back into their backlog queues, for `to` where it is given. What became a dead
         letter since, these among them, is left. NotResubmittedError where not all of them are back.
@@ -171,7 +171,7 @@ class DeadLetters:
         queue: str,
         left: int,
         last: int,
-        wanted: Wanted,
+        wanted: DeadLetterFilter,
         to: str | None,
         resubmitted: Callable[[DeadLetter], None],
     ) -> None:
@@ -251,7 +251,7 @@ class DeadLetters:
     async def _peeked(self, management: Management, queue: str, start: int) -> list[ReceivedMessage]:
         began = time.monotonic()
         try:
-            page = await management.peek(start, PAGE)
+            page = await management.peek(start, PEEK_PAGE_SIZE)
         except ServiceBusError as error:
             self._told(Stage.PEEK_BACKLOG, queue, 0, began, error)
             raise
