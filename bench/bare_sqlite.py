@@ -11,7 +11,7 @@ from pathlib import Path
 
 import apsw
 
-from twinbus.namespace.engine.storage_protocol import Lane, Row
+from twinbus.namespace.engine.storage_protocol import QueueLane, Row
 
 
 def some_rows(count: int, size: int, first: int = 1, queue: int = 1) -> list[Row]:
@@ -21,7 +21,7 @@ def some_rows(count: int, size: int, first: int = 1, queue: int = 1) -> list[Row
     return [
         Row(
             queue,
-            Lane.ACTIVE,
+            QueueLane.ACTIVE,
             seq,
             seq,
             now,

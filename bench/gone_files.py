@@ -23,7 +23,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.bare_sqlite import some_rows
-from twinbus.namespace.engine.storage_protocol import PutQueue, PutRow
+from twinbus.namespace.engine.storage_protocol import PutCounters, PutRow
 from twinbus.namespace.store.files import StoreFiles
 from twinbus.namespace.store.sqlite import SqliteStore
 
@@ -50,7 +50,7 @@ def one_round(folder: Path, group: int, commits: int) -> tuple[float, float, flo
 
         def commit() -> None:
             some = [PutRow(next(rows)) for _ in range(group)]
-            store.commit([*some, PutQueue(1, some[-1].row.seq + 1, 0, 0, 0, 0, 0, 0, 0)])
+            store.commit([*some, PutCounters(1, some[-1].row.seq + 1, 0, 0, 0, 0, 0, 0, 0)])
             store.tidy()
 
         durable = seconds(commit, commits)

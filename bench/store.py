@@ -28,13 +28,13 @@ from bench.bare_sqlite import BareSqlite, some_rows
 from twinbus.namespace.engine.storage_protocol import (
     DropEntity,
     DropRow,
-    Lane,
     NextRows,
+    PutCounters,
     PutEntity,
-    PutQueue,
     PutRow,
+    QueueLane,
     Row,
-    Write,
+    StoreWrite,
 )
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.sqlite import SqliteStore
@@ -75,8 +75,8 @@ def groups_of(rows: list[Row], group: int) -> list[list[Row]]:
     return [rows[start : start + group] for start in range(0, len(rows), group)]
 
 
-def counters(next_seq: int, depth: int) -> PutQueue:
-    return PutQueue(1, next_seq, depth, 0, 0, 0, 0, depth * SIZE, 1_790_000_000_000)
+def counters(next_seq: int, depth: int) -> PutCounters:
+    return PutCounters(1, next_seq, depth, 0, 0, 0, 0, depth * SIZE, 1_790_000_000_000)
 
 
 def one_round(folder: Path, group: int, total: int, busy: bool) -> tuple[float, float, float, float]:
@@ -89,9 +89,9 @@ def one_round(folder: Path, group: int, total: int, busy: bool) -> tuple[float, 
         store = SqliteStore(Path(name) / "store.db")
         store.open()
         store.commit([PutEntity(1, "queue", "bench", "{}", 1, 1)])
-        puts: list[list[Write]] = [[*map(PutRow, part), counters(part[-1].seq + 1, part[-1].seq)] for part in rows]
-        drops: list[list[Write]] = [
-            [*(DropRow(1, Lane.ACTIVE, row.seq) for row in part), counters(total + 1, total)] for part in rows
+        puts: list[list[StoreWrite]] = [[*map(PutRow, part), counters(part[-1].seq + 1, part[-1].seq)] for part in rows]
+        drops: list[list[StoreWrite]] = [
+            [*(DropRow(1, QueueLane.ACTIVE, row.seq) for row in part), counters(total + 1, total)] for part in rows
         ]
         put = timed(lambda: commit(store, puts))
         loaded = timed(lambda: load(store))
@@ -105,7 +105,7 @@ def insert(bare: BareSqlite, parts: list[list[Row]]) -> None:
         bare.commit(part)
 
 
-def commit(store: SqliteStore, parts: Sequence[Sequence[Write]]) -> None:
+def commit(store: SqliteStore, parts: Sequence[Sequence[StoreWrite]]) -> None:
     for part in parts:
         store.commit(part)
         store.tidy()
@@ -113,7 +113,7 @@ def commit(store: SqliteStore, parts: Sequence[Sequence[Write]]) -> None:
 
 def load(store: SqliteStore) -> None:
     after = 0
-    while found := store.load(NextRows(1, Lane.ACTIVE, after, *WINDOW)):
+    while found := store.load(NextRows(1, QueueLane.ACTIVE, after, *WINDOW)):
         after = found[-1].seq
 
 

@@ -8,15 +8,15 @@ import apsw
 import pytest
 
 from tests.crash.inspection import check_file
-from twinbus.namespace.engine.storage_protocol import Lane, PutBody, PutRow, Row, Write
+from twinbus.namespace.engine.storage_protocol import PutBody, PutRow, QueueLane, Row, StoreWrite
 from twinbus.namespace.store.sqlite import SqliteStore
 
 
 def _row(seq: int, body: int | None) -> PutRow:
-    return PutRow(Row(1, Lane.ACTIVE, seq, seq, 0, None, None, None, 0, 1, None, body, b"x"))
+    return PutRow(Row(1, QueueLane.ACTIVE, seq, seq, 0, None, None, None, 0, 1, None, body, b"x"))
 
 
-def _written(data: Path, *writes: Write) -> Path:
+def _written(data: Path, *writes: StoreWrite) -> Path:
     store = SqliteStore(data / "primary.sqlite")
     store.open()
     store.commit(writes)
@@ -35,7 +35,7 @@ def test_messages_of_a_topic_are_whole_beside_those_of_queues(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("others", [(), (PutBody(9, b"x", 1), _row(9, 9))])
-def test_a_message_whose_body_is_gone_is_found(tmp_path: Path, others: tuple[Write, ...]) -> None:
+def test_a_message_whose_body_is_gone_is_found(tmp_path: Path, others: tuple[StoreWrite, ...]) -> None:
     data = _written(tmp_path / "data", *others, _row(1, None), PutBody(1, b"x", 1), _row(2, 1))
     connection = apsw.Connection(str(data / "primary.sqlite"))
     connection.execute("DELETE FROM body WHERE id = 1")

@@ -10,7 +10,7 @@ import pytest
 from tests.crash.power_loss import Disk, Loss
 from tests.namespace.store.model import Engine, Model, assert_shows
 from tests.tiers import budget
-from twinbus.namespace.engine.storage_protocol import Opened
+from twinbus.namespace.engine.storage_protocol import OpenedStore
 from twinbus.namespace.store.errors import StoreError
 from twinbus.namespace.store.sqlite import SqliteStore
 
@@ -88,7 +88,7 @@ class Machine:
         assert connection.pragma("integrity_check") == "ok"
         connection.close()
 
-    def _which(self, store: SqliteStore, opened: Opened) -> Model:
+    def _which(self, store: SqliteStore, opened: OpenedStore) -> Model:
         """The commit under way is there whole or not at all."""
         try:
             assert_shows(store, opened, self.possible)

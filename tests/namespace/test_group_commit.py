@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from twinbus.namespace.engine.storage_protocol import DropRow, Need, Opened, PutRow, Row, SessionState, Write
+from twinbus.namespace.engine.storage_protocol import (
+    DropRow,
+    OpenedStore,
+    PutRow,
+    Row,
+    StoredSessionState,
+    StoreRead,
+    StoreWrite,
+)
 from twinbus.namespace.group_commit import CONGESTED_BYTES, GroupCommit
 
 
@@ -17,20 +25,20 @@ class SlowDisk:
     inline = False
 
     def __init__(self) -> None:
-        self.commits: list[Sequence[Write]] = []
+        self.commits: list[Sequence[StoreWrite]] = []
         self.go = threading.Semaphore(0)
         self.error: Exception | None = None
         self.freed: dict[int, int] = {}
 
-    def open(self) -> Opened:
-        return Opened([], 1, 1)
+    def open(self) -> OpenedStore:
+        return OpenedStore([], 1, 1)
 
-    def load(self, need: Need) -> Any:
+    def load(self, need: StoreRead) -> Any:
         if self.error is not None:
             raise self.error
         return len(self.commits)
 
-    def commit(self, writes: Sequence[Write]) -> None:
+    def commit(self, writes: Sequence[StoreWrite]) -> None:
         assert self.go.acquire(timeout=10)
         if self.error is not None:
             raise self.error
@@ -70,7 +78,7 @@ def group_commit_on(disk: SlowDisk, failures: list[Exception] | None = None) -> 
     )
 
 
-def drop(seq: int) -> Write:
+def drop(seq: int) -> StoreWrite:
     return DropRow(1, 0, seq)
 
 
@@ -180,7 +188,7 @@ async def test_a_failed_read_is_handed_to_the_one_who_asked() -> None:
     disk.error = OSError("unreadable")
     group_commit = group_commit_on(disk)
     answer = asyncio.get_running_loop().create_future()
-    group_commit.load(SessionState(1, "s"), answer.set_result)
+    group_commit.load(StoredSessionState(1, "s"), answer.set_result)
     assert await asyncio.wait_for(answer, 10) is disk.error
     await group_commit.close()
 

@@ -32,7 +32,7 @@ from twinbus.namespace.engine.events import (
     ReceiverAttached,
     RuleChanged,
 )
-from twinbus.namespace.engine.storage_protocol import DueRows, Need
+from twinbus.namespace.engine.storage_protocol import DueRows, StoreRead
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.runtime import Mailbox, NamespaceRuntime
 from twinbus.namespace.store.interface import Store
@@ -61,7 +61,7 @@ class UnreadableStore(MemoryStore):
         self.tried = 0
         self.asked = asyncio.Event()
 
-    def load(self, need: Need) -> Any:
+    def load(self, need: StoreRead) -> Any:
         if isinstance(need, DueRows):
             self.tried += 1
             self.asked.set()

@@ -11,7 +11,7 @@ from twinbus.amqp.routing_fields import Envelope, read_envelope
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import MessagesPeeked, MessagesSent
-from twinbus.namespace.engine.storage_protocol import KnownIds, Need
+from twinbus.namespace.engine.storage_protocol import KnownIds, StoreRead
 from twinbus.namespace.engine.transactions import discharge
 from twinbus.namespace.runtime import NamespaceRuntime
 from twinbus.namespace.store.memory import MemoryStore
@@ -81,7 +81,7 @@ class OnceUnreadable(MemoryStore):
 
     failed = False
 
-    def load(self, need: Need) -> Any:
+    def load(self, need: StoreRead) -> Any:
         if isinstance(need, KnownIds) and not self.failed:
             self.failed = True
             raise OSError("unreadable")

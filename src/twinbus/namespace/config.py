@@ -25,9 +25,9 @@ from twinbus.namespace.engine.descriptions import (
     Description,
     EntityStatus,
     FalseFilter,
-    Filter,
     QueueDescription,
     RuleDescription,
+    RuleFilter,
     SqlAction,
     SqlFilter,
     SubscriptionDescription,
@@ -474,7 +474,7 @@ def own_rules(subscription: ConfigValue) -> Rules:
     for node in subscription.objects("rules"):
         node.takes("name", "sql", "correlation", "action", "parameters")
         parameters = _values(node.object("parameters"))
-        chosen: Filter = TrueFilter()
+        chosen: RuleFilter = TrueFilter()
         if node.has("sql") and node.has("correlation"):
             node.bad("has both sql and correlation: a rule has one filter")
         elif node.has("sql"):
@@ -495,7 +495,7 @@ def emulator_rules(subscription: ConfigValue) -> Rules:
         node.takes("Name", "Properties")
         properties = node.object("Properties")
         properties.takes("FilterType", "SqlFilter", "CorrelationFilter", "Action")
-        chosen: Filter = TrueFilter()
+        chosen: RuleFilter = TrueFilter()
         match properties.get("FilterType").value:
             case "Sql":
                 sql = properties.object("SqlFilter")

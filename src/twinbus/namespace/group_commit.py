@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from twinbus.namespace.engine.storage_protocol import Need, PutBody, PutRow, Write
+from twinbus.namespace.engine.storage_protocol import PutBody, PutRow, StoreRead, StoreWrite
 from twinbus.namespace.store.interface import Store
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class GroupCommit:
         self._observe = committed
         self._freed = freed
         self._loop = asyncio.get_running_loop()
-        self._open: list[Write] = []
+        self._open: list[StoreWrite] = []
         self._open_bytes = 0
         self._disk_bytes = 0
         self._group = 1
@@ -52,15 +52,15 @@ class GroupCommit:
         self._relieved: list[Callable[[], None]] = []
         self._broken: Exception | None = None
         self._threads: list[threading.Thread] = []
-        self._writes: queue.SimpleQueue[list[Write] | None] = queue.SimpleQueue()
-        self._needs: queue.SimpleQueue[tuple[Need, Callable[[Any], None]] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[list[StoreWrite] | None] = queue.SimpleQueue()
+        self._needs: queue.SimpleQueue[tuple[StoreRead, Callable[[Any], None]] | None] = queue.SimpleQueue()
         if not store.inline:
             for name, target in (("writer", self._write_forever), ("reader", self._read_forever)):
                 thread = threading.Thread(target=target, name=f"twinbus-store-{name}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
 
-    def add(self, writes: list[Write]) -> int:
+    def add(self, writes: list[StoreWrite]) -> int:
         """Put writes into the open group and return its number."""
         if self._broken is not None:
             return self._group  # which never comes to disk: what waits for it is never said
@@ -83,7 +83,7 @@ class GroupCommit:
         else:
             self._waiting[group].append(call)
 
-    def load(self, need: Need, answered: Callable[[Any], None]) -> None:
+    def load(self, need: StoreRead, answered: Callable[[Any], None]) -> None:
         """Read rows and hand the answer, or the exception that reading ended in, to `answered` on the loop."""
         if self._store.inline:
             self._loop.call_soon(answered, self._attempt(need))  # never deeper into the caller's stack
@@ -162,7 +162,7 @@ class GroupCommit:
         self._idle.set()
         self._failed(error)
 
-    def _attempt(self, need: Need) -> Any:
+    def _attempt(self, need: StoreRead) -> Any:
         try:
             return self._store.load(need)
         except Exception as error:  # handed to the decision that asked, on the loop

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from twinbus.clock import Clock
 from twinbus.ledger.ledger import Ledger
 from twinbus.namespace.engine.effects import Meter
-from twinbus.namespace.engine.registry import Namespace
+from twinbus.namespace.engine.registry import EntityRegistry
 from twinbus.namespace.resources import Resources
 
 _COMMIT_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -125,7 +125,7 @@ _STATES: Final = ("active", "deferred", "scheduled", "dead_letter", "transfer", 
 class DepthCollector(Collector):
     """Gauges that cost nothing until they are read."""
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: EntityRegistry) -> None:
         self._namespace = namespace
 
     def collect(self) -> Iterator[Metric]:

@@ -14,22 +14,22 @@ from twinbus.clock import Clock
 from twinbus.namespace.engine.descriptions import Description, EntityInfo
 from twinbus.namespace.engine.effects import (
     AcceptSession,
-    Answer,
-    Decision,
+    AnswerRequest,
     Deliver,
     DetachReceiver,
     Drain,
     Effect,
+    EngineDecision,
     ForgetEntity,
     Meter,
+    PendingDecision,
     Refusal,
-    Step,
 )
-from twinbus.namespace.engine.events import Event, TimerFired
+from twinbus.namespace.engine.events import EntityTimerFired, Event
 from twinbus.namespace.engine.forwarding import forward
 from twinbus.namespace.engine.queue import Queue
-from twinbus.namespace.engine.receive_state import Feed
-from twinbus.namespace.engine.registry import Entity, Family, Namespace
+from twinbus.namespace.engine.receive_state import DeliveryLane
+from twinbus.namespace.engine.registry import Entity, EntityRegistry, RootEntity
 from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.namespace.group_commit import GroupCommit
 from twinbus.namespace.meter import OperationMeter
@@ -49,9 +49,9 @@ class Mailbox:
 
     __slots__ = ("busy", "family", "group", "rests_until", "timer", "timer_at", "waiting")
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: RootEntity) -> None:
         self.family = family
-        self.waiting: deque[tuple[Callable[[int], Decision | None], Any]] = deque()
+        self.waiting: deque[tuple[Callable[[int], PendingDecision | None], Any]] = deque()
         """How each decision begins, or None: then the family is held, and whoever holds it goes on."""
         self.busy = False
         self.group = 0
@@ -101,11 +101,11 @@ class NamespaceRuntime:
         self._meter = meter
         self._loop = asyncio.get_running_loop()
         self._store = store
-        self.namespace = Namespace(store.open(), new_token=new_token)
+        self.namespace = EntityRegistry(store.open(), new_token=new_token)
         self.group_commit = GroupCommit(
             store, failed=failed, committed=meter.commit_seconds.observe, freed=self.namespace.free
         )
-        self._boxes: dict[Family, Mailbox] = {}
+        self._boxes: dict[RootEntity, Mailbox] = {}
         for family in self.namespace.families():
             self._arm(self._box(family))
         self._forwards_soon = False
@@ -135,7 +135,7 @@ class NamespaceRuntime:
         else:
             self.group_commit.when(box.group, call)
 
-    def submit_together(self, entities: Iterable[Entity], begin: Callable[[int], Decision], reply: Any) -> None:
+    def submit_together(self, entities: Iterable[Entity], begin: Callable[[int], PendingDecision], reply: Any) -> None:
         """Let one decision be made over several entities, all of it or nothing: `reply` is told if it fails."""
         # Always in the same order, so that two that wait for each other's families cannot be.
         families = {entity.family.counters.queue: entity.family for entity in entities}
@@ -203,7 +203,7 @@ class NamespaceRuntime:
         self.submit(entity, event(done.set_result))
         return await done
 
-    async def _administer(self, path: str, decide: Callable[[int], Decision | Refusal]) -> EntityInfo | Refusal:
+    async def _administer(self, path: str, decide: Callable[[int], PendingDecision | Refusal]) -> EntityInfo | Refusal:
         entity = self.namespace.find(path)
         before = self.namespace.info(path)
         if entity is None or before is None:
@@ -211,11 +211,11 @@ class NamespaceRuntime:
         box = self._box(entity.family)
         done: asyncio.Future[Refusal | None] = self._loop.create_future()
 
-        def begin(now: int) -> Decision:
+        def begin(now: int) -> PendingDecision:
             decision = decide(now)
             refusal = decision if isinstance(decision, Refusal) else None
-            step = Step() if isinstance(decision, Refusal) else (yield from decision)
-            step.effects.append(Answer(done.set_result, refusal))
+            step = EngineDecision() if isinstance(decision, Refusal) else (yield from decision)
+            step.effects.append(AnswerRequest(done.set_result, refusal))
             return step
 
         if box.busy:
@@ -232,13 +232,13 @@ class NamespaceRuntime:
 
     # --- one decision after the other --------------------------------------------------------------------------
 
-    def _box(self, family: Family) -> Mailbox:
+    def _box(self, family: RootEntity) -> Mailbox:
         box = self._boxes.get(family)
         if box is None:
             box = self._boxes[family] = Mailbox(family)
         return box
 
-    def _run(self, box: Mailbox, decision: Decision, reply: Any) -> None:
+    def _run(self, box: Mailbox, decision: PendingDecision, reply: Any) -> None:
         while True:
             if not self._proceed(box, decision, None, reply):
                 return
@@ -251,7 +251,7 @@ class NamespaceRuntime:
                 return
             decision = begun
 
-    def _proceed(self, box: Mailbox, decision: Decision, answer: Any, reply: Any) -> bool:
+    def _proceed(self, box: Mailbox, decision: PendingDecision, answer: Any, reply: Any) -> bool:
         """Take a decision as far as it goes without rows; True once it is carried out."""
         # Busy until it is carried out: what the effects submit waits in line, or it would be decided in between.
         box.busy = True
@@ -293,7 +293,7 @@ class NamespaceRuntime:
         else:
             self._arm(box)
 
-    def _seize(self, box: Mailbox, go_on: Callable[[], None]) -> Decision | None:
+    def _seize(self, box: Mailbox, go_on: Callable[[], None]) -> PendingDecision | None:
         """Hold a family whose turn it is. What comes then does not come in the midst of the family's own loop."""
         box.busy = True
         self._loop.call_soon(go_on)
@@ -317,14 +317,14 @@ class NamespaceRuntime:
         for source, feed, target in self.namespace.forwards():
             self._forward_one(source, feed, target)
 
-    def _forward_one(self, source: Queue | Subscription, feed: Feed, target: Queue | Topic | None) -> None:
+    def _forward_one(self, source: Queue | Subscription, feed: DeliveryLane, target: Queue | Topic | None) -> None:
         def failed(_: Refusal) -> None:
             self._loop.call_later(_REST_MS / 1000, self._forward_one, source, feed, target)
 
         both = (source,) if target is None else (source, target)
         self.submit_together(both, lambda now: forward(source, feed, target, now), failed)
 
-    def _carry_out(self, box: Mailbox, step: Step) -> None:
+    def _carry_out(self, box: Mailbox, step: EngineDecision) -> None:
         if step.writes:
             box.group = self.group_commit.add(step.writes)
         effects = step.effects
@@ -340,7 +340,7 @@ class NamespaceRuntime:
         for effect in effects:
             try:
                 match effect:
-                    case Answer():
+                    case AnswerRequest():
                         if effect.reply is not None:  # nobody asked: the registry's own events
                             effect.reply(effect.result)
                     case Deliver():
@@ -383,14 +383,14 @@ class NamespaceRuntime:
         if at > self._clock.now():
             self._arm(box)
         elif not box.busy:
-            self._run(box, box.family.advance(TimerFired(), self._clock.now()), None)
+            self._run(box, box.family.advance(EntityTimerFired(), self._clock.now()), None)
         # A busy family looks at its timer when it is done.
 
 
-def _answering(call: Callable[[], None]) -> Decision:
+def _answering(call: Callable[[], None]) -> PendingDecision:
     """A decision that changes nothing; `call` is its answer."""
     yield from ()
-    return Step(effects=[Answer(lambda _: call(), None)])
+    return EngineDecision(effects=[AnswerRequest(lambda _: call(), None)])
 
 
 def _gone(path: str) -> Refusal:

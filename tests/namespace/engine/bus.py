@@ -16,19 +16,19 @@ from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import Description, QueueDescription
 from twinbus.namespace.engine.effects import (
     AcceptSession,
-    Answer,
-    Decision,
+    AnswerRequest,
     Deliver,
     DetachReceiver,
     Drain,
+    EngineDecision,
     Meter,
-    Operation,
+    MeteredOperation,
+    PendingDecision,
     Refusal,
-    Step,
 )
 from twinbus.namespace.engine.forwarding import forward
-from twinbus.namespace.engine.registry import Entity, Namespace
-from twinbus.namespace.engine.storage_protocol import PutQueue, Row
+from twinbus.namespace.engine.registry import Entity, EntityRegistry
+from twinbus.namespace.engine.storage_protocol import PutCounters, Row
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.values import Symbol, Timestamp
 
@@ -140,7 +140,7 @@ class Bus:
     def restart(self) -> None:
         """The process is gone with all it held in memory; what was committed is there."""
         limits = {} if self._hot_bytes is None else {"hot_bytes": self._hot_bytes}
-        self.namespace = Namespace(self.store.open(), new_token=self.token, **limits)
+        self.namespace = EntityRegistry(self.store.open(), new_token=self.token, **limits)
 
     def token(self) -> bytes:
         return next(self._tokens).to_bytes(16, "big")
@@ -161,19 +161,19 @@ class Bus:
         self.settle()
         return answer
 
-    def carry_out(self, decision: Decision) -> Step:
+    def carry_out(self, decision: PendingDecision) -> EngineDecision:
         answer = None
         while True:
             try:
                 need = decision.send(answer)
             except StopIteration as decided:
-                step: Step = decided.value
+                step: EngineDecision = decided.value
                 self.apply(step)
                 return step
             self.needs.append(need)
             answer = self.store.load(need)
 
-    def fail(self, decision: Decision) -> None:
+    def fail(self, decision: PendingDecision) -> None:
         """Every read fails from here on; what was decided all the same is carried out."""
         next(decision)
         while True:
@@ -183,14 +183,14 @@ class Bus:
                 self.apply(decided.value)
                 return
 
-    def apply(self, step: Step) -> None:
-        touched = [write.queue for write in step.writes if isinstance(write, PutQueue)]
+    def apply(self, step: EngineDecision) -> None:
+        touched = [write.queue for write in step.writes if isinstance(write, PutCounters)]
         assert len(touched) == len(set(touched)), "counters are written once per queue and step"
         self.store.commit(step.writes)
         self.namespace.free(self.store.take_freed())
         for effect in step.effects:
             match effect:
-                case Answer(reply, result):
+                case AnswerRequest(reply, result):
                     self.answers.append(result)
                     if callable(reply):
                         reply(result)
@@ -217,7 +217,7 @@ class Bus:
                     continue
                 return
             for family in due:
-                self.carry_out(family.advance(events.TimerFired(), self.now))
+                self.carry_out(family.advance(events.EntityTimerFired(), self.now))
         raise AssertionError("timers fire without end")
 
     def wait(self, milliseconds: int, look: Callable[[], None] = lambda: None) -> None:
@@ -307,7 +307,7 @@ class Bus:
         self.tell(path, events.ReceiverDetached(receiver))
 
     def settle_tokens(
-        self, path: str, tokens: Sequence[bytes], outcome: events.Outcome, session: str | None = None
+        self, path: str, tokens: Sequence[bytes], outcome: events.MessageOutcome, session: str | None = None
     ) -> list[Refusal | None]:
         answer: list[Refusal | None] = self.tell(path, events.MessagesSettled("reply", tuple(tokens), outcome, session))
         return answer
@@ -330,7 +330,7 @@ class Bus:
         assert info is not None
         return info.counts.active, info.counts.deferred, info.counts.scheduled, info.counts.dead_letter
 
-    def metered(self, operation: Operation) -> int:
+    def metered(self, operation: MeteredOperation) -> int:
         return sum(meter.count for meter in self.meters if meter.operation is operation)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.namespace.engine.deadline_heap import Deadlines
+from twinbus.namespace.engine.deadline_heap import DeadlineHeap
 
 operations = st.lists(
     st.one_of(
@@ -19,7 +19,7 @@ operations = st.lists(
 
 @given(operations)
 def test_deadlines_come_in_the_order_of_their_last_setting(steps: list[tuple[str, int, int]]) -> None:
-    deadlines: Deadlines[int] = Deadlines()
+    deadlines: DeadlineHeap[int] = DeadlineHeap()
     plain: dict[int, int] = {}
     for kind, key, at in steps:
         if kind == "set":
@@ -36,7 +36,7 @@ def test_deadlines_come_in_the_order_of_their_last_setting(steps: list[tuple[str
 
 
 def test_a_hundred_thousand_settled_locks_leave_nothing_behind() -> None:
-    deadlines: Deadlines[int] = Deadlines()
+    deadlines: DeadlineHeap[int] = DeadlineHeap()
     deadlines.set(-1, 0)
     for number in range(100_000):
         deadlines.set(number, number)

@@ -15,7 +15,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.engine.effects import Operation, Refusal
+from twinbus.namespace.engine.effects import MeteredOperation, Refusal
 from twinbus.namespace.engine.forwarding import forward
 from twinbus.namespace.engine.settlement import hops_of, properties_of
 from twinbus.namespace.engine.topic import Topic
@@ -133,8 +133,8 @@ def test_a_circle_of_dead_letters_ends() -> None:
     bus.send("a", "broken")
     for _ in range(2):
         for path in ("a", "b"):
-            bus.settle_tokens(path, bus.receive(path).tokens, events.DeadLetter("broken"))
-    bus.settle_tokens("a", bus.receive("a").tokens, events.DeadLetter("broken"))
+            bus.settle_tokens(path, bus.receive(path).tokens, events.MoveToDeadLetter("broken"))
+    bus.settle_tokens("a", bus.receive("a").tokens, events.MoveToDeadLetter("broken"))
     assert transferred(bus, "a") == [("broken", "MaxTransferHopCountExceeded")]
 
 
@@ -163,7 +163,7 @@ def test_a_dead_letter_whose_properties_cannot_be_read_is_forwarded_as_it_is() -
     bus = Bus(queue("graves"), queue("q", forward_dead_letters_to="graves"))
     key_that_is_no_text = b"\x00\x53\x74\xc1\x05\x02\xa1\x01\xff\x40"
     bus.send("q", read_envelope(key_that_is_no_text + message(data=b"m")))
-    bus.settle_tokens("q", bus.receive("q").tokens, events.DeadLetter("why"))
+    bus.settle_tokens("q", bus.receive("q").tokens, events.MoveToDeadLetter("why"))
     assert bus.receive("graves").bodies == ["m"]
 
 
@@ -214,7 +214,7 @@ def test_transfer_dead_letters_are_settled_deferred_peeked_and_survive_a_restart
 def test_dead_letters_are_forwarded_with_their_reason_and_where_they_come_from() -> None:
     bus = Bus(queue("graves"), queue("q", forward_dead_letters_to="graves"))
     bus.send("q", envelope("a", properties={"kept": 1}))
-    bus.settle_tokens("q", bus.receive("q").tokens, events.DeadLetter("broken", "so it is"))
+    bus.settle_tokens("q", bus.receive("q").tokens, events.MoveToDeadLetter("broken", "so it is"))
     (row,) = bus.receive("graves").rows
     sections = split(row.raw)
     expected = {"kept": 1, "DeadLetterReason": "broken", "DeadLetterErrorDescription": "so it is"}
@@ -279,7 +279,7 @@ def test_a_scheduled_message_is_forwarded_when_it_is_due() -> None:
 def test_each_hop_is_metered_as_a_send() -> None:
     bus = forwarding_bus()
     bus.send("source", "a")
-    assert bus.metered(Operation.SEND) == 2
+    assert bus.metered(MeteredOperation.SEND) == 2
 
 
 def test_nobody_receives_from_a_forwarding_entity_but_its_dead_letters_are_open() -> None:

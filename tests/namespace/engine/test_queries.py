@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twinbus.namespace.engine import events
-from twinbus.namespace.engine.effects import Operation
+from twinbus.namespace.engine.effects import MeteredOperation
 from twinbus.values import Condition
 
 from .bus import Bus, envelope, queue, text_of
@@ -21,14 +21,14 @@ def test_peeking_shows_what_is_active_held_deferred_and_scheduled_by_number() ->
     assert [text_of(row) for row in bus.peek("q", 2, 2)] == ["held", "active"]
     assert bus.peek("q", count=0) == []
     assert len(receiver.deliveries) == 2
-    assert bus.metered(Operation.PEEK) == 3
+    assert bus.metered(MeteredOperation.PEEK) == 3
 
 
 def test_peeking_the_dead_letter_queue_shows_dead_letters_only() -> None:
     bus = Bus(queue())
     bus.send("q", "dead", "alive")
     first, _ = bus.receive("q").tokens
-    bus.settle_tokens("q", [first], events.DeadLetter())
+    bus.settle_tokens("q", [first], events.MoveToDeadLetter())
     assert [text_of(row) for row in bus.peek("q", dead=True)] == ["dead"]
     assert [text_of(row) for row in bus.peek("q")] == ["alive"]
 
@@ -62,7 +62,7 @@ def test_a_deferred_message_is_received_by_its_number(peek_lock: bool, dead: boo
     bus.send("q", "a", "b", "c")
     tokens = bus.receive("q").tokens
     if dead:
-        bus.settle_tokens("q", tokens, events.DeadLetter())
+        bus.settle_tokens("q", tokens, events.MoveToDeadLetter())
         tokens = bus.receive("q", dead=True).tokens
     bus.settle_tokens("q", tokens, events.Defer())
     assert bus.receive("q", dead=dead).bodies == []
@@ -75,7 +75,7 @@ def test_a_deferred_message_is_received_by_its_number(peek_lock: bool, dead: boo
     else:
         assert {(token, until) for _, token, until in received} == {(None, None)}
     assert sum(bus.counts("q")) == 1
-    assert bus.metered(Operation.RECEIVE_DEFERRED) == 2
+    assert bus.metered(MeteredOperation.RECEIVE_DEFERRED) == 2
 
 
 def test_a_request_for_a_number_that_is_not_deferred_takes_nothing() -> None:
@@ -113,7 +113,7 @@ def test_deleting_a_batch_spares_held_and_younger_messages(dead: bool, hot_bytes
     bus.wait(10)
     bus.send("q", "young")
     if dead:
-        bus.settle_tokens("q", bus.receive("q").tokens, events.DeadLetter())
+        bus.settle_tokens("q", bus.receive("q").tokens, events.MoveToDeadLetter())
     receiver = bus.receiver("q", 1, dead=dead)
     assert bus.tell("q", events.BatchDeleted("reply", 2, bus.now, dead)) == 2
     assert bus.tell("q", events.BatchDeleted("reply", 100, bus.now, dead)) == 2

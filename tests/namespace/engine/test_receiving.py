@@ -6,7 +6,7 @@ import pytest
 
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus
-from twinbus.namespace.engine.effects import Operation
+from twinbus.namespace.engine.effects import MeteredOperation
 from twinbus.namespace.engine.storage_protocol import NextRows
 from twinbus.values import Condition
 
@@ -54,7 +54,7 @@ def test_a_dead_letter_receiver_and_a_plain_one_do_not_mix() -> None:
     bus.send("q", "a", "b")
     assert dead.bodies == []
     [first, _] = bus.receive("q").tokens
-    bus.settle_tokens("q", [first], events.DeadLetter())
+    bus.settle_tokens("q", [first], events.MoveToDeadLetter())
     assert dead.bodies == ["a"]
 
 
@@ -85,10 +85,10 @@ def test_a_receive_that_brought_nothing_is_metered_once_per_grant() -> None:
     receiver = bus.receiver("q", 5)
     bus.wait(15 * 60_000)
     bus.tell("q", events.CreditGranted(receiver, 5, True))
-    assert bus.metered(Operation.RECEIVE_EMPTY) == 1
+    assert bus.metered(MeteredOperation.RECEIVE_EMPTY) == 1
     bus.tell("q", events.CreditGranted(receiver, 6, False))
     bus.detach("q", receiver)
-    assert bus.metered(Operation.RECEIVE_EMPTY) == 2
+    assert bus.metered(MeteredOperation.RECEIVE_EMPTY) == 2
 
 
 def test_a_grant_after_one_that_brought_something_can_be_empty() -> None:
@@ -97,7 +97,7 @@ def test_a_grant_after_one_that_brought_something_can_be_empty() -> None:
     bus.send("q", "m")
     bus.tell("q", events.CreditGranted(receiver, 2, False))
     bus.tell("q", events.CreditGranted(receiver, 2, True))
-    assert bus.metered(Operation.RECEIVE_EMPTY) == 1
+    assert bus.metered(MeteredOperation.RECEIVE_EMPTY) == 1
 
 
 def test_a_receive_that_brought_something_is_not_empty() -> None:
@@ -106,15 +106,15 @@ def test_a_receive_that_brought_something_is_not_empty() -> None:
     bus.send("q", "m")
     bus.tell("q", events.CreditGranted(receiver, 5, True))
     bus.detach("q", receiver)
-    assert bus.metered(Operation.RECEIVE_EMPTY) == 0
-    assert bus.metered(Operation.RECEIVE) == 1
+    assert bus.metered(MeteredOperation.RECEIVE_EMPTY) == 0
+    assert bus.metered(MeteredOperation.RECEIVE) == 1
 
 
 def test_taking_credit_back_ends_the_grant() -> None:
     bus = Bus(queue())
     receiver = bus.receiver("q", 5)
     bus.tell("q", events.CreditGranted(receiver, 0, True))
-    assert bus.metered(Operation.RECEIVE_EMPTY) == 1
+    assert bus.metered(MeteredOperation.RECEIVE_EMPTY) == 1
     assert receiver.drained == 1
     bus.send("q", "m")
     assert receiver.deliveries == []

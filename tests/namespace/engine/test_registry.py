@@ -154,7 +154,11 @@ def test_a_session_receiver_of_a_removed_entity_is_detached_and_other_events_are
     receiver = Receiver()
     bus.tell(entity, events.SessionReceiverAttached(receiver, None, bus.now, True))
     assert condition(receiver.refusal) is Condition.NOT_FOUND
-    for event in (events.TimerFired(), events.ReceiverDetached(receiver), events.CreditGranted(receiver, 1, False)):
+    for event in (
+        events.EntityTimerFired(),
+        events.ReceiverDetached(receiver),
+        events.CreditGranted(receiver, 1, False),
+    ):
         assert bus.carry_out(entity.advance(event, bus.now)).writes == []
 
 

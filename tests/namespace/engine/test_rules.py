@@ -14,8 +14,8 @@ from twinbus.namespace.engine.descriptions import (
     CorrelationFilter,
     EntityStatus,
     FalseFilter,
-    Filter,
     RuleDescription,
+    RuleFilter,
     SqlAction,
     SqlFilter,
     SubscriptionDescription,
@@ -33,7 +33,7 @@ from .bus import Bus, envelope, overlay_of, ping, queue
 A, B, C = (f"t/Subscriptions/{name}" for name in "abc")
 
 
-def rule(name: str, condition: Filter | str = "1=1", action: str | None = None) -> RuleDescription:
+def rule(name: str, condition: RuleFilter | str = "1=1", action: str | None = None) -> RuleDescription:
     chosen = SqlFilter(condition) if isinstance(condition, str) else condition
     return RuleDescription(name, chosen, None if action is None else SqlAction(action))
 

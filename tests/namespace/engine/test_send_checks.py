@@ -12,7 +12,7 @@ from twinbus.amqp.message_sections import Properties as MessageProperties
 from twinbus.amqp.routing_fields import Envelope, read_envelope
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
-from twinbus.namespace.engine.effects import Operation
+from twinbus.namespace.engine.effects import MeteredOperation
 from twinbus.namespace.engine.storage_protocol import ForgetSeenIds, KnownIds
 from twinbus.values import Condition
 
@@ -131,9 +131,9 @@ def test_a_ping_is_accepted_metered_and_never_seen(sessions: bool) -> None:
     assert bus.send("q", ping(), envelope("real", session="s"), ping()) is None
     [number] = bus.schedule("q", ping())
     assert number > 0
-    assert bus.metered(Operation.PING) == 4
-    assert bus.metered(Operation.SEND) == 1
-    assert bus.metered(Operation.SCHEDULE) == 0
+    assert bus.metered(MeteredOperation.PING) == 4
+    assert bus.metered(MeteredOperation.SEND) == 1
+    assert bus.metered(MeteredOperation.SCHEDULE) == 0
     bus.credit("q", waiting, 5)
     assert waiting.bodies == ["real"]
     assert bus.counts("q") == (1, 0, 0, 0)
@@ -146,7 +146,7 @@ def test_a_ping_to_a_topic_reaches_no_subscription() -> None:
     bus = Bus(TopicDescription(path="t"), SubscriptionDescription(topic="t", name="s"))
     assert bus.send("t", ping()) is None
     assert bus.schedule("t", ping(), envelope(due=bus.now + 1_000)) == [2, 1]
-    assert bus.metered(Operation.PING) == 2
+    assert bus.metered(MeteredOperation.PING) == 2
     assert bus.counts("t") == (0, 0, 1, 0)
     assert bus.counts("t/subscriptions/s") == (0, 0, 0, 0)
 
@@ -163,7 +163,7 @@ def test_a_duplicate_within_the_window_is_accepted_metered_and_dropped() -> None
     for _ in range(3):
         assert bus.send("q", envelope("m", message_id="one")) is None
     assert bus.counts("q") == (1, 0, 0, 0)
-    assert bus.metered(Operation.SEND) == 3
+    assert bus.metered(MeteredOperation.SEND) == 3
 
 
 def test_two_equal_ids_of_one_batch_are_one_message() -> None:
@@ -309,7 +309,7 @@ def test_forgetting_spares_what_is_within_the_window() -> None:
     bus.send("q", envelope(message_id="young"))
     queue_id = bus.entity("q").counters.queue
     bus.wait(5_000)
-    step = bus.carry_out(bus.entity("q").advance(events.TimerFired(), bus.now))
+    step = bus.carry_out(bus.entity("q").advance(events.EntityTimerFired(), bus.now))
     assert not [write for write in step.writes if isinstance(write, ForgetSeenIds)]
     assert bus.store.load(KnownIds(queue_id, ("old", "young"), 0)) == {"old", "young"}
     bus.wait(1)

@@ -8,7 +8,7 @@ import pytest
 
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
-from twinbus.namespace.engine.effects import Operation, Refusal
+from twinbus.namespace.engine.effects import MeteredOperation, Refusal
 from twinbus.values import Condition
 
 from .bus import Bus, Receiver, envelope, queue
@@ -316,8 +316,8 @@ def test_accepting_a_session_is_metered() -> None:
     receiver = bus.session("q", None)
     bus.tell("q", events.SessionLockRenewed("reply", "red"))
     bus.detach("q", receiver)
-    assert bus.metered(Operation.ACCEPT_SESSION) == 1
-    assert bus.metered(Operation.RENEW_SESSION_LOCK) == 1
+    assert bus.metered(MeteredOperation.ACCEPT_SESSION) == 1
+    assert bus.metered(MeteredOperation.RENEW_SESSION_LOCK) == 1
 
 
 def test_a_long_session_is_delivered_whole_to_one_receiver_after_the_other() -> None:
@@ -340,7 +340,7 @@ def test_a_receiver_is_told_of_its_lost_session_though_the_next_cannot_be_found(
     holder = bus.session(path, "red")
     waiting = bus.session(path, wait=60_000)
     bus.now += 5_000
-    bus.fail(bus.entity(path).family.advance(events.TimerFired(), bus.now))
+    bus.fail(bus.entity(path).family.advance(events.EntityTimerFired(), bus.now))
     assert holder.refusal is not None
     assert holder.refusal.condition is Condition.SESSION_LOCK_LOST
     assert waiting.session is None

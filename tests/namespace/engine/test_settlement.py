@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twinbus.namespace.engine import events
-from twinbus.namespace.engine.effects import Operation
+from twinbus.namespace.engine.effects import MeteredOperation
 from twinbus.values import Condition
 
 from .bus import Bus, Receiver, overlay_of, queue, text_of
@@ -13,7 +13,7 @@ from .bus import Bus, Receiver, overlay_of, queue, text_of
 COMPLETE = events.Complete()
 ABANDON = events.Abandon()
 DEFER = events.Defer()
-DEAD_LETTER = events.DeadLetter("reason", "description")
+DEAD_LETTER = events.MoveToDeadLetter("reason", "description")
 RELEASE = events.Release()
 
 
@@ -61,7 +61,7 @@ def held_in(bus: Bus, lane: str) -> tuple[bytes, int]:
     ],
 )
 def test_a_settled_message_stands_where_its_outcome_puts_it(
-    lane: str, outcome: events.Outcome, counts: tuple[int, int, int, int]
+    lane: str, outcome: events.MessageOutcome, counts: tuple[int, int, int, int]
 ) -> None:
     bus = Bus(queue())
     token, _ = held_in(bus, lane)
@@ -99,7 +99,7 @@ def test_properties_set_by_settling_stay_within_the_limit_however_often_it_is_do
 def test_a_reason_for_dead_lettering_has_the_same_limit() -> None:
     bus = Bus(queue())
     token, _ = held_in(bus, "active")
-    [refusal] = bus.settle_tokens("q", [token], events.DeadLetter("reason", "x" * 70_000))
+    [refusal] = bus.settle_tokens("q", [token], events.MoveToDeadLetter("reason", "x" * 70_000))
     assert refusal is not None
     assert refusal.condition is Condition.ARGUMENT_OUT_OF_RANGE
     assert bus.settle_tokens("q", [token], DEAD_LETTER) == [None]
@@ -107,7 +107,7 @@ def test_a_reason_for_dead_lettering_has_the_same_limit() -> None:
 
 @pytest.mark.parametrize("lane", ["active", "deferred", "dead", "dead deferred"])
 @pytest.mark.parametrize(("outcome", "count"), [(ABANDON, 1), (RELEASE, 0)])
-def test_only_a_failed_delivery_counts(lane: str, outcome: events.Outcome, count: int) -> None:
+def test_only_a_failed_delivery_counts(lane: str, outcome: events.MessageOutcome, count: int) -> None:
     bus = Bus(queue())
     token, seq = held_in(bus, lane)
     bus.settle_tokens("q", [token], outcome)
@@ -135,7 +135,7 @@ def test_dead_lettering_tells_reason_description_and_properties() -> None:
     [token] = bus.receive("q").tokens
     bus.settle_tokens("q", [token], events.Abandon({"seen": 1}))
     [token] = bus.receive("q").tokens
-    bus.settle_tokens("q", [token], events.DeadLetter("why", "because", {"extra": True}))
+    bus.settle_tokens("q", [token], events.MoveToDeadLetter("why", "because", {"extra": True}))
     [row] = bus.receive("q", dead=True).rows
     assert overlay_of(row) == {
         "seen": 1,
@@ -146,7 +146,7 @@ def test_dead_lettering_tells_reason_description_and_properties() -> None:
 
 
 @pytest.mark.parametrize("outcome", [events.Abandon({"a": 2}), events.Defer({"a": 2})])
-def test_properties_set_by_settling_come_with_the_message(outcome: events.Outcome) -> None:
+def test_properties_set_by_settling_come_with_the_message(outcome: events.MessageOutcome) -> None:
     bus = Bus(queue())
     bus.send("q", "m")
     receiver = bus.receive("q")
@@ -204,7 +204,7 @@ def test_a_token_settles_once_and_an_unknown_one_never() -> None:
         None,
         Condition.MESSAGE_LOCK_LOST,
     ]
-    assert bus.metered(Operation.COMPLETE) == 2
+    assert bus.metered(MeteredOperation.COMPLETE) == 2
 
 
 def test_a_token_is_good_after_its_link_is_gone_until_the_lock_ends() -> None:
@@ -325,19 +325,19 @@ def test_receive_and_delete_leaves_nothing_behind(dead: bool) -> None:
 @pytest.mark.parametrize(
     ("outcome", "operation"),
     [
-        (COMPLETE, Operation.COMPLETE),
-        (ABANDON, Operation.ABANDON),
-        (DEFER, Operation.DEFER),
-        (DEAD_LETTER, Operation.DEAD_LETTER),
-        (RELEASE, Operation.RELEASE),
+        (COMPLETE, MeteredOperation.COMPLETE),
+        (ABANDON, MeteredOperation.ABANDON),
+        (DEFER, MeteredOperation.DEFER),
+        (DEAD_LETTER, MeteredOperation.DEAD_LETTER),
+        (RELEASE, MeteredOperation.RELEASE),
     ],
 )
-def test_every_settlement_is_metered_as_what_it_is(outcome: events.Outcome, operation: Operation) -> None:
+def test_every_settlement_is_metered_as_what_it_is(outcome: events.MessageOutcome, operation: MeteredOperation) -> None:
     bus = Bus(queue())
     bus.send("q", "a", "b")
     bus.settle_tokens("q", bus.receive("q").tokens, outcome)
     assert bus.metered(operation) == 2
-    assert bus.metered(Operation.RECEIVE) == 2
+    assert bus.metered(MeteredOperation.RECEIVE) == 2
 
 
 def test_many_returned_messages_are_all_delivered_again_in_order() -> None:

@@ -17,9 +17,9 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.engine.storage_protocol import BrowseRows, Lane, Row
+from twinbus.namespace.engine.storage_protocol import BrowseRows, QueueLane, Row
 from twinbus.namespace.engine.topic import Topic
-from twinbus.namespace.engine.transactions import Operation, discharge
+from twinbus.namespace.engine.transactions import TransactionOperation, discharge
 
 from .bus import Bus, envelope, queue
 
@@ -91,8 +91,8 @@ class World:
             self._held += [(path, token) for token in receiver.tokens]
             self.bus.detach(path, receiver)
 
-    def _outcome(self) -> events.Outcome:
-        return self._rng.choice((events.Complete(), events.Abandon(), events.DeadLetter("why"), events.Defer()))
+    def _outcome(self) -> events.MessageOutcome:
+        return self._rng.choice((events.Complete(), events.Abandon(), events.MoveToDeadLetter("why"), events.Defer()))
 
     def _settle(self) -> None:
         if self._held:
@@ -101,7 +101,7 @@ class World:
                 self.bus.settle_tokens(path, [token], self._outcome())
 
     def _transact(self) -> None:
-        operations: list[Operation] = []
+        operations: list[TransactionOperation] = []
         for _ in range(self._rng.randrange(1, 5)):
             path, token = self._held.pop() if self._held and self._rng.random() < 0.5 else ("", b"")
             if token and (entity := self.bus.namespace.find(path)) is not None:
@@ -135,9 +135,11 @@ class World:
         for family in self.bus.namespace.families():
             shared: dict[int, int] = {}
             for entity in family.entities:
-                need = BrowseRows(entity.counters.queue, tuple(Lane), 0, 1_000_000, 1 << 40)
+                need = BrowseRows(entity.counters.queue, tuple(QueueLane), 0, 1_000_000, 1 << 40)
                 rows: list[Row] = self.bus.store.load(need)
-                assert entity.counters.lanes == [sum(row.lane == lane for row in rows) for lane in Lane], entity.path
+                assert entity.counters.lanes == [sum(row.lane == lane for row in rows) for lane in QueueLane], (
+                    entity.path
+                )
                 assert entity.counters.size == sum(row.charge for row in rows), entity.path
                 shared |= {row.body: row.size for row in rows if row.body is not None}
             if isinstance(family, Topic):

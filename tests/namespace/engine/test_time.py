@@ -6,7 +6,7 @@ import pytest
 
 from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine import events
-from twinbus.namespace.engine.effects import Operation
+from twinbus.namespace.engine.effects import MeteredOperation
 from twinbus.namespace.engine.send_checks import time_to_live
 from twinbus.namespace.engine.storage_protocol import DueRows, ExpiredRows
 from twinbus.values import Condition
@@ -113,7 +113,9 @@ def test_a_deferred_message_expires_only_when_it_is_asked_for(dead_letters: bool
 
 
 @pytest.mark.parametrize("outcome", [events.Abandon(), events.Release(), events.Defer(), None])
-def test_a_deferred_message_that_comes_back_after_its_time_stays_deferred(outcome: events.Outcome | None) -> None:
+def test_a_deferred_message_that_comes_back_after_its_time_stays_deferred(
+    outcome: events.MessageOutcome | None,
+) -> None:
     bus = Bus(queue())
     bus.send("q", envelope("m", ttl=70_000))
     bus.settle_tokens("q", bus.receive("q").tokens, events.Defer())
@@ -244,7 +246,7 @@ def test_cancelling_takes_back_all_or_nothing() -> None:
     assert bus.counts("q") == (0, 0, 3, 0)
     assert bus.cancel("q", one, three, one) is None
     assert bus.counts("q") == (0, 0, 1, 0)
-    assert bus.metered(Operation.CANCEL_SCHEDULED) == 2
+    assert bus.metered(MeteredOperation.CANCEL_SCHEDULED) == 2
     bus.wait(1_000)
     assert bus.receive("q").bodies == ["b"]
     assert bus.cancel("q", two).condition is Condition.MESSAGE_NOT_FOUND
@@ -261,7 +263,7 @@ def test_what_has_expired_is_gone_though_what_is_due_cannot_be_read() -> None:
     bus = Bus(queue(dead_lettering_on_expiration=True))
     bus.send("q", envelope("old", ttl=1_000), envelope("due", due=bus.now + 1_000))
     bus.now += 1_000
-    decision = bus.entity("q").advance(events.TimerFired(), bus.now)
+    decision = bus.entity("q").advance(events.EntityTimerFired(), bus.now)
     need = next(decision)
     assert isinstance(need, ExpiredRows)
     assert isinstance(decision.send(bus.store.load(need)), DueRows)

@@ -15,7 +15,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.engine.effects import Operation, Refusal
+from twinbus.namespace.engine.effects import MeteredOperation, Refusal
 from twinbus.namespace.engine.storage_protocol import COPY_BYTES, PutBody, PutRow
 from twinbus.values import Condition
 
@@ -115,7 +115,7 @@ def test_a_topic_detects_duplicates_before_it_hands_them_on() -> None:
     for _ in range(2):
         bus.send("t", envelope("m", message_id="one"))
     assert bus.counts(A) == bus.counts(B) == (1, 0, 0, 0)
-    assert bus.metered(Operation.SEND) == 2
+    assert bus.metered(MeteredOperation.SEND) == 2
 
 
 def test_scheduled_messages_wait_in_the_topic_and_go_to_the_subscriptions_of_that_time() -> None:
@@ -140,7 +140,7 @@ def test_what_is_due_takes_turns_with_what_time_brings_to_subscriptions() -> Non
     bus.schedule("t", envelope("due", due=bus.now + 1_000))
     bus.now += 1_000
     for _ in range(2):  # each firing finds something expired
-        bus.carry_out(bus.entity("t").advance(events.TimerFired(), bus.now))
+        bus.carry_out(bus.entity("t").advance(events.EntityTimerFired(), bus.now))
         bus.now += 1
     assert bus.counts("t") == (0, 0, 0, 0)
     assert "due" in map(text_of, bus.peek(A))
@@ -197,7 +197,7 @@ def test_a_dead_letter_is_charged_until_it_is_gone() -> None:
     bus = topic("a", "b")
     bus.send("t", "m")
     whole = size_of(bus)
-    bus.settle_tokens(A, bus.receive(A).tokens, events.DeadLetter("why", "so"))
+    bus.settle_tokens(A, bus.receive(A).tokens, events.MoveToDeadLetter("why", "so"))
     assert size_of(bus) == whole
     bus.receive(A, dead=True, peek_lock=False)
     assert size_of(bus) == whole - COPY_BYTES
@@ -314,7 +314,7 @@ def test_a_read_that_fails_for_one_subscription_takes_nothing_from_the_others() 
     bus.send("t", "m")
     bus.receive(A)
     bus.now += 60_000  # a's lock is over and b's copy has expired
-    decision = bus.entity("t").advance(events.TimerFired(), bus.now)
+    decision = bus.entity("t").advance(events.EntityTimerFired(), bus.now)
     next(decision)
     with pytest.raises(StopIteration) as decided:
         decision.throw(OSError("disk"))

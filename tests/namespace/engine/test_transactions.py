@@ -6,15 +6,15 @@ import pytest
 
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
-from twinbus.namespace.engine.effects import Operation as Metered
+from twinbus.namespace.engine.effects import MeteredOperation as Metered
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.transactions import Operation, discharge
+from twinbus.namespace.engine.transactions import TransactionOperation, discharge
 from twinbus.values import Condition
 
 from .bus import Bus, envelope, ping, queue
 
 
-def commit(bus: Bus, *operations: Operation) -> Any:
+def commit(bus: Bus, *operations: TransactionOperation) -> Any:
     bus.answers.clear()
     bus.carry_out(discharge(operations, "reply", bus.now))
     answer = bus.answers[-1]
@@ -22,12 +22,12 @@ def commit(bus: Bus, *operations: Operation) -> Any:
     return answer
 
 
-def sent(bus: Bus, path: str, *bodies: str, **properties: Any) -> Operation:
+def sent(bus: Bus, path: str, *bodies: str, **properties: Any) -> TransactionOperation:
     messages = tuple(envelope(body, message_id=body, **properties) for body in bodies)
     return bus.entity(path), events.MessagesSent(None, messages)
 
 
-def settled(bus: Bus, path: str, token: bytes, outcome: events.Outcome | None = None) -> Operation:
+def settled(bus: Bus, path: str, token: bytes, outcome: events.MessageOutcome | None = None) -> TransactionOperation:
     return bus.entity(path), events.MessagesSettled(None, (token,), outcome or events.Complete())
 
 
@@ -40,7 +40,7 @@ def test_sends_and_settlements_of_several_entities_are_one_step() -> None:
         bus,
         settled(bus, "in", tokens[0]),
         sent(bus, "out", "x"),
-        settled(bus, "in", tokens[1], events.DeadLetter("r")),
+        settled(bus, "in", tokens[1], events.MoveToDeadLetter("r")),
         sent(bus, "t", "y"),
         sent(bus, "out", "z"),
     )

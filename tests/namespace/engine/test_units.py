@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twinbus.ledger.entries import UNIT
 from twinbus.namespace.engine import events
-from twinbus.namespace.engine.effects import Operation
+from twinbus.namespace.engine.effects import MeteredOperation
 
 from .bus import Bus, envelope, queue
 
@@ -12,35 +12,35 @@ LARGE = envelope("x" * UNIT)
 """With its properties a little more than one unit."""
 
 
-def units(bus: Bus, operation: Operation) -> int:
+def units(bus: Bus, operation: MeteredOperation) -> int:
     return sum(meter.count + meter.more_units for meter in bus.meters if meter.operation is operation)
 
 
 def test_m2_every_message_of_a_send_and_a_receive_is_rounded_up_by_itself() -> None:
     bus = Bus(queue())
     bus.send("q", "small", LARGE, "small")
-    assert units(bus, Operation.SEND) == 4
+    assert units(bus, MeteredOperation.SEND) == 4
     assert len(bus.receive("q").deliveries) == 3
-    assert units(bus, Operation.RECEIVE) == 4
+    assert units(bus, MeteredOperation.RECEIVE) == 4
 
 
 def test_m2_a_peek_is_one_operation_by_all_it_carried() -> None:
     bus = Bus(queue())
     bus.send("q", *[envelope("x" * (UNIT // 2))] * 3)
     assert len(bus.peek("q")) == 3
-    assert units(bus, Operation.PEEK) == 2
+    assert units(bus, MeteredOperation.PEEK) == 2
 
 
 def test_m2_deferred_messages_and_scheduled_ones_too() -> None:
     bus = Bus(queue())
     bus.schedule("q", envelope("x" * UNIT, due=bus.now + 1000))
-    assert units(bus, Operation.SCHEDULE) == 2
+    assert units(bus, MeteredOperation.SCHEDULE) == 2
     bus.send("q", LARGE)
     (delivery,) = bus.receive("q").deliveries
     assert delivery.token is not None
     bus.settle_tokens("q", [delivery.token], events.Defer(None))
     assert len(bus.deferred("q", delivery.row.seq)) == 1
-    assert units(bus, Operation.RECEIVE_DEFERRED) == 2
+    assert units(bus, MeteredOperation.RECEIVE_DEFERRED) == 2
 
 
 def test_m2_the_state_of_a_session_too() -> None:
@@ -49,5 +49,5 @@ def test_m2_the_state_of_a_session_too() -> None:
     bus.session("q", "s")
     bus.tell("q", events.SessionStateSet("reply", "s", b"x" * (UNIT + 1)))
     bus.tell("q", events.SessionStateRequested("reply", "s"))
-    assert units(bus, Operation.SET_SESSION_STATE) == 2
-    assert units(bus, Operation.GET_SESSION_STATE) == 2
+    assert units(bus, MeteredOperation.SET_SESSION_STATE) == 2
+    assert units(bus, MeteredOperation.GET_SESSION_STATE) == 2

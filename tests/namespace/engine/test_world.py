@@ -16,18 +16,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.storage_protocol import BrowseRows, Lane, Row
+from twinbus.namespace.engine.storage_protocol import BrowseRows, QueueLane, Row
 from twinbus.namespace.engine.topic import Topic
 from twinbus.values import Condition
 
 from .bus import Bus, Delivery, Receiver, envelope, text_of
 from .model import LANES, Holder, Message, Model
 
-OUTCOMES: dict[str, events.Outcome] = {
+OUTCOMES: dict[str, events.MessageOutcome] = {
     "complete": events.Complete(),
     "abandon": events.Abandon({"tried": True}),
     "defer": events.Defer(),
-    "dead-letter": events.DeadLetter("no good", "at all"),
+    "dead-letter": events.MoveToDeadLetter("no good", "at all"),
     "release": events.Release(),
 }
 SESSIONS = ("red", "green", "blue")
@@ -415,7 +415,7 @@ class World(RuleBasedStateMachine):
         for path in [*self.models, self.path]:
             rows = self._stored(path)
             counters = self.bus.entity(path).counters
-            assert counters.lanes == [sum(row.lane == lane for row in rows) for lane in Lane]
+            assert counters.lanes == [sum(row.lane == lane for row in rows) for lane in QueueLane]
             assert counters.size == sum(row.charge for row in rows)
             [stored] = [each.queue for each in self.bus.store.open().entities if each.queue.queue == counters.queue]
             assert stored._replace(accessed=0) == counters.put()._replace(accessed=0)

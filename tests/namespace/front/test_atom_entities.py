@@ -24,13 +24,13 @@ from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
     CorrelationFilter,
-    Counts,
     Description,
     EntityInfo,
+    EntityMessageCounts,
     EntityStatus,
-    Filter,
     QueueDescription,
     RuleDescription,
+    RuleFilter,
     SqlAction,
     SqlFilter,
     SubscriptionDescription,
@@ -144,7 +144,7 @@ def test_the_python_client_s_bare_entities_are_read(wire: Wire, client: ServiceB
     ("rule_filter", "read_as"), [(TrueRuleFilter(), TrueFilter()), (SqlRuleFilter("a = 1"), SqlFilter("a = 1"))]
 )
 def test_the_python_client_s_rules_are_read(
-    wire: Wire, client: ServiceBusAdministrationClient, rule_filter: TrueRuleFilter | SqlRuleFilter, read_as: Filter
+    wire: Wire, client: ServiceBusAdministrationClient, rule_filter: TrueRuleFilter | SqlRuleFilter, read_as: RuleFilter
 ) -> None:
     with pytest.raises(InterruptedError):
         client.create_rule("t", "s", "mine", filter=rule_filter)
@@ -316,7 +316,7 @@ infos = st.builds(
     st.integers(1, 2**41),
     st.integers(1, 2**41),
     st.integers(0, 2**41),
-    st.builds(Counts, *[st.integers(0, 10**12)] * 7),
+    st.builds(EntityMessageCounts, *[st.integers(0, 10**12)] * 7),
     st.integers(0, 1000),
 )
 

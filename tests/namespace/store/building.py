@@ -7,24 +7,24 @@ from typing import Any
 
 from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
-    Lane,
     MoveRow,
     NextRows,
-    Opened,
+    OpenedStore,
     PutBody,
+    PutCounters,
     PutEntity,
-    PutQueue,
     PutRow,
+    QueueLane,
     Row,
 )
 from twinbus.namespace.store.interface import Store
 from twinbus.namespace.store.memory import MemoryStore
 from twinbus.namespace.store.sqlite import SqliteStore
 
-ALL_LANES = tuple(Lane)
+ALL_LANES = tuple(QueueLane)
 
 
-def row(seq: int, queue: int = 1, lane: int = Lane.ACTIVE, **columns: Any) -> Row:
+def row(seq: int, queue: int = 1, lane: int = QueueLane.ACTIVE, **columns: Any) -> Row:
     """A small message, its raw bytes telling its number."""
     raw = columns.pop("raw", b"message %d" % seq)
     made = Row(queue, lane, seq, seq, 1_000, None, None, None, 0, len(raw), None, None, raw)
@@ -55,12 +55,12 @@ def entity(queue: int = 1, path: str = "orders") -> PutEntity:
     return PutEntity(queue, "queue", path, '{"max_delivery_count": 10}', 10, 20)
 
 
-def counters(queue: int = 1, next_seq: int = 1, **columns: int) -> PutQueue:
-    return PutQueue(queue, next_seq, 0, 0, 0, 0, 0, 0, 0)._replace(**columns)
+def counters(queue: int = 1, next_seq: int = 1, **columns: int) -> PutCounters:
+    return PutCounters(queue, next_seq, 0, 0, 0, 0, 0, 0, 0)._replace(**columns)
 
 
 def next_seqs(
-    store: Store, queue: int = 1, lane: int = Lane.ACTIVE, after: int = 0, session: str | None = None
+    store: Store, queue: int = 1, lane: int = QueueLane.ACTIVE, after: int = 0, session: str | None = None
 ) -> list[int]:
     return [found.seq for found in store.load(NextRows(queue, lane, after, 1_000, 1 << 30, session))]
 
@@ -85,14 +85,14 @@ class Home:
         self.path = folder / "namespace.db"
         self._kind = kind
         self.store: Store = self._made()
-        self.opened: Opened = self.store.open()
+        self.opened: OpenedStore = self.store.open()
         self.charged: Counter[int] = Counter()
         """What topics are charged for shared bodies, as far as the store has told."""
 
     def _made(self) -> Store:
         return MemoryStore() if self._kind == "memory" else SqliteStore(self.path)
 
-    def reopen(self) -> Opened:
+    def reopen(self) -> OpenedStore:
         self.store.close()
         if self._kind == "sqlite":
             self.store = self._made()

@@ -13,20 +13,20 @@ from twinbus.namespace.engine.storage_protocol import (
     DropRow,
     ForgetSeenIds,
     KnownIds,
-    Lane,
     MoveRow,
-    Opened,
+    OpenedStore,
     PutBody,
+    PutCounters,
     PutEntity,
-    PutQueue,
     PutRow,
     PutSeenId,
     PutSessionState,
+    QueueLane,
     Row,
-    SessionState,
     StoredSessions,
+    StoredSessionState,
+    StoreWrite,
     WaitingSessions,
-    Write,
 )
 from twinbus.namespace.store.interface import Store
 
@@ -53,14 +53,14 @@ class Model:
         self.topics: dict[int, int] = {}
         """Which queue is charged for a body."""
         self.entities: dict[int, PutEntity] = {}
-        self.counters: dict[int, PutQueue] = {}
+        self.counters: dict[int, PutCounters] = {}
         self.states: dict[tuple[int, str], bytes] = {}
         self.seen: dict[tuple[int, str], int] = {}
         self.floor: dict[int, int] = {}
         self.highest_queue = 0
         self.highest_body = 0
 
-    def after(self, writes: Iterable[Write]) -> Model:
+    def after(self, writes: Iterable[StoreWrite]) -> Model:
         made = copy.copy(self)
         for name, value in vars(self).items():
             setattr(made, name, copy.copy(value))
@@ -68,7 +68,7 @@ class Model:
             made.apply(write)
         return made
 
-    def apply(self, write: Write) -> None:
+    def apply(self, write: StoreWrite) -> None:
         match write:
             case PutRow(new):
                 self.rows[new[:3]] = new
@@ -81,7 +81,7 @@ class Model:
                         seq=to_seq,
                         enqueued=enqueued,
                         expires=expires,
-                        due=old.due if to_lane == Lane.SCHEDULED else None,
+                        due=old.due if to_lane == QueueLane.SCHEDULED else None,
                         delivery_count=delivery_count,
                         overlay=overlay,
                     )
@@ -89,7 +89,7 @@ class Model:
                 self.bodies[body] = raw
                 self.topics[body] = topic
                 self.highest_body = max(self.highest_body, body)
-            case PutQueue():
+            case PutCounters():
                 self.counters[write.queue] = write
             case PutEntity():
                 self.entities[write.queue] = write
@@ -114,10 +114,10 @@ class Model:
 
     def view(self, queue: int) -> View:
         rows = self.rows_of(queue)
-        listed = {kept.session for kept in rows if kept.session is not None and kept.lane <= Lane.SCHEDULED}
+        listed = {kept.session for kept in rows if kept.session is not None and kept.lane <= QueueLane.SCHEDULED}
         return View(
             rows,
-            sorted({kept.session for kept in rows if kept.session is not None and kept.lane == Lane.ACTIVE}),
+            sorted({kept.session for kept in rows if kept.session is not None and kept.lane == QueueLane.ACTIVE}),
             sorted(listed | {session for number, session in self.states if number == queue}),
             {session: self.states.get((queue, session)) for session in SESSIONS},
             {name for (number, name), at in self.seen.items() if number == queue and at >= self.floor.get(queue, 0)},
@@ -127,12 +127,12 @@ class Model:
         named = {kept.body for kept in self.rows.values() if kept.body is not None}
         return sum(len(self.bodies[body]) for body in named if self.topics[body] == topic)
 
-    def counted(self, queue: int, next_seq: int, now: int) -> PutQueue:
+    def counted(self, queue: int, next_seq: int, now: int) -> PutCounters:
         """The counters that belong to the rows there are."""
         rows = self.rows_of(queue)
-        lanes = [sum(kept.lane == lane for kept in rows) for lane in Lane]
+        lanes = [sum(kept.lane == lane for kept in rows) for lane in QueueLane]
         size = sum(kept.size for kept in rows)
-        return PutQueue._make((queue, next_seq, *lanes[:5], size, now, *lanes[5:]))
+        return PutCounters._make((queue, next_seq, *lanes[:5], size, now, *lanes[5:]))
 
 
 def seen_in(store: Store, queue: int, since: int) -> View:
@@ -141,12 +141,12 @@ def seen_in(store: Store, queue: int, since: int) -> View:
         everything(store, queue),
         store.load(WaitingSessions(queue, "", 100)),
         store.load(StoredSessions(queue, 0, 100)),
-        {session: store.load(SessionState(queue, session)) for session in SESSIONS},
+        {session: store.load(StoredSessionState(queue, session)) for session in SESSIONS},
         store.load(KnownIds(queue, IDS, since)),
     )
 
 
-def assert_shows(store: Store, opened: Opened | None, model: Model) -> None:
+def assert_shows(store: Store, opened: OpenedStore | None, model: Model) -> None:
     """The store shows what the model holds, for every queue there ever was."""
     for queue in range(1, model.highest_queue + 2):
         assert seen_in(store, queue, model.floor.get(queue, 0)) == model.view(queue)
@@ -159,7 +159,7 @@ def assert_shows(store: Store, opened: Opened | None, model: Model) -> None:
         for stored in opened.entities:
             # What queues that are gone held goes bit by bit.
             assert stored.shared_bytes >= model.shared_bytes(stored.entity.queue)
-            expiring = [kept for kept in model.rows_of(stored.entity.queue) if kept.lane == Lane.ACTIVE]
+            expiring = [kept for kept in model.rows_of(stored.entity.queue) if kept.lane == QueueLane.ACTIVE]
             assert stored.next_expiry == min(
                 (kept.expires for kept in expiring if kept.expires is not None), default=None
             )
@@ -172,9 +172,9 @@ class Engine:
         self._rng = rng
         self._now = 1_000
 
-    def commit(self, model: Model, count: int) -> tuple[list[Write], Model]:
+    def commit(self, model: Model, count: int) -> tuple[list[StoreWrite], Model]:
         """`count` random operations and the state after them."""
-        writes: list[Write] = []
+        writes: list[StoreWrite] = []
         model = model.after(())
         if not model.entities:
             self._do(model, writes, self._new_entity(model))
@@ -183,7 +183,7 @@ class Engine:
             self._do(model, writes, self._operation(model, self._rng.choice(sorted(model.entities))))
         return writes, model
 
-    def _do(self, model: Model, writes: list[Write], operation: Sequence[Write]) -> None:
+    def _do(self, model: Model, writes: list[StoreWrite], operation: Sequence[StoreWrite]) -> None:
         for write in operation:
             model.apply(write)
         touched = {write.queue for write in operation if isinstance(write, DropRow | MoveRow)}
@@ -196,14 +196,14 @@ class Engine:
             model.apply(counted)
             writes.append(counted)
 
-    def _new_entity(self, model: Model) -> list[Write]:
+    def _new_entity(self, model: Model) -> list[StoreWrite]:
         queue = model.highest_queue + 1
         return [
             PutEntity(queue, "queue", f"q{queue}", "{}", self._now, self._now),
-            PutQueue(queue, 1, 0, 0, 0, 0, 0, 0, self._now),
+            PutCounters(queue, 1, 0, 0, 0, 0, 0, 0, self._now),
         ]
 
-    def _operation(self, model: Model, queue: int) -> Sequence[Write]:
+    def _operation(self, model: Model, queue: int) -> Sequence[StoreWrite]:
         rng = self._rng
         rows = [kept for kept in model.rows.values() if kept.queue == queue]
         choice = rng.randrange(100)
@@ -214,7 +214,7 @@ class Engine:
         if choice < 80:
             return [self._move(model, rng.choice(rows))]
         if choice < 83:
-            return [DropRow(queue, rng.choice(list(Lane)), 1 << 40)]
+            return [DropRow(queue, rng.choice(list(QueueLane)), 1 << 40)]
         if choice < 88:
             state = rng.choice((None, b"", b"state %d" % self._now))
             return [PutSessionState(queue, rng.choice(SESSIONS), state, self._now)]
@@ -226,7 +226,7 @@ class Engine:
             return self._new_entity(model) if len(model.entities) < 4 else []
         return [DropEntity(queue)]
 
-    def _puts(self, model: Model, queue: int) -> list[Write]:
+    def _puts(self, model: Model, queue: int) -> list[StoreWrite]:
         rng = self._rng
         seq = model.counters[queue].next_seq
         raw = rng.randbytes(rng.choice((1, 40, 1_000, 9_000)))
@@ -245,15 +245,17 @@ class Engine:
 
     def _row(self, queue: int, seq: int, **columns: Any) -> Row:
         rng = self._rng
-        lane = rng.choice((Lane.ACTIVE, Lane.ACTIVE, Lane.ACTIVE, Lane.SCHEDULED))
-        columns["due"] = self._now + rng.randrange(9) if lane == Lane.SCHEDULED else None
+        lane = rng.choice((QueueLane.ACTIVE, QueueLane.ACTIVE, QueueLane.ACTIVE, QueueLane.SCHEDULED))
+        columns["due"] = self._now + rng.randrange(9) if lane == QueueLane.SCHEDULED else None
         columns["expires"] = rng.choice((None, self._now + rng.randrange(99)))
         return row(seq, queue, lane, session=rng.choice((None, *SESSIONS)), **columns)
 
     def _move(self, model: Model, old: Row) -> MoveRow:
         rng = self._rng
-        to_lane: int = rng.choice(list(Lane)) if old.due is None else rng.choice((Lane.ACTIVE, Lane.DEAD))
-        to_lane = old.lane if to_lane == Lane.SCHEDULED else to_lane
+        to_lane: int = (
+            rng.choice(list(QueueLane)) if old.due is None else rng.choice((QueueLane.ACTIVE, QueueLane.DEAD))
+        )
+        to_lane = old.lane if to_lane == QueueLane.SCHEDULED else to_lane
         to_seq = rng.choice((old.seq, model.counters[old.queue].next_seq))
         expires = rng.choice((old.expires, None, self._now))
         overlay = rng.choice((None, b"", b"\x00overlay"))

@@ -22,16 +22,16 @@ from twinbus.namespace.engine.storage_protocol import (
     ExpiredRows,
     ForgetSeenIds,
     KnownIds,
-    Lane,
     NextRows,
     PutBody,
-    PutQueue,
+    PutCounters,
     PutRow,
     PutSeenId,
     PutSessionState,
+    QueueLane,
     RowsBySeq,
-    SessionState,
     StoredSessions,
+    StoredSessionState,
     WaitingSessions,
 )
 from twinbus.namespace.store.errors import StoreConflictError
@@ -60,7 +60,7 @@ class TestRows:
     def test_numbers_of_64_bits_are_kept(self, home: Home) -> None:
         last = (1 << 63) - 2
         home.commit(put(last, last - 1, enqueued=last))
-        home.commit(DropRow(1, Lane.ACTIVE, last - 1))
+        home.commit(DropRow(1, QueueLane.ACTIVE, last - 1))
         assert next_seqs(home.store, after=last - 2) == [last]
 
     def test_rows_of_any_number_in_one_commit_are_all_there(self, home: Home) -> None:
@@ -74,40 +74,40 @@ class TestRows:
     def test_drops_of_runs_and_of_scattered_rows_take_exactly_those(self, home: Home) -> None:
         home.commit(put(*range(1, 101)), put(*range(1, 101), queue=2))
         gone = {*range(5, 20), 33, 47, *range(90, 101)}
-        home.commit([DropRow(1, Lane.ACTIVE, seq) for seq in sorted(gone, key=lambda seq: seq * 37 % 101)])
+        home.commit([DropRow(1, QueueLane.ACTIVE, seq) for seq in sorted(gone, key=lambda seq: seq * 37 % 101)])
         assert next_seqs(home.store) == [seq for seq in range(1, 101) if seq not in gone]
         assert next_seqs(home.store, queue=2) == list(range(1, 101))
 
     def test_drops_of_consecutive_numbers_in_several_lanes_and_queues_take_all_of_them(self, home: Home) -> None:
-        home.commit(put(1, 5), put(2, 6, lane=Lane.DEAD), put(3, 7, queue=2, lane=Lane.DEAD))
-        home.commit(DropRow(1, Lane.ACTIVE, 1), DropRow(1, Lane.DEAD, 2), DropRow(2, Lane.DEAD, 3))
-        assert everything(home.store) == [row(5), row(6, lane=Lane.DEAD)]
-        assert everything(home.store, 2) == [row(7, queue=2, lane=Lane.DEAD)]
+        home.commit(put(1, 5), put(2, 6, lane=QueueLane.DEAD), put(3, 7, queue=2, lane=QueueLane.DEAD))
+        home.commit(DropRow(1, QueueLane.ACTIVE, 1), DropRow(1, QueueLane.DEAD, 2), DropRow(2, QueueLane.DEAD, 3))
+        assert everything(home.store) == [row(5), row(6, lane=QueueLane.DEAD)]
+        assert everything(home.store, 2) == [row(7, queue=2, lane=QueueLane.DEAD)]
 
     def test_a_drop_or_move_of_a_row_that_is_not_there_does_nothing(self, home: Home) -> None:
         home.commit(put(1))
-        home.commit(DropRow(1, Lane.DEAD, 1), DropRow(1, Lane.ACTIVE, 2), move(row(9), Lane.DEAD))
+        home.commit(DropRow(1, QueueLane.DEAD, 1), DropRow(1, QueueLane.ACTIVE, 2), move(row(9), QueueLane.DEAD))
         assert everything(home.store) == [row(1)]
 
     def test_a_move_changes_its_columns_and_leaves_the_rest(self, home: Home) -> None:
         old = row(4, session="s", expires=50, raw=b"x" * 5_000)
         home.commit(PutRow(old))
-        home.commit(move(old, Lane.DEAD, enqueued=5, expires=None, delivery_count=10, overlay=b"why"))
-        moved = old._replace(lane=Lane.DEAD, enqueued=5, expires=None, delivery_count=10, overlay=b"why")
+        home.commit(move(old, QueueLane.DEAD, enqueued=5, expires=None, delivery_count=10, overlay=b"why"))
+        moved = old._replace(lane=QueueLane.DEAD, enqueued=5, expires=None, delivery_count=10, overlay=b"why")
         assert everything(home.store) == [moved]
         assert next_seqs(home.store) == []
 
     def test_a_scheduled_row_that_becomes_active_is_no_longer_due(self, home: Home) -> None:
-        old = row(4, lane=Lane.SCHEDULED, due=50)
+        old = row(4, lane=QueueLane.SCHEDULED, due=50)
         home.commit(PutRow(old))
-        home.commit(move(old, Lane.ACTIVE, 9))
-        assert everything(home.store) == [old._replace(lane=Lane.ACTIVE, seq=9, due=None)]
+        home.commit(move(old, QueueLane.ACTIVE, 9))
+        assert everything(home.store) == [old._replace(lane=QueueLane.ACTIVE, seq=9, due=None)]
         assert home.store.load(DueRows(1, 100, 10, 1_000)) == DueAnswer([], None)
 
     def test_a_scheduled_row_that_stays_scheduled_stays_due(self, home: Home) -> None:
-        old = row(4, lane=Lane.SCHEDULED, due=50)
-        home.commit(PutRow(old), move(old, Lane.SCHEDULED, delivery_count=1))
-        home.commit(move(old, Lane.SCHEDULED, delivery_count=2))
+        old = row(4, lane=QueueLane.SCHEDULED, due=50)
+        home.commit(PutRow(old), move(old, QueueLane.SCHEDULED, delivery_count=1))
+        home.commit(move(old, QueueLane.SCHEDULED, delivery_count=2))
         assert home.store.load(DueRows(1, 100, 10, 1_000)).rows == [old._replace(delivery_count=2)]
 
 
@@ -115,35 +115,37 @@ class TestOneCommit:
     def test_its_writes_are_applied_in_their_order(self, home: Home) -> None:
         home.commit(put(1, 2, 3))
         home.commit(
-            move(row(1), Lane.DEFERRED),
-            move(row(1, lane=Lane.DEFERRED), Lane.DEAD, delivery_count=3),
+            move(row(1), QueueLane.DEFERRED),
+            move(row(1, lane=QueueLane.DEFERRED), QueueLane.DEAD, delivery_count=3),
             put(4),
-            move(row(4), Lane.DEFERRED, delivery_count=1),
-            DropRow(1, Lane.ACTIVE, 2),
+            move(row(4), QueueLane.DEFERRED, delivery_count=1),
+            DropRow(1, QueueLane.ACTIVE, 2),
             put(2, raw=b"again"),
-            move(row(3), Lane.DEAD),
-            DropRow(1, Lane.DEAD, 3),
+            move(row(3), QueueLane.DEAD),
+            DropRow(1, QueueLane.DEAD, 3),
             put(5),
-            DropRow(1, Lane.ACTIVE, 5),
+            DropRow(1, QueueLane.ACTIVE, 5),
         )
         assert everything(home.store) == [
-            row(1, lane=Lane.DEAD, delivery_count=3),
+            row(1, lane=QueueLane.DEAD, delivery_count=3),
             row(2, raw=b"again"),
-            row(4, lane=Lane.DEFERRED, delivery_count=1),
+            row(4, lane=QueueLane.DEFERRED, delivery_count=1),
         ]
 
     def test_a_row_may_take_the_place_another_has_just_left(self, home: Home) -> None:
         home.commit(put(1, 2))
-        home.commit(move(row(2), Lane.ACTIVE, 3), move(row(1), Lane.ACTIVE, 2), move(row(3), Lane.ACTIVE, 1))
+        home.commit(
+            move(row(2), QueueLane.ACTIVE, 3), move(row(1), QueueLane.ACTIVE, 2), move(row(3), QueueLane.ACTIVE, 1)
+        )
         assert [(found.seq, found.raw) for found in everything(home.store)] == [(1, b"message 2"), (2, b"message 1")]
 
-    @pytest.mark.parametrize("second", [put(1), [move(row(2), Lane.ACTIVE, 1)]])
+    @pytest.mark.parametrize("second", [put(1), [move(row(2), QueueLane.ACTIVE, 1)]])
     def test_a_row_in_a_place_that_is_taken_is_refused_and_nothing_is_kept(
         self, home: Home, second: list[PutRow]
     ) -> None:
         home.commit(put(1, 2))
         with pytest.raises(StoreConflictError):
-            home.commit(put(3), DropRow(1, Lane.ACTIVE, 2), put(2, raw=b"new"), counters(1, 99), entity(7), second)
+            home.commit(put(3), DropRow(1, QueueLane.ACTIVE, 2), put(2, raw=b"new"), counters(1, 99), entity(7), second)
         assert everything(home.store) == [row(1), row(2)]
         assert home.reopen().next_queue == 3
         assert home.opened.entities[0].queue.next_seq == 1
@@ -167,9 +169,9 @@ class TestOneCommit:
 
 class TestNextRows:
     def test_they_come_by_number_from_after_the_one_given(self, home: Home) -> None:
-        home.commit(put(5, 3, 9), put(4, lane=Lane.DEAD), put(6, queue=2))
+        home.commit(put(5, 3, 9), put(4, lane=QueueLane.DEAD), put(6, queue=2))
         assert next_seqs(home.store, after=3) == [5, 9]
-        assert next_seqs(home.store, lane=Lane.DEAD) == [4]
+        assert next_seqs(home.store, lane=QueueLane.DEAD) == [4]
 
     def test_they_are_bounded_by_count_and_by_bytes_but_never_none(self, home: Home) -> None:
         home.commit(put(*range(1, 11), raw=b"x" * 100))
@@ -178,7 +180,7 @@ class TestNextRows:
         assert [found.seq for found in home.store.load(NextRows(1, 0, 4, 9, 10))] == [5]
 
     def test_of_a_session_only_its_rows_come(self, home: Home) -> None:
-        home.commit(put(1, 4, session="a"), put(2, 3, session="b"), put(5), put(6, session="a", lane=Lane.DEAD))
+        home.commit(put(1, 4, session="a"), put(2, 3, session="b"), put(5), put(6, session="a", lane=QueueLane.DEAD))
         assert next_seqs(home.store, session="a") == [1, 4]
         assert next_seqs(home.store, session="b", after=2) == [3]
         assert next_seqs(home.store, session="c") == []
@@ -186,9 +188,9 @@ class TestNextRows:
 
 class TestRowsBySeq:
     def test_they_come_in_the_order_asked_without_those_missing(self, home: Home) -> None:
-        home.commit(put(1, 2, 3), put(4, lane=Lane.DEFERRED), put(5, lane=Lane.DEAD))
-        found = home.store.load(RowsBySeq(1, (Lane.ACTIVE, Lane.DEFERRED), (4, 9, 1, 5)))
-        assert found == [row(4, lane=Lane.DEFERRED), row(1)]
+        home.commit(put(1, 2, 3), put(4, lane=QueueLane.DEFERRED), put(5, lane=QueueLane.DEAD))
+        found = home.store.load(RowsBySeq(1, (QueueLane.ACTIVE, QueueLane.DEFERRED), (4, 9, 1, 5)))
+        assert found == [row(4, lane=QueueLane.DEFERRED), row(1)]
 
     def test_without_raw_all_but_the_raw_is_there(self, home: Home) -> None:
         home.commit(PutBody(3, b"shared", 1), put(1), put(2, body=3, raw=b"", size=6))
@@ -199,18 +201,21 @@ class TestRowsBySeq:
 class TestBrowseRows:
     def test_lanes_are_merged_by_number(self, home: Home) -> None:
         home.commit(
-            put(1, 6), put(2, 5, lane=Lane.DEFERRED), put(3, lane=Lane.SCHEDULED, due=9), put(4, lane=Lane.DEAD)
+            put(1, 6),
+            put(2, 5, lane=QueueLane.DEFERRED),
+            put(3, lane=QueueLane.SCHEDULED, due=9),
+            put(4, lane=QueueLane.DEAD),
         )
-        lanes = (Lane.ACTIVE, Lane.DEFERRED, Lane.SCHEDULED)
+        lanes = (QueueLane.ACTIVE, QueueLane.DEFERRED, QueueLane.SCHEDULED)
         assert [found.seq for found in home.store.load(BrowseRows(1, lanes, 2, 3, 1_000))] == [2, 3, 5]
-        assert [found.seq for found in home.store.load(BrowseRows(1, (Lane.DEAD,), 0, 3, 1_000))] == [4]
+        assert [found.seq for found in home.store.load(BrowseRows(1, (QueueLane.DEAD,), 0, 3, 1_000))] == [4]
 
     def test_it_is_bounded_by_bytes_and_may_be_of_one_session(self, home: Home) -> None:
         home.commit(
-            put(1, 3, 5, session="a", raw=b"x" * 100), put(2, 4, session="a", lane=Lane.DEFERRED, raw=b"x" * 100)
+            put(1, 3, 5, session="a", raw=b"x" * 100), put(2, 4, session="a", lane=QueueLane.DEFERRED, raw=b"x" * 100)
         )
         home.commit(put(6, session="b"))
-        lanes = (Lane.ACTIVE, Lane.DEFERRED)
+        lanes = (QueueLane.ACTIVE, QueueLane.DEFERRED)
         assert [found.seq for found in home.store.load(BrowseRows(1, lanes, 1, 9, 300, "a"))] == [1, 2, 3]
         assert [found.seq for found in home.store.load(BrowseRows(1, lanes, 4, 9, 300, "a"))] == [4, 5]
 
@@ -218,8 +223,8 @@ class TestBrowseRows:
 class TestTime:
     def test_expired_rows_come_oldest_first_and_tell_the_next_instant(self, home: Home) -> None:
         home.commit(put(1, expires=30), put(2, expires=10), put(3), put(4, expires=20), put(5, expires=99))
-        home.commit(put(6, expires=1, lane=Lane.DEAD), put(7, expires=1, queue=2))
-        home.commit(put(8, expires=1, lane=Lane.DEFERRED), put(9, expires=1, lane=Lane.SCHEDULED, due=1))
+        home.commit(put(6, expires=1, lane=QueueLane.DEAD), put(7, expires=1, queue=2))
+        home.commit(put(8, expires=1, lane=QueueLane.DEFERRED), put(9, expires=1, lane=QueueLane.SCHEDULED, due=1))
         answer = home.store.load(ExpiredRows(1, 30, 10))
         assert [found.seq for found in answer.rows] == [2, 4, 1]
         assert [found.raw for found in answer.rows] == [b"", b"", b""]
@@ -229,7 +234,7 @@ class TestTime:
 
     def test_due_rows_come_by_instant_and_number_with_their_raw(self, home: Home) -> None:
         home.commit(
-            [PutRow(row(seq, lane=Lane.SCHEDULED, due=due)) for seq, due in ((1, 20), (2, 10), (3, 20), (4, 70))]
+            [PutRow(row(seq, lane=QueueLane.SCHEDULED, due=due)) for seq, due in ((1, 20), (2, 10), (3, 20), (4, 70))]
         )
         answer = home.store.load(DueRows(1, 20, 10, 1_000))
         assert [(found.seq, found.raw) for found in answer.rows] == [
@@ -242,8 +247,12 @@ class TestTime:
         assert ([found.seq for found in bounded.rows], bounded.next_at) == ([2, 1], 20)
 
     def test_opening_tells_what_falls_due_next(self, home: Home) -> None:
-        home.commit(put(1, expires=30), put(2, expires=10, lane=Lane.DEAD), put(3, lane=Lane.SCHEDULED, due=7, queue=2))
-        home.commit(put(4, expires=10, lane=Lane.DEFERRED))
+        home.commit(
+            put(1, expires=30),
+            put(2, expires=10, lane=QueueLane.DEAD),
+            put(3, lane=QueueLane.SCHEDULED, due=7, queue=2),
+        )
+        home.commit(put(4, expires=10, lane=QueueLane.DEFERRED))
         first, second = home.reopen().entities
         assert (first.next_expiry, first.next_due) == (30, None)
         assert (second.next_expiry, second.next_due) == (None, 7)
@@ -251,20 +260,26 @@ class TestTime:
 
 class TestSessions:
     def test_waiting_sessions_are_those_with_active_rows(self, home: Home) -> None:
-        home.commit(put(1, 2, 3, session="b"), put(4, session="a"), put(5, session="d", lane=Lane.DEFERRED), put(6))
+        home.commit(
+            put(1, 2, 3, session="b"), put(4, session="a"), put(5, session="d", lane=QueueLane.DEFERRED), put(6)
+        )
         home.commit(put(7, session="c", queue=2), put(8, session="é"))
         assert home.store.load(WaitingSessions(1, "", 10)) == ["a", "b", "é"]
         assert home.store.load(WaitingSessions(1, "a", 1)) == ["b"]
         assert home.store.load(WaitingSessions(1, "é", 1)) == []
-        home.commit(DropRow(1, Lane.ACTIVE, 4))
+        home.commit(DropRow(1, QueueLane.ACTIVE, 4))
         assert home.store.load(WaitingSessions(1, "", 10)) == ["b", "é"]
 
     def test_stored_sessions_are_those_with_rows_or_a_state(self, home: Home) -> None:
         home.commit(
-            put(1, 2, session="b"), put(3, session="a", lane=Lane.SCHEDULED, due=9), put(4, session="x", lane=Lane.DEAD)
+            put(1, 2, session="b"),
+            put(3, session="a", lane=QueueLane.SCHEDULED, due=9),
+            put(4, session="x", lane=QueueLane.DEAD),
         )
         home.commit(
-            put(5, session="c", lane=Lane.DEFERRED), PutSessionState(1, "b", b"1", 10), PutSessionState(1, "s", b"", 20)
+            put(5, session="c", lane=QueueLane.DEFERRED),
+            PutSessionState(1, "b", b"1", 10),
+            PutSessionState(1, "s", b"", 20),
         )
         assert home.store.load(StoredSessions(1, 0, 10)) == ["a", "b", "c", "s"]
         assert home.store.load(StoredSessions(1, 1, 2)) == ["b", "c"]
@@ -276,16 +291,16 @@ class TestSessions:
         home.commit(
             PutSessionState(1, "s", b"one", 1), PutSessionState(2, "s", b"other", 1), PutSessionState(1, "t", b"", 1)
         )
-        assert home.store.load(SessionState(1, "s")) == b"one"
-        assert home.store.load(SessionState(1, "t")) == b""
+        assert home.store.load(StoredSessionState(1, "s")) == b"one"
+        assert home.store.load(StoredSessionState(1, "t")) == b""
         home.commit(PutSessionState(1, "s", b"x", 2), PutSessionState(1, "s", b"two", 2))
         home.reopen()
-        assert home.store.load(SessionState(1, "s")) == b"two"
+        assert home.store.load(StoredSessionState(1, "s")) == b"two"
         home.commit(
             PutSessionState(1, "s", b"x", 3), PutSessionState(1, "s", None, 3), PutSessionState(1, "u", None, 3)
         )
-        assert home.store.load(SessionState(1, "s")) is None
-        assert home.store.load(SessionState(2, "s")) == b"other"
+        assert home.store.load(StoredSessionState(1, "s")) is None
+        assert home.store.load(StoredSessionState(2, "s")) == b"other"
 
 
 class TestSeenIds:
@@ -315,9 +330,9 @@ class TestBodies:
         home.commit(PutBody(5, b"shared body", 1), put(1, body=5), put(2, body=5, queue=2))
         home.commit(DropRow(1, 0, 1))
         assert home.store.load(NextRows(2, 0, 0, 1, 1))[0].raw == b"shared body"
-        home.commit(move(row(2, queue=2), Lane.DEAD))
+        home.commit(move(row(2, queue=2), QueueLane.DEAD))
         assert home.reopen().next_body == 6
-        home.commit(DropRow(2, Lane.DEAD, 2))
+        home.commit(DropRow(2, QueueLane.DEAD, 2))
         assert home.reopen().next_body == 1
 
     def test_a_row_put_and_dropped_in_one_commit_takes_its_body_along(self, home: Home) -> None:
@@ -370,7 +385,7 @@ class TestBodies:
 
 class TestEntities:
     def test_opening_tells_entities_and_counters(self, home: Home) -> None:
-        deep = PutQueue(1, 500, 1, 2, 3, 4, 5, 6_000, 7)
+        deep = PutCounters(1, 500, 1, 2, 3, 4, 5, 6_000, 7)
         home.commit(entity(1, "renamed"), counters(1, 9), deep, entity(3, "new"))
         opened = home.reopen()
         assert [stored.entity for stored in opened.entities] == [
@@ -379,7 +394,7 @@ class TestEntities:
             entity(3, "new"),
         ]
         assert opened.entities[0].queue == deep
-        assert opened.entities[2].queue == PutQueue(3, 1, 0, 0, 0, 0, 0, 0, 10)
+        assert opened.entities[2].queue == PutCounters(3, 1, 0, 0, 0, 0, 0, 0, 10)
         assert opened.next_queue == 4
 
     def test_an_id_of_a_queue_is_never_given_twice(self, home: Home) -> None:
@@ -391,7 +406,7 @@ class TestEntities:
 
     def test_a_dropped_queue_answers_empty_at_once(self, home: Home) -> None:
         home.commit(
-            put(*range(1, 1_500), session="s", expires=5), put(1_600, lane=Lane.SCHEDULED, due=5), put(1, queue=2)
+            put(*range(1, 1_500), session="s", expires=5), put(1_600, lane=QueueLane.SCHEDULED, due=5), put(1, queue=2)
         )
         home.commit(PutSessionState(1, "s", b"x", 1), PutSeenId(1, "m", 1))
         home.commit(DropEntity(1))
@@ -418,7 +433,7 @@ class TestEntities:
         assert load(RowsBySeq(1, ALL_LANES, (1, 2))) == []
         assert load(ExpiredRows(1, 99, 9)) == load(DueRows(1, 99, 9, 99)) == DueAnswer([], None)
         assert load(WaitingSessions(1, "", 9)) == load(StoredSessions(1, 0, 9)) == []
-        assert load(SessionState(1, "s")) is None
+        assert load(StoredSessionState(1, "s")) is None
         assert load(KnownIds(1, ("m",), 0)) == set()
 
     def test_closing_twice_does_nothing(self, home: Home) -> None:

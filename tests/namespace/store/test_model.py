@@ -14,8 +14,8 @@ from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
     DueRows,
     ExpiredRows,
-    Lane,
     NextRows,
+    QueueLane,
     Row,
     RowsBySeq,
     StoredSessions,
@@ -23,7 +23,7 @@ from twinbus.namespace.engine.storage_protocol import (
 )
 
 QUEUES = st.integers(1, 4)
-LANES = st.lists(st.sampled_from(Lane), min_size=1, unique=True).map(tuple)
+LANES = st.lists(st.sampled_from(QueueLane), min_size=1, unique=True).map(tuple)
 BYTES = st.sampled_from((1, 100, 5_000, 1 << 30))
 SESSION = st.sampled_from((None, "a", "ä\x00"))
 
@@ -89,7 +89,9 @@ class Stores(RuleBasedStateMachine):
     def time(self, queue: int, later: int, limit: int, size: int) -> None:
         at = 1_000 + later
         rows = self.model.rows_of(queue)
-        expiring = sorted((row.expires, row.seq) for row in rows if row.expires is not None and row.lane == Lane.ACTIVE)
+        expiring = sorted(
+            (row.expires, row.seq) for row in rows if row.expires is not None and row.lane == QueueLane.ACTIVE
+        )
         expired = [seq for expires, seq in expiring if expires <= at][:limit]
         scheduled = sorted((row for row in rows if row.due is not None), key=lambda row: (row.due, row.seq))
         due = bounded([row for row in scheduled if row.due is not None and row.due <= at], limit, size)

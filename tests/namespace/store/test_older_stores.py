@@ -10,8 +10,16 @@ import pytest
 
 from tests.namespace.store.building import everything
 from tests.namespace.store.older import FIRST, LAYOUTS, OTHER_TOPIC, OWN, QUEUE, SECOND, SHARED, TOPIC, older_store
-from twinbus.namespace.engine.registry import Namespace
-from twinbus.namespace.engine.storage_protocol import COPY_BYTES, DropRow, KnownIds, Lane, Opened, PutBody, SessionState
+from twinbus.namespace.engine.registry import EntityRegistry
+from twinbus.namespace.engine.storage_protocol import (
+    COPY_BYTES,
+    DropRow,
+    KnownIds,
+    OpenedStore,
+    PutBody,
+    QueueLane,
+    StoredSessionState,
+)
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.sqlite import SqliteStore
 
@@ -22,7 +30,7 @@ def purge(store: SqliteStore) -> None:
 
 
 @pytest.fixture(params=sorted(LAYOUTS))
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[SqliteStore, Opened]]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[SqliteStore, OpenedStore]]:
     path = tmp_path / "namespace.db"
     older_store(path, request.param)
     store = SqliteStore(path)
@@ -34,19 +42,19 @@ def test_every_version_up_to_this_one_is_tried() -> None:
     assert sorted(LAYOUTS) == list(range(1, open_store.VERSION + 1))
 
 
-def test_everything_it_held_is_there(opened: tuple[SqliteStore, Opened]) -> None:
+def test_everything_it_held_is_there(opened: tuple[SqliteStore, OpenedStore]) -> None:
     store, found = opened
     paths = ["orders", "News", "News/Subscriptions/a", "News/Subscriptions/b", "other"]
     assert [stored.entity.path for stored in found.entities] == paths
-    assert [(row.lane, row.raw) for row in everything(store, QUEUE)] == [(Lane.ACTIVE, OWN), (Lane.DEAD, OWN)]
+    assert [(row.lane, row.raw) for row in everything(store, QUEUE)] == [(QueueLane.ACTIVE, OWN), (QueueLane.DEAD, OWN)]
     assert [row.raw for row in everything(store, FIRST)] == [SHARED[1], b"of one alone"]
-    assert [(row.lane, row.raw) for row in everything(store, SECOND)] == [(0, SHARED[1]), (Lane.DEAD, SHARED[2])]
-    assert store.load(SessionState(QUEUE, "session")) == b"\x01"
+    assert [(row.lane, row.raw) for row in everything(store, SECOND)] == [(0, SHARED[1]), (QueueLane.DEAD, SHARED[2])]
+    assert store.load(StoredSessionState(QUEUE, "session")) == b"\x01"
     assert store.load(KnownIds(QUEUE, ("an id",), 0)) == {"an id"}
     assert (found.next_queue, found.next_body) == (7, 4)
 
 
-def test_its_topics_are_charged_for_each_body_once(opened: tuple[SqliteStore, Opened]) -> None:
+def test_its_topics_are_charged_for_each_body_once(opened: tuple[SqliteStore, OpenedStore]) -> None:
     _, found = opened
     sizes = {stored.entity.queue: (stored.queue.size, stored.shared_bytes) for stored in found.entities}
     assert sizes == {
@@ -56,23 +64,23 @@ def test_its_topics_are_charged_for_each_body_once(opened: tuple[SqliteStore, Op
         SECOND: (2 * COPY_BYTES, 0),
         OTHER_TOPIC: (0, 0),
     }
-    info = Namespace(found, new_token=lambda: b"").info("news")
+    info = EntityRegistry(found, new_token=lambda: b"").info("news")
     assert info is not None
     assert info.counts.size_bytes == 3 + 300 + 200 + 12 + 3 * COPY_BYTES
     assert info.subscriptions == 2
 
 
-def test_what_goes_later_is_told_to_its_topic(opened: tuple[SqliteStore, Opened]) -> None:
+def test_what_goes_later_is_told_to_its_topic(opened: tuple[SqliteStore, OpenedStore]) -> None:
     store, _ = opened
     purge(store)
     assert store.take_freed() == {}  # body 3 was nobody's any more
-    store.commit([DropRow(FIRST, 0, 1), DropRow(SECOND, Lane.DEAD, 2)])
+    store.commit([DropRow(FIRST, 0, 1), DropRow(SECOND, QueueLane.DEAD, 2)])
     assert store.take_freed() == {TOPIC: len(SHARED[2])}
     store.commit([DropRow(SECOND, 0, 1), PutBody(9, b"new", OTHER_TOPIC)])
     assert store.take_freed() == {TOPIC: len(SHARED[1])}
 
 
-def test_its_layout_is_that_of_a_new_store(opened: tuple[SqliteStore, Opened], tmp_path: Path) -> None:
+def test_its_layout_is_that_of_a_new_store(opened: tuple[SqliteStore, OpenedStore], tmp_path: Path) -> None:
     store, _ = opened
     new = SqliteStore(tmp_path / "new.db")
     new.open()

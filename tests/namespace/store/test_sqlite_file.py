@@ -14,7 +14,7 @@ import pytest
 from tests.namespace.store.building import counters, entity, everything, next_seqs, put, row
 from tests.namespace.store.failing import FailingDisk, failing_disk
 from twinbus.errors import OperatorError
-from twinbus.namespace.engine.storage_protocol import DropRow, Lane, NextRows
+from twinbus.namespace.engine.storage_protocol import DropRow, NextRows, QueueLane
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.errors import (
     StoreDamagedError,
@@ -242,7 +242,7 @@ class TestDamage:
         store = SqliteStore(path)
         store.open()
         with pytest.raises(StoreDamagedError):
-            store.commit([*put(5_000), *(DropRow(1, Lane.ACTIVE, seq) for seq in range(1, 2_001))])
+            store.commit([*put(5_000), *(DropRow(1, QueueLane.ACTIVE, seq) for seq in range(1, 2_001))])
         assert next_seqs(store, after=4_000) == []
         assert store.load(NextRows(1, 0, 0, 1, 1))[0].seq == 1
         store.commit(put(6_000))
@@ -264,7 +264,7 @@ class TestFailingDisk:
         store.commit([entity(1), *put(1, 2)])
         disk.writes, disk.after = error, after
         with pytest.raises(kind) as caught:
-            store.commit([*put(*range(3, 100), raw=b"x" * 1_000), DropRow(1, Lane.ACTIVE, 1), counters(1, 100)])
+            store.commit([*put(*range(3, 100), raw=b"x" * 1_000), DropRow(1, QueueLane.ACTIVE, 1), counters(1, 100)])
         assert str(path) in str(caught.value)
         assert everything(store) == [row(1), row(2)]
         disk.writes = None

@@ -13,11 +13,11 @@ from twinbus.namespace.engine.storage_protocol import (
     DropEntity,
     DropRow,
     ForgetSeenIds,
-    Lane,
     NextRows,
     PutSeenId,
     PutSessionState,
-    Write,
+    QueueLane,
+    StoreWrite,
 )
 from twinbus.namespace.store.open_store import PAGE_SIZE
 from twinbus.namespace.store.sqlite import SqliteStore
@@ -51,7 +51,7 @@ def reading(store: SqliteStore, stop: threading.Event, failures: list[BaseExcept
     try:
         while not stop.is_set():
             acknowledged = progress[0]
-            seqs = [found.seq for found in store.load(NextRows(1, Lane.ACTIVE, 0, 100_000, 1 << 30))]
+            seqs = [found.seq for found in store.load(NextRows(1, QueueLane.ACTIVE, 0, 100_000, 1 << 30))]
             assert seqs == list(range(1, len(seqs) + 1))
             assert len(seqs) >= acknowledged
     except BaseException as error:
@@ -96,7 +96,7 @@ class TestPurging:
         assert next_seqs(store, queue=2) == list(range(1, len(left)))
 
     def test_purging_goes_on_after_a_restart(self, store: SqliteStore) -> None:
-        writes: list[Write] = [*put(*range(1, 3_001)), PutSessionState(1, "s", b"x", 1)]
+        writes: list[StoreWrite] = [*put(*range(1, 3_001)), PutSessionState(1, "s", b"x", 1)]
         store.commit([*writes, *(PutSeenId(1, str(number), 1) for number in range(1_500)), *put(1, queue=2)])
         store.commit([DropEntity(1)])
         assert store.tidy()
@@ -135,5 +135,5 @@ class TestPurging:
         with pytest.raises(Exception, match="overwritten"):
             store.commit(put(1, queue=2))
         assert count(store, "message") == 601
-        store.commit([DropRow(2, Lane.ACTIVE, 1)])
+        store.commit([DropRow(2, QueueLane.ACTIVE, 1)])
         assert count(store, "message") == 400

@@ -12,16 +12,16 @@ from typing import Any, Generic, Protocol, TypeVar
 _SLACK = 64
 
 
-class Key(Hashable, Protocol):
+class OrderedKey(Hashable, Protocol):
     """Told apart by hash, and ordered among equals in time."""
 
     def __lt__(self, other: Any, /) -> bool: ...
 
 
-K = TypeVar("K", bound=Key)
+K = TypeVar("K", bound=OrderedKey)
 
 
-class Deadlines(Generic[K]):
+class DeadlineHeap(Generic[K]):
     """One instant per key."""
 
     __slots__ = ("_at", "_heap")

@@ -10,17 +10,17 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from twinbus.ledger.entries import UNIT, units
-from twinbus.namespace.engine.effects import Deliver, Drain, Meter, Operation, Step
+from twinbus.namespace.engine.effects import Deliver, Drain, EngineDecision, Meter, MeteredOperation
 from twinbus.namespace.engine.events import CreditGranted
 from twinbus.namespace.engine.limits import SECOND
-from twinbus.namespace.engine.receive_state import Consumer, Feed, Shelf
+from twinbus.namespace.engine.receive_state import AttachedReceiver, DeliveryLane, ReceiveState
 from twinbus.namespace.engine.settlement import drop, expire
-from twinbus.namespace.engine.storage_protocol import Need
+from twinbus.namespace.engine.storage_protocol import StoreRead
 
 _RETRY: Final = SECOND
 
 
-def grant(shelf: Shelf, event: CreditGranted, step: Step) -> None:
+def grant(shelf: ReceiveState, event: CreditGranted, step: EngineDecision) -> None:
     consumer = shelf.consumers.get(event.receiver)
     if consumer is None:
         return
@@ -43,15 +43,15 @@ def grant(shelf: Shelf, event: CreditGranted, step: Step) -> None:
         step.effects.append(Drain(consumer.receiver))
 
 
-def end_grant(shelf: Shelf, consumer: Consumer, step: Step) -> None:
+def end_grant(shelf: ReceiveState, consumer: AttachedReceiver, step: EngineDecision) -> None:
     """Credit ended. A grant that brought nothing was a receive of its own kind (Y2)."""
     if consumer.feed is not None:
         consumer.feed.leave(consumer)
     if not consumer.fed:
-        step.effects.append(Meter(shelf.path, Operation.RECEIVE_EMPTY, 1))
+        step.effects.append(Meter(shelf.path, MeteredOperation.RECEIVE_EMPTY, 1))
 
 
-def serve(shelf: Shelf, feed: Feed, now: int, step: Step) -> Generator[Need, Any, bool]:
+def serve(shelf: ReceiveState, feed: DeliveryLane, now: int, step: EngineDecision) -> Generator[StoreRead, Any, bool]:
     """False if rows must be read that this step may be writing."""
     window = feed.window
     while feed.hungry:
@@ -75,11 +75,11 @@ def serve(shelf: Shelf, feed: Feed, now: int, step: Step) -> Generator[Need, Any
     return True
 
 
-def _deliver_ready(shelf: Shelf, feed: Feed, now: int, step: Step) -> None:
+def _deliver_ready(shelf: ReceiveState, feed: DeliveryLane, now: int, step: EngineDecision) -> None:
     session, hungry, effects = feed.session, feed.hungry, step.effects
     until = now + shelf.settings.lock_duration if session is None else session.until
     take, new_token, lock = feed.window.take, shelf.supplies.new_token, shelf.locks.take
-    runs: dict[Consumer, Deliver] = {}
+    runs: dict[AttachedReceiver, Deliver] = {}
     count = size = more = 0
     while hungry and (row := take()) is not None:
         if row.expires is not None and row.expires <= now:
@@ -116,12 +116,12 @@ def _deliver_ready(shelf: Shelf, feed: Feed, now: int, step: Step) -> None:
         elif len(hungry) > 1:
             hungry.rotate(-1)
     if count:
-        effects.append(Meter(shelf.path, Operation.RECEIVE, count, size, more))
+        effects.append(Meter(shelf.path, MeteredOperation.RECEIVE, count, size, more))
         if session is None:
             shelf.arm(until)
 
 
-def _drain(shelf: Shelf, feed: Feed, step: Step) -> None:
+def _drain(shelf: ReceiveState, feed: DeliveryLane, step: EngineDecision) -> None:
     """Nothing is there: who drains has used up the credit."""
     for consumer in [consumer for consumer in feed.hungry if consumer.drain]:
         consumer.taken = consumer.limit

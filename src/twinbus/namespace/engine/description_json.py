@@ -20,9 +20,9 @@ from twinbus.namespace.engine.descriptions import (
     Description,
     EntityStatus,
     FalseFilter,
-    Filter,
     QueueDescription,
     RuleDescription,
+    RuleFilter,
     SqlAction,
     SqlFilter,
     SubscriptionDescription,
@@ -136,7 +136,7 @@ def read_rule(values: Mapping[str, Any]) -> RuleDescription:
     )
 
 
-def _write_filter(described: Filter) -> dict[str, Any]:
+def _write_filter(described: RuleFilter) -> dict[str, Any]:
     match described:
         case TrueFilter():
             return {"kind": "true"}
@@ -150,7 +150,7 @@ def _write_filter(described: Filter) -> dict[str, Any]:
             return {"kind": "correlation", **given, "properties": _write_values(described.properties)}
 
 
-def _read_filter(values: Mapping[str, Any]) -> Filter:
+def _read_filter(values: Mapping[str, Any]) -> RuleFilter:
     match values["kind"]:
         case "true":
             return TrueFilter()

@@ -86,7 +86,7 @@ class CorrelationFilter:
     properties: Mapping[str, Any] = field(default_factory=dict)
 
 
-Filter = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
+RuleFilter = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class RuleDescription:
     """One rule. `created` is in milliseconds since the epoch; 0 until its subscription has it."""
 
     name: str
-    filter: Filter = field(default_factory=TrueFilter)
+    filter: RuleFilter = field(default_factory=TrueFilter)
     action: SqlAction | None = None
     created: int = 0
 
@@ -180,7 +180,7 @@ Description = QueueDescription | TopicDescription | SubscriptionDescription
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class EntityMessageCounts:
     """Runtime figures of one queue, subscription or topic."""
 
     active: int = 0
@@ -201,7 +201,7 @@ class EntityInfo:
     created: int
     updated: int
     accessed: int
-    counts: Counts = field(default_factory=Counts)
+    counts: EntityMessageCounts = field(default_factory=EntityMessageCounts)
     subscriptions: int = 0
     sql_filters: int = 0
     correlation_filters: int = 0

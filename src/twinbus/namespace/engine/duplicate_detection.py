@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable
 from typing import Any, Final
 
 from twinbus.amqp.routing_fields import Envelope
-from twinbus.namespace.engine.storage_protocol import ForgetSeenIds, KnownIds, Need, PutSeenId, Write
+from twinbus.namespace.engine.storage_protocol import ForgetSeenIds, KnownIds, PutSeenId, StoreRead, StoreWrite
 
 REMEMBERED: Final = 65_536
 
@@ -58,7 +58,7 @@ class SeenIds:
         self.recalled: set[str] | None = None
         """What the store said about the ids of a transaction that is being carried out: it is not asked again."""
 
-    def duplicates(self, messages: Iterable[Envelope], now: int) -> Generator[Need, Any, set[str]]:
+    def duplicates(self, messages: Iterable[Envelope], now: int) -> Generator[StoreRead, Any, set[str]]:
         """Which of these ids were seen within the window."""
         since = now - self.window
         self._prune(since)
@@ -73,7 +73,7 @@ class SeenIds:
             known |= yield KnownIds(self.queue, tuple(asked), since)
         return known
 
-    def remember(self, message_id: str, now: int, writes: list[Write]) -> None:
+    def remember(self, message_id: str, now: int, writes: list[StoreWrite]) -> None:
         writes.append(PutSeenId(self.queue, message_id, now))
         is_new = message_id not in self._ids
         self._ids[message_id] = self._newest = now
@@ -94,7 +94,7 @@ class SeenIds:
         self._ids.clear()
         self._budget.gave(self, count, 0)
 
-    def purge(self, now: int, writes: list[Write]) -> None:
+    def purge(self, now: int, writes: list[StoreWrite]) -> None:
         """Forget what the window has passed, from time to time."""
         if self.purge_at is None or self.purge_at > now:
             return

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from twinbus.namespace.engine.storage_protocol import Need, Row, Write
+from twinbus.namespace.engine.storage_protocol import Row, StoreRead, StoreWrite
 from twinbus.values import Condition
 
 
@@ -23,7 +23,7 @@ class Refusal:
     description: str
 
 
-class Operation(StrEnum):
+class MeteredOperation(StrEnum):
     """What the meter counts (N5)."""
 
     SEND = "send"
@@ -48,7 +48,7 @@ class Operation(StrEnum):
     LIST_SESSIONS = "list_sessions"
 
 
-class Answer(NamedTuple):
+class AnswerRequest(NamedTuple):
     """Answer the request that carried this reply. `result` is documented at the event."""
 
     reply: Any
@@ -93,7 +93,7 @@ class Meter:
     """Count operations of an entity. `bytes`: what they carried; `more_units`: what it costs beyond one each (M2)."""
 
     entity: str
-    operation: Operation
+    operation: MeteredOperation
     count: int
     bytes: int = 0
     more_units: int = 0
@@ -105,18 +105,18 @@ class ForgetEntity(NamedTuple):
     entity: str
 
 
-Effect = Answer | Deliver | Drain | AcceptSession | DetachReceiver | Meter | ForgetEntity
+Effect = AnswerRequest | Deliver | Drain | AcceptSession | DetachReceiver | Meter | ForgetEntity
 
 
 @dataclass(slots=True)
-class Step:
+class EngineDecision:
     """The outcome of one event."""
 
-    writes: list[Write] = field(default_factory=list)
+    writes: list[StoreWrite] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
 
 
-Decision = Generator[Need, Any, Step]
+PendingDecision = Generator[StoreRead, Any, EngineDecision]
 """A decision under way: yields the rows it needs, is sent the answers, returns its Step."""
 
 

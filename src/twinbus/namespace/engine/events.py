@@ -104,7 +104,7 @@ class Defer:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class MoveToDeadLetter:
     """Settle: to the dead-letter sub-queue."""
 
     reason: str | None = None
@@ -117,7 +117,7 @@ class Release:
     """Settle: back to the queue as if never delivered."""
 
 
-Outcome = Complete | Abandon | Defer | DeadLetter | Release
+MessageOutcome = Complete | Abandon | Defer | MoveToDeadLetter | Release
 
 
 class MessagesSettled(NamedTuple):
@@ -125,7 +125,7 @@ class MessagesSettled(NamedTuple):
 
     reply: Any
     tokens: tuple[bytes, ...]
-    outcome: Outcome
+    outcome: MessageOutcome
     session: str | None = None
 
 
@@ -259,7 +259,7 @@ class Deleted:
 
 
 @dataclass(frozen=True, slots=True)
-class TimerFired:
+class EntityTimerFired:
     """The instant of `next_timer` has come."""
 
 
@@ -286,5 +286,5 @@ Event = (
     | RulesListed
     | DescriptionChanged
     | Deleted
-    | TimerFired
+    | EntityTimerFired
 )

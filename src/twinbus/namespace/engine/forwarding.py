@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from twinbus.amqp.delivery_splicing import delivered, items
 from twinbus.amqp.routing_fields import read_envelope
-from twinbus.namespace.engine.effects import Decision, Refusal, Step, not_found
+from twinbus.namespace.engine.effects import EngineDecision, PendingDecision, Refusal, not_found
 from twinbus.namespace.engine.limits import MAX_HOPS, MIB
-from twinbus.namespace.engine.passing import Passed
+from twinbus.namespace.engine.passing import ForwardedMessage
 from twinbus.namespace.engine.queries import expired
 from twinbus.namespace.engine.queue import Queue
-from twinbus.namespace.engine.receive_state import Feed, Shelf
+from twinbus.namespace.engine.receive_state import DeliveryLane, ReceiveState
 from twinbus.namespace.engine.receiving import follow_up
 from twinbus.namespace.engine.settlement import (
     bury,
@@ -27,7 +27,7 @@ from twinbus.namespace.engine.settlement import (
     of_hops,
     properties_of,
 )
-from twinbus.namespace.engine.storage_protocol import Lane, Need, Row
+from twinbus.namespace.engine.storage_protocol import QueueLane, Row, StoreRead
 from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.values import Condition
 
@@ -44,9 +44,11 @@ _REASONS: Final = {
 }
 
 
-def forward(source: Queue | Subscription, feed: Feed, target: Queue | Topic | None, now: int) -> Decision:
+def forward(
+    source: Queue | Subscription, feed: DeliveryLane, target: Queue | Topic | None, now: int
+) -> PendingDecision:
     """Move what stands ready, a page at a time. The families of both are to be idle meanwhile."""
-    shelf, step = source.shelf, Step()
+    shelf, step = source.shelf, EngineDecision()
     if feed.onward is None or not shelf.settings.status.gives_receives:
         return step
     rows = yield from _take(shelf, feed)
@@ -64,9 +66,9 @@ def forward(source: Queue | Subscription, feed: Feed, target: Queue | Topic | No
         if expired(row, now):
             expire(shelf, row, step)
         elif row.seq not in refusals:
-            bury(shelf, row, step, _TOO_FAR, Lane.TRANSFER_DEAD)
+            bury(shelf, row, step, _TOO_FAR, QueueLane.TRANSFER_DEAD)
         elif (refusal := refusals[row.seq]) is not None:
-            bury(shelf, row, step, _why(refusal), Lane.TRANSFER_DEAD)
+            bury(shelf, row, step, _why(refusal), QueueLane.TRANSFER_DEAD)
         else:
             drop(shelf, row, step)
     shelf.wake(feed)  # where more is left
@@ -76,7 +78,7 @@ def forward(source: Queue | Subscription, feed: Feed, target: Queue | Topic | No
     return step
 
 
-def _take(shelf: Shelf, feed: Feed) -> Generator[Need, Any, list[Row]]:
+def _take(shelf: ReceiveState, feed: DeliveryLane) -> Generator[StoreRead, Any, list[Row]]:
     rows: list[Row] = []
     size, window = 0, feed.window
     while len(rows) < _PAGE and size < MIB:
@@ -98,20 +100,20 @@ def _take(shelf: Shelf, feed: Feed) -> Generator[Need, Any, list[Row]]:
     return rows
 
 
-def _give_back(feed: Feed, rows: list[Row]) -> None:
+def _give_back(feed: DeliveryLane, rows: list[Row]) -> None:
     for row in rows:
         feed.window.arrived(row.seq, row.size)
 
 
-def _passed(row: Row, source: str, now: int) -> Passed:
+def _passed(row: Row, source: str, now: int) -> ForwardedMessage:
     raw = row.raw
     told, annotations = properties_of(row.overlay), {}
-    if row.lane == Lane.DEAD:
+    if row.lane == QueueLane.DEAD:
         annotations["x-opt-deadletter-source"] = source
     if told or annotations:  # what settling it set becomes part of the message
         raw = b"".join(delivered(raw, delivery_count=0, message_annotations=items(annotations), overlay=told))
     left = None if row.expires is None else row.expires - now
-    return Passed(read_envelope(raw), row.origin_seq, left, of_hops(hops_of(row.overlay) + 1))
+    return ForwardedMessage(read_envelope(raw), row.origin_seq, left, of_hops(hops_of(row.overlay) + 1))
 
 
 def _why(refusal: Refusal) -> dict[str, Any]:

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from twinbus.namespace.engine.description_json import kind_of, write_description
-from twinbus.namespace.engine.descriptions import Counts, Description
-from twinbus.namespace.engine.effects import Answer, DetachReceiver, Step, not_found
+from twinbus.namespace.engine.descriptions import Description, EntityMessageCounts
+from twinbus.namespace.engine.effects import AnswerRequest, DetachReceiver, EngineDecision, not_found
 from twinbus.namespace.engine.events import Deleted, DescriptionChanged, Event, SessionReceiverAttached
-from twinbus.namespace.engine.storage_protocol import Lane, PutEntity, PutQueue
+from twinbus.namespace.engine.storage_protocol import PutCounters, PutEntity, QueueLane
 
 
-class Life:
+class Lifecycle:
     """One entity from its creation to its end."""
 
     __slots__ = ("_forget", "_reopened", "counters", "created", "ended", "updated")
 
     def __init__(
-        self, counters: Counters, created: int, updated: int, forget: Callable[[str], None], *, reopened: bool
+        self, counters: EntityCounters, created: int, updated: int, forget: Callable[[str], None], *, reopened: bool
     ) -> None:
         self.counters = counters
         self.created = created
@@ -47,7 +47,7 @@ class Life:
         if at is None or at > now:
             return False
         # A restart counts as an access: who was attached before it needs time to come back.
-        if in_use or self._reopened or self.counters.lanes[Lane.SCHEDULED]:
+        if in_use or self._reopened or self.counters.lanes[QueueLane.SCHEDULED]:
             self._reopened = False
             self.counters.accessed = now
             self.counters.changed = True
@@ -55,25 +55,25 @@ class Life:
         return True
 
 
-def confirm(event: DescriptionChanged | Deleted, step: Step) -> None:
+def confirm(event: DescriptionChanged | Deleted, step: EngineDecision) -> None:
     if event.reply is not None:
-        step.effects.append(Answer(event.reply, None))
+        step.effects.append(AnswerRequest(event.reply, None))
 
 
-def refuse_as_gone(event: Event, path: str) -> Step:
+def refuse_as_gone(event: Event, path: str) -> EngineDecision:
     """Whatever is asked of an entity that has ended."""
     reply: Any = getattr(event, "reply", None)
     if isinstance(event, SessionReceiverAttached):
-        return Step(effects=[DetachReceiver(event.receiver, not_found(path))])
-    return Step(effects=[Answer(reply, not_found(path))] if reply is not None else [])
+        return EngineDecision(effects=[DetachReceiver(event.receiver, not_found(path))])
+    return EngineDecision(effects=[AnswerRequest(reply, not_found(path))] if reply is not None else [])
 
 
-class Counters:
+class EntityCounters:
     """What one queue holds, by lane."""
 
     __slots__ = ("accessed", "changed", "lanes", "next_seq", "queue", "size")
 
-    def __init__(self, stored: PutQueue) -> None:
+    def __init__(self, stored: PutCounters) -> None:
         self.queue = stored.queue
         self.next_seq = stored.next_seq
         self.lanes = [stored.active, stored.deferred, stored.scheduled, stored.dead, stored.dead_deferred]
@@ -83,8 +83,8 @@ class Counters:
         self.changed = False
 
     @classmethod
-    def new(cls, queue: int, now: int) -> Counters:
-        return cls(PutQueue(queue, 1, 0, 0, 0, 0, 0, 0, now))
+    def new(cls, queue: int, now: int) -> EntityCounters:
+        return cls(PutCounters(queue, 1, 0, 0, 0, 0, 0, 0, now))
 
     def take_seq(self) -> int:
         seq = self.next_seq
@@ -107,19 +107,19 @@ class Counters:
         self.lanes[to_lane] += 1
         self.changed = True
 
-    def put(self) -> PutQueue:
+    def put(self) -> PutCounters:
         self.changed = False
         lanes = self.lanes
         place = (self.queue, self.next_seq)
-        return tuple.__new__(PutQueue, (*place, *lanes[:5], self.size, self.accessed, lanes[5], lanes[6]))
+        return tuple.__new__(PutCounters, (*place, *lanes[:5], self.size, self.accessed, lanes[5], lanes[6]))
 
-    def counts(self) -> Counts:
+    def counts(self) -> EntityMessageCounts:
         lanes = self.lanes
-        return Counts(
-            active=lanes[Lane.ACTIVE],
-            deferred=lanes[Lane.DEFERRED],
-            scheduled=lanes[Lane.SCHEDULED],
-            dead_letter=lanes[Lane.DEAD] + lanes[Lane.DEAD_DEFERRED],
-            transfer_dead_letter=lanes[Lane.TRANSFER_DEAD] + lanes[Lane.TRANSFER_DEAD_DEFERRED],
+        return EntityMessageCounts(
+            active=lanes[QueueLane.ACTIVE],
+            deferred=lanes[QueueLane.DEFERRED],
+            scheduled=lanes[QueueLane.SCHEDULED],
+            dead_letter=lanes[QueueLane.DEAD] + lanes[QueueLane.DEAD_DEFERRED],
+            transfer_dead_letter=lanes[QueueLane.TRANSFER_DEAD] + lanes[QueueLane.TRANSFER_DEAD_DEFERRED],
             size_bytes=self.size,
         )

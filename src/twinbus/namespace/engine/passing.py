@@ -12,7 +12,7 @@ from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine.effects import Refusal
 
 
-class Passed(NamedTuple):
+class ForwardedMessage(NamedTuple):
     """A message as its next entity gets it."""
 
     envelope: Envelope
@@ -24,10 +24,10 @@ class Passed(NamedTuple):
 
 
 def admit(
-    passed: Sequence[Passed], size: int, refusal_of: Callable[[Envelope, int], Refusal | None]
-) -> tuple[list[Passed], list[Refusal | None]]:
+    passed: Sequence[ForwardedMessage], size: int, refusal_of: Callable[[Envelope, int], Refusal | None]
+) -> tuple[list[ForwardedMessage], list[Refusal | None]]:
     """Each by itself, unlike a transfer: those that are taken, and for all of them why not. `size` is held already."""
-    kept: list[Passed] = []
+    kept: list[ForwardedMessage] = []
     results: list[Refusal | None] = []
     for each in passed:
         refusal = refusal_of(each.envelope, size)

@@ -11,11 +11,11 @@ from typing import Any, Final
 from twinbus.ledger.entries import units
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import (
-    Answer,
+    AnswerRequest,
+    EngineDecision,
     Meter,
-    Operation,
+    MeteredOperation,
     Refusal,
-    Step,
     disabled,
     messages_not_found,
     not_allowed,
@@ -29,51 +29,51 @@ from twinbus.namespace.engine.events import (
     SessionStateRequested,
     SessionStateSet,
 )
-from twinbus.namespace.engine.receive_state import HeldSession, Shelf
+from twinbus.namespace.engine.receive_state import HeldSession, ReceiveState
 from twinbus.namespace.engine.settlement import drop, expire
 from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
-    Lane,
-    Need,
     NextRows,
     PutSessionState,
+    QueueLane,
     Row,
     RowsBySeq,
-    SessionState,
     StoredSessions,
+    StoredSessionState,
+    StoreRead,
     distinct,
 )
 from twinbus.values import Condition
 
-Asking = Generator[Need, Any, None]
+Asking = Generator[StoreRead, Any, None]
 
 PEEK_BYTES: Final = limits.MIB
 # Deferred messages of one request: read so many at a time, and together not more than so many bytes.
 DEFERRED_ROWS: Final = 64
 DEFERRED_BYTES: Final = 16 * limits.MIB
 _PAGE: Final = 256
-_MAIN_LANES: Final = (Lane.ACTIVE, Lane.DEFERRED, Lane.SCHEDULED)
-_DEAD_LANES: Final = (Lane.DEAD, Lane.DEAD_DEFERRED)
-_TRANSFER_LANES: Final = (Lane.TRANSFER_DEAD, Lane.TRANSFER_DEAD_DEFERRED)
+_MAIN_LANES: Final = (QueueLane.ACTIVE, QueueLane.DEFERRED, QueueLane.SCHEDULED)
+_DEAD_LANES: Final = (QueueLane.DEAD, QueueLane.DEAD_DEFERRED)
+_TRANSFER_LANES: Final = (QueueLane.TRANSFER_DEAD, QueueLane.TRANSFER_DEAD_DEFERRED)
 
 
 def expired(row: Row, now: int) -> bool:
     """Whether the message is over by itself: a deferred one is only when it is asked for by its number."""
-    return row.lane == Lane.ACTIVE and is_overdue(row, now)
+    return row.lane == QueueLane.ACTIVE and is_overdue(row, now)
 
 
 def is_overdue(row: Row, now: int) -> bool:
     return row.expires is not None and row.expires <= now
 
 
-def _lanes(event: MessagesPeeked | DeferredRequested | BatchDeleted) -> tuple[Lane, ...]:
+def _lanes(event: MessagesPeeked | DeferredRequested | BatchDeleted) -> tuple[QueueLane, ...]:
     """Of the queue or sub-queue an event is about: first what is given out, then what is deferred."""
     return _TRANSFER_LANES if event.transfer else _DEAD_LANES if event.dead_letter else _MAIN_LANES
 
 
-def peek(shelf: Shelf, event: MessagesPeeked, now: int, step: Step) -> Asking:
+def peek(shelf: ReceiveState, event: MessagesPeeked, now: int, step: EngineDecision) -> Asking:
     if not shelf.settings.status.gives_receives:
-        step.effects.append(Answer(event.reply, disabled(shelf.path, "receives")))
+        step.effects.append(AnswerRequest(event.reply, disabled(shelf.path, "receives")))
         return
     lanes = _lanes(event)
     start, rows = event.start, list[Row]()
@@ -84,13 +84,16 @@ def peek(shelf: Shelf, event: MessagesPeeked, now: int, step: Step) -> Asking:
             break
         start = page[-1].seq + 1
     bytes_ = sum(row.size for row in rows)
-    step.effects += (Answer(event.reply, rows), Meter(shelf.path, Operation.PEEK, 1, bytes_, units(1, bytes_) - 1))
+    step.effects += (
+        AnswerRequest(event.reply, rows),
+        Meter(shelf.path, MeteredOperation.PEEK, 1, bytes_, units(1, bytes_) - 1),
+    )
 
 
-def receive_deferred(shelf: Shelf, event: DeferredRequested, now: int, step: Step) -> Asking:
+def receive_deferred(shelf: ReceiveState, event: DeferredRequested, now: int, step: EngineDecision) -> Asking:
     refusal, held = _deferred_access(shelf, event, now)
     if refusal is not None:
-        step.effects.append(Answer(event.reply, refusal))
+        step.effects.append(AnswerRequest(event.reply, refusal))
         return
     lane = _lanes(event)[1]
     seqs = distinct(event.seqs)
@@ -99,7 +102,7 @@ def receive_deferred(shelf: Shelf, event: DeferredRequested, now: int, step: Ste
         stored += yield RowsBySeq(shelf.counters.queue, (lane,), seqs[start : start + DEFERRED_ROWS])
         if sum(row.size for row in stored) > DEFERRED_BYTES:
             text = f"The messages asked for have more than {DEFERRED_BYTES} bytes together. Ask for fewer at a time."
-            step.effects.append(Answer(event.reply, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text)))
+            step.effects.append(AnswerRequest(event.reply, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text)))
             return
     free = [row for row in stored if row.seq not in shelf.locks.by_seq and (held is None or row.session == held.id)]
     rows = [row for row in free if not is_overdue(row, now)]
@@ -109,7 +112,7 @@ def receive_deferred(shelf: Shelf, event: DeferredRequested, now: int, step: Ste
     if len(rows) < len(seqs):
         found = {row.seq for row in rows}
         missing = [seq for seq in seqs if seq not in found]
-        step.effects.append(Answer(event.reply, messages_not_found("deferred", missing)))
+        step.effects.append(AnswerRequest(event.reply, messages_not_found("deferred", missing)))
         return
     until = held.until if held is not None else now + shelf.settings.lock_duration
     received: list[tuple[Row, bytes | None, int | None]] = []
@@ -125,12 +128,14 @@ def receive_deferred(shelf: Shelf, event: DeferredRequested, now: int, step: Ste
     sizes = [row.size for row in rows]
     more = units(len(rows), sizes) - len(rows)
     step.effects += (
-        Answer(event.reply, received),
-        Meter(shelf.path, Operation.RECEIVE_DEFERRED, len(rows), sum(sizes), more),
+        AnswerRequest(event.reply, received),
+        Meter(shelf.path, MeteredOperation.RECEIVE_DEFERRED, len(rows), sum(sizes), more),
     )
 
 
-def _deferred_access(shelf: Shelf, event: DeferredRequested, now: int) -> tuple[Refusal | None, HeldSession | None]:
+def _deferred_access(
+    shelf: ReceiveState, event: DeferredRequested, now: int
+) -> tuple[Refusal | None, HeldSession | None]:
     """A session's deferred messages are for the holder of the session; those of a dead-letter queue for anyone."""
     if not shelf.settings.status.gives_receives:
         return disabled(shelf.path, "receives"), None
@@ -144,9 +149,9 @@ def _deferred_access(shelf: Shelf, event: DeferredRequested, now: int) -> tuple[
     return None, held
 
 
-def delete_batch(shelf: Shelf, event: BatchDeleted, now: int, step: Step) -> Asking:
+def delete_batch(shelf: ReceiveState, event: BatchDeleted, now: int, step: EngineDecision) -> Asking:
     if not shelf.settings.status.gives_receives:
-        step.effects.append(Answer(event.reply, disabled(shelf.path, "receives")))
+        step.effects.append(AnswerRequest(event.reply, disabled(shelf.path, "receives")))
         return
     lane = _lanes(event)[0]
     after, chosen, more = 0, list[Row](), True
@@ -163,45 +168,48 @@ def delete_batch(shelf: Shelf, event: BatchDeleted, now: int, step: Step) -> Ask
     for row in chosen:
         drop(shelf, row, step)
     shelf.forget({row.seq for row in chosen})
-    step.effects += (Answer(event.reply, len(chosen)), Meter(shelf.path, Operation.DELETE_BATCH, 1))
+    step.effects += (AnswerRequest(event.reply, len(chosen)), Meter(shelf.path, MeteredOperation.DELETE_BATCH, 1))
 
 
-def get_state(shelf: Shelf, event: SessionStateRequested, now: int, step: Step) -> Asking:
+def get_state(shelf: ReceiveState, event: SessionStateRequested, now: int, step: EngineDecision) -> Asking:
     refusal = _session_refusal(shelf, event.session, now)
     if refusal is not None:
-        step.effects.append(Answer(event.reply, refusal))
+        step.effects.append(AnswerRequest(event.reply, refusal))
         return
-    state: bytes | None = yield SessionState(shelf.counters.queue, event.session)
+    state: bytes | None = yield StoredSessionState(shelf.counters.queue, event.session)
     size = len(state or b"")
     step.effects += (
-        Answer(event.reply, state),
-        Meter(shelf.path, Operation.GET_SESSION_STATE, 1, size, units(1, size) - 1),
+        AnswerRequest(event.reply, state),
+        Meter(shelf.path, MeteredOperation.GET_SESSION_STATE, 1, size, units(1, size) - 1),
     )
 
 
-def set_state(shelf: Shelf, event: SessionStateSet, now: int, step: Step) -> None:
+def set_state(shelf: ReceiveState, event: SessionStateSet, now: int, step: EngineDecision) -> None:
     refusal = _session_refusal(shelf, event.session, now)
     size = len(event.state or b"")
     if refusal is None and size > limits.MAX_SESSION_STATE_BYTES:
         text = f"The session state of {size} bytes is larger than {limits.MAX_SESSION_STATE_BYTES} bytes."
         refusal = Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
     if refusal is not None:
-        step.effects.append(Answer(event.reply, refusal))
+        step.effects.append(AnswerRequest(event.reply, refusal))
         return
     step.writes.append(PutSessionState(shelf.counters.queue, event.session, event.state, now))
     more = units(1, size) - 1
-    step.effects += (Answer(event.reply, None), Meter(shelf.path, Operation.SET_SESSION_STATE, 1, size, more))
+    step.effects += (
+        AnswerRequest(event.reply, None),
+        Meter(shelf.path, MeteredOperation.SET_SESSION_STATE, 1, size, more),
+    )
 
 
-def list_sessions(shelf: Shelf, event: SessionsListed, step: Step) -> Asking:
+def list_sessions(shelf: ReceiveState, event: SessionsListed, step: EngineDecision) -> Asking:
     if not shelf.settings.requires_session:
-        step.effects.append(Answer(event.reply, not_allowed(f"'{shelf.path}' does not take sessions.")))
+        step.effects.append(AnswerRequest(event.reply, not_allowed(f"'{shelf.path}' does not take sessions.")))
         return
     found: list[str] = yield StoredSessions(shelf.counters.queue, event.skip, event.top, event.updated_since)
-    step.effects += (Answer(event.reply, found), Meter(shelf.path, Operation.LIST_SESSIONS, 1))
+    step.effects += (AnswerRequest(event.reply, found), Meter(shelf.path, MeteredOperation.LIST_SESSIONS, 1))
 
 
-def _session_refusal(shelf: Shelf, session: str, now: int) -> Refusal | None:
+def _session_refusal(shelf: ReceiveState, session: str, now: int) -> Refusal | None:
     if not shelf.settings.requires_session:
         return not_allowed(f"'{shelf.path}' does not take sessions.")
     held = shelf.sessions.held.get(session)

@@ -13,11 +13,20 @@ from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine import receiving
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.engine.duplicate_detection import SeenIds
-from twinbus.namespace.engine.effects import Answer, Decision, Operation, Refusal, Step, not_allowed, not_found
+from twinbus.namespace.engine.effects import (
+    AnswerRequest,
+    EngineDecision,
+    MeteredOperation,
+    PendingDecision,
+    Refusal,
+    not_allowed,
+    not_found,
+)
 from twinbus.namespace.engine.events import (
     CreditGranted,
     Deleted,
     DescriptionChanged,
+    EntityTimerFired,
     Event,
     MessagesScheduled,
     MessagesSent,
@@ -27,17 +36,16 @@ from twinbus.namespace.engine.events import (
     RuleRemoved,
     RulesListed,
     ScheduleCancelled,
-    TimerFired,
 )
-from twinbus.namespace.engine.lifecycle import Counters, Life, confirm, refuse_as_gone
-from twinbus.namespace.engine.passing import Passed, admit, life_of
-from twinbus.namespace.engine.receive_state import Shelf, Supplies
+from twinbus.namespace.engine.lifecycle import EntityCounters, Lifecycle, confirm, refuse_as_gone
+from twinbus.namespace.engine.passing import ForwardedMessage, admit, life_of
+from twinbus.namespace.engine.receive_state import EngineResources, ReceiveState
 from twinbus.namespace.engine.receiving import shelve
 from twinbus.namespace.engine.schedule import Schedule, remaining
 from twinbus.namespace.engine.send_checks import meter, refusal_of, sift, time_to_live
-from twinbus.namespace.engine.storage_protocol import Lane, MoveRow, Need, PutRow, Row
+from twinbus.namespace.engine.storage_protocol import MoveRow, PutRow, QueueLane, Row, StoreRead
 
-Asking = Generator[Need, Any, None]
+Asking = Generator[StoreRead, Any, None]
 
 
 class Queue:
@@ -48,8 +56,8 @@ class Queue:
     def __init__(
         self,
         description: QueueDescription,
-        life: Life,
-        supplies: Supplies,
+        life: Lifecycle,
+        supplies: EngineResources,
         *,
         next_expiry: int | None = None,
         next_due: int | None = None,
@@ -57,9 +65,9 @@ class Queue:
     ) -> None:
         self.description = description
         self.life = life
-        self.counters: Counters = life.counters
+        self.counters: EntityCounters = life.counters
         self.supplies = supplies
-        self.shelf = Shelf(self.counters, description, supplies, next_expiry)
+        self.shelf = ReceiveState(self.counters, description, supplies, next_expiry)
         self.schedule = Schedule(self.counters, next_due)
         self.seen: SeenIds | None = None
         if description.requires_duplicate_detection:
@@ -82,12 +90,12 @@ class Queue:
     def next_timer(self) -> int | None:
         return None if self.life.ended else self.shelf.next_timer
 
-    def advance(self, event: Event, now: int, step: Step | None = None) -> Decision:
+    def advance(self, event: Event, now: int, step: EngineDecision | None = None) -> PendingDecision:
         """Decide about one event; with a step of others, what is decided is added to it."""
         if self.life.ended:
             return refuse_as_gone(event, self.path)
-        step, shelf = step or Step(), self.shelf
-        if not isinstance(event, TimerFired):
+        step, shelf = step or EngineDecision(), self.shelf
+        if not isinstance(event, EntityTimerFired):
             self.counters.accessed = now
         match event:
             case MessagesSettled() | CreditGranted():  # the most frequent first; they never ask
@@ -98,7 +106,7 @@ class Queue:
                 yield from self._scheduled(event, now, step)
             case ScheduleCancelled():
                 yield from self.schedule.cancel(event, self.path, step)
-            case TimerFired():
+            case EntityTimerFired():
                 yield from self._fired(now, step)
             case DescriptionChanged():
                 self._changed(event, now, step)
@@ -107,7 +115,7 @@ class Queue:
                 confirm(event, step)
             case RuleAdded() | RuleChanged() | RuleRemoved() | RulesListed():
                 refusal = not_allowed(f"'{self.path}' is a queue: only subscriptions have rules.")
-                step.effects.append(Answer(event.reply, refusal))
+                step.effects.append(AnswerRequest(event.reply, refusal))
             case _:
                 asking = receiving.decide(shelf, event, now, step)
                 if asking is not None:
@@ -117,33 +125,33 @@ class Queue:
         self.finish(step)
         return step
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: EngineDecision) -> None:
         if self.counters.changed:
             step.writes.append(self.counters.put())
 
     # --- arrival -------------------------------------------------------------------------------------------------
 
-    def _sent(self, event: MessagesSent, now: int, step: Step) -> Asking:
+    def _sent(self, event: MessagesSent, now: int, step: EngineDecision) -> Asking:
         refusal = refusal_of(event.messages, self.description, self.counters.size)
         if refusal is None:
             messages = yield from sift(event.messages, self.seen, now, step)
             self._store(messages, now, step)
-            meter(self.path, Operation.SEND, event.messages, step)
-        step.effects.append(Answer(event.reply, refusal))
+            meter(self.path, MeteredOperation.SEND, event.messages, step)
+        step.effects.append(AnswerRequest(event.reply, refusal))
 
-    def _scheduled(self, event: MessagesScheduled, now: int, step: Step) -> Asking:
+    def _scheduled(self, event: MessagesScheduled, now: int, step: EngineDecision) -> Asking:
         refusal = refusal_of(event.messages, self.description, self.counters.size)
         if refusal is not None:
-            step.effects.append(Answer(event.reply, refusal))
+            step.effects.append(AnswerRequest(event.reply, refusal))
             return
         messages = yield from sift(event.messages, self.seen, now, step)
         stored = self._store(messages, now, step)
         # A ping or a duplicate is answered like the others: with a number, which nothing has.
         seqs = [seq or self.counters.take_seq() for seq in stored]
-        meter(self.path, Operation.SCHEDULE, event.messages, step)
-        step.effects.append(Answer(event.reply, seqs))
+        meter(self.path, MeteredOperation.SCHEDULE, event.messages, step)
+        step.effects.append(AnswerRequest(event.reply, seqs))
 
-    def _store(self, messages: Iterable[Envelope | None], now: int, step: Step) -> list[int]:
+    def _store(self, messages: Iterable[Envelope | None], now: int, step: EngineDecision) -> list[int]:
         """The sequence numbers given, 0 for what is not stored."""
         counters, writes = self.counters, step.writes
         queue, default = counters.queue, self.description.default_time_to_live
@@ -175,7 +183,9 @@ class Queue:
         self._arm()
         return seqs
 
-    def take_over(self, passed: Sequence[Passed], now: int, step: Step) -> Generator[Need, Any, list[Refusal | None]]:
+    def take_over(
+        self, passed: Sequence[ForwardedMessage], now: int, step: EngineDecision
+    ) -> Generator[StoreRead, Any, list[Refusal | None]]:
         """Messages that another entity forwards: for each, why it is not taken."""
         if self.life.ended:
             return [not_found(self.path)] * len(passed)
@@ -193,7 +203,7 @@ class Queue:
             ttl = life_of(each.ttl, self.description.default_time_to_live)
             row = Row(
                 queue=counters.queue,
-                lane=Lane.ACTIVE,
+                lane=QueueLane.ACTIVE,
                 seq=counters.take_seq(),
                 origin_seq=each.origin_seq,
                 enqueued=now,
@@ -211,28 +221,28 @@ class Queue:
             fresh.append(row)
         shelve(self.shelf, fresh, now, step)
         self._arm()
-        meter(self.path, Operation.SEND, messages, step)
+        meter(self.path, MeteredOperation.SEND, messages, step)
         if self.shelf.pending or self.shelf.sessions.search:
             yield from receiving.follow_up(self.shelf, now, step)
         self.finish(step)
         return results
 
-    def _activate(self, due: list[Row], now: int, step: Step) -> None:
+    def _activate(self, due: list[Row], now: int, step: EngineDecision) -> None:
         """A scheduled message enters the queue: under a new number, at this time."""
         fresh: list[Row] = []
         for row in due:
             seq = self.counters.take_seq()
             ttl = remaining(row)
             expires = None if ttl is None else now + ttl
-            place = (row.queue, row.lane, row.seq, Lane.ACTIVE, seq)
+            place = (row.queue, row.lane, row.seq, QueueLane.ACTIVE, seq)
             step.writes.append(MoveRow(*place, now, expires, row.delivery_count, row.overlay))
-            self.counters.move(row.lane, Lane.ACTIVE)
-            fresh.append(row._replace(lane=Lane.ACTIVE, seq=seq, enqueued=now, expires=expires, due=None))
+            self.counters.move(row.lane, QueueLane.ACTIVE)
+            fresh.append(row._replace(lane=QueueLane.ACTIVE, seq=seq, enqueued=now, expires=expires, due=None))
         shelve(self.shelf, fresh, now, step)
 
     # --- time and administration ---------------------------------------------------------------------------------
 
-    def _fired(self, now: int, step: Step) -> Asking:
+    def _fired(self, now: int, step: EngineDecision) -> Asking:
         expired = yield from receiving.read_expired(self.shelf, now)
         try:
             due = yield from self.schedule.read_due(now)
@@ -251,7 +261,7 @@ class Queue:
         else:
             self._rearm(now)
 
-    def _changed(self, event: DescriptionChanged, now: int, step: Step) -> None:
+    def _changed(self, event: DescriptionChanged, now: int, step: EngineDecision) -> None:
         description = event.description
         assert isinstance(description, QueueDescription), "the namespace keeps the kind of an entity"
         self.description = description
@@ -263,7 +273,7 @@ class Queue:
         step.writes.append(self.life.record(description))
         confirm(event, step)
 
-    def _delete(self, now: int, step: Step) -> None:
+    def _delete(self, now: int, step: EngineDecision) -> None:
         receiving.close(self.shelf, now, step)
         if self.seen is not None:
             self.seen.close()

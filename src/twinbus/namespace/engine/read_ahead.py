@@ -21,7 +21,7 @@ MAX_RETURNED: Final = 4096
 """Beyond this many returned rows it is cheaper to read the lane again from the first of them."""
 
 
-class Budget:
+class ReadAheadBudget:
     """Bytes of messages that may stand ready in memory, all queues together."""
 
     __slots__ = ("limit", "used")
@@ -31,7 +31,7 @@ class Budget:
         self.used = 0
 
 
-class Window:
+class ReadAhead:
     """The front of one lane, in the order of sequence numbers."""
 
     __slots__ = (
@@ -47,7 +47,9 @@ class Window:
         "session",
     )
 
-    def __init__(self, queue: int, lane: int, budget: Budget, *, session: str | None = None, empty: bool) -> None:
+    def __init__(
+        self, queue: int, lane: int, budget: ReadAheadBudget, *, session: str | None = None, empty: bool
+    ) -> None:
         self.queue = queue
         self.lane = lane
         self.session = session

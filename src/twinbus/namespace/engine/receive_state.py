@@ -9,14 +9,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from twinbus.namespace.engine.deadline_heap import Deadlines
+from twinbus.namespace.engine.deadline_heap import DeadlineHeap
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.namespace.engine.duplicate_detection import IdBudget
-from twinbus.namespace.engine.lifecycle import Counters
-from twinbus.namespace.engine.read_ahead import Budget, Window
-from twinbus.namespace.engine.storage_protocol import Lane, Row
+from twinbus.namespace.engine.lifecycle import EntityCounters
+from twinbus.namespace.engine.read_ahead import ReadAhead, ReadAheadBudget
+from twinbus.namespace.engine.storage_protocol import QueueLane, Row
 
-Settings = QueueDescription | SubscriptionDescription
+ReceiveSettings = QueueDescription | SubscriptionDescription
 
 
 PAGE: Final = 64
@@ -25,7 +25,7 @@ PAGE: Final = 64
 _NO_RAW: Final = (b"",)
 
 
-class Lock:
+class MessageLock:
     """One message held under one token."""
 
     __slots__ = ("row", "session", "token", "until")
@@ -37,18 +37,18 @@ class Lock:
         self.session = session
 
 
-class Locks:
+class MessageLocks:
     """The locks of one queue, its dead-letter sub-queue included."""
 
     __slots__ = ("by_seq", "by_token", "deadlines")
 
     def __init__(self) -> None:
-        self.by_token: dict[bytes, Lock] = {}
-        self.by_seq: dict[int, Lock] = {}
-        self.deadlines: Deadlines[bytes] = Deadlines()
+        self.by_token: dict[bytes, MessageLock] = {}
+        self.by_seq: dict[int, MessageLock] = {}
+        self.deadlines: DeadlineHeap[bytes] = DeadlineHeap()
 
     def take(self, token: bytes, row: Row, until: int, session: HeldSession | None) -> None:
-        lock = Lock(token, tuple.__new__(Row, row[:12] + _NO_RAW), until, session)
+        lock = MessageLock(token, tuple.__new__(Row, row[:12] + _NO_RAW), until, session)
         self.by_token[token] = lock
         self.by_seq[row.seq] = lock
         if session is None:
@@ -56,14 +56,14 @@ class Locks:
         else:
             session.locks[token] = lock
 
-    def held(self, token: bytes, now: int) -> Lock | None:
+    def held(self, token: bytes, now: int) -> MessageLock | None:
         """The lock of this token, unless its time is up, even if nobody has noticed yet."""
         lock = self.by_token.get(token)
         if lock is None or (lock.until if lock.session is None else lock.session.until) <= now:
             return None
         return lock
 
-    def drop(self, lock: Lock) -> None:
+    def drop(self, lock: MessageLock) -> None:
         token = lock.token
         del self.by_token[token]
         del self.by_seq[lock.row.seq]
@@ -72,7 +72,7 @@ class Locks:
         else:
             del lock.session.locks[token]
 
-    def renew(self, lock: Lock, until: int) -> None:
+    def renew(self, lock: MessageLock, until: int) -> None:
         lock.until = until
         self.deadlines.set(lock.token, until)
 
@@ -82,52 +82,52 @@ class HeldSession:
 
     __slots__ = ("consumer", "feed", "id", "locks", "until")
 
-    feed: Feed
+    feed: DeliveryLane
 
-    def __init__(self, session: str, consumer: Consumer, until: int) -> None:
+    def __init__(self, session: str, consumer: AttachedReceiver, until: int) -> None:
         self.id = session
         self.consumer = consumer
         self.until = until
-        self.locks: dict[bytes, Lock] = {}
+        self.locks: dict[bytes, MessageLock] = {}
 
 
-class Waiter:
+class WaitingReceiver:
     """A receiver that takes whichever session comes."""
 
     __slots__ = ("consumer", "deadline")
 
-    def __init__(self, consumer: Consumer, deadline: int) -> None:
+    def __init__(self, consumer: AttachedReceiver, deadline: int) -> None:
         self.consumer = consumer
         self.deadline = deadline
 
 
-class Sessions:
+class EntitySessions:
     """The session locks of one entity and the receivers that wait for one, first come first served."""
 
     __slots__ = ("_arrivals", "deadlines", "held", "rotation", "search", "wait_deadlines", "waiting")
 
     def __init__(self) -> None:
         self.held: dict[str, HeldSession] = {}
-        self.deadlines: Deadlines[str] = Deadlines()
-        self.waiting: OrderedDict[int, Waiter] = OrderedDict()
-        self.wait_deadlines: Deadlines[int] = Deadlines()
+        self.deadlines: DeadlineHeap[str] = DeadlineHeap()
+        self.waiting: OrderedDict[int, WaitingReceiver] = OrderedDict()
+        self.wait_deadlines: DeadlineHeap[int] = DeadlineHeap()
         self._arrivals = 0
         self.search = False
         """There may be a free session with messages for those who wait."""
         self.rotation = ""
         """The session given out last: the next search begins after it."""
 
-    def wait(self, consumer: Consumer, deadline: int) -> None:
+    def wait(self, consumer: AttachedReceiver, deadline: int) -> None:
         self._arrivals += 1
-        self.waiting[self._arrivals] = Waiter(consumer, deadline)
+        self.waiting[self._arrivals] = WaitingReceiver(consumer, deadline)
         self.wait_deadlines.set(self._arrivals, deadline)
 
-    def first_waiting(self) -> Consumer:
+    def first_waiting(self) -> AttachedReceiver:
         number = next(iter(self.waiting))
         self.wait_deadlines.clear(number)
         return self.waiting.pop(number).consumer
 
-    def stop_waiting(self, consumer: Consumer) -> None:
+    def stop_waiting(self, consumer: AttachedReceiver) -> None:
         for number, waiter in self.waiting.items():
             if waiter.consumer is consumer:
                 del self.waiting[number]
@@ -135,7 +135,7 @@ class Sessions:
                 return
 
 
-class Consumer:
+class AttachedReceiver:
     """A receiver as the engine sees it. `limit` and `taken` count from its attach, like link credit does."""
 
     __slots__ = ("drain", "fed", "feed", "hungry", "limit", "peek_lock", "receiver", "room", "taken")
@@ -151,24 +151,24 @@ class Consumer:
         self.hungry = False
         self.fed = False
         """Something was delivered under the present grant of credit."""
-        self.feed: Feed | None = None
+        self.feed: DeliveryLane | None = None
         """None while it waits for a session."""
 
 
-class Feed:
+class DeliveryLane:
     """Rows in order, and the receivers with credit for them, in turn."""
 
     __slots__ = ("attending", "hungry", "onward", "session", "window")
 
-    def __init__(self, window: Window, session: HeldSession | None = None) -> None:
+    def __init__(self, window: ReadAhead, session: HeldSession | None = None) -> None:
         self.window = window
         self.session = session
         self.attending = 0
         self.onward: str | None = None
         """The entity that all rows of this feed are forwarded to."""
-        self.hungry: deque[Consumer] = deque()
+        self.hungry: deque[AttachedReceiver] = deque()
 
-    def enter(self, consumer: Consumer) -> None:
+    def enter(self, consumer: AttachedReceiver) -> None:
         consumer.feed = self
         self.attending += 1
         self.window.attend(True)
@@ -178,28 +178,28 @@ class Feed:
         if not self.attending:
             self.window.attend(False)
 
-    def queue_up(self, consumer: Consumer) -> None:
+    def queue_up(self, consumer: AttachedReceiver) -> None:
         if not consumer.hungry:
             consumer.hungry = True
             self.hungry.append(consumer)
 
-    def leave(self, consumer: Consumer) -> None:
+    def leave(self, consumer: AttachedReceiver) -> None:
         if consumer.hungry:
             consumer.hungry = False
             self.hungry.remove(consumer)
 
 
-class Supplies:
+class EngineResources:
     """What the engine is given from outside: tokens nobody can guess, ids for shared bodies, memory."""
 
     __slots__ = ("budget", "ids", "new_token", "next_body", "onward")
 
-    def __init__(self, new_token: Callable[[], bytes], next_body: int, budget: Budget, ids: IdBudget) -> None:
+    def __init__(self, new_token: Callable[[], bytes], next_body: int, budget: ReadAheadBudget, ids: IdBudget) -> None:
         self.new_token = new_token
         self.next_body = next_body
         self.budget = budget
         self.ids = ids
-        self.onward: dict[tuple[Shelf, Feed], None] = {}
+        self.onward: dict[tuple[ReceiveState, DeliveryLane], None] = {}
         """Feeds with rows to be forwarded, in the order they were noticed."""
 
     def take_body(self) -> int:
@@ -208,7 +208,7 @@ class Supplies:
         return body
 
 
-class Shelf:
+class ReceiveState:
     """One queue's messages as receivers see them."""
 
     __slots__ = (
@@ -227,28 +227,30 @@ class Shelf:
         "transfer",
     )
 
-    def __init__(self, counters: Counters, settings: Settings, supplies: Supplies, next_expiry: int | None) -> None:
+    def __init__(
+        self, counters: EntityCounters, settings: ReceiveSettings, supplies: EngineResources, next_expiry: int | None
+    ) -> None:
         self.counters = counters
         self.settings = settings
         self.path = settings.path
         self.supplies = supplies
-        self.locks = Locks()
-        self.consumers: dict[Any, Consumer] = {}
-        self.sessions = Sessions()
-        self.main = self._feed(Lane.ACTIVE)
-        self.dead = self._feed(Lane.DEAD)
-        self.transfer = self._feed(Lane.TRANSFER_DEAD)
+        self.locks = MessageLocks()
+        self.consumers: dict[Any, AttachedReceiver] = {}
+        self.sessions = EntitySessions()
+        self.main = self._feed(QueueLane.ACTIVE)
+        self.dead = self._feed(QueueLane.DEAD)
+        self.transfer = self._feed(QueueLane.TRANSFER_DEAD)
         self.next_expiry = next_expiry
         """Nothing expires before; None: nothing ever will."""
-        self.pending: list[Feed] = []
+        self.pending: list[DeliveryLane] = []
         """Feeds that may have both rows and receivers."""
         self.next_timer: int | None = next_expiry
         """Nothing is to be done by itself before. It may come for nothing: then it is worked out anew."""
         self.direct()
 
-    def _feed(self, lane: Lane) -> Feed:
+    def _feed(self, lane: QueueLane) -> DeliveryLane:
         queue, empty = self.counters.queue, self.counters.lanes[lane] == 0
-        return Feed(Window(queue, lane, self.supplies.budget, empty=empty))
+        return DeliveryLane(ReadAhead(queue, lane, self.supplies.budget, empty=empty))
 
     def direct(self) -> None:
         """Where the settings send rows on to."""
@@ -261,17 +263,17 @@ class Shelf:
         if self.next_timer is None or at < self.next_timer:
             self.next_timer = at
 
-    def wake(self, feed: Feed) -> None:
+    def wake(self, feed: DeliveryLane) -> None:
         if feed.hungry and feed not in self.pending:
             self.pending.append(feed)
         if feed.onward is not None and not feed.window.exhausted:
             self.supplies.onward[self, feed] = None
 
-    def feed_of(self, row: Row) -> Feed | None:
+    def feed_of(self, row: Row) -> DeliveryLane | None:
         """Where the row is delivered from; None if that is a session nobody holds."""
-        if row.lane >= Lane.TRANSFER_DEAD:
+        if row.lane >= QueueLane.TRANSFER_DEAD:
             return self.transfer
-        if row.lane >= Lane.DEAD:
+        if row.lane >= QueueLane.DEAD:
             return self.dead
         if not self.settings.requires_session:
             return self.main

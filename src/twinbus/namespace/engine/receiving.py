@@ -10,11 +10,11 @@ from typing import Any, Final, assert_never
 
 from twinbus.namespace.engine import delivery, queries, session_assignment, settlement
 from twinbus.namespace.engine.effects import (
-    Answer,
+    AnswerRequest,
     DetachReceiver,
+    EngineDecision,
     ForgetEntity,
     Refusal,
-    Step,
     disabled,
     not_allowed,
     not_found,
@@ -34,11 +34,11 @@ from twinbus.namespace.engine.events import (
     SessionStateRequested,
     SessionStateSet,
 )
-from twinbus.namespace.engine.receive_state import Consumer, Feed, Settings, Shelf
+from twinbus.namespace.engine.receive_state import AttachedReceiver, DeliveryLane, ReceiveSettings, ReceiveState
 from twinbus.namespace.engine.session_assignment import seat_for
-from twinbus.namespace.engine.storage_protocol import DropEntity, DueAnswer, ExpiredRows, Need, Row
+from twinbus.namespace.engine.storage_protocol import DropEntity, DueAnswer, ExpiredRows, Row, StoreRead
 
-Asking = Generator[Need, Any, None]
+Asking = Generator[StoreRead, Any, None]
 
 _EXPIRED_PAGE: Final = 256
 
@@ -59,7 +59,7 @@ ReceivingEvent = (
 )
 
 
-def decide(shelf: Shelf, event: ReceivingEvent, now: int, step: Step) -> Asking | None:
+def decide(shelf: ReceiveState, event: ReceivingEvent, now: int, step: EngineDecision) -> Asking | None:
     """Decide at once, or return the decision to go through with where rows are needed."""
     match event:
         case MessagesSettled():
@@ -93,7 +93,7 @@ def decide(shelf: Shelf, event: ReceivingEvent, now: int, step: Step) -> Asking 
     return None
 
 
-def follow_up(shelf: Shelf, now: int, step: Step) -> Asking:
+def follow_up(shelf: ReceiveState, now: int, step: EngineDecision) -> Asking:
     """Give out what the event has made available. A read that fails takes nothing from what is decided already."""
     try:
         yield from _give_out(shelf, now, step)
@@ -103,10 +103,10 @@ def follow_up(shelf: Shelf, now: int, step: Step) -> Asking:
         shelf.arm(now)  # the firing that follows decides nothing before it reads, and fails by itself
 
 
-def _give_out(shelf: Shelf, now: int, step: Step) -> Asking:
+def _give_out(shelf: ReceiveState, now: int, step: EngineDecision) -> Asking:
     if shelf.sessions.search:
         yield from session_assignment.search(shelf, now, step)
-    unfinished: list[Feed] = []
+    unfinished: list[DeliveryLane] = []
     while shelf.pending:
         feed = shelf.pending.pop()
         if not (yield from delivery.serve(shelf, feed, now, step)):
@@ -116,7 +116,7 @@ def _give_out(shelf: Shelf, now: int, step: Step) -> Asking:
         shelf.arm(now)
 
 
-def _attach(shelf: Shelf, event: ReceiverAttached, step: Step) -> None:
+def _attach(shelf: ReceiveState, event: ReceiverAttached, step: EngineDecision) -> None:
     refusal: Refusal | None = None
     feed = shelf.transfer if event.transfer else shelf.dead if event.dead_letter else shelf.main
     if shelf.settings.requires_session and feed is shelf.main:
@@ -126,13 +126,13 @@ def _attach(shelf: Shelf, event: ReceiverAttached, step: Step) -> None:
     elif feed.onward is not None:
         refusal = _forwards(shelf, feed)
     else:
-        consumer = Consumer(event.receiver, event.peek_lock)
+        consumer = AttachedReceiver(event.receiver, event.peek_lock)
         feed.enter(consumer)
         shelf.consumers[event.receiver] = consumer
-    step.effects.append(Answer(event.reply, refusal))
+    step.effects.append(AnswerRequest(event.reply, refusal))
 
 
-def _detach(shelf: Shelf, event: ReceiverDetached, now: int, step: Step) -> None:
+def _detach(shelf: ReceiveState, event: ReceiverDetached, now: int, step: EngineDecision) -> None:
     consumer = shelf.consumers.pop(event.receiver, None)
     if consumer is None:
         return
@@ -146,14 +146,14 @@ def _detach(shelf: Shelf, event: ReceiverDetached, now: int, step: Step) -> None
         consumer.feed.exit()
 
 
-def detach_all(shelf: Shelf, now: int, step: Step, refusal: Refusal) -> None:
+def detach_all(shelf: ReceiveState, now: int, step: EngineDecision, refusal: Refusal) -> None:
     """The entity does not serve receivers any more."""
     for receiver in list(shelf.consumers):
         _detach(shelf, ReceiverDetached(receiver), now, step)
         step.effects.append(DetachReceiver(receiver, refusal))
 
 
-def change_settings(shelf: Shelf, settings: Settings, now: int, step: Step) -> None:
+def change_settings(shelf: ReceiveState, settings: ReceiveSettings, now: int, step: EngineDecision) -> None:
     shelf.settings = settings
     if not settings.status.gives_receives:
         detach_all(shelf, now, step, disabled(shelf.path, "receives"))
@@ -165,14 +165,14 @@ def change_settings(shelf: Shelf, settings: Settings, now: int, step: Step) -> N
             step.effects.append(DetachReceiver(receiver, refusal))
 
 
-def _forwards(shelf: Shelf, feed: Feed) -> Refusal:
+def _forwards(shelf: ReceiveState, feed: DeliveryLane) -> Refusal:
     what = "its dead letters" if feed is shelf.dead else "its messages"
     return not_allowed(f"'{shelf.path}' forwards {what} to '{feed.onward}': they cannot be received here.")
 
 
-def close(shelf: Shelf, now: int, step: Step) -> None:
+def close(shelf: ReceiveState, now: int, step: EngineDecision) -> None:
     """The entity is removed with all it holds: what its receivers give back goes with it."""
-    last = Step()
+    last = EngineDecision()
     detach_all(shelf, now, last, not_found(shelf.path))
     shelf.main.window.close()
     shelf.dead.window.close()
@@ -187,7 +187,7 @@ def close(shelf: Shelf, now: int, step: Step) -> None:
 # --- time --------------------------------------------------------------------------------------------------------
 
 
-def read_expired(shelf: Shelf, now: int) -> Generator[Need, Any, list[Row]]:
+def read_expired(shelf: ReceiveState, now: int) -> Generator[StoreRead, Any, list[Row]]:
     """The rows whose time to live is over and that nobody holds. A held one is looked at when it comes back."""
     if shelf.next_expiry is None or shelf.next_expiry > now:
         return []
@@ -198,7 +198,7 @@ def read_expired(shelf: Shelf, now: int) -> Generator[Need, Any, list[Row]]:
     return [row for row in answer.rows if row.seq not in locked]
 
 
-def lapse(shelf: Shelf, expired: list[Row], now: int, step: Step) -> None:
+def lapse(shelf: ReceiveState, expired: list[Row], now: int, step: EngineDecision) -> None:
     """Everything that ends by itself: times to live, message locks, session locks, waits for a session."""
     if expired:
         shelf.forget({row.seq for row in expired})
@@ -212,12 +212,12 @@ def lapse(shelf: Shelf, expired: list[Row], now: int, step: Step) -> None:
         session_assignment.lose(shelf, session, now, step)
 
 
-def time_out(shelf: Shelf, now: int, step: Step) -> None:
+def time_out(shelf: ReceiveState, now: int, step: EngineDecision) -> None:
     """Last of all: a session that became free at this very instant is still given out."""
     session_assignment.time_out(shelf, now, step)
 
 
-def next_instant(shelf: Shelf, now: int) -> int | None:
+def next_instant(shelf: ReceiveState, now: int) -> int | None:
     """When something ends by itself next."""
     instants = (
         shelf.next_expiry,
@@ -229,7 +229,7 @@ def next_instant(shelf: Shelf, now: int) -> int | None:
     return min((at for at in instants if at is not None), default=None)
 
 
-def shelve(shelf: Shelf, rows: Iterable[Row], now: int, step: Step) -> None:
+def shelve(shelf: ReceiveState, rows: Iterable[Row], now: int, step: EngineDecision) -> None:
     """Rows new at the tail of the active lane, in order."""
     if shelf.settings.requires_session:
         _shelve_by_session(shelf, rows, now, step)
@@ -242,7 +242,7 @@ def shelve(shelf: Shelf, rows: Iterable[Row], now: int, step: Step) -> None:
     shelf.wake(shelf.main)
 
 
-def _shelve_by_session(shelf: Shelf, rows: Iterable[Row], now: int, step: Step) -> None:
+def _shelve_by_session(shelf: ReceiveState, rows: Iterable[Row], now: int, step: EngineDecision) -> None:
     sessions = shelf.sessions
     for row in rows:
         shelf.expires_at(row.expires)

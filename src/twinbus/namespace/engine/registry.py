@@ -19,29 +19,29 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
 )
 from twinbus.namespace.engine.duplicate_detection import IdBudget
-from twinbus.namespace.engine.effects import Decision, Refusal, Step, not_found
+from twinbus.namespace.engine.effects import EngineDecision, PendingDecision, Refusal, not_found
 from twinbus.namespace.engine.events import Deleted, DescriptionChanged
-from twinbus.namespace.engine.lifecycle import Counters, Life
+from twinbus.namespace.engine.lifecycle import EntityCounters, Lifecycle
 from twinbus.namespace.engine.limits import MIB
 from twinbus.namespace.engine.queue import Queue
-from twinbus.namespace.engine.read_ahead import Budget
-from twinbus.namespace.engine.receive_state import Feed, Supplies
-from twinbus.namespace.engine.storage_protocol import Opened, StoredEntity
+from twinbus.namespace.engine.read_ahead import ReadAheadBudget
+from twinbus.namespace.engine.receive_state import DeliveryLane, EngineResources
+from twinbus.namespace.engine.storage_protocol import OpenedStore, StoredEntity
 from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.namespace.engine.validation import refusal_of_change, refusal_of_new
 from twinbus.values import Condition
 
 Entity = Queue | Topic | Subscription
-Family = Queue | Topic
+RootEntity = Queue | Topic
 
 _HOT_BYTES: Final = 64 * MIB
 
 
-class Namespace:
+class EntityRegistry:
     """The registry of one namespace."""
 
-    def __init__(self, opened: Opened, *, new_token: Callable[[], bytes], hot_bytes: int = _HOT_BYTES) -> None:
-        self._supplies = Supplies(new_token, opened.next_body, Budget(hot_bytes), IdBudget())
+    def __init__(self, opened: OpenedStore, *, new_token: Callable[[], bytes], hot_bytes: int = _HOT_BYTES) -> None:
+        self._supplies = EngineResources(new_token, opened.next_body, ReadAheadBudget(hot_bytes), IdBudget())
         self._next_queue = opened.next_queue
         self._entities: dict[str, Entity] = {}
         self._topics: dict[int, Topic] = {}
@@ -52,7 +52,7 @@ class Namespace:
             self._open(description, stored)
 
     def _open(self, description: Description, stored: StoredEntity) -> None:
-        life = self._life(Counters(stored.queue), stored.entity.created, stored.entity.updated, reopened=True)
+        life = self._life(EntityCounters(stored.queue), stored.entity.created, stored.entity.updated, reopened=True)
         entity: Entity
         if isinstance(description, QueueDescription):
             instants = {"next_expiry": stored.next_expiry, "next_due": stored.next_due}
@@ -72,8 +72,8 @@ class Namespace:
         if isinstance(entity, Topic):
             self._topics[entity.counters.queue] = entity
 
-    def _life(self, counters: Counters, created: int, updated: int, *, reopened: bool) -> Life:
-        return Life(counters, created, updated, self._forget, reopened=reopened)
+    def _life(self, counters: EntityCounters, created: int, updated: int, *, reopened: bool) -> Lifecycle:
+        return Lifecycle(counters, created, updated, self._forget, reopened=reopened)
 
     def _forget(self, path: str) -> None:
         entity = self._entities.pop(_key(path), None)
@@ -86,7 +86,7 @@ class Namespace:
         """A queue, a topic, or `topic/Subscriptions/name`."""
         return self._entities.get(_key(path))
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[RootEntity]:
         """What is serial and has timers of its own."""
         return [entity for entity in self._entities.values() if not isinstance(entity, Subscription)]
 
@@ -116,10 +116,10 @@ class Namespace:
 
     # --- forwarding ----------------------------------------------------------------------------------------------
 
-    def forwards(self) -> list[tuple[Queue | Subscription, Feed, Queue | Topic | None]]:
+    def forwards(self) -> list[tuple[Queue | Subscription, DeliveryLane, Queue | Topic | None]]:
         """What has to be forwarded, from where to where; whoever asks has it done. The target may be missing."""
         noticed, self._supplies.onward = self._supplies.onward, {}
-        found: list[tuple[Queue | Subscription, Feed, Queue | Topic | None]] = []
+        found: list[tuple[Queue | Subscription, DeliveryLane, Queue | Topic | None]] = []
         for shelf, feed in noticed:
             source = self.find(shelf.path)
             if feed.onward is not None and isinstance(source, Queue | Subscription) and source.shelf is shelf:
@@ -153,7 +153,7 @@ class Namespace:
 
     # --- administration ------------------------------------------------------------------------------------------
 
-    def create(self, description: Description, now: int) -> Step | Refusal:
+    def create(self, description: Description, now: int) -> EngineDecision | Refusal:
         refusal = refusal_of_new(description)
         if refusal is not None:
             return refusal
@@ -163,7 +163,7 @@ class Namespace:
         if (refusal := self._forwarding_fault(description)) is not None:
             return refusal
         queue = self._next_queue
-        life = self._life(Counters.new(queue, now), now, now, reopened=False)
+        life = self._life(EntityCounters.new(queue, now), now, now, reopened=False)
         entity: Entity
         if isinstance(description, QueueDescription):
             entity = Queue(description, life, self._supplies, new=True)
@@ -180,9 +180,9 @@ class Namespace:
             topic.adopt(entity)
         self._next_queue += 1
         self._keep(entity)
-        return Step(writes=[life.record(description), life.counters.put()])
+        return EngineDecision(writes=[life.record(description), life.counters.put()])
 
-    def update(self, description: Description, now: int) -> Decision | Refusal:
+    def update(self, description: Description, now: int) -> PendingDecision | Refusal:
         entity = self.find(description.path)
         if entity is None or type(entity.description) is not type(description):
             return not_found(description.path)
@@ -192,7 +192,7 @@ class Namespace:
             return refusal
         return entity.advance(DescriptionChanged(None, _renamed(description, before)), now)
 
-    def delete(self, path: str, now: int) -> Decision | Refusal:
+    def delete(self, path: str, now: int) -> PendingDecision | Refusal:
         entity = self.find(path)
         return not_found(path) if entity is None else entity.advance(Deleted(None), now)
 

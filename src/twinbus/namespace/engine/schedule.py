@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from twinbus.namespace.engine.effects import Answer, Meter, Operation, Step, messages_not_found
+from twinbus.namespace.engine.effects import AnswerRequest, EngineDecision, Meter, MeteredOperation, messages_not_found
 from twinbus.namespace.engine.events import ScheduleCancelled
-from twinbus.namespace.engine.lifecycle import Counters
+from twinbus.namespace.engine.lifecycle import EntityCounters
 from twinbus.namespace.engine.limits import MIB
 from twinbus.namespace.engine.storage_protocol import (
     DropRow,
     DueAnswer,
     DueRows,
-    Lane,
-    Need,
     PutRow,
+    QueueLane,
     Row,
     RowsBySeq,
+    StoreRead,
     distinct,
 )
 
@@ -32,39 +32,39 @@ class Schedule:
 
     __slots__ = ("counters", "next_due")
 
-    def __init__(self, counters: Counters, next_due: int | None) -> None:
+    def __init__(self, counters: EntityCounters, next_due: int | None) -> None:
         self.counters = counters
         self.next_due = next_due
 
-    def add(self, raw: bytes, due: int, ttl: int | None, session: str | None, now: int, step: Step) -> int:
+    def add(self, raw: bytes, due: int, ttl: int | None, session: str | None, now: int, step: EngineDecision) -> int:
         """Its time to live runs from its activation: what `expires` tells here is that instant if it is punctual."""
         seq = self.counters.take_seq()
         expires = None if ttl is None else due + ttl
         row = Row(
-            self.counters.queue, Lane.SCHEDULED, seq, seq, now, expires, due, session, 0, len(raw), None, None, raw
+            self.counters.queue, QueueLane.SCHEDULED, seq, seq, now, expires, due, session, 0, len(raw), None, None, raw
         )
         step.writes.append(PutRow(row))
-        self.counters.add(Lane.SCHEDULED, row.size)
+        self.counters.add(QueueLane.SCHEDULED, row.size)
         if self.next_due is None or due < self.next_due:
             self.next_due = due
         return seq
 
-    def cancel(self, event: ScheduleCancelled, path: str, step: Step) -> Generator[Need, Any, None]:
+    def cancel(self, event: ScheduleCancelled, path: str, step: EngineDecision) -> Generator[StoreRead, Any, None]:
         """All of them or none."""
         seqs = distinct(event.seqs)
         queue = self.counters.queue
-        rows: list[Row] = yield RowsBySeq(queue, (Lane.SCHEDULED,), seqs, with_raw=False)
+        rows: list[Row] = yield RowsBySeq(queue, (QueueLane.SCHEDULED,), seqs, with_raw=False)
         if len(rows) < len(seqs):
             found = {row.seq for row in rows}
             missing = [seq for seq in seqs if seq not in found]
-            step.effects.append(Answer(event.reply, messages_not_found("scheduled", missing)))
+            step.effects.append(AnswerRequest(event.reply, messages_not_found("scheduled", missing)))
             return
         for row in rows:
-            step.writes.append(DropRow(queue, Lane.SCHEDULED, row.seq))
-            self.counters.drop(Lane.SCHEDULED, row.size)
-        step.effects += (Answer(event.reply, None), Meter(path, Operation.CANCEL_SCHEDULED, len(rows)))
+            step.writes.append(DropRow(queue, QueueLane.SCHEDULED, row.seq))
+            self.counters.drop(QueueLane.SCHEDULED, row.size)
+        step.effects += (AnswerRequest(event.reply, None), Meter(path, MeteredOperation.CANCEL_SCHEDULED, len(rows)))
 
-    def read_due(self, now: int) -> Generator[Need, Any, list[Row]]:
+    def read_due(self, now: int) -> Generator[StoreRead, Any, list[Row]]:
         if self.next_due is None or self.next_due > now:
             return []
         answer: DueAnswer = yield DueRows(self.counters.queue, now, _PAGE, MIB)

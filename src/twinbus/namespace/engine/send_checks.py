@@ -13,8 +13,8 @@ from twinbus.ledger.entries import UNIT, units
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus, QueueDescription, TopicDescription
 from twinbus.namespace.engine.duplicate_detection import SeenIds, key_of
-from twinbus.namespace.engine.effects import Meter, Operation, Refusal, Step, disabled
-from twinbus.namespace.engine.storage_protocol import Need
+from twinbus.namespace.engine.effects import EngineDecision, Meter, MeteredOperation, Refusal, disabled
+from twinbus.namespace.engine.storage_protocol import StoreRead
 from twinbus.values import Condition
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
@@ -98,8 +98,8 @@ def time_to_live(message: Envelope, default: int | None, now: int) -> int | None
 
 
 def sift(
-    messages: Sequence[Envelope], seen: SeenIds | None, now: int, step: Step
-) -> Generator[Need, Any, list[Envelope | None]]:
+    messages: Sequence[Envelope], seen: SeenIds | None, now: int, step: EngineDecision
+) -> Generator[StoreRead, Any, list[Envelope | None]]:
     """The accepted messages in their order; None in place of one that is not stored: a ping or a duplicate."""
     kept = without_pings(messages)
     if seen is None:
@@ -121,7 +121,7 @@ def without_pings(messages: Sequence[Envelope]) -> list[Envelope | None]:
     return [None if message.content_type == PING_CONTENT_TYPE else message for message in messages]
 
 
-def meter(path: str, operation: Operation, messages: Sequence[Envelope], step: Step) -> None:
+def meter(path: str, operation: MeteredOperation, messages: Sequence[Envelope], step: EngineDecision) -> None:
     """A duplicate is an operation like any other; a ping is one of its own kind."""
     size = pings = pinged = more = 0
     for message in messages:
@@ -134,6 +134,6 @@ def meter(path: str, operation: Operation, messages: Sequence[Envelope], step: S
             if length > UNIT:
                 more += units(1, length) - 1
     if pings:
-        step.effects.append(Meter(path, Operation.PING, pings, pinged))
+        step.effects.append(Meter(path, MeteredOperation.PING, pings, pinged))
     if len(messages) > pings:
         step.effects.append(Meter(path, operation, len(messages) - pings, size, more))

@@ -13,30 +13,30 @@ from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.delivery import end_grant
 from twinbus.namespace.engine.effects import (
     AcceptSession,
-    Answer,
+    AnswerRequest,
     DetachReceiver,
+    EngineDecision,
     Meter,
-    Operation,
+    MeteredOperation,
     Refusal,
-    Step,
     disabled,
     not_allowed,
     session_lock_lost,
 )
 from twinbus.namespace.engine.events import SessionLockRenewed, SessionReceiverAttached
-from twinbus.namespace.engine.read_ahead import Window
-from twinbus.namespace.engine.receive_state import PAGE, Consumer, Feed, HeldSession, Shelf
+from twinbus.namespace.engine.read_ahead import ReadAhead
+from twinbus.namespace.engine.receive_state import PAGE, AttachedReceiver, DeliveryLane, HeldSession, ReceiveState
 from twinbus.namespace.engine.settlement import give_back
-from twinbus.namespace.engine.storage_protocol import Lane, Need, WaitingSessions
+from twinbus.namespace.engine.storage_protocol import QueueLane, StoreRead, WaitingSessions
 from twinbus.values import Condition
 
 
-def attach(shelf: Shelf, event: SessionReceiverAttached, now: int, step: Step) -> None:
+def attach(shelf: ReceiveState, event: SessionReceiverAttached, now: int, step: EngineDecision) -> None:
     refusal = _refusal(shelf, event.session, now)
     if refusal is not None:
         step.effects.append(DetachReceiver(event.receiver, refusal))
         return
-    consumer = Consumer(event.receiver, event.peek_lock)
+    consumer = AttachedReceiver(event.receiver, event.peek_lock)
     shelf.consumers[event.receiver] = consumer
     if event.session is not None:
         _hold(shelf, consumer, event.session, now, step)
@@ -47,7 +47,7 @@ def attach(shelf: Shelf, event: SessionReceiverAttached, now: int, step: Step) -
     shelf.arm(max(now, event.deadline))
 
 
-def _refusal(shelf: Shelf, session: str | None, now: int) -> Refusal | None:
+def _refusal(shelf: ReceiveState, session: str | None, now: int) -> Refusal | None:
     if not shelf.settings.requires_session:
         return not_allowed(f"'{shelf.path}' does not take sessions; a session receiver cannot be made for it.")
     if not shelf.settings.status.gives_receives:
@@ -66,12 +66,12 @@ def _refusal(shelf: Shelf, session: str | None, now: int) -> Refusal | None:
     return None
 
 
-def seat_for(shelf: Shelf, session: str, now: int, step: Step) -> None:
+def seat_for(shelf: ReceiveState, session: str, now: int, step: EngineDecision) -> None:
     """A message came for this session, which is free: it goes to the first who waits."""
     _hold(shelf, shelf.sessions.first_waiting(), session, now, step)
 
 
-def search(shelf: Shelf, now: int, step: Step) -> Generator[Need, Any, None]:
+def search(shelf: ReceiveState, now: int, step: EngineDecision) -> Generator[StoreRead, Any, None]:
     """Seat those who wait on free sessions with messages, in turn through all of them."""
     sessions = shelf.sessions
     while sessions.search and sessions.waiting:
@@ -85,7 +85,7 @@ def search(shelf: Shelf, now: int, step: Step) -> Generator[Need, Any, None]:
     sessions.search = False
 
 
-def _free_session(shelf: Shelf) -> Generator[Need, Any, str | None]:
+def _free_session(shelf: ReceiveState) -> Generator[StoreRead, Any, str | None]:
     held, start = shelf.sessions.held, shelf.sessions.rotation
     after, wrapped = start, not start
     while True:
@@ -101,28 +101,28 @@ def _free_session(shelf: Shelf) -> Generator[Need, Any, str | None]:
             after, wrapped = "", True
 
 
-def _hold(shelf: Shelf, consumer: Consumer, session: str, now: int, step: Step) -> None:
+def _hold(shelf: ReceiveState, consumer: AttachedReceiver, session: str, now: int, step: EngineDecision) -> None:
     if session in shelf.sessions.held:  # its time is up, only nobody has noticed yet
         lose(shelf, session, now, step)
     until = now + shelf.settings.lock_duration
     held = HeldSession(session, consumer, until)
-    empty = shelf.counters.lanes[Lane.ACTIVE] == 0
-    window = Window(shelf.counters.queue, Lane.ACTIVE, shelf.supplies.budget, session=session, empty=empty)
-    held.feed = consumer.feed = Feed(window, held)
+    empty = shelf.counters.lanes[QueueLane.ACTIVE] == 0
+    window = ReadAhead(shelf.counters.queue, QueueLane.ACTIVE, shelf.supplies.budget, session=session, empty=empty)
+    held.feed = consumer.feed = DeliveryLane(window, held)
     shelf.sessions.held[session] = held
     shelf.sessions.deadlines.set(session, until)
     shelf.sessions.rotation = session
     shelf.arm(until)
     step.effects += (
         AcceptSession(consumer.receiver, session, until),
-        Meter(shelf.path, Operation.ACCEPT_SESSION, 1),
+        Meter(shelf.path, MeteredOperation.ACCEPT_SESSION, 1),
     )
     if consumer.limit > consumer.taken and consumer.room > 0:
         held.feed.queue_up(consumer)
         shelf.wake(held.feed)
 
 
-def give_up(shelf: Shelf, held: HeldSession, now: int, step: Step, *, failed: bool) -> None:
+def give_up(shelf: ReceiveState, held: HeldSession, now: int, step: EngineDecision, *, failed: bool) -> None:
     """The session is free again, with all its holder had not settled."""
     sessions = shelf.sessions
     del sessions.held[held.id]
@@ -134,7 +134,7 @@ def give_up(shelf: Shelf, held: HeldSession, now: int, step: Step, *, failed: bo
     sessions.search |= bool(sessions.waiting)
 
 
-def lose(shelf: Shelf, session: str, now: int, step: Step) -> None:
+def lose(shelf: ReceiveState, session: str, now: int, step: EngineDecision) -> None:
     """The lock of the session ran out: its receiver is told and gone."""
     held = shelf.sessions.held[session]
     consumer = held.consumer
@@ -145,7 +145,7 @@ def lose(shelf: Shelf, session: str, now: int, step: Step) -> None:
     step.effects.append(DetachReceiver(consumer.receiver, session_lock_lost(session)))
 
 
-def time_out(shelf: Shelf, now: int, step: Step) -> None:
+def time_out(shelf: ReceiveState, now: int, step: EngineDecision) -> None:
     """Whoever waited long enough goes without a session, exactly at its deadline."""
     for number in shelf.sessions.wait_deadlines.take_due(now):
         consumer = shelf.sessions.waiting.pop(number).consumer
@@ -154,11 +154,11 @@ def time_out(shelf: Shelf, now: int, step: Step) -> None:
         step.effects.append(DetachReceiver(consumer.receiver, Refusal(Condition.TIMEOUT, text)))
 
 
-def renew(shelf: Shelf, event: SessionLockRenewed, now: int, step: Step) -> None:
+def renew(shelf: ReceiveState, event: SessionLockRenewed, now: int, step: EngineDecision) -> None:
     held = shelf.sessions.held.get(event.session)
     if held is None or held.until <= now:
-        step.effects.append(Answer(event.reply, session_lock_lost(event.session)))
+        step.effects.append(AnswerRequest(event.reply, session_lock_lost(event.session)))
         return
     held.until = now + shelf.settings.lock_duration
     shelf.sessions.deadlines.set(event.session, held.until)
-    step.effects += (Answer(event.reply, held.until), Meter(shelf.path, Operation.RENEW_SESSION_LOCK, 1))
+    step.effects += (AnswerRequest(event.reply, held.until), Meter(shelf.path, MeteredOperation.RENEW_SESSION_LOCK, 1))

@@ -12,51 +12,51 @@ from twinbus.amqp.decoding import decode_all
 from twinbus.amqp.encoding import encode
 from twinbus.namespace.engine.effects import (
     MESSAGE_LOCK_LOST,
-    Answer,
+    AnswerRequest,
+    EngineDecision,
     Meter,
-    Operation,
+    MeteredOperation,
     Refusal,
-    Step,
     not_allowed,
     session_lock_lost,
 )
 from twinbus.namespace.engine.events import (
     Abandon,
     Complete,
-    DeadLetter,
     Defer,
     LocksRenewed,
+    MessageOutcome,
     MessagesSettled,
-    Outcome,
+    MoveToDeadLetter,
     Release,
 )
 from twinbus.namespace.engine.limits import MAX_PROPERTIES_BYTES
-from twinbus.namespace.engine.receive_state import Lock, Shelf
-from twinbus.namespace.engine.storage_protocol import DropRow, Lane, MoveRow, Row
+from twinbus.namespace.engine.receive_state import MessageLock, ReceiveState
+from twinbus.namespace.engine.storage_protocol import DropRow, MoveRow, QueueLane, Row
 from twinbus.values import Condition
 
-_OPERATIONS: Final[dict[type[Outcome], Operation]] = {
-    Complete: Operation.COMPLETE,
-    Abandon: Operation.ABANDON,
-    Defer: Operation.DEFER,
-    DeadLetter: Operation.DEAD_LETTER,
-    Release: Operation.RELEASE,
+_OPERATIONS: Final[dict[type[MessageOutcome], MeteredOperation]] = {
+    Complete: MeteredOperation.COMPLETE,
+    Abandon: MeteredOperation.ABANDON,
+    Defer: MeteredOperation.DEFER,
+    MoveToDeadLetter: MeteredOperation.DEAD_LETTER,
+    Release: MeteredOperation.RELEASE,
 }
 _DEFERRED_TWIN: Final = {
-    Lane.ACTIVE: Lane.DEFERRED,
-    Lane.DEAD: Lane.DEAD_DEFERRED,
-    Lane.TRANSFER_DEAD: Lane.TRANSFER_DEAD_DEFERRED,
+    QueueLane.ACTIVE: QueueLane.DEFERRED,
+    QueueLane.DEAD: QueueLane.DEAD_DEFERRED,
+    QueueLane.TRANSFER_DEAD: QueueLane.TRANSFER_DEAD_DEFERRED,
 }
 
 
-def settle(shelf: Shelf, event: MessagesSettled, now: int, step: Step) -> None:
+def settle(shelf: ReceiveState, event: MessagesSettled, now: int, step: EngineDecision) -> None:
     """Settle by token: whoever has the token may, from any link, until the lock runs out."""
     lost = MESSAGE_LOCK_LOST
     if event.session is not None:
         held = shelf.sessions.held.get(event.session)
         if held is None or held.until <= now:
             lost = session_lock_lost(event.session)
-            step.effects.append(Answer(event.reply, [lost] * len(event.tokens)))
+            step.effects.append(AnswerRequest(event.reply, [lost] * len(event.tokens)))
             return
     outcome = event.outcome
     completes = type(outcome) is Complete
@@ -71,13 +71,15 @@ def settle(shelf: Shelf, event: MessagesSettled, now: int, step: Step) -> None:
             results.append(None)
         else:
             results.append(_settle_one(shelf, lock, outcome, now, step))
-    step.effects.append(Answer(event.reply, results))
+    step.effects.append(AnswerRequest(event.reply, results))
     settled = results.count(None)
     if settled:
         step.effects.append(Meter(shelf.path, _OPERATIONS[type(outcome)], settled))
 
 
-def _settle_one(shelf: Shelf, lock: Lock, outcome: Outcome, now: int, step: Step) -> Refusal | None:
+def _settle_one(
+    shelf: ReceiveState, lock: MessageLock, outcome: MessageOutcome, now: int, step: EngineDecision
+) -> Refusal | None:
     row = lock.row
     if (refusal := refusal_of_outcome(row, outcome)) is not None:
         return refusal
@@ -89,7 +91,7 @@ def _settle_one(shelf: Shelf, lock: Lock, outcome: Outcome, now: int, step: Step
             give_back(shelf, row, now, step, failed=True, properties=properties)
         case Defer(properties):
             _defer(shelf, row, step, properties)
-        case DeadLetter(reason, description, properties):
+        case MoveToDeadLetter(reason, description, properties):
             bury(shelf, row, step, dead_letter_properties(reason, description, properties))
         case Release():
             give_back(shelf, row, now, step, failed=False)
@@ -98,9 +100,9 @@ def _settle_one(shelf: Shelf, lock: Lock, outcome: Outcome, now: int, step: Step
     return None
 
 
-def refusal_of_outcome(row: Row, outcome: Outcome) -> Refusal | None:
+def refusal_of_outcome(row: Row, outcome: MessageOutcome) -> Refusal | None:
     """Why a message that is held cannot be settled so."""
-    if isinstance(outcome, DeadLetter) and row.lane >= Lane.DEAD:
+    if isinstance(outcome, MoveToDeadLetter) and row.lane >= QueueLane.DEAD:
         return not_allowed("A message of a dead-letter queue cannot be dead-lettered again.")
     told = _told_by(outcome)
     if told and (size := len(merged(row.overlay, told) or b"")) > MAX_PROPERTIES_BYTES:
@@ -109,39 +111,42 @@ def refusal_of_outcome(row: Row, outcome: Outcome) -> Refusal | None:
     return None
 
 
-def _told_by(outcome: Outcome) -> Mapping[str, Any] | None:
+def _told_by(outcome: MessageOutcome) -> Mapping[str, Any] | None:
     """The properties an outcome sets."""
     match outcome:
         case Abandon(properties) | Defer(properties):
             return properties
-        case DeadLetter(reason, description, properties):
+        case MoveToDeadLetter(reason, description, properties):
             return dead_letter_properties(reason, description, properties)
         case _:
             return None
 
 
-def renew(shelf: Shelf, event: LocksRenewed, now: int, step: Step) -> None:
+def renew(shelf: ReceiveState, event: LocksRenewed, now: int, step: EngineDecision) -> None:
     locks = [shelf.locks.held(token, now) for token in event.tokens]
     held = [lock for lock in locks if lock is not None]
     if len(held) < len(locks):
-        step.effects.append(Answer(event.reply, MESSAGE_LOCK_LOST))
+        step.effects.append(AnswerRequest(event.reply, MESSAGE_LOCK_LOST))
         return
     if any(lock.session for lock in held):
         refusal = not_allowed("The lock of a session's message is renewed with its session.")
-        step.effects.append(Answer(event.reply, refusal))
+        step.effects.append(AnswerRequest(event.reply, refusal))
         return
     until = now + shelf.settings.lock_duration
     for lock in held:
         shelf.locks.renew(lock, until)
-    step.effects += (Answer(event.reply, [until] * len(held)), Meter(shelf.path, Operation.RENEW_LOCK, len(held)))
+    step.effects += (
+        AnswerRequest(event.reply, [until] * len(held)),
+        Meter(shelf.path, MeteredOperation.RENEW_LOCK, len(held)),
+    )
 
 
-def drop(shelf: Shelf, row: Row, step: Step) -> None:
+def drop(shelf: ReceiveState, row: Row, step: EngineDecision) -> None:
     step.writes.append(tuple.__new__(DropRow, row[:3]))  # the key is how a row begins
     shelf.counters.drop(row.lane, row.charge)
 
 
-def expire(shelf: Shelf, row: Row, step: Step) -> None:
+def expire(shelf: ReceiveState, row: Row, step: EngineDecision) -> None:
     """The time to live of an unlocked message is over."""
     if shelf.settings.dead_lettering_on_expiration:
         told = dead_letter_properties("TTLExpiredException", "The message expired and was dead lettered.")
@@ -151,13 +156,19 @@ def expire(shelf: Shelf, row: Row, step: Step) -> None:
 
 
 def give_back(
-    shelf: Shelf, row: Row, now: int, step: Step, *, failed: bool, properties: Mapping[str, Any] | None = None
+    shelf: ReceiveState,
+    row: Row,
+    now: int,
+    step: EngineDecision,
+    *,
+    failed: bool,
+    properties: Mapping[str, Any] | None = None,
 ) -> None:
     """A message that was held is free again. A failed delivery counts; after too many it is dead-lettered."""
     if failed:
         row = row._replace(delivery_count=row.delivery_count + 1)
-    if row.lane < Lane.DEAD:  # neither time nor the number of deliveries ends a message of the dead-letter queue
-        if row.lane == Lane.ACTIVE and row.expires is not None and row.expires <= now:
+    if row.lane < QueueLane.DEAD:  # neither time nor the number of deliveries ends a message of the dead-letter queue
+        if row.lane == QueueLane.ACTIVE and row.expires is not None and row.expires <= now:
             expire(shelf, row, step)
             return
         if failed and row.delivery_count >= shelf.settings.max_delivery_count:
@@ -177,19 +188,21 @@ def give_back(
         shelf.wake(feed)
 
 
-def bury(shelf: Shelf, row: Row, step: Step, told: Mapping[str, Any], lane: Lane = Lane.DEAD) -> None:
+def bury(
+    shelf: ReceiveState, row: Row, step: EngineDecision, told: Mapping[str, Any], lane: QueueLane = QueueLane.DEAD
+) -> None:
     """To a dead-letter sub-queue, where nothing expires."""
     overlay = merged(row.overlay, told)
     place = (row.queue, row.lane, row.seq, lane, row.seq)
     step.writes.append(MoveRow(*place, row.enqueued, None, row.delivery_count, overlay))
     shelf.counters.move(row.lane, lane)
-    feed = shelf.dead if lane == Lane.DEAD else shelf.transfer
+    feed = shelf.dead if lane == QueueLane.DEAD else shelf.transfer
     feed.window.arrived(row.seq, row.size)
     shelf.wake(feed)
 
 
-def _defer(shelf: Shelf, row: Row, step: Step, properties: Mapping[str, Any] | None) -> None:
-    to_lane = _DEFERRED_TWIN.get(Lane(row.lane), Lane(row.lane))
+def _defer(shelf: ReceiveState, row: Row, step: EngineDecision, properties: Mapping[str, Any] | None) -> None:
+    to_lane = _DEFERRED_TWIN.get(QueueLane(row.lane), QueueLane(row.lane))
     overlay = merged(row.overlay, properties)
     place = (row.queue, row.lane, row.seq, to_lane, row.seq)
     step.writes.append(MoveRow(*place, row.enqueued, row.expires, row.delivery_count, overlay))

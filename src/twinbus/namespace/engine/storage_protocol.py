@@ -15,7 +15,7 @@ COPY_BYTES: Final = 64
 """What a copy takes besides the body it shares: a row of the store without a body, as measured (decision 5)."""
 
 
-class Lane(IntEnum):
+class QueueLane(IntEnum):
     """Where in a queue a message stands. A locked message stays in its lane: locks live in memory only."""
 
     ACTIVE = 0
@@ -157,7 +157,7 @@ class StoredSessions:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionState:
+class StoredSessionState:
     """Answer: bytes | None."""
 
     queue: int
@@ -173,7 +173,7 @@ class KnownIds:
     since: int
 
 
-Need = (
+StoreRead = (
     NextRows
     | RowsBySeq
     | BrowseRows
@@ -181,7 +181,7 @@ Need = (
     | DueRows
     | WaitingSessions
     | StoredSessions
-    | SessionState
+    | StoredSessionState
     | KnownIds
 )
 
@@ -225,7 +225,7 @@ class MoveRow(NamedTuple):
     overlay: bytes | None
 
 
-class PutQueue(NamedTuple):
+class PutCounters(NamedTuple):
     """The counters of a queue, absolute. Written with every commit that touches the queue."""
 
     queue: int
@@ -282,12 +282,12 @@ class ForgetSeenIds(NamedTuple):
     before: int
 
 
-Write = (
+StoreWrite = (
     PutRow
     | PutBody
     | DropRow
     | MoveRow
-    | PutQueue
+    | PutCounters
     | PutEntity
     | DropEntity
     | PutSessionState
@@ -300,14 +300,14 @@ class StoredEntity(NamedTuple):
     """What opening a store tells about each entity: its record, its counters, and when something falls due."""
 
     entity: PutEntity
-    queue: PutQueue
+    queue: PutCounters
     next_expiry: int | None
     next_due: int | None
     shared_bytes: int = 0
     """What a topic is charged for the bodies that its subscriptions share."""
 
 
-class Opened(NamedTuple):
+class OpenedStore(NamedTuple):
     """What opening a store tells: quick however deep the queues are."""
 
     entities: list[StoredEntity]

@@ -15,13 +15,13 @@ from twinbus.namespace.engine import receiving, validation
 from twinbus.namespace.engine.descriptions import SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.duplicate_detection import SeenIds
 from twinbus.namespace.engine.effects import (
-    Answer,
-    Decision,
+    AnswerRequest,
     DetachReceiver,
+    EngineDecision,
     ForgetEntity,
-    Operation,
+    MeteredOperation,
+    PendingDecision,
     Refusal,
-    Step,
     not_allowed,
     not_found,
 )
@@ -29,6 +29,7 @@ from twinbus.namespace.engine.events import (
     CreditGranted,
     Deleted,
     DescriptionChanged,
+    EntityTimerFired,
     Event,
     MessagesScheduled,
     MessagesSent,
@@ -40,20 +41,28 @@ from twinbus.namespace.engine.events import (
     RulesListed,
     ScheduleCancelled,
     SessionReceiverAttached,
-    TimerFired,
 )
-from twinbus.namespace.engine.lifecycle import Counters, Life, confirm, refuse_as_gone
-from twinbus.namespace.engine.passing import Passed, admit, life_of
-from twinbus.namespace.engine.receive_state import Shelf, Supplies
+from twinbus.namespace.engine.lifecycle import EntityCounters, Lifecycle, confirm, refuse_as_gone
+from twinbus.namespace.engine.passing import ForwardedMessage, admit, life_of
+from twinbus.namespace.engine.receive_state import EngineResources, ReceiveState
 from twinbus.namespace.engine.receiving import ReceivingEvent, follow_up, shelve
 from twinbus.namespace.engine.rules.message_view import MessageView
 from twinbus.namespace.engine.rules.ruleset import RuleSet
 from twinbus.namespace.engine.schedule import Schedule, remaining
 from twinbus.namespace.engine.send_checks import meter, refusal_of, sift, time_to_live
 from twinbus.namespace.engine.settlement import dead_letter_properties, merged, properties_of
-from twinbus.namespace.engine.storage_protocol import COPY_BYTES, DropEntity, DropRow, Lane, Need, PutBody, PutRow, Row
+from twinbus.namespace.engine.storage_protocol import (
+    COPY_BYTES,
+    DropEntity,
+    DropRow,
+    PutBody,
+    PutRow,
+    QueueLane,
+    Row,
+    StoreRead,
+)
 
-Asking = Generator[Need, Any, None]
+Asking = Generator[StoreRead, Any, None]
 
 
 _NO_SESSION: Final = merged(
@@ -64,7 +73,7 @@ _NO_SESSION: Final = merged(
 )
 
 
-class Published(NamedTuple):
+class AcceptedMessage(NamedTuple):
     """A message that its topic accepted."""
 
     origin_seq: int
@@ -75,10 +84,10 @@ class Published(NamedTuple):
     """Of a message that was forwarded to the topic."""
 
 
-class Arrival(NamedTuple):
+class SubscriptionCopy(NamedTuple):
     """A message that a subscription takes; with `why` it goes to its dead-letter queue, and this tells the reason."""
 
-    message: Published
+    message: AcceptedMessage
     body: int | None
     """The id of its body where several share it."""
     why: bytes | None = None
@@ -92,12 +101,14 @@ class FanOut(NamedTuple):
     """Who takes the message as it is, who takes changed copies, and whose rules could not be evaluated."""
 
     as_it_is: list[Subscription]
-    copies: list[tuple[Subscription, Published]]
+    copies: list[tuple[Subscription, AcceptedMessage]]
     dead: list[tuple[Subscription, bytes | None]]
     """With the properties that tell why, for those who dead-letter what their rules fail on."""
 
 
-def fan_out(message: Published, takers: Sequence[Subscription], now: int, new_token: Callable[[], bytes]) -> FanOut:
+def fan_out(
+    message: AcceptedMessage, takers: Sequence[Subscription], now: int, new_token: Callable[[], bytes]
+) -> FanOut:
     found = FanOut([], [], [])
     view = MessageView(message.raw, now=now, seq=message.origin_seq, ttl=message.ttl, new_token=new_token)
     for taker in takers:
@@ -124,8 +135,8 @@ class Subscription:
         self,
         description: SubscriptionDescription,
         topic: Topic,
-        life: Life,
-        supplies: Supplies,
+        life: Lifecycle,
+        supplies: EngineResources,
         *,
         next_expiry: int | None = None,
     ) -> None:
@@ -133,8 +144,8 @@ class Subscription:
         self.topic = topic
         self.life = life
         self._rules: RuleSet | None = None
-        self.counters: Counters = life.counters
-        self.shelf = Shelf(self.counters, description, supplies, next_expiry)
+        self.counters: EntityCounters = life.counters
+        self.shelf = ReceiveState(self.counters, description, supplies, next_expiry)
         self._rearm(self.counters.accessed)
 
     @property
@@ -156,18 +167,18 @@ class Subscription:
     def next_timer(self) -> int | None:
         return None if self.life.ended else self.shelf.next_timer
 
-    def advance(self, event: Event, now: int, step: Step | None = None) -> Decision:
+    def advance(self, event: Event, now: int, step: EngineDecision | None = None) -> PendingDecision:
         """Decide about one event; with a step of others, what is decided is added to it."""
         if self.life.ended:
             return refuse_as_gone(event, self.path)
-        step, shelf = step or Step(), self.shelf
-        if not isinstance(event, TimerFired):
+        step, shelf = step or EngineDecision(), self.shelf
+        if not isinstance(event, EntityTimerFired):
             self.counters.accessed = self.topic.counters.accessed = now
         match event:
             case MessagesSent() | MessagesScheduled() | ScheduleCancelled():
                 refusal = not_allowed(f"'{self.path}' is a subscription: messages are sent to its topic.")
-                step.effects.append(Answer(event.reply, refusal))
-            case TimerFired():
+                step.effects.append(AnswerRequest(event.reply, refusal))
+            case EntityTimerFired():
                 expired = yield from receiving.read_expired(shelf, now)
                 receiving.lapse(shelf, expired, now, step)
                 yield from receiving.follow_up(shelf, now, step)
@@ -182,7 +193,7 @@ class Subscription:
                 self._rules_changed(event, now, step)
             case RulesListed():
                 page = self.description.rules[event.skip : event.skip + event.top]
-                step.effects.append(Answer(event.reply, list(page)))
+                step.effects.append(AnswerRequest(event.reply, list(page)))
             case Deleted():
                 self.delete(now, step)
                 confirm(event, step)
@@ -195,14 +206,14 @@ class Subscription:
         self.finish(step)
         return step
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: EngineDecision) -> None:
         """Write what changed, and let the topic know when to look again."""
         if self.counters.changed:
             step.writes.append(self.counters.put())
         if self.shelf.next_timer is not None and not self.life.ended:
             self.topic.arm(self.shelf.next_timer)
 
-    def take(self, arrivals: Iterable[Arrival], now: int, step: Step) -> None:
+    def take(self, arrivals: Iterable[SubscriptionCopy], now: int, step: EngineDecision) -> None:
         """Messages of the topic enter the subscription, each under a number of its own."""
         counters, writes, dead = self.counters, step.writes, self.shelf.dead
         queue, default = counters.queue, self.description.default_time_to_live
@@ -211,7 +222,9 @@ class Subscription:
         for (origin_seq, ttl, session, raw, passed), body, why in arrivals:
             shortest = ttl if default is None else default if ttl is None else min(ttl, default)
             fault = _NO_SESSION if why is None and wants_session and not session else why
-            lane, expires = (0, None if shortest is None else now + shortest) if fault is None else (Lane.DEAD, None)
+            lane, expires = (
+                (0, None if shortest is None else now + shortest) if fault is None else (QueueLane.DEAD, None)
+            )
             # With how often it was forwarded: a circle of dead letters has to end too.
             overlay = passed if fault is None else merged(passed, properties_of(fault))
             kept = session if wants_session else None
@@ -227,7 +240,7 @@ class Subscription:
                 self.shelf.wake(dead)
         shelve(self.shelf, fresh, now, step)
 
-    def _changed(self, event: DescriptionChanged, now: int, step: Step) -> None:
+    def _changed(self, event: DescriptionChanged, now: int, step: EngineDecision) -> None:
         description = event.description
         assert isinstance(description, SubscriptionDescription), "the namespace keeps the kind of an entity"
         self.description = description = replace(description, rules=self.description.rules)
@@ -237,18 +250,18 @@ class Subscription:
         step.writes.append(self.life.record(description))
         confirm(event, step)
 
-    def _rules_changed(self, event: RuleAdded | RuleChanged | RuleRemoved, now: int, step: Step) -> None:
+    def _rules_changed(self, event: RuleAdded | RuleChanged | RuleRemoved, now: int, step: EngineDecision) -> None:
         rules = validation.changed(self.description.rules, event, self.path, now)
         if isinstance(rules, Refusal):
-            step.effects.append(Answer(event.reply, rules))
+            step.effects.append(AnswerRequest(event.reply, rules))
             return
         self._rules = RuleSet(rules, self._rules)
         self.description = replace(self.description, rules=rules)
         self.shelf.settings = self.description
         step.writes.append(self.life.record(self.description))
-        step.effects.append(Answer(event.reply, None))
+        step.effects.append(AnswerRequest(event.reply, None))
 
-    def delete(self, now: int, step: Step) -> None:
+    def delete(self, now: int, step: EngineDecision) -> None:
         receiving.close(self.shelf, now, step)
         self.life.end(self.path)
         self.topic.forget(self)
@@ -279,8 +292,8 @@ class Topic:
     def __init__(
         self,
         description: TopicDescription,
-        life: Life,
-        supplies: Supplies,
+        life: Lifecycle,
+        supplies: EngineResources,
         *,
         next_due: int | None = None,
         shared_bytes: int = 0,
@@ -288,7 +301,7 @@ class Topic:
     ) -> None:
         self.description = description
         self.life = life
-        self.counters: Counters = life.counters
+        self.counters: EntityCounters = life.counters
         self.shared_bytes = shared_bytes
         """Bodies that several subscriptions hold, each once. The store tells when one has gone."""
         self.supplies = supplies
@@ -334,12 +347,12 @@ class Topic:
     def forget(self, subscription: Subscription) -> None:
         self.subscriptions.pop(subscription.description.name.lower(), None)
 
-    def advance(self, event: Event, now: int, step: Step | None = None) -> Decision:
+    def advance(self, event: Event, now: int, step: EngineDecision | None = None) -> PendingDecision:
         """Decide about one event; with a step of others, what is decided is added to it."""
         if self.life.ended:
             return refuse_as_gone(event, self.path)
-        step = step or Step()
-        if not isinstance(event, TimerFired):
+        step = step or EngineDecision()
+        if not isinstance(event, EntityTimerFired):
             self.counters.accessed = now
         match event:
             case MessagesSent():
@@ -348,7 +361,7 @@ class Topic:
                 yield from self._scheduled(event, now, step)
             case ScheduleCancelled():
                 yield from self.schedule.cancel(event, self.path, step)
-            case TimerFired():
+            case EntityTimerFired():
                 yield from self._fired(now, step)
             case DescriptionChanged():
                 self._changed(event, now, step)
@@ -360,11 +373,11 @@ class Topic:
         self.finish(step)
         return step
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: EngineDecision) -> None:
         if self.counters.changed:
             step.writes.append(self.counters.put())
 
-    def _refuse(self, event: ReceivingEvent | RuleEvent, step: Step) -> None:
+    def _refuse(self, event: ReceivingEvent | RuleEvent, step: EngineDecision) -> None:
         refusal = not_allowed(f"'{self.path}' is a topic: its subscriptions have receivers and rules.")
         match event:
             case SessionReceiverAttached():
@@ -372,35 +385,37 @@ class Topic:
             case CreditGranted() | ReceiverDetached():
                 pass  # of a receiver that was never attached
             case _:
-                step.effects.append(Answer(event.reply, refusal))
+                step.effects.append(AnswerRequest(event.reply, refusal))
 
     # --- arrival -------------------------------------------------------------------------------------------------
 
-    def _sent(self, event: MessagesSent, now: int, step: Step) -> Asking:
+    def _sent(self, event: MessagesSent, now: int, step: EngineDecision) -> Asking:
         refusal = refusal_of(event.messages, self.description, self.size)
         if refusal is None:
             messages = yield from sift(event.messages, self.seen, now, step)
             yield from self._publish(self._store(messages, now, step)[1], now, step)
-            meter(self.path, Operation.SEND, event.messages, step)
-        step.effects.append(Answer(event.reply, refusal))
+            meter(self.path, MeteredOperation.SEND, event.messages, step)
+        step.effects.append(AnswerRequest(event.reply, refusal))
 
-    def _scheduled(self, event: MessagesScheduled, now: int, step: Step) -> Asking:
+    def _scheduled(self, event: MessagesScheduled, now: int, step: EngineDecision) -> Asking:
         refusal = refusal_of(event.messages, self.description, self.size)
         if refusal is not None:
-            step.effects.append(Answer(event.reply, refusal))
+            step.effects.append(AnswerRequest(event.reply, refusal))
             return
         messages = yield from sift(event.messages, self.seen, now, step)
         stored, published = self._store(messages, now, step)
         # A ping or a duplicate is answered like the others: with a number, which nothing has.
         seqs = [seq or self.counters.take_seq() for seq in stored]
         yield from self._publish(published, now, step)
-        meter(self.path, Operation.SCHEDULE, event.messages, step)
-        step.effects.append(Answer(event.reply, seqs))
+        meter(self.path, MeteredOperation.SCHEDULE, event.messages, step)
+        step.effects.append(AnswerRequest(event.reply, seqs))
 
-    def _store(self, messages: Iterable[Envelope | None], now: int, step: Step) -> tuple[list[int], list[Published]]:
+    def _store(
+        self, messages: Iterable[Envelope | None], now: int, step: EngineDecision
+    ) -> tuple[list[int], list[AcceptedMessage]]:
         """Schedule what is to wait. The numbers given, 0 for what is not stored; and what is to be published now."""
         seqs: list[int] = []
-        published: list[Published] = []
+        published: list[AcceptedMessage] = []
         for message in messages:
             if message is None:
                 seqs.append(0)
@@ -414,11 +429,13 @@ class Topic:
                 seqs.append(self.schedule.add(raw, due, ttl, message.group_id, now, step))
             else:
                 seqs.append(self.counters.take_seq())
-                published.append(Published(seqs[-1], ttl, message.group_id, raw))
+                published.append(AcceptedMessage(seqs[-1], ttl, message.group_id, raw))
         self._arm()
         return seqs, published
 
-    def take_over(self, passed: Sequence[Passed], now: int, step: Step) -> Generator[Need, Any, list[Refusal | None]]:
+    def take_over(
+        self, passed: Sequence[ForwardedMessage], now: int, step: EngineDecision
+    ) -> Generator[StoreRead, Any, list[Refusal | None]]:
         """Messages that another entity forwards: for each, why it is not taken."""
         if self.life.ended:
             return [not_found(self.path)] * len(passed)
@@ -428,19 +445,19 @@ class Topic:
         self.counters.accessed = now
         default = self.description.default_time_to_live
         published = [
-            Published(each.origin_seq, life_of(each.ttl, default), message.group_id, message.raw, each.overlay)
+            AcceptedMessage(each.origin_seq, life_of(each.ttl, default), message.group_id, message.raw, each.overlay)
             for each, message in zip(kept, sifted, strict=True)
             if message is not None
         ]
         yield from self._publish(published, now, step)
-        meter(self.path, Operation.SEND, messages, step)
+        meter(self.path, MeteredOperation.SEND, messages, step)
         self.finish(step)
         return results
 
-    def _publish(self, messages: Iterable[Published], now: int, step: Step) -> Asking:
+    def _publish(self, messages: Iterable[AcceptedMessage], now: int, step: EngineDecision) -> Asking:
         """Each message to every subscription whose rules take it; where several do, its body is stored once."""
         takers = [each for each in self.subscriptions.values() if each.description.status.takes_sends]
-        arrivals: dict[Subscription, list[Arrival]] = {taker: [] for taker in takers}
+        arrivals: dict[Subscription, list[SubscriptionCopy]] = {taker: [] for taker in takers}
         chosen = not all(taker.rules.takes_everything for taker in takers)
         for message in messages:
             to = fan_out(message, takers, now, self.supplies.new_token) if chosen else FanOut(takers, [], [])
@@ -449,13 +466,13 @@ class Topic:
                 body = self.supplies.take_body()
                 step.writes.append(PutBody(body, message.raw, self.counters.queue))
                 self.shared_bytes += len(message.raw)
-            as_it_is = Arrival(message, body)
+            as_it_is = SubscriptionCopy(message, body)
             for subscription in to.as_it_is:
                 arrivals[subscription].append(as_it_is)
             for subscription, copy in to.copies:
-                arrivals[subscription].append(Arrival(copy, None))
+                arrivals[subscription].append(SubscriptionCopy(copy, None))
             for subscription, why in to.dead:
-                arrivals[subscription].append(Arrival(message, body, why))
+                arrivals[subscription].append(SubscriptionCopy(message, body, why))
         for subscription, taken in arrivals.items():
             if taken:
                 subscription.take(taken, now, step)
@@ -466,7 +483,7 @@ class Topic:
 
     # --- time and administration ---------------------------------------------------------------------------------
 
-    def _fired(self, now: int, step: Step) -> Asking:
+    def _fired(self, now: int, step: EngineDecision) -> Asking:
         # What is due and what time brings to subscriptions take turns, each in a firing of its own: a queue's counters
         # are written once in a step, and a read that fails must not take with it what is decided.
         self._due_first = not self._due_first
@@ -484,12 +501,12 @@ class Topic:
         else:
             self._rearm()
 
-    def _fire_subscriptions(self, now: int, step: Step) -> Asking:
+    def _fire_subscriptions(self, now: int, step: EngineDecision) -> Asking:
         for subscription in list(self.subscriptions.values()):
             at = subscription.next_timer
             if at is not None and at <= now:
                 try:
-                    own = yield from subscription.advance(TimerFired(), now)
+                    own = yield from subscription.advance(EntityTimerFired(), now)
                 except Exception:  # the store could not be read
                     if not (step.writes or step.effects):
                         raise
@@ -497,12 +514,12 @@ class Topic:
                 step.writes += own.writes
                 step.effects += own.effects
 
-    def _activate(self, row: Row, step: Step) -> Published:
+    def _activate(self, row: Row, step: EngineDecision) -> AcceptedMessage:
         step.writes.append(DropRow(row.queue, row.lane, row.seq))
         self.counters.drop(row.lane, row.size)
-        return Published(row.origin_seq, remaining(row), row.session, row.raw)
+        return AcceptedMessage(row.origin_seq, remaining(row), row.session, row.raw)
 
-    def _changed(self, event: DescriptionChanged, now: int, step: Step) -> None:
+    def _changed(self, event: DescriptionChanged, now: int, step: EngineDecision) -> None:
         description = event.description
         assert isinstance(description, TopicDescription), "the namespace keeps the kind of an entity"
         self.description = description
@@ -513,11 +530,11 @@ class Topic:
         step.writes.append(self.life.record(description))
         confirm(event, step)
 
-    def _delete(self, now: int, step: Step) -> None:
+    def _delete(self, now: int, step: EngineDecision) -> None:
         """With all its subscriptions."""
         step.writes.clear()
         for subscription in list(self.subscriptions.values()):
-            own = Step()
+            own = EngineDecision()
             subscription.delete(now, own)
             step.writes += own.writes
             step.effects += own.effects

@@ -12,10 +12,10 @@ from typing import Any
 from twinbus.amqp.routing_fields import Envelope
 from twinbus.namespace.engine.effects import (
     MESSAGE_LOCK_LOST,
-    Answer,
-    Decision,
+    AnswerRequest,
+    EngineDecision,
+    PendingDecision,
     Refusal,
-    Step,
     not_allowed,
     not_found,
     session_lock_lost,
@@ -24,22 +24,22 @@ from twinbus.namespace.engine.events import MessagesSent, MessagesSettled
 from twinbus.namespace.engine.queue import Queue
 from twinbus.namespace.engine.send_checks import refusal_of
 from twinbus.namespace.engine.settlement import refusal_of_outcome
-from twinbus.namespace.engine.storage_protocol import Need, PutQueue, Write
+from twinbus.namespace.engine.storage_protocol import PutCounters, StoreRead, StoreWrite
 from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.values import Condition
 
 Entity = Queue | Topic | Subscription
-Operation = tuple[Entity, MessagesSent | MessagesSettled]
+TransactionOperation = tuple[Entity, MessagesSent | MessagesSettled]
 
 
-def discharge(operations: Sequence[Operation], reply: Any, now: int) -> Decision:
+def discharge(operations: Sequence[TransactionOperation], reply: Any, now: int) -> PendingDecision:
     """Carry out all operations in their order. Answer: None, or why none of them was carried out."""
     refusal = _refusal(operations, now)
     if refusal is not None:
         text = f"Nothing of the transaction was done. {refusal.description} ({refusal.condition.value})"
-        return Step(effects=[Answer(reply, Refusal(Condition.TRANSACTION_ROLLBACK, text))])
+        return EngineDecision(effects=[AnswerRequest(reply, Refusal(Condition.TRANSACTION_ROLLBACK, text))])
     yield from _recall(operations, now)
-    step = Step()
+    step = EngineDecision()
     for entity, event in operations:
         # With something written already, no entity reads in this step: what it gives out waits for its timer.
         step.writes.append(entity.counters.put())
@@ -48,11 +48,11 @@ def discharge(operations: Sequence[Operation], reply: Any, now: int) -> Decision
         if not isinstance(entity, Subscription) and entity.seen is not None:
             entity.seen.recalled = None
     step.writes = _counted_once(step.writes)
-    step.effects.append(Answer(reply, None))
+    step.effects.append(AnswerRequest(reply, None))
     return step
 
 
-def _refusal(operations: Sequence[Operation], now: int) -> Refusal | None:
+def _refusal(operations: Sequence[TransactionOperation], now: int) -> Refusal | None:
     added: defaultdict[Entity, int] = defaultdict(int)
     settled: set[bytes] = set()
     for entity, event in operations:
@@ -92,7 +92,7 @@ def _refusal_of_settled(entity: Entity, event: MessagesSettled, settled: set[byt
     return None
 
 
-def _recall(operations: Sequence[Operation], now: int) -> Generator[Need, Any, None]:
+def _recall(operations: Sequence[TransactionOperation], now: int) -> Generator[StoreRead, Any, None]:
     """Ask the stores of duplicate detection now: a read that fails must not come after a change."""
     sent: defaultdict[Queue | Topic, list[Envelope]] = defaultdict(list)
     for entity, event in operations:
@@ -106,7 +106,7 @@ def _recall(operations: Sequence[Operation], now: int) -> Generator[Need, Any, N
         seen.recalled = ids
 
 
-def _counted_once(writes: list[Write]) -> list[Write]:
+def _counted_once(writes: list[StoreWrite]) -> list[StoreWrite]:
     """The last word about each queue's counters, and all else."""
-    counted = {write.queue: write for write in writes if isinstance(write, PutQueue)}
-    return [*(write for write in writes if not isinstance(write, PutQueue)), *counted.values()]
+    counted = {write.queue: write for write in writes if isinstance(write, PutCounters)}
+    return [*(write for write in writes if not isinstance(write, PutCounters)), *counted.values()]

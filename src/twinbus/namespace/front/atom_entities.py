@@ -19,9 +19,9 @@ from defusedxml.ElementTree import DefusedXMLParser  # type: ignore[import-untyp
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
-    Counts,
     Description,
     EntityInfo,
+    EntityMessageCounts,
     EntityStatus,
     QueueDescription,
     RuleDescription,
@@ -368,7 +368,7 @@ def _filled_in(info: EntityInfo) -> str:
     return "".join(_element(name, text) for name, text in texts.items()) + _count_details(counts)
 
 
-def _sized(counts: Counts) -> dict[str, str]:
+def _sized(counts: EntityMessageCounts) -> dict[str, str]:
     return {
         "SizeInBytes": str(counts.size_bytes),
         "IsAnonymousAccessible": "false",
@@ -376,7 +376,7 @@ def _sized(counts: Counts) -> dict[str, str]:
     }
 
 
-def _total(counts: Counts) -> int:
+def _total(counts: EntityMessageCounts) -> int:
     return (
         counts.active
         + counts.deferred
@@ -387,7 +387,7 @@ def _total(counts: Counts) -> int:
     )
 
 
-def _count_details(counts: Counts) -> str:
+def _count_details(counts: EntityMessageCounts) -> str:
     figures = (
         # The service counts deferred messages among the active ones: both wait in the entity itself.
         ("ActiveMessageCount", counts.active + counts.deferred),

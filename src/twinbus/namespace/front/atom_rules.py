@@ -15,8 +15,8 @@ from twinbus.namespace.engine.descriptions import (
     TRUE_EXPRESSION,
     CorrelationFilter,
     FalseFilter,
-    Filter,
     RuleDescription,
+    RuleFilter,
     SqlAction,
     SqlFilter,
     TrueFilter,
@@ -51,10 +51,10 @@ def read_rule(node: ET.Element) -> RuleDescription:
     """A RuleDescription or DefaultRuleDescription. Raises AtomError."""
     parts = _parts(node)
     name = _text(parts.get("Name")).strip()
-    return RuleDescription(name or DEFAULT_RULE, _filter(parts.get("Filter")), _action(parts.get("Action")))
+    return RuleDescription(name or DEFAULT_RULE, _filter(parts.get("RuleFilter")), _action(parts.get("Action")))
 
 
-def _filter(node: ET.Element | None) -> Filter:
+def _filter(node: ET.Element | None) -> RuleFilter:
     if node is None or _is_nil(node):
         return TrueFilter()  # in the service as in its clients
     parts = _parts(node)
@@ -223,7 +223,7 @@ def write_rule(rule: RuleDescription, created: int) -> str:
     )
 
 
-def _write_filter(described: Filter) -> str:
+def _write_filter(described: RuleFilter) -> str:
     match described:
         case TrueFilter():
             return f'<Filter i:type="TrueFilter">{_sql(TRUE_EXPRESSION, {})}</Filter>'

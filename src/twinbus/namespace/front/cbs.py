@@ -10,7 +10,7 @@ from typing import NamedTuple
 from twinbus.connect.tokens import SCHEME
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim, QueueDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.registry import Namespace
+from twinbus.namespace.engine.registry import EntityRegistry
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import parse_address
 from twinbus.namespace.front.request_response import NodeReply, NodeRequest
@@ -45,7 +45,7 @@ class GrantedClaims:
     def __init__(
         self,
         verifier: SasVerifier,
-        namespace: Namespace,
+        namespace: EntityRegistry,
         *,
         peer_is_loopback: bool,
         arrived_at: str | None = None,
@@ -130,7 +130,7 @@ class GrantedClaims:
         )
 
 
-def _entity_rules(namespace: Namespace, entity: str) -> tuple[str, Sequence[AuthorizationRule]]:
+def _entity_rules(namespace: EntityRegistry, entity: str) -> tuple[str, Sequence[AuthorizationRule]]:
     """The rules of the entity itself, or of a subscription's topic, and whose they are."""
     found = namespace.find(entity) or namespace.find(entity.lower().partition("/subscriptions/")[0])
     if found is None:

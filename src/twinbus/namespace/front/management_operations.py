@@ -15,8 +15,8 @@ from twinbus.namespace.engine.descriptions import (
     Claim,
     CorrelationFilter,
     FalseFilter,
-    Filter,
     RuleDescription,
+    RuleFilter,
     SqlAction,
     SqlFilter,
     TrueFilter,
@@ -95,7 +95,7 @@ def _receive_by_sequence_number(body: RequestBody, request: NodeRequest) -> Mana
 def _update_disposition(body: RequestBody, request: NodeRequest) -> ManagementCall:
     tokens, session = body.tokens("lock-tokens"), body.text("session-id")
     properties = body.properties("properties-to-modify")
-    outcome: events.Outcome
+    outcome: events.MessageOutcome
     match status := body.needed_text("disposition-status"):
         case "completed":
             outcome = events.Complete()
@@ -104,7 +104,9 @@ def _update_disposition(body: RequestBody, request: NodeRequest) -> ManagementCa
         case "defered":
             outcome = events.Defer(properties)
         case "suspended":
-            outcome = events.DeadLetter(body.text("deadletter-reason"), body.text("deadletter-description"), properties)
+            outcome = events.MoveToDeadLetter(
+                body.text("deadletter-reason"), body.text("deadletter-description"), properties
+            )
         case _:
             raise BadRequestError(
                 f"'disposition-status' has to be completed, abandoned, defered or suspended, not {status!r}."
@@ -242,7 +244,7 @@ def enumerate_rules(body: RequestBody, request: NodeRequest) -> ManagementCall:
     return ManagementCall(Claim.LISTEN, lambda reply: events.RulesListed(reply, skip, top), respond)
 
 
-def _filter(described: Mapping[str, Any]) -> Filter:
+def _filter(described: Mapping[str, Any]) -> RuleFilter:
     match _inner(described, "sql-filter"), _inner(described, "correlation-filter"):
         case (None, None):
             if "true-filter" in described:
@@ -296,7 +298,7 @@ def _told(rule: RuleDescription) -> Described:
     return Described(_RULE, [_told_filter(rule.filter), action, rule.name, Timestamp(rule.created)])
 
 
-def _told_filter(described: Filter) -> Described:
+def _told_filter(described: RuleFilter) -> Described:
     match described:
         case TrueFilter():
             return Described(_TRUE_FILTER, [TRUE_EXPRESSION, _COMPATIBILITY])

@@ -20,16 +20,16 @@ from twinbus.namespace.engine.events import (
     Abandon,
     Complete,
     CreditGranted,
-    DeadLetter,
     Defer,
+    MessageOutcome,
     MessagesSettled,
-    Outcome,
+    MoveToDeadLetter,
     ReceiverDetached,
     Release,
 )
 from twinbus.namespace.engine.registry import Entity
 from twinbus.namespace.engine.settlement import properties_of
-from twinbus.namespace.engine.storage_protocol import Lane, Row
+from twinbus.namespace.engine.storage_protocol import QueueLane, Row
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, FaultPoint
 from twinbus.namespace.front import refusals
@@ -53,7 +53,12 @@ _LEAST_COUNTED_BYTES = 256 * KIB
 _LONGEST_TTL = 0xFFFF_FFFF
 _Held = tuple[Row, bytes | None, int | None]
 """A delivery that waits: row, token, locked until."""
-_STATES = {Lane.DEFERRED: 1, Lane.DEAD_DEFERRED: 1, Lane.TRANSFER_DEAD_DEFERRED: 1, Lane.SCHEDULED: 2}
+_STATES = {
+    QueueLane.DEFERRED: 1,
+    QueueLane.DEAD_DEFERRED: 1,
+    QueueLane.TRANSFER_DEAD_DEFERRED: 1,
+    QueueLane.SCHEDULED: 2,
+}
 
 
 def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[bytes]:
@@ -65,7 +70,7 @@ def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[
         if usual is not None:
             return usual
     annotations = broker_annotations(
-        row.seq, row.enqueued, locked_until, enqueued_seq=row.origin_seq, state=_STATES.get(Lane(row.lane), 0)
+        row.seq, row.enqueued, locked_until, enqueued_seq=row.origin_seq, state=_STATES.get(QueueLane(row.lane), 0)
     )
     # The life of a message that is scheduled begins when it is due.
     begins = row.enqueued if row.due is None else row.due
@@ -81,7 +86,7 @@ def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[
 
 
 def _is_plain(row: Row) -> bool:
-    return row.lane == Lane.ACTIVE and row.expires is None and row.overlay is None
+    return row.lane == QueueLane.ACTIVE and row.expires is None and row.overlay is None
 
 
 class OutgoingLink:
@@ -126,7 +131,9 @@ class OutgoingLink:
             self._open = False
             self._connection.runtime.submit(self.entity, ReceiverDetached(self))
 
-    def settled(self, disposition: Disposed, outcome: Outcome, ids: list[int], tokens: tuple[bytes, ...]) -> None:
+    def settled(
+        self, disposition: Disposed, outcome: MessageOutcome, ids: list[int], tokens: tuple[bytes, ...]
+    ) -> None:
         """The peer settled deliveries of this link, all with one outcome."""
         reply = _ignore if disposition.settled else partial(self._answer_settled, disposition, ids)
         fault = self._connection.trigger(FaultPoint.SETTLE, self.entity.path, self._link.name)
@@ -145,7 +152,9 @@ class OutgoingLink:
         )
         self._connection.suffer(fault, struck)
 
-    def settled_in(self, transaction: bytes, disposition: Disposed, outcome: Outcome, held: dict[int, bytes]) -> None:
+    def settled_in(
+        self, transaction: bytes, disposition: Disposed, outcome: MessageOutcome, held: dict[int, bytes]
+    ) -> None:
         """The peer settled deliveries, by id and token, within a transaction: they stay under lock until it ends."""
         operation = (self.entity, MessagesSettled(None, tuple(held.values()), outcome, self.session))
 
@@ -325,7 +334,7 @@ class OutgoingLink:
                 first = index
 
 
-def outcome_of(state: DeliveryState | None, *, settled: bool) -> Outcome | None:
+def outcome_of(state: DeliveryState | None, *, settled: bool) -> MessageOutcome | None:
     """What a delivery state asks for; None if it asks for nothing (a mere update)."""
     match state:
         case Accepted():
@@ -338,7 +347,7 @@ def outcome_of(state: DeliveryState | None, *, settled: bool) -> Outcome | None:
         case Rejected():
             info = _text_keys(state.error.info if state.error is not None else None) or {}
             reason, description = info.pop("DeadLetterReason", None), info.pop("DeadLetterErrorDescription", None)
-            return DeadLetter(reason, description, info or None)
+            return MoveToDeadLetter(reason, description, info or None)
         case _:
             # amqp-core-messaging §3.4.5: who settles without an outcome leaves the message as it was.
             return Release() if settled else None

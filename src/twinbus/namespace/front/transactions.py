@@ -19,7 +19,7 @@ from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected
 from twinbus.amqp.transactions import Declare, declared, read_request
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.limits import MAX_TRANSACTION_MESSAGES, TRANSACTION_TIMEOUT
-from twinbus.namespace.engine.transactions import Operation, discharge
+from twinbus.namespace.engine.transactions import TransactionOperation, discharge
 from twinbus.namespace.front import refusals
 from twinbus.namespace.resources import ConnectionAccount
 from twinbus.namespace.runtime import NamespaceRuntime
@@ -49,7 +49,7 @@ class Transaction:
 
     def __init__(self, timer: asyncio.TimerHandle) -> None:
         self.timer = timer
-        self.operations: list[Operation] = []
+        self.operations: list[TransactionOperation] = []
         self.ended: list[Ended] = []
         self.messages = 0
         self.size = 0
@@ -89,7 +89,7 @@ class Transactions:
         return found
 
     def add(
-        self, name: bytes, operation: Operation, messages: int, ended: Ended | None = None, *, size: int = 0
+        self, name: bytes, operation: TransactionOperation, messages: int, ended: Ended | None = None, *, size: int = 0
     ) -> Refusal | None:
         """Let an operation with `size` bytes of messages be part of it. What is refused here dooms the whole."""
         transaction = self._open.get(name)

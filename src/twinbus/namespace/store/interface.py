@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from twinbus.namespace.engine.storage_protocol import Need, Opened, Write
+from twinbus.namespace.engine.storage_protocol import OpenedStore, StoreRead, StoreWrite
 
 
 class Store(Protocol):
@@ -17,15 +17,15 @@ class Store(Protocol):
     inline: bool
     """True if calls never block, so that the runtime may make them on the event loop."""
 
-    def open(self) -> Opened:
+    def open(self) -> OpenedStore:
         """Take the store into use. Quick at any depth. Raises StoreError with what to do if it cannot."""
         ...
 
-    def load(self, need: Need) -> Any:
+    def load(self, need: StoreRead) -> Any:
         """Answer one need; the answer's type is documented at the need. Sees every finished commit."""
         ...
 
-    def commit(self, writes: Sequence[Write]) -> None:
+    def commit(self, writes: Sequence[StoreWrite]) -> None:
         """Apply the writes in order, all or nothing; on return they survive power loss."""
         ...
 

@@ -21,30 +21,30 @@ from twinbus.namespace.engine.storage_protocol import (
     ExpiredRows,
     ForgetSeenIds,
     KnownIds,
-    Lane,
     MoveRow,
-    Need,
     NextRows,
-    Opened,
+    OpenedStore,
     PutBody,
+    PutCounters,
     PutEntity,
-    PutQueue,
     PutRow,
     PutSeenId,
     PutSessionState,
+    QueueLane,
     Row,
     RowsBySeq,
-    SessionState,
     StoredEntity,
     StoredSessions,
+    StoredSessionState,
+    StoreRead,
+    StoreWrite,
     WaitingSessions,
-    Write,
 )
 from twinbus.namespace.store.errors import StoreConflictError
 from twinbus.namespace.store.row_reader import empty_answer
 from twinbus.namespace.store.write_batch import moved
 
-_LISTED = (Lane.ACTIVE, Lane.DEFERRED, Lane.SCHEDULED)
+_LISTED = (QueueLane.ACTIVE, QueueLane.DEFERRED, QueueLane.SCHEDULED)
 
 
 class _Queue:
@@ -71,7 +71,7 @@ class _Queue:
             if not numbers:
                 self.sessions.setdefault(row.lane, SortedKeys()).add(row.session)
             numbers.add(row.seq)
-        if row.expires is not None and row.lane == Lane.ACTIVE:
+        if row.expires is not None and row.lane == QueueLane.ACTIVE:
             self.expiring.add((row.expires, row.seq))
         if row.due is not None:
             self.due.add((row.due, row.seq, row.lane))
@@ -85,7 +85,7 @@ class _Queue:
             if not numbers:
                 del self.of_session[row.lane, row.session]
                 self.sessions[row.lane].remove(row.session)
-        if row.expires is not None and row.lane == Lane.ACTIVE:
+        if row.expires is not None and row.lane == QueueLane.ACTIVE:
             self.expiring.remove((row.expires, row.seq))
         if row.due is not None:
             self.due.remove((row.due, row.seq, row.lane))
@@ -108,7 +108,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._queues: dict[int, _Queue] = {}
         self._entities: dict[int, PutEntity] = {}
-        self._counters: dict[int, PutQueue] = {}
+        self._counters: dict[int, PutCounters] = {}
         self._bodies: dict[int, PutBody] = {}
         self._named: dict[int, int] = {}
         """How many rows name a body."""
@@ -118,15 +118,15 @@ class MemoryStore:
         self._gone: set[int] = set()
         self._highest = 0
 
-    def open(self) -> Opened:
+    def open(self) -> OpenedStore:
         entities = []
         for queue, entity in sorted(self._entities.items()):
-            counters = self._counters.get(queue) or PutQueue(queue, 1, 0, 0, 0, 0, 0, 0, entity.created)
+            counters = self._counters.get(queue) or PutCounters(queue, 1, 0, 0, 0, 0, 0, 0, entity.created)
             stored = self._queues.get(queue) or _Queue()
             expiry, due = stored.expiring.first(), stored.due.first()
             instants = (expiry and expiry[0], due and due[0])
             entities.append(StoredEntity(entity, counters, *instants, self._shared[queue]))
-        return Opened(entities, self._highest + 1, max(self._bodies, default=0) + 1)
+        return OpenedStore(entities, self._highest + 1, max(self._bodies, default=0) + 1)
 
     def tidy(self) -> bool:
         return False
@@ -140,11 +140,11 @@ class MemoryStore:
 
     # --- writes ------------------------------------------------------------------------------------------------
 
-    def commit(self, writes: Sequence[Write]) -> None:
+    def commit(self, writes: Sequence[StoreWrite]) -> None:
         undo: list[_Change] = []
         dropped: set[int] = set()
         unnamed: set[int] = set()
-        kept: list[Write] = []
+        kept: list[StoreWrite] = []
         try:
             for write in writes:
                 if isinstance(write, PutBody):
@@ -205,13 +205,13 @@ class MemoryStore:
     def _name(self, body: int, change: int) -> None:
         self._named[body] = self._named.get(body, 0) + change
 
-    def _apply(self, write: Write, unnamed: set[int]) -> None:
+    def _apply(self, write: StoreWrite, unnamed: set[int]) -> None:
         """Writes that cannot fail."""
         match write:
             case PutBody():
                 self._bodies[write.body] = write
                 self._shared[write.topic] += len(write.raw)
-            case PutQueue():
+            case PutCounters():
                 self._counters[write.queue] = write
             case PutEntity():
                 self._entities[write.queue] = write
@@ -248,7 +248,7 @@ class MemoryStore:
 
     # --- needs -------------------------------------------------------------------------------------------------
 
-    def load(self, need: Need) -> Any:
+    def load(self, need: StoreRead) -> Any:
         queue = self._queues.get(need.queue)
         if queue is None:
             return empty_answer(need)
@@ -267,14 +267,14 @@ class MemoryStore:
                 return DueAnswer(rows, _instant_after(queue.due, len(rows)))
             case ExpiredRows():
                 expired = islice(takewhile(lambda key: key[0] <= need.at, queue.expiring), need.limit)
-                rows = [queue.rows[Lane.ACTIVE, seq]._replace(raw=b"") for _, seq in expired]
+                rows = [queue.rows[QueueLane.ACTIVE, seq]._replace(raw=b"") for _, seq in expired]
                 return DueAnswer(rows, _instant_after(queue.expiring, len(rows)))
             case WaitingSessions():
-                sessions = queue.sessions.get(Lane.ACTIVE)
+                sessions = queue.sessions.get(QueueLane.ACTIVE)
                 return list(islice(sessions.after(need.after), need.limit)) if sessions else []
             case StoredSessions():
                 return _stored_sessions(queue, need)
-            case SessionState():
+            case StoredSessionState():
                 return queue.states.get(need.session, (None, 0))[0]
             case KnownIds():
                 return {name for name in need.ids if queue.seen.get(name, need.since - 1) >= need.since}

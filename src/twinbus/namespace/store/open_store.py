@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 
-from twinbus.namespace.engine.storage_protocol import Opened, PutEntity, PutQueue, StoredEntity
+from twinbus.namespace.engine.storage_protocol import OpenedStore, PutCounters, PutEntity, StoredEntity
 from twinbus.namespace.store.errors import StoreError, StoreVersionError, damaged_error
 from twinbus.namespace.store.files import sync_folder
 
@@ -126,15 +126,15 @@ FROM entity AS e LEFT JOIN counter AS c ON c.queue = e.queue LEFT JOIN shared AS
 """
 
 
-def read_opened(connection: apsw.Connection) -> Opened:
+def read_opened(connection: apsw.Connection) -> OpenedStore:
     """What the namespace is told on opening; counters come from their table, rows are not counted."""
     entities = []
     for row in connection.execute(_ENTITIES):
-        counters = PutQueue(*row[6:17]) if row[6] is not None else PutQueue(row[0], 1, 0, 0, 0, 0, 0, 0, row[4])
+        counters = PutCounters(*row[6:17]) if row[6] is not None else PutCounters(row[0], 1, 0, 0, 0, 0, 0, 0, row[4])
         entities.append(StoredEntity(PutEntity(*row[:6]), counters, *row[17:]))
     highest = _one(connection, "SELECT queue FROM highest")
     body = _one(connection, "SELECT max(id) FROM body")
-    return Opened(entities, next_queue=highest + 1, next_body=(body or 0) + 1)
+    return OpenedStore(entities, next_queue=highest + 1, next_body=(body or 0) + 1)
 
 
 def read_dropped(connection: apsw.Connection) -> list[int]:

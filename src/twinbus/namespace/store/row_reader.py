@@ -20,12 +20,12 @@ from twinbus.namespace.engine.storage_protocol import (
     DueRows,
     ExpiredRows,
     KnownIds,
-    Need,
     NextRows,
     Row,
     RowsBySeq,
-    SessionState,
     StoredSessions,
+    StoredSessionState,
+    StoreRead,
     WaitingSessions,
 )
 
@@ -131,7 +131,7 @@ class RowReader:
     def __init__(self, connection: apsw.Connection) -> None:
         self._execute = connection.execute
 
-    def answer(self, need: Need) -> Any:
+    def answer(self, need: StoreRead) -> Any:
         match need:
             case NextRows():
                 return self._next(need)
@@ -148,7 +148,7 @@ class RowReader:
                 return json.loads(self._one(_WAITING, arguments))
             case StoredSessions():
                 return self._stored_sessions(need)
-            case SessionState():
+            case StoredSessionState():
                 return self._execute(_STATE, (need.queue, need.session)).get
             case KnownIds():
                 arguments = {"queue": need.queue, "ids": json.dumps(need.ids), "since": need.since}
@@ -245,12 +245,12 @@ def _made(rows: list[list[Any]]) -> list[Row]:
     return list(map(Row._make, rows))
 
 
-def empty_answer(need: Need) -> Any:
+def empty_answer(need: StoreRead) -> Any:
     """What a queue that is gone answers."""
     match need:
         case DueRows() | ExpiredRows():
             return DueAnswer([], None)
-        case SessionState():
+        case StoredSessionState():
             return None
         case KnownIds():
             return set()

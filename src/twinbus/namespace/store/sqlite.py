@@ -17,7 +17,7 @@ from typing import Any
 
 import apsw
 
-from twinbus.namespace.engine.storage_protocol import Need, Opened, Write
+from twinbus.namespace.engine.storage_protocol import OpenedStore, StoreRead, StoreWrite
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.errors import StoreError, StoreGoneError, store_error
 from twinbus.namespace.store.files import StoreFiles, StoreLock, make_folder
@@ -57,7 +57,7 @@ class SqliteStore:
         """Whether there may be shared bodies: where there are none, nobody need look after them."""
         self._freed: Counter[int] = Counter()
 
-    def open(self) -> Opened:
+    def open(self) -> OpenedStore:
         assert self._writing is None, "opened once"
         try:
             make_folder(self.path.parent)
@@ -92,7 +92,7 @@ class SqliteStore:
         self._reader = RowReader(self._reading)
         return opened
 
-    def load(self, need: Need) -> Any:
+    def load(self, need: StoreRead) -> Any:
         if need.queue in self._gone:
             return empty_answer(need)
         if self._reading is None:
@@ -103,7 +103,7 @@ class SqliteStore:
         except apsw.Error as error:
             raise store_error(error, self.path, "reading") from error
 
-    def commit(self, writes: Sequence[Write]) -> None:
+    def commit(self, writes: Sequence[StoreWrite]) -> None:
         plan = fold_writes(writes, self._gone)
         connection = self._connection()
         if plan.bodies and not self._shares:

@@ -16,16 +16,16 @@ from twinbus.namespace.engine.storage_protocol import (
     DropEntity,
     DropRow,
     ForgetSeenIds,
-    Lane,
     MoveRow,
     PutBody,
+    PutCounters,
     PutEntity,
-    PutQueue,
     PutRow,
     PutSeenId,
     PutSessionState,
+    QueueLane,
     Row,
-    Write,
+    StoreWrite,
 )
 from twinbus.namespace.store.errors import StoreConflictError
 
@@ -91,7 +91,7 @@ class WriteBatch:
 
     bodies: dict[int, PutBody] = field(default_factory=dict)
     batches: list[RowChanges] = field(default_factory=lambda: [RowChanges()])
-    counters: dict[int, PutQueue] = field(default_factory=dict)
+    counters: dict[int, PutCounters] = field(default_factory=dict)
     entities: dict[int, PutEntity] = field(default_factory=dict)
     states: dict[tuple[int, str], PutSessionState] = field(default_factory=dict)
     seen: dict[tuple[int, str], PutSeenId] = field(default_factory=dict)
@@ -115,13 +115,13 @@ def moved(row: Row, write: MoveRow) -> Row:
         seq=write.to_seq,
         enqueued=write.enqueued,
         expires=write.expires,
-        due=row.due if write.to_lane == Lane.SCHEDULED else None,
+        due=row.due if write.to_lane == QueueLane.SCHEDULED else None,
         delivery_count=write.delivery_count,
         overlay=write.overlay,
     )
 
 
-def fold_writes(writes: Iterable[Write], gone: Collection[int]) -> WriteBatch:
+def fold_writes(writes: Iterable[StoreWrite], gone: Collection[int]) -> WriteBatch:
     """Fold the writes of a commit. Writes to queues that are gone come too late and are left out."""
     plan = WriteBatch()
     batch = plan.batches[0]
@@ -137,7 +137,7 @@ def fold_writes(writes: Iterable[Write], gone: Collection[int]) -> WriteBatch:
                 batch.put(write.row)
             case DropRow():
                 batch.drop(write)
-            case PutQueue():
+            case PutCounters():
                 plan.counters[queue] = write
             case MoveRow():
                 # Its place is that of a row still to be moved away: those moves come first.

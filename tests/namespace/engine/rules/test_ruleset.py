@@ -13,8 +13,8 @@ from twinbus.amqp.message_sections import split
 from twinbus.namespace.engine.descriptions import (
     CorrelationFilter,
     FalseFilter,
-    Filter,
     RuleDescription,
+    RuleFilter,
     SqlAction,
     SqlFilter,
     TrueFilter,
@@ -26,7 +26,7 @@ from twinbus.values import Int, Timestamp
 from .messages import GUID, NOW, view
 
 
-def rule(name: str, condition: Filter | str, action: str | None = None) -> RuleDescription:
+def rule(name: str, condition: RuleFilter | str, action: str | None = None) -> RuleDescription:
     chosen = SqlFilter(condition) if isinstance(condition, str) else condition
     return RuleDescription(name, chosen, None if action is None else SqlAction(action))
 
@@ -73,7 +73,7 @@ def select(*rules: RuleDescription) -> Selection:
         (CorrelationFilter(label="Red", properties={"color": "red"}), False),
     ],
 )
-def test_a_filter_takes_the_message_or_not(condition: Filter, taken: bool) -> None:
+def test_a_filter_takes_the_message_or_not(condition: RuleFilter, taken: bool) -> None:
     assert select(rule("r", condition)) == Selection(taken)
 
 
@@ -159,7 +159,7 @@ def test_rules_found_by_a_text_say_what_each_says_by_itself(properties: dict[str
 
 
 @pytest.mark.parametrize("always", [TrueFilter(), SqlFilter("1=1"), SqlFilter(" 2 > 1 ")])
-def test_what_takes_everything_is_known_without_a_message(always: Filter) -> None:
+def test_what_takes_everything_is_known_without_a_message(always: RuleFilter) -> None:
     assert RuleSet([rule("a", "color = 'red'"), rule("b", always)]).takes_everything
     assert not RuleSet([rule("b", always), rule("c", TrueFilter(), "SET a = 1")]).takes_everything
 

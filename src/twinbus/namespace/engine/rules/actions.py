@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from twinbus.amqp.errors import EncodeError
 from twinbus.amqp.message_builder import with_sections
-from twinbus.namespace.engine.rules.compiler import ExpressionCompiler, PropertyName, Run
+from twinbus.namespace.engine.rules.compiler import Evaluator, ExpressionCompiler, PropertyName
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
-from twinbus.namespace.engine.rules.grammar import Node, parse
+from twinbus.namespace.engine.rules.grammar import SyntaxTree, parse
 from twinbus.namespace.engine.rules.message_view import MessageView, by_key, readable
 from twinbus.namespace.engine.rules.values import Duration, as_text, converted, kind_of, wire
 from twinbus.values import Symbol, Timestamp
@@ -40,7 +40,7 @@ _NEEDED: Final = frozenset(("messageid", "timetolive"))
 """What a message cannot be without."""
 
 
-class Draft(MessageView):
+class MessageDraft(MessageView):
     """The copy of a message while it is changed."""
 
     __slots__ = ("_annotations", "_application", "_changed_properties", "_changed_ttl", "_names")
@@ -121,11 +121,11 @@ class Draft(MessageView):
             raise RuleEvaluationError(f"its action makes a value that no message can carry: {error}") from error
 
 
-Statement = Callable[[Draft], None]
-Act = Callable[[MessageView], Draft]
+Statement = Callable[[MessageDraft], None]
+ApplyAction = Callable[[MessageView], MessageDraft]
 
 
-def compile_action(text: str, parameters: Mapping[str, Any]) -> Act:
+def compile_action(text: str, parameters: Mapping[str, Any]) -> ApplyAction:
     """What makes the changed copy of a message. Raises RuleSyntaxError."""
     compiler = ExpressionCompiler(text, parameters)
     nodes = [node for node in parse(text, "action").children if not isinstance(node, str)]
@@ -134,8 +134,8 @@ def compile_action(text: str, parameters: Mapping[str, Any]) -> Act:
         raise compiler.fault(f"an action has at most {MAX_STATEMENTS} statements.", position)
     statements = tuple(_statement(compiler, node) for node in nodes)
 
-    def act(message: MessageView) -> Draft:
-        draft = Draft(message)
+    def act(message: MessageView) -> MessageDraft:
+        draft = MessageDraft(message)
         for statement in statements:
             statement(draft)
         return draft
@@ -143,7 +143,7 @@ def compile_action(text: str, parameters: Mapping[str, Any]) -> Act:
     return act
 
 
-def _statement(compiler: ExpressionCompiler, node: Node) -> Statement:
+def _statement(compiler: ExpressionCompiler, node: SyntaxTree) -> Statement:
     trees = [child for child in node.children if not isinstance(child, str)]
     name = compiler.property_name(trees[0])
     if name.is_system and name.key not in _SETTABLE:
@@ -155,7 +155,7 @@ def _statement(compiler: ExpressionCompiler, node: Node) -> Statement:
     return _set(name, compiler.term(trees[1], 0).run)
 
 
-def _set(name: PropertyName, run: Run) -> Statement:
+def _set(name: PropertyName, run: Evaluator) -> Statement:
     if name.is_system:
         return lambda draft: draft.set_system(name.key, run(draft))
     return lambda draft: draft.set_user(name.name, run(draft))

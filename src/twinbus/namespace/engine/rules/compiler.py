@@ -16,7 +16,7 @@ from lark import Token, Tree
 
 from twinbus.namespace.engine.rules import values
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError, RuleSyntaxError
-from twinbus.namespace.engine.rules.grammar import Node, parse
+from twinbus.namespace.engine.rules.grammar import SyntaxTree, parse
 from twinbus.namespace.engine.rules.message_view import SYSTEM, MessageView
 
 Matches = Callable[[str], bool]
@@ -82,20 +82,20 @@ def _width(part: str) -> int:
     return len(re.sub(r"\\(.)", "x", part, flags=re.DOTALL))
 
 
-Run = Callable[[MessageView], Any]
+Evaluator = Callable[[MessageView], Any]
 
 # Python's own stack is what a deeper one would use up.
 _DEEPEST: Final = 150
 
 
-class Term(NamedTuple):
+class CompiledTerm(NamedTuple):
     """A compiled part: what it gives for a message; `value` is that where it is the same for all.
 
     `key` is the name, in lower case, of the user's property that it is. `hinges` are a property and a text: wherever
     that property is another text, the condition is false.
     """
 
-    run: Run
+    run: Evaluator
     is_constant: bool = False
     value: Any = None
     key: str | None = None
@@ -130,13 +130,13 @@ class ExpressionCompiler:
     def fault(self, fault: str, position: int) -> RuleSyntaxError:
         return RuleSyntaxError(fault, position + 1, self._text)
 
-    def term(self, node: Node, depth: int) -> Term:
+    def term(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         if depth > _DEEPEST:
             raise self.fault(f"the expression is nested more than {_DEEPEST} deep.", start_of(node))
-        build: Callable[[Node, int], Term] = getattr(self, "_" + node.data)
+        build: Callable[[SyntaxTree, int], CompiledTerm] = getattr(self, "_" + node.data)
         return build(node, depth + 1)
 
-    def property_name(self, node: Node) -> PropertyName:
+    def property_name(self, node: SyntaxTree) -> PropertyName:
         *scope, last = (token for token in node.children if isinstance(token, Token))
         name, position = _name(last), _position(last)
         if not name:
@@ -155,10 +155,10 @@ class ExpressionCompiler:
 
     # --- expressions -----------------------------------------------------------------------------------------------
 
-    def _property(self, node: Node, depth: int) -> Term:
+    def _property(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         name = self.property_name(node)
         if name.is_system:
-            return Term(SYSTEM[name.key])
+            return CompiledTerm(SYSTEM[name.key])
         key = name.key
 
         def read(view: MessageView) -> Any:
@@ -167,9 +167,9 @@ class ExpressionCompiler:
                 user = view.read_user()
             return user.get(key)
 
-        return Term(read, key=key)
+        return CompiledTerm(read, key=key)
 
-    def _constant(self, node: Node, depth: int) -> Term:
+    def _constant(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         token = node.children[0]
         assert isinstance(token, Token), "a constant is one token"
         match token.type:
@@ -186,7 +186,7 @@ class ExpressionCompiler:
             case _:
                 return constant_term(token.type == "TRUE")
 
-    def _parameter(self, node: Node, depth: int) -> Term:
+    def _parameter(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         token = node.children[0]
         assert isinstance(token, Token), "a parameter is one token"
         key = token[1:].lower()
@@ -194,13 +194,13 @@ class ExpressionCompiler:
             raise self.fault(f"the parameter {token} has no value.", _position(token))
         return constant_term(values.plain(self._parameters[key]))
 
-    def _call(self, node: Node, depth: int) -> Term:
+    def _call(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         function = node.children[0]
         assert isinstance(function, Token), "a call begins with its name"
         arguments = trees_of(node)
         match function.lower(), len(arguments):
             case ("newid", 0):
-                return Term(lambda view: UUID(bytes=view.new_token(), version=4))
+                return CompiledTerm(lambda view: UUID(bytes=view.new_token(), version=4))
             case ("property" | "p", 1):
                 run = self.term(arguments[0], depth).run
             case (("newid" | "property" | "p") as known, count):
@@ -213,35 +213,37 @@ class ExpressionCompiler:
             name = run(view)
             return None if name is None else view.named(values.need_text(name, "property()"))
 
-        return Term(read)
+        return CompiledTerm(read)
 
-    def _calculation(self, node: Node, depth: int) -> Term:
+    def _calculation(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         left, right = (self.term(tree, depth) for tree in trees_of(node))
         sign = next(token for token in node.children if isinstance(token, Token))
         calculate = _CALCULATIONS[sign]
         return self._of_two(left, right, lambda a, b: None if a is None or b is None else calculate(a, b), node)
 
-    def _signed(self, node: Node, depth: int) -> Term:
+    def _signed(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         operand = self.term(trees_of(node)[0], depth)
         apply = values.negate if node.children[0] == "-" else values.confirm
         run = operand.run
-        term = Term(lambda view: None if (value := run(view)) is None else apply(value))
+        term = CompiledTerm(lambda view: None if (value := run(view)) is None else apply(value))
         return self._folded(term, node) if operand.is_constant else term
 
     # --- what they share -------------------------------------------------------------------------------------------
 
-    def _runs(self, node: Node, depth: int) -> tuple[Run, ...]:
+    def _runs(self, node: SyntaxTree, depth: int) -> tuple[Evaluator, ...]:
         return tuple(self.term(tree, depth).run for tree in trees_of(node))
 
-    def _of_two(self, left: Term, right: Term, decide: Callable[[Any, Any], Any], node: Node) -> Term:
+    def _of_two(
+        self, left: CompiledTerm, right: CompiledTerm, decide: Callable[[Any, Any], Any], node: SyntaxTree
+    ) -> CompiledTerm:
         first, second = left.run, right.run
         if right.is_constant:
             value = right.value
-            term = Term(lambda view: decide(first(view), value))
+            term = CompiledTerm(lambda view: decide(first(view), value))
             return self._folded(term, node) if left.is_constant else term
-        return Term(lambda view: decide(first(view), second(view)))
+        return CompiledTerm(lambda view: decide(first(view), second(view)))
 
-    def _folded(self, term: Term, node: Node) -> Term:
+    def _folded(self, term: CompiledTerm, node: SyntaxTree) -> CompiledTerm:
         """The value of what depends on no message. What can never be evaluated is told now."""
         try:
             return constant_term(term.run(_NO_MESSAGE))
@@ -252,11 +254,11 @@ class ExpressionCompiler:
 _NO_MESSAGE: Final = MessageView(b"", now=0, seq=0, ttl=None, new_token=bytes)
 
 
-def constant_term(value: Any) -> Term:
-    return Term(lambda view: value, True, value)
+def constant_term(value: Any) -> CompiledTerm:
+    return CompiledTerm(lambda view: value, True, value)
 
 
-def trees_of(node: Node) -> list[Node]:
+def trees_of(node: SyntaxTree) -> list[SyntaxTree]:
     """The parts that are not mere tokens; lark puts None where an optional one is left out."""
     return [child for child in node.children if isinstance(child, Tree)]
 
@@ -271,7 +273,7 @@ def _position(token: Token) -> int:
     return token.start_pos or 0
 
 
-def start_of(node: Node) -> int:
+def start_of(node: SyntaxTree) -> int:
     return int(getattr(node.meta, "start_pos", 0))
 
 
@@ -288,17 +290,17 @@ _ALIKE: Final = frozenset((str, int, float))
 """What compares with its own like in every way."""
 
 
-def compile_filter(text: str, parameters: Mapping[str, Any]) -> Term:
+def compile_filter(text: str, parameters: Mapping[str, Any]) -> CompiledTerm:
     """Raises RuleSyntaxError."""
     return _compile(text, parameters) if parameters else _compile_once(text)
 
 
-def _compile(text: str, parameters: Mapping[str, Any]) -> Term:
+def _compile(text: str, parameters: Mapping[str, Any]) -> CompiledTerm:
     return ConditionCompiler(text, parameters).term(parse(text, "filter"), 0)
 
 
 @lru_cache(maxsize=4096)
-def _compile_once(text: str) -> Term:
+def _compile_once(text: str) -> CompiledTerm:
     """Subscriptions often have the same rules, and parsing takes a millisecond."""
     return _compile(text, {})
 
@@ -306,7 +308,7 @@ def _compile_once(text: str) -> Term:
 class ConditionCompiler(ExpressionCompiler):
     """The text of a filter on its way to a function."""
 
-    def _disjunction(self, node: Node, depth: int) -> Term:
+    def _disjunction(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         runs = self._runs(node, depth)
 
         def any_of(view: MessageView) -> bool | None:
@@ -319,9 +321,9 @@ class ConditionCompiler(ExpressionCompiler):
                     result = None
             return result
 
-        return Term(any_of)
+        return CompiledTerm(any_of)
 
-    def _conjunction(self, node: Node, depth: int) -> Term:
+    def _conjunction(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         terms = [self.term(tree, depth) for tree in trees_of(node)]
         runs = tuple(term.run for term in terms)
 
@@ -336,13 +338,13 @@ class ConditionCompiler(ExpressionCompiler):
             return result
 
         # The first alone: what stands behind it may fail where it is not asked.
-        return Term(all_of, hinges=terms[0].hinges)
+        return CompiledTerm(all_of, hinges=terms[0].hinges)
 
-    def _negated(self, node: Node, depth: int) -> Term:
+    def _negated(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         run = self.term(trees_of(node)[0], depth).run
-        return Term(_not(run))
+        return CompiledTerm(_not(run))
 
-    def _comparison(self, node: Node, depth: int) -> Term:
+    def _comparison(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         left, right = (self.term(tree, depth) for tree in trees_of(node))
         sign = next(token for token in node.children if isinstance(token, Token))
         relate, ordered = _COMPARISONS[sign]
@@ -369,17 +371,17 @@ class ConditionCompiler(ExpressionCompiler):
             return relate(value, constant) if value.__class__ in alike else compare(value, constant)
 
         is_text = sign == "=" and constant.__class__ is str
-        return Term(compare_property, hinges=(key, constant) if is_text else None)
+        return CompiledTerm(compare_property, hinges=(key, constant) if is_text else None)
 
-    def _is_null(self, node: Node, depth: int) -> Term:
+    def _is_null(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         run = self.term(trees_of(node)[0], depth).run
-        return Term(lambda view: run(view) is None)
+        return CompiledTerm(lambda view: run(view) is None)
 
-    def _is_not_null(self, node: Node, depth: int) -> Term:
+    def _is_not_null(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         run = self.term(trees_of(node)[0], depth).run
-        return Term(lambda view: run(view) is not None)
+        return CompiledTerm(lambda view: run(view) is not None)
 
-    def _is_in(self, node: Node, depth: int) -> Term:
+    def _is_in(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         left, choices = trees_of(node)
         subject, runs = self.term(left, depth).run, self._runs(choices, depth)
 
@@ -401,12 +403,12 @@ class ConditionCompiler(ExpressionCompiler):
                     return True
             return result
 
-        return Term(is_in)
+        return CompiledTerm(is_in)
 
-    def _is_not_in(self, node: Node, depth: int) -> Term:
-        return Term(_not(self._is_in(node, depth).run))
+    def _is_not_in(self, node: SyntaxTree, depth: int) -> CompiledTerm:
+        return CompiledTerm(_not(self._is_in(node, depth).run))
 
-    def _is_like(self, node: Node, depth: int) -> Term:
+    def _is_like(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         left, like, *rest = trees_of(node)
         subject, wanted = self.term(left, depth), self.term(like, depth)
         escape = self.term(rest[0], depth) if rest else None
@@ -423,9 +425,11 @@ class ConditionCompiler(ExpressionCompiler):
             )
             return matches(values.need_text(value, "LIKE"))
 
-        return Term(is_like)
+        return CompiledTerm(is_like)
 
-    def _is_like_constant(self, subject: Term, text: Any, escape: Term | None, node: Node) -> Term:
+    def _is_like_constant(
+        self, subject: CompiledTerm, text: Any, escape: CompiledTerm | None, node: SyntaxTree
+    ) -> CompiledTerm:
         if text is None or (escape is not None and escape.value is None):
             return constant_term(None)
         try:
@@ -441,18 +445,18 @@ class ConditionCompiler(ExpressionCompiler):
                 return matches(value)
             return None if value is None else matches(values.need_text(value, "LIKE"))
 
-        return Term(is_like)
+        return CompiledTerm(is_like)
 
-    def _is_not_like(self, node: Node, depth: int) -> Term:
-        return Term(_not(self._is_like(node, depth).run))
+    def _is_not_like(self, node: SyntaxTree, depth: int) -> CompiledTerm:
+        return CompiledTerm(_not(self._is_like(node, depth).run))
 
-    def _exists(self, node: Node, depth: int) -> Term:
+    def _exists(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         name = self.property_name(trees_of(node)[0])
         if name.is_system:
             run = SYSTEM[name.key]
-            return Term(lambda view: run(view) is not None)
+            return CompiledTerm(lambda view: run(view) is not None)
         key = name.key
-        return Term(lambda view: key in (view.user if view.user is not None else view.read_user()))
+        return CompiledTerm(lambda view: key in (view.user if view.user is not None else view.read_user()))
 
 
 def _alike(constant: Any) -> frozenset[type] | None:
@@ -462,7 +466,7 @@ def _alike(constant: Any) -> frozenset[type] | None:
     return values.INTEGERS if constant.__class__ in values.INTEGERS else None
 
 
-def _not(run: Run) -> Run:
+def _not(run: Evaluator) -> Evaluator:
     def opposite(view: MessageView) -> bool | None:
         held = run(view)
         return None if held is None else not held

@@ -14,7 +14,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
 
 from twinbus.namespace.engine.rules.errors import RuleSyntaxError
 
-Node = Tree[Token]
+SyntaxTree = Tree[Token]
 
 _GRAMMAR: Final = r"""
 ?filter: disjunction
@@ -123,7 +123,7 @@ def _parser() -> Lark:
     return Lark(_GRAMMAR, start=["filter", "action"], parser="lalr", lexer="basic", propagate_positions=True)
 
 
-def parse(text: str, start: str) -> Node:
+def parse(text: str, start: str) -> SyntaxTree:
     """The tree of a `filter` or an `action`. Raises RuleSyntaxError."""
     try:
         return _parser().parse(text, start=start)

@@ -12,8 +12,8 @@ from twinbus.amqp.routing_fields import read_envelope
 from twinbus.namespace.engine.descriptions import (
     CorrelationFilter,
     FalseFilter,
-    Filter,
     RuleDescription,
+    RuleFilter,
     SqlFilter,
     TrueFilter,
 )
@@ -23,7 +23,7 @@ from twinbus.namespace.engine.rules.values import matched, plain
 from twinbus.namespace.engine.send_checks import excess_of
 
 if TYPE_CHECKING:
-    from twinbus.namespace.engine.rules.actions import Act
+    from twinbus.namespace.engine.rules.actions import ApplyAction
 
 
 Matches = Callable[[MessageView], bool | None]
@@ -32,7 +32,7 @@ RULE_NAME: Final = "RuleName"
 """The property that tells which rule made a copy."""
 
 
-class Copy(NamedTuple):
+class ChangedCopy(NamedTuple):
     """A copy of a message that a rule changed."""
 
     raw: bytes
@@ -44,16 +44,16 @@ class Selection(NamedTuple):
     """What a subscription takes of one message. `fault` tells of the first rule that could not be evaluated."""
 
     as_it_is: bool
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[ChangedCopy, ...] = ()
     fault: str | None = None
 
 
-class Rule(NamedTuple):
+class CompiledRule(NamedTuple):
     """A compiled rule; `matches` None takes everything. `hinges` as in a Term."""
 
     name: str
     matches: Matches | None
-    act: Act | None
+    act: ApplyAction | None
     hinges: tuple[str, str] | None = None
 
 
@@ -68,7 +68,7 @@ class RuleSet:
 
     def __init__(self, rules: Iterable[RuleDescription], before: RuleSet | None = None) -> None:
         """Rules that were there `before` are not compiled again."""
-        self._known: dict[int, tuple[RuleDescription, Rule]] = {}
+        self._known: dict[int, tuple[RuleDescription, CompiledRule]] = {}
         """By the ids of their descriptions, with these, lest an id is given to another."""
         known = {} if before is None else before._known
         for described in rules:
@@ -80,7 +80,7 @@ class RuleSet:
         always = [rule for rule in plain if rule.matches is None][:1]
         self._others = tuple(always or [rule for rule in plain if rule.hinges is None])
         # Rules that differ in the text of one property are found by it, however many they are.
-        self._by_text: dict[str, dict[str, list[Rule]]] = {}
+        self._by_text: dict[str, dict[str, list[CompiledRule]]] = {}
         for rule in () if always else plain:
             if rule.hinges is not None:
                 key, text = rule.hinges
@@ -109,7 +109,7 @@ class RuleSet:
         return Selection(taken, tuple(copies), fault)
 
     @staticmethod
-    def _matches(rules: Iterable[Rule], view: MessageView) -> tuple[bool, str | None]:
+    def _matches(rules: Iterable[CompiledRule], view: MessageView) -> tuple[bool, str | None]:
         """Whether one of them takes the message; what was wrong with the first that could not be evaluated."""
         fault = None
         for rule in rules:
@@ -121,7 +121,7 @@ class RuleSet:
         return False, fault
 
 
-def _asked(by_text: dict[str, list[Rule]], key: str, view: MessageView) -> Iterable[Rule]:
+def _asked(by_text: dict[str, list[CompiledRule]], key: str, view: MessageView) -> Iterable[CompiledRule]:
     """Those of the rules that hinge on a property whose text does not answer them already."""
     try:
         value = (view.user if view.user is not None else view.read_user()).get(key)
@@ -132,17 +132,17 @@ def _asked(by_text: dict[str, list[Rule]], key: str, view: MessageView) -> Itera
     return [rule for group in by_text.values() for rule in group]
 
 
-def compile_rule(rule: RuleDescription) -> Rule:
+def compile_rule(rule: RuleDescription) -> CompiledRule:
     act = None
     if rule.action is not None:
         from twinbus.namespace.engine.rules.actions import compile_action  # noqa: PLC0415  # see the module's docstring
 
         act = compile_action(rule.action.expression, rule.action.parameters)
     matches, hinges = _matcher(rule.filter)
-    return Rule(rule.name, matches, act, hinges)
+    return CompiledRule(rule.name, matches, act, hinges)
 
 
-def _matcher(description: Filter) -> tuple[Matches | None, tuple[str, str] | None]:
+def _matcher(description: RuleFilter) -> tuple[Matches | None, tuple[str, str] | None]:
     match description:
         case TrueFilter():
             return None, None
@@ -158,18 +158,18 @@ def _matcher(description: Filter) -> tuple[Matches | None, tuple[str, str] | Non
             return None if is_true else compiled.run, compiled.hinges
 
 
-def _told(rule: Rule, error: RuleEvaluationError) -> str:
+def _told(rule: CompiledRule, error: RuleEvaluationError) -> str:
     return f"Rule '{rule.name}' could not be evaluated: {error}."
 
 
-def _changed(rule: Rule, view: MessageView) -> Copy:
+def _changed(rule: CompiledRule, view: MessageView) -> ChangedCopy:
     assert rule.act is not None, "a rule without action changes nothing"
     draft = rule.act(view)
     draft.set_user(RULE_NAME, rule.name)
     raw = draft.written()
     if (refusal := excess_of(read_envelope(raw))) is not None:
         raise RuleEvaluationError(f"its action makes a message beyond the limits: {refusal.description.rstrip('.')}")
-    return Copy(raw, draft.ttl, draft.session)
+    return ChangedCopy(raw, draft.ttl, draft.session)
 
 
 _SYSTEM: Final = {

@@ -41,7 +41,7 @@ class Duration(int):
     __slots__ = ()
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What a value is to the language. The texts are for its errors."""
 
     BOOLEAN = "a boolean"
@@ -57,22 +57,22 @@ class Kind(Enum):
 
 INTEGERS: Final[frozenset[type]] = frozenset((int, Byte, Short, Int, Long, UByte, UShort, UInt, ULong))
 TEXTS: Final[frozenset[type]] = frozenset((str, Symbol, Char))
-_KINDS: Final[dict[type, Kind]] = {
-    bool: Kind.BOOLEAN,
-    **dict.fromkeys(INTEGERS, Kind.INTEGER),
-    **dict.fromkeys((float, Float32), Kind.REAL),
-    **dict.fromkeys(TEXTS, Kind.TEXT),
-    Timestamp: Kind.INSTANT,
-    Duration: Kind.DURATION,
-    UUID: Kind.GUID,
-    bytes: Kind.BINARY,
+_KINDS: Final[dict[type, ValueKind]] = {
+    bool: ValueKind.BOOLEAN,
+    **dict.fromkeys(INTEGERS, ValueKind.INTEGER),
+    **dict.fromkeys((float, Float32), ValueKind.REAL),
+    **dict.fromkeys(TEXTS, ValueKind.TEXT),
+    Timestamp: ValueKind.INSTANT,
+    Duration: ValueKind.DURATION,
+    UUID: ValueKind.GUID,
+    bytes: ValueKind.BINARY,
 }
-_NUMBERS: Final = frozenset((Kind.INTEGER, Kind.REAL))
-_ORDERED: Final = frozenset((Kind.INTEGER, Kind.REAL, Kind.TEXT, Kind.INSTANT, Kind.DURATION))
+_NUMBERS: Final = frozenset((ValueKind.INTEGER, ValueKind.REAL))
+_ORDERED: Final = frozenset((ValueKind.INTEGER, ValueKind.REAL, ValueKind.TEXT, ValueKind.INSTANT, ValueKind.DURATION))
 
 
-def kind_of(value: Any) -> Kind:
-    return _KINDS.get(value.__class__, Kind.OPAQUE)
+def kind_of(value: Any) -> ValueKind:
+    return _KINDS.get(value.__class__, ValueKind.OPAQUE)
 
 
 def plain(value: Any) -> Any:
@@ -100,7 +100,7 @@ def matched(left: Any, right: Any, verb: str, *, ordered: bool) -> tuple[Any, An
     """Both as one type that compares, or a RuleEvaluationError: nothing is read out of a text."""
     kind, other = kind_of(left), kind_of(right)
     if kind is other:
-        if kind is not Kind.OPAQUE and (kind in _ORDERED or not ordered):
+        if kind is not ValueKind.OPAQUE and (kind in _ORDERED or not ordered):
             return left, right
     elif kind in _NUMBERS and other in _NUMBERS:
         return float(left), float(right)
@@ -113,12 +113,12 @@ def add(left: Any, right: Any) -> Any:
     kind, other = kind_of(left), kind_of(right)
     if kind in _NUMBERS and other in _NUMBERS:
         return _number(left + right)
-    if Kind.TEXT in (kind, other):
+    if ValueKind.TEXT in (kind, other):
         joined = as_text(left) + as_text(right)
         if len(joined) > MAX_PROPERTIES_BYTES:  # an action that doubles its property 32 times would not come back
             raise RuleEvaluationError(f"a string of more than {MAX_PROPERTIES_BYTES} characters fits no message")
         return joined
-    if (kind, other) in {(Kind.INSTANT, Kind.DURATION), (Kind.DURATION, Kind.DURATION)}:
+    if (kind, other) in {(ValueKind.INSTANT, ValueKind.DURATION), (ValueKind.DURATION, ValueKind.DURATION)}:
         return left.__class__(left + right)
     raise _no_such("+", kind, other)
 
@@ -129,9 +129,9 @@ def subtract(left: Any, right: Any) -> Any:
     kind, other = kind_of(left), kind_of(right)
     if kind in _NUMBERS and other in _NUMBERS:
         return _number(left - right)
-    if kind is other is Kind.INSTANT:
+    if kind is other is ValueKind.INSTANT:
         return Duration(left - right)
-    if (kind, other) in {(Kind.INSTANT, Kind.DURATION), (Kind.DURATION, Kind.DURATION)}:
+    if (kind, other) in {(ValueKind.INSTANT, ValueKind.DURATION), (ValueKind.DURATION, ValueKind.DURATION)}:
         return left.__class__(left - right)
     raise _no_such("-", kind, other)
 
@@ -144,7 +144,7 @@ def multiply(left: Any, right: Any) -> Any:
 def divide(left: Any, right: Any) -> Any:
     """Of integers it is an integer, cut towards zero."""
     _need_numbers("/", left, right)
-    if kind_of(left) is kind_of(right) is Kind.INTEGER:
+    if kind_of(left) is kind_of(right) is ValueKind.INTEGER:
         if right == 0:
             raise RuleEvaluationError("an integer is divided by zero")
         quotient = abs(left) // abs(right)
@@ -157,7 +157,7 @@ def divide(left: Any, right: Any) -> Any:
 def remainder(left: Any, right: Any) -> Any:
     """It has the sign of what is divided."""
     _need_numbers("%", left, right)
-    if kind_of(left) is kind_of(right) is Kind.INTEGER:
+    if kind_of(left) is kind_of(right) is ValueKind.INTEGER:
         if right == 0:
             raise RuleEvaluationError("an integer is divided by zero")
         rest = abs(left) % abs(right)
@@ -169,7 +169,7 @@ def negate(value: Any) -> Any:
     kind = kind_of(value)
     if kind in _NUMBERS:
         return _number(-value)
-    if kind is Kind.DURATION:
+    if kind is ValueKind.DURATION:
         return Duration(-value)
     raise RuleEvaluationError(f"{kind.value} has no sign (-)")
 
@@ -177,13 +177,13 @@ def negate(value: Any) -> Any:
 def confirm(value: Any) -> Any:
     """Unary plus."""
     kind = kind_of(value)
-    if kind in _NUMBERS or kind is Kind.DURATION:
+    if kind in _NUMBERS or kind is ValueKind.DURATION:
         return value
     raise RuleEvaluationError(f"{kind.value} has no sign (+)")
 
 
 def need_text(value: Any, verb: str) -> str:
-    if kind_of(value) is not Kind.TEXT:
+    if kind_of(value) is not ValueKind.TEXT:
         raise RuleEvaluationError(f"{verb} needs a string, not {kind_of(value).value}")
     return str(value)
 
@@ -193,9 +193,9 @@ def converted(value: Any, existing: Any) -> Any:
     kind, wanted = kind_of(value), kind_of(existing)
     if kind not in _NUMBERS or wanted not in _NUMBERS:
         return value
-    if wanted is Kind.REAL:
+    if wanted is ValueKind.REAL:
         return existing.__class__(value)
-    if kind is Kind.INTEGER or value.is_integer():
+    if kind is ValueKind.INTEGER or value.is_integer():
         least, largest = _RANGES.get(existing.__class__, (LEAST_LONG, LARGEST_LONG))
         if least <= value <= largest:
             return existing.__class__(value)
@@ -222,9 +222,9 @@ def _number(value: Any) -> Any:
 def as_text(value: Any) -> str:
     """As C# writes it when it is joined to a string."""
     kind = kind_of(value)
-    if kind is Kind.REAL:
+    if kind is ValueKind.REAL:
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(float(value))
-    if kind in (Kind.TEXT, Kind.INTEGER, Kind.BOOLEAN, Kind.GUID):
+    if kind in (ValueKind.TEXT, ValueKind.INTEGER, ValueKind.BOOLEAN, ValueKind.GUID):
         return str(value)
     raise RuleEvaluationError(f"{kind.value} cannot become a string")
 
@@ -239,5 +239,5 @@ def _need_numbers(operator: str, left: Any, right: Any) -> None:
         raise _no_such(operator, kind, other)
 
 
-def _no_such(operator: str, kind: Kind, other: Kind) -> RuleEvaluationError:
+def _no_such(operator: str, kind: ValueKind, other: ValueKind) -> RuleEvaluationError:
     return RuleEvaluationError(f"{kind.value} and {other.value} have no operation {operator}")
