@@ -23,12 +23,12 @@ from rich.console import Console
 from tests.cli.running import COMMAND, environment
 from tests.cli.syphoned import invoke
 from twinbus.backlog import backlog_queue_path
+from twinbus.cli.connections import backlog_name
 from twinbus.cli.demo import NOT_PROVEN
-from twinbus.cli.demo.application import BACKLOG_QUEUES, ENTITIES, PLACES, Kept
+from twinbus.cli.demo.application import BACKLOG_QUEUES, ENTITIES, PLACES, Records
 from twinbus.cli.demo.screen import picture
-from twinbus.cli.demo.sight import EntitySight, Flow, Second, Sight
+from twinbus.cli.demo.snapshot import EntitySnapshot, FlowRates, SecondCounts, Snapshot
 from twinbus.cli.demo.verdict import judge
-from twinbus.cli.reaching import backlog_name
 from twinbus.connect import connect
 
 pytestmark = pytest.mark.timeout(900)  # where others are at work, Spark takes its time
@@ -142,7 +142,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
 def test_the_process_that_has_spark_ends_with_all_it_started_once_the_demo_is_gone() -> None:
     program = (
         "import subprocess, time\n"
-        "from twinbus.cli.demo.batch import listen\n"
+        "from twinbus.cli.demo.spark_runner import listen\n"
         "subprocess.Popen(['sleep', '600'])\n"
         "print(listen().get(), end='', flush=True)\n"
         "time.sleep(600)"
@@ -211,9 +211,9 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
 # --- what is proof ---------------------------------------------------------------------------------------------------
 
 
-def kept() -> Kept:
+def kept() -> Records:
     """One message for every place, received there."""
-    made = Kept(diverted=1)
+    made = Records(diverted=1)
     for number, place in enumerate(made.accepted):
         made.accepted[place].add("one")
         made.received[place]["one"].add(number)
@@ -259,10 +259,12 @@ def test_books_that_know_of_fewer_messages_are_no_proof() -> None:
 
 def drawn(width: int, **more: Any) -> list[str]:
     entities = tuple(
-        EntitySight(path, "failed_over", Flow(12_345, 6_789, 98_765), (0.0, 166.6, 0.0)) for path in ENTITIES
+        EntitySnapshot(path, "failed_over", FlowRates(12_345, 6_789, 98_765), (0.0, 166.6, 0.0)) for path in ENTITIES
     )
-    sight = Sight(125.0, entities, {False: 123, True: 3}, 20_367, more.get("returned", 0), more.get("up", False))
-    seconds = [Second(Flow(60, 0, 80), 0, 0, {})] * 60 + [Second(Flow(0, 60, 0), 600, 100, {False: 3})] * 60
+    sight = Snapshot(125.0, entities, {False: 123, True: 3}, 20_367, more.get("returned", 0), more.get("up", False))
+    seconds = [SecondCounts(FlowRates(60, 0, 80), 0, 0, {})] * 60 + [
+        SecondCounts(FlowRates(0, 60, 0), 600, 100, {False: 3})
+    ] * 60
     console = Console(width=width, file=io.StringIO(), record=True)
     console.print(picture(sight, seconds, {"primary": 54_321, "secondary": 54_322}, width))
     return console.export_text().splitlines()

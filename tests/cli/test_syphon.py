@@ -15,7 +15,7 @@ import pytest
 from tests.cli.running import COMMAND, PATIENCE, environment
 from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
 from twinbus.backlog import SESSION_ID_PROPERTY, TIME_TO_LIVE_PROPERTY, FailureKind
-from twinbus.cli.progress import Lines, Table, span
+from twinbus.cli.progress import LineDisplay, TableDisplay, duration
 from twinbus.ledger import Stage, read_ledger
 from twinbus.ledger.entries import Intent, Operation
 from twinbus.syphon import DestinationStatus, MessageCounts, Progress, Readiness
@@ -265,7 +265,7 @@ def moment(**given: Any) -> Progress:
 
 
 def test_y9_a_line_tells_rate_remaining_estimated_end_and_each_destination(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Lines()
+    shown = LineDisplay()
     shown.show(moment())
     shown.show(moment(seconds_left=None, remaining=None))
     first, second = capsys.readouterr().out.splitlines()
@@ -277,7 +277,7 @@ def test_y9_a_line_tells_rate_remaining_estimated_end_and_each_destination(capsy
 
 
 def test_y9_a_terminal_is_shown_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    with Table() as shown:
+    with TableDisplay() as shown:
         shown.end(moment())
     told = capsys.readouterr().out
     assert "destination" in told
@@ -286,4 +286,4 @@ def test_y9_a_terminal_is_shown_a_table(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (3700, "1 h 1 min")])
 def test_spans_are_told_as_people_do(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+    assert duration(seconds) == text

@@ -13,9 +13,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from tests.cli.running import run
-from twinbus.cli import waiting as waiting_module
+from twinbus.cli import spinner as waiting_module
 from twinbus.cli.main import app
-from twinbus.cli.waiting import waiting
+from twinbus.cli.spinner import spinner
 
 PRIMARY = "Endpoint=sb://one.example.net/;SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0LW9uZQ=="
 SECONDARY = "Endpoint=sb://two.example.net/;SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0LXR3bw=="
@@ -158,7 +158,7 @@ def test_what_takes_longer_than_a_moment_is_told_once_on_stderr(
 ) -> None:
     monkeypatch.setattr(waiting_module, "MOMENT", 0.0)
     before = threading.active_count()
-    with waiting("counting"):
+    with spinner("counting"):
         while not (told := capsys.readouterr()).err:
             pass
     assert (told.out, told.err) == ("", "counting …\n")
@@ -166,7 +166,7 @@ def test_what_takes_longer_than_a_moment_is_told_once_on_stderr(
 
 
 def test_what_is_quick_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with waiting("counting"):
+    with spinner("counting"):
         pass
     assert capsys.readouterr() == ("", "")
 

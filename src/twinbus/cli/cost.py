@@ -13,9 +13,9 @@ import typer
 
 from twinbus.cli import cost_tables
 from twinbus.cli.cost_options import field_of, given, read, with_scenario
-from twinbus.cli.ledger_jobs import First, Folder, Master, Since, Until, in_utc, up_to_date
-from twinbus.cli.telling import Debug, told
-from twinbus.cli.waiting import waiting
+from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.ledger_spark import First, Folder, Master, Since, Until, in_utc, ingested_tables
+from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.money import Forecast, Prices, Scenario, ScenarioError, default_price_text
 from twinbus.money import forecast as foreseen
@@ -50,7 +50,7 @@ def prices(
       twinbus cost prices --write mine.toml
       twinbus cost prices --prices mine.toml
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         if write is not None:
             _write(write)
         table = Prices.load(file)
@@ -80,7 +80,7 @@ def forecast(
       twinbus cost forecast --rate 50 --outage 15m --outages 4 --compare syphon=standing,after
       twinbus cost forecast --tier premium --messaging-units 2 --json
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         table = Prices.load(file)
         values = given(asked)
         if compare is None:
@@ -124,15 +124,15 @@ def actual(
       twinbus cost actual ./tables --since 2026-11-01 --until 2026-12-01 --failover-interval 30s
       twinbus cost actual ./tables --rate 50 --outage 1h --json
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         table = Prices.load(file)
-        place = up_to_date(tables, ledger, master)
+        place = ingested_tables(tables, ledger, master)
         from twinbus.money import compare  # noqa: PLC0415 - other verbs start without
         from twinbus.pipeline.actual_cost import ActualCost  # noqa: PLC0415 - there only with the extra
         from twinbus.pipeline.time_window import TimeWindow  # noqa: PLC0415
 
         values = given(asked)
-        with waiting("computing cost"):
+        with spinner("computing cost"):
             books = ActualCost(place, TimeWindow(in_utc(since), in_utc(until)))
             if not books:
                 raise OperatorError(

@@ -23,7 +23,7 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(b|kb|mb|)")
 _BYTES: Final = {"b": 1, "": 1, "kb": 1024, "mb": 1024 * 1024}
 
 
-def span(text: str | timedelta) -> timedelta:
+def parse_duration(text: str | timedelta) -> timedelta:
     """`90`, `90s`, `15m`, `8h` or `30d`."""
     if isinstance(text, timedelta):
         return text
@@ -33,7 +33,7 @@ def span(text: str | timedelta) -> timedelta:
     return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
 
 
-def size(text: str | int) -> int:
+def parse_size(text: str | int) -> int:
     """`1024`, `64KB` or `1MB`."""
     found = _SIZE.fullmatch(str(text).strip().lower())
     if found is None:
@@ -41,7 +41,7 @@ def size(text: str | int) -> int:
     return int(float(found[1]) * _BYTES[found[2]])
 
 
-def spoken(value: object) -> str:
+def as_option_text(value: object) -> str:
     """A value as it would be written."""
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
@@ -81,7 +81,7 @@ _HELP: Final[Mapping[str, str]] = {
     "diverted": "Messages diverted in all, where that is known.",
 }
 _READERS: Final[Mapping[type, Callable[[str], Any]]] = {
-    timedelta: span,
+    timedelta: parse_duration,
     int: int,
     float: float,
     str: str,
@@ -96,7 +96,7 @@ _KINDS: Final = {
 
 def read(field: str, text: str) -> Any:
     """A field from a text, as --compare has it."""
-    reader = size if field == "message_size" else _READERS[_KINDS[field]]
+    reader = parse_size if field == "message_size" else _READERS[_KINDS[field]]
     try:
         return reader(text.strip())
     except ValueError:
@@ -132,10 +132,10 @@ def given(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _option(field: str, value: Any, default: str | None) -> inspect.Parameter:
     kind = _KINDS[field]
-    shown = default or ("none" if value is None else spoken(value))
+    shown = default or ("none" if value is None else as_option_text(value))
     option = f"--{field.replace('_', '-')}"
     if kind is timedelta or field == "message_size":
-        parser, metavar = (span, "SPAN") if kind is timedelta else (size, "SIZE")
+        parser, metavar = (parse_duration, "SPAN") if kind is timedelta else (parse_size, "SIZE")
         said = typer.Option(option, parser=parser, metavar=metavar, help=_HELP[field], show_default=shown)
     else:
         said = typer.Option(option, help=_HELP[field], show_default=shown)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from twinbus.cli.cost_options import spoken
+from twinbus.cli.cost_options import as_option_text
 from twinbus.cli.terminal import console
 from twinbus.money import Bill, Comparison, CostPhase, Forecast, Prices, PriceScale, Scenario, StageDifference, Tier
 
@@ -35,7 +35,7 @@ def show_forecast(found: Forecast) -> None:
 
     shown = console()
     scenario, idle = found.scenario, found.idle
-    what = f" of {spoken(scenario.period)}, {scenario.tier}, in {found.prices.currency}"
+    what = f" of {as_option_text(scenario.period)}, {scenario.tier}, in {found.prices.currency}"
     shown.print(Text.assemble(("Forecast", "bold"), what))
     shown.print(
         f"idle receives of the syphons: [bold]{idle.hour:,g}[/] an hour, [bold]{idle.day:,g}[/] a day, "
@@ -95,7 +95,7 @@ def show_variants(option: str, variants: Mapping[str, Forecast]) -> None:
     from rich.text import Text  # noqa: PLC0415 - slow
 
     shown = console()
-    what = f" of {spoken(first.scenario.period)}, side by side, in {first.prices.currency}"
+    what = f" of {as_option_text(first.scenario.period)}, side by side, in {first.prices.currency}"
     shown.print(Text.assemble(("Forecast", "bold"), what))
     table = _table(option, *variants)
     for name, cells in _rows(variants):
@@ -126,7 +126,7 @@ def show_comparison(found: Forecast, result: Comparison, seen: Collection[str]) 
 
     shown = console()
     shown.print(Text.assemble(("Actual, and the forecast for it", "bold"), f", in {found.prices.currency}"))
-    taken = [f"{name.replace('_', '-')} {spoken(getattr(found.scenario, name))}" for name in sorted(seen)]
+    taken = [f"{name.replace('_', '-')} {as_option_text(getattr(found.scenario, name))}" for name in sorted(seen)]
     shown.print(f"from the ledger: {', '.join(taken)}" if taken else "nothing was taken from the ledger")
     table = _table("stage", "forecast", "actual", "difference", "forecast cost", "actual cost")
     ordered = sorted(result.differences, key=lambda one: -(one.actual or 0))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from twinbus.cli import reaching
+from twinbus.cli import connections
+from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
-from twinbus.cli.progress import span
-from twinbus.cli.reaching import Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.telling import Debug, told
+from twinbus.cli.progress import duration
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
@@ -58,7 +58,7 @@ def list_(
       twinbus deadletter list
       twinbus deadletter list --destination orders --limit 20
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         wanted = _Wanted(ids, destinations)
         asyncio.run(_list(_Place(primary, secondary, primary_name, seconds), wanted, limit, after, json=json))
 
@@ -91,7 +91,7 @@ def resubmit(
       twinbus deadletter resubmit --destination orders --to orders-v2 --ledger ./ledger
       twinbus deadletter resubmit --all --yes
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         if everything == bool(ids or destinations):
             raise OperatorError("it must be said which: --all, or --id or --destination", "`list` shows what is there.")
         if json and not yes:
@@ -122,8 +122,8 @@ class _Place:
     """Whose backlog."""
 
     def __init__(self, primary: str, secondary: str, primary_name: str | None, seconds: float) -> None:
-        reaching.refuse_same(primary, secondary)
-        self.name = reaching.backlog_name(primary, primary_name)
+        connections.require_two_namespaces(primary, secondary)
+        self.name = connections.backlog_name(primary, primary_name)
         self._primary = primary
         self._secondary = secondary
         self._seconds = seconds
@@ -139,19 +139,19 @@ class _Place:
             transport = NativeTransport(self._primary, self._secondary, try_timeout=self._seconds)
             stack.push_async_callback(transport.close)
             book = None if ledger is None else stack.enter_context(Ledger(ledger, role=Role.DEADLETTER))
-            discovery = reaching.discovery(self.name, self._secondary, transport, self._seconds, book)
+            discovery = connections.discovery(self.name, self._secondary, transport, self._seconds, book)
             stack.push_async_callback(discovery.close)
             try:
                 queues = await discovery.queues()
             except Exception as error:
-                raise reaching.explained("secondary", error) from error
+                raise connections.connection_error("secondary", error) from error
             if not queues:
-                raise reaching.no_backlog(self._secondary, self.name)
+                raise connections.no_backlog_error(self._secondary, self.name)
             yield DeadLetters(
                 await stack.enter_async_context(connect(self._secondary, timeout=self._seconds)),
                 queues,
                 primary=self.name,
-                secondary=primary_name(reaching.endpoint("secondary", self._secondary)),
+                secondary=primary_name(connections.endpoint("secondary", self._secondary)),
                 ledger=book,
             )
 
@@ -184,9 +184,9 @@ async def _resubmit(
     place: _Place, wanted: _Wanted, to: str | None, ledger: Path | None, *, yes: bool, json: bool
 ) -> None:
     def tell(letter: DeadLetter) -> None:
-        told = {**_told(letter), "resubmitted_to": to or letter.destination}
+        errors_reported = {**_told(letter), "resubmitted_to": to or letter.destination}
         line = printable(f"resubmitted  {letter.id} to {to or letter.destination}")
-        typer.echo(json_text.dumps(told) if json else line)
+        typer.echo(json_text.dumps(errors_reported) if json else line)
 
     async with place.opened(ledger) as dead:
         census = await dead.census(wanted.__contains__)
@@ -244,7 +244,7 @@ def _print(letters: list[DeadLetter]) -> None:
         # Folded, never cut: an id is there to be copied.
         table.add_column(title, overflow="fold", no_wrap=title == "age")
     for letter in letters:
-        age = span((now - letter.enqueued_time).total_seconds())
+        age = duration((now - letter.enqueued_time).total_seconds())
         cells: list[object] = [letter.id, letter.destination or "-", letter.reason, letter.description, age]
         cells += [letter.queue, letter.sequence_number] if wide else []
         table.add_row(*(printable(str(cell)) for cell in cells))

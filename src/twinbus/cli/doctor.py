@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twinbus.cli import reaching
-from twinbus.cli.reaching import Count, Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.telling import Debug, told
+from twinbus.cli import connections
+from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
-from twinbus.cli.waiting import waiting
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
@@ -49,15 +49,15 @@ def doctor(
       twinbus doctor --count 5 --clean     # remove the empty ones beyond five, once confirmed
       twinbus doctor --no-ping --json
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         if json and clean and not yes:
             raise OperatorError("--clean asks before it removes anything, and --json leaves no room to", "Add --yes.")
-        reaching.refuse_same(primary, secondary)
-        name = reaching.backlog_name(primary, primary_name)
-        with reaching.administration(secondary, seconds) as administration:
-            with waiting(f"looking at {administration.namespace}"):
+        connections.require_two_namespaces(primary, secondary)
+        name = connections.backlog_name(primary, primary_name)
+        with connections.administration(secondary, seconds) as administration:
+            with spinner(f"looking at {administration.namespace}"):
                 inspection = _inspected(administration, name, count)
-            with waiting("trying a ping"):
+            with spinner("trying a ping"):
                 pings = asyncio.run(_pings(primary, ping_entity, seconds)) if ping else None
             report = _report(inspection, pings)
             if not json:
@@ -78,13 +78,16 @@ def _inspected(administration: Administration, name: str, count: int) -> Inspect
     try:
         return inspect_backlog(administration, name, count)
     except (AzureError, OSError) as error:
-        raise reaching.explained("secondary", error) from error
+        raise connections.connection_error("secondary", error) from error
 
 
 async def _pings(primary: str, entity: str | None, seconds: float) -> PingCheck:
     from twinbus.pairing.inspection import check_pings  # noqa: PLC0415 - slow
 
-    async with reaching.aio_client(primary) as client, reaching.aio_administration(primary, seconds) as administration:
+    async with (
+        connections.aio_client(primary) as client,
+        connections.aio_administration(primary, seconds) as administration,
+    ):
         return await check_pings(client, administration, entity=entity, seconds=2 * seconds)
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twinbus.cli import reaching
-from twinbus.cli.reaching import Count, Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.telling import Debug, told
+from twinbus.cli import connections
+from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.errors import Debug, errors_reported
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def drill(
       twinbus drill --entity orders
       twinbus drill --entity orders --by-ping --messages 10 --yes
     """
-    with told(debug=debug):
-        reaching.refuse_same(primary, secondary)
+    with errors_reported(debug=debug):
+        connections.require_two_namespaces(primary, secondary)
         if not yes and not json:
             given = f"Receivers of {printable(entity)} will be given {2 * messages} messages of the drill."
             typer.confirm(f"{given} Go on?", abort=True)
@@ -105,7 +105,7 @@ async def _run(
 ) -> Drill:
     from twinbus.pairing.drill import run_drill  # noqa: PLC0415 - slow
 
-    async with reaching.aio_client(primary) as one, reaching.aio_client(secondary) as other:
+    async with connections.aio_client(primary) as one, connections.aio_client(secondary) as other:
         return await run_drill(
             one,
             other,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.fault import Authority, Connection
-from twinbus.cli.telling import Debug, told
 from twinbus.printable import printable
 
 
@@ -27,7 +27,7 @@ def export(
       twinbus export -o Config.json
       twinbus export | less
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         import json  # noqa: PLC0415 - other verbs start without these
 
         from twinbus.connect.connection_string import ConnectionStringError  # noqa: PLC0415

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twinbus.cli.telling import Debug, told
+from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.terminal import console
 from twinbus.printable import printable
 
@@ -72,7 +72,7 @@ def set_fault(
       twinbus fault set server-busy --entity orders --probability 0.2 --seed 7
       twinbus fault set drop-ack --entity orders --on send --count 1       # stored, not acknowledged
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         made = _client(connection_string, ca).set(
             kind,
             entity=entity,
@@ -107,7 +107,7 @@ def clear_faults(
       twinbus fault clear
       twinbus fault clear 3
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         cleared = _client(connection_string, ca).clear(id)
         if json:
             _print_json({"cleared": cleared})
@@ -125,7 +125,7 @@ def list_faults(connection_string: Connection, ca: Authority = None, json: Json 
       twinbus fault list
       twinbus fault list --json
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         faults = _client(connection_string, ca).list()
         if json:
             _print_json({"faults": faults})

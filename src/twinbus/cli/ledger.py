@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from twinbus.cli.telling import FAILED, Debug, told
-from twinbus.cli.waiting import waiting
+from twinbus.cli.errors import FAILED, Debug, errors_reported
+from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
@@ -74,13 +74,13 @@ def check(
     from twinbus.ledger import balance, read_ledger  # noqa: PLC0415 - slow
     from twinbus.ledger.segments import segments  # noqa: PLC0415
 
-    with told(debug=debug), _readable(directory):
+    with errors_reported(debug=debug), _readable(directory):
         if not directory.is_dir() or next(segments(directory), None) is None:
             raise OperatorError(f"{directory} holds no ledger", "Name the directory that was given as `ledger`.")
         problems: list[Problem] = []
         entries = read_ledger(directory, problems.append)
         first = next(entries, None)
-        with waiting(f"reading {directory}"):
+        with spinner(f"reading {directory}"):
             found = balance(chain(() if first is None else (first,), entries))
         found.incomplete += map(str, problems)
         sums = {name: getattr(found, name).total() for name in SUMS}

@@ -17,14 +17,14 @@ from twinbus.cli import (
     export,
     fault,
     ledger,
-    ledger_jobs,
+    ledger_spark,
     provision,
     report,
     serve,
     settings,
     syphon,
 )
-from twinbus.cli.telling import told
+from twinbus.cli.errors import errors_reported
 from twinbus.cli.terminal import protect
 
 
@@ -62,11 +62,11 @@ app.add_typer(deadletter.app, name="deadletter", rich_help_panel=_BACKLOG)
 
 _BOOKS = "What happened, and what it cost"
 for verb in (
-    ledger_jobs.ingest,
-    ledger_jobs.reconcile,
-    ledger_jobs.cost,
-    ledger_jobs.incidents,
-    ledger_jobs.latency,
+    ledger_spark.ingest,
+    ledger_spark.reconcile,
+    ledger_spark.cost,
+    ledger_spark.incidents,
+    ledger_spark.latency,
 ):
     ledger.app.command()(verb)
 app.add_typer(ledger.app, name="ledger", rich_help_panel=_BOOKS)
@@ -103,6 +103,6 @@ def main(
     ] = False,
 ) -> None:
     """Paired Service Bus namespaces, and a local namespace that the official SDKs use unchanged."""
-    with told(debug=False):
+    with errors_reported(debug=False):
         if (path := settings.find(given, os.environ)) is not None:
             settings.apply(context, path)

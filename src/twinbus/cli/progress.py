@@ -41,10 +41,10 @@ class Display(Protocol):
 
 
 def display(*, json: bool, seconds: float) -> Display:
-    return JsonLines(seconds) if json else Table() if sys.stdout.isatty() else Lines(seconds)
+    return JsonDisplay(seconds) if json else TableDisplay() if sys.stdout.isatty() else LineDisplay(seconds)
 
 
-class Lines:
+class LineDisplay:
     """One line every few seconds, where something changed."""
 
     def __init__(self, seconds: float = LINE_SECONDS) -> None:
@@ -68,7 +68,7 @@ class Lines:
         self.show(progress)
 
 
-class JsonLines(Lines):
+class JsonDisplay(LineDisplay):
     """One object a line; the last has `"ended": true`."""
 
     def show(self, progress: Progress) -> None:
@@ -79,11 +79,11 @@ class JsonLines(Lines):
 
     def _print(self, progress: Progress, *, ended: bool) -> None:
         typer.echo(
-            json.dumps({"at": datetime.now(UTC).isoformat(timespec="seconds"), "ended": ended, **told(progress)})
+            json.dumps({"at": datetime.now(UTC).isoformat(timespec="seconds"), "ended": ended, **as_json(progress)})
         )
 
 
-class Table(Lines):
+class TableDisplay(LineDisplay):
     """Redrawn in place."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ def headline(progress: Progress) -> str:
         parts.append(f"{progress.remaining} remaining")
     if progress.seconds_left is not None and progress.remaining:
         ends = datetime.now(UTC) + timedelta(seconds=progress.seconds_left)
-        parts.append(f"about {span(progress.seconds_left)} left (until {ends:%H:%M:%S}Z)")
+        parts.append(f"about {duration(progress.seconds_left)} left (until {ends:%H:%M:%S}Z)")
     for count, what in (
         (progress.aside, "put aside"),
         (total.dead_lettered, "dead-lettered"),
@@ -158,17 +158,17 @@ def destinations(progress: Progress) -> list[tuple[str, str]]:
 def _state(state: Any) -> str:
     left = max(0.0, state.until - time.monotonic())
     cause = f": {state.cause}" if state.cause is not None else ""
-    return f"{state.readiness.value}{cause}, asked again in {span(left)}"
+    return f"{state.readiness.value}{cause}, asked again in {duration(left)}"
 
 
-def span(seconds: float) -> str:
+def duration(seconds: float) -> str:
     whole = int(seconds + 0.5)
     hours, rest = divmod(whole, 3600)
     minutes, left = divmod(rest, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{left} s"
 
 
-def told(progress: Progress) -> dict[str, Any]:
+def as_json(progress: Progress) -> dict[str, Any]:
     """For programs."""
     return {
         "state": progress.state,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twinbus.cli.reaching import Count, Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.telling import Debug, told
-from twinbus.cli.waiting import waiting
+from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.spinner import spinner
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
@@ -37,16 +37,16 @@ def provision(
       twinbus provision
       twinbus provision --count 20 --json
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         from twinbus.backlog import backlog_queue_paths  # noqa: PLC0415
-        from twinbus.cli import reaching  # noqa: PLC0415 - other verbs start without it
+        from twinbus.cli import connections  # noqa: PLC0415 - other verbs start without it
         from twinbus.pairing.provisioning import provisioning  # noqa: PLC0415
 
-        reaching.refuse_same(primary, secondary)
-        paths = backlog_queue_paths(reaching.backlog_name(primary, primary_name), count)
-        reaching.endpoint("secondary", secondary)
-        with reaching.administration(secondary, seconds) as administration:
-            with waiting(f"creating backlog queues on {administration.namespace}"):
+        connections.require_two_namespaces(primary, secondary)
+        paths = backlog_queue_paths(connections.backlog_name(primary, primary_name), count)
+        connections.endpoint("secondary", secondary)
+        with connections.administration(secondary, seconds) as administration:
+            with spinner(f"creating backlog queues on {administration.namespace}"):
                 done = administration.run(provisioning(paths))
             if json:
                 _print_json(administration.namespace, done)
@@ -59,8 +59,8 @@ def provision(
 def _print_json(secondary: str, done: Provisioned) -> None:
     failed = [{"queue": cause.queue, "kind": str(cause.kind), "detail": cause.detail} for cause in done.failed]
     existed = [path for path in done.found if path not in done.created]
-    told = {"secondary": secondary, "created": list(done.created), "existed": existed, "failed": failed}
-    typer.echo(json_text.dumps(told))
+    errors_reported = {"secondary": secondary, "created": list(done.created), "existed": existed, "failed": failed}
+    typer.echo(json_text.dumps(errors_reported))
 
 
 def _print(secondary: str, done: Provisioned) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from twinbus.cli.cost import PricesFile
-from twinbus.cli.ledger_jobs import Master, Since, Until, in_utc, up_to_date
-from twinbus.cli.telling import Debug, told
-from twinbus.cli.waiting import waiting
+from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.ledger_spark import Master, Since, Until, in_utc, ingested_tables
+from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.ledger.segments import segments
 from twinbus.money import Prices, Scenario
@@ -63,14 +63,14 @@ def report(
       twinbus report ./ledger --tables ./tables --since 2026-11-01 --title "November"
       twinbus report ./tables --json
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         from twinbus.report.page import refuse_unwritable, write_page  # noqa: PLC0415 - other verbs start without
 
         billed, scenario = Prices.load(prices), Scenario(tier=tier, bandwidth=bandwidth)
         billed.tier(tier)
         billed.zone(bandwidth)
         refuse_unwritable(output)
-        with _brought_up(ledger, tables, master) as place, waiting("working out the report"):
+        with _brought_up(ledger, tables, master) as place, spinner("working out the report"):
             from twinbus.pipeline.report_data import collect_report_data  # noqa: PLC0415 - there only with the extra
             from twinbus.pipeline.time_window import TimeWindow  # noqa: PLC0415
             from twinbus.report.page import ReportInfo, render_page  # noqa: PLC0415
@@ -91,7 +91,7 @@ def _brought_up(ledger: Path, tables: Path | None, master: str | None) -> Iterat
     if (ledger / _CURRENT).is_file():
         if tables is not None:
             raise OperatorError(f"{ledger} holds tables already", "Leave --tables out, or name the ledger itself.")
-        yield up_to_date(ledger, None, master)
+        yield ingested_tables(ledger, None, master)
         return
     if not ledger.is_dir() or next(segments(ledger), None) is None:
         raise OperatorError(
@@ -99,7 +99,7 @@ def _brought_up(ledger: Path, tables: Path | None, master: str | None) -> Iterat
             "Name the directory that was given as `ledger`, or the one of `twinbus ledger ingest`.",
         )
     with TemporaryDirectory(prefix="twinbus-report-") if tables is None else nullcontext(tables) as folder:
-        yield up_to_date(Path(folder), ledger, master)
+        yield ingested_tables(Path(folder), ledger, master)
 
 
 def _asked(since: datetime | None, until: datetime | None) -> str:

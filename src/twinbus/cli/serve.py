@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from twinbus.cli.telling import Debug, told
+from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 from twinbus.namespace import logs
@@ -102,7 +102,7 @@ def serve(
       twinbus serve --config Config.json                 # the entities of Microsoft's emulator
       twinbus serve --memory --json                      # for a program
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         if log_level not in _LEVELS:
             raise OperatorError(f"--log-level {log_level!r} is unknown", f"Choose from {', '.join(_LEVELS)}.")
         plan = make_serve_plan(

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from twinbus.cli import reaching
+from twinbus.cli import connections
+from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.errors import SIGNALLED, Debug, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
-from twinbus.cli.progress import LINE_SECONDS, Display, display, span
-from twinbus.cli.reaching import Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.telling import SIGNALLED, Debug, told
+from twinbus.cli.progress import LINE_SECONDS, Display, display, duration
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
@@ -111,14 +111,14 @@ def syphon(
       twinbus syphon --dry-run                           # what is there to move
       twinbus syphon --drain --engine spark --lanes 4    # at scale, on Spark
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         from twinbus.connect.connection_string import ConnectionString  # noqa: PLC0415 - other verbs start without
         from twinbus.namespace import logs  # noqa: PLC0415
         from twinbus.syphon import SyphonOptions  # noqa: PLC0415
 
         _refuse(engine, ledger, master, lanes, dry_run=dry_run)
-        reaching.refuse_same(primary, secondary)
-        name = reaching.backlog_name(primary, primary_name)
+        connections.require_two_namespaces(primary, secondary)
+        name = connections.backlog_name(primary, primary_name)
         options = SyphonOptions(rate=rate, drain=drain, ttl=ttl.value)
         logs.configure_logging("warning", keys=[ConnectionString.parse(text).key for text in (primary, secondary)])
         work = _Work(primary, secondary, name, transport, seconds)
@@ -183,12 +183,12 @@ class _Work:
             gc.freeze()
             gc.set_threshold(_COLLECT_AFTER)
             book = stack.enter_context(Ledger(ledger, role=Role.SYPHON)) if ledger is not None else None
-            discovery = reaching.discovery(self.name, self.secondary, transport, self.seconds, book)
+            discovery = connections.discovery(self.name, self.secondary, transport, self.seconds, book)
             made = Syphon(
                 transport,
                 discovery,
                 primary=self.name,
-                secondary=primary_name(reaching.endpoint("secondary", self.secondary)),
+                secondary=primary_name(connections.endpoint("secondary", self.secondary)),
                 options=options,
                 ledger=book,
             )
@@ -207,7 +207,7 @@ class _Work:
             primary=self.primary,
             secondary=self.secondary,
             primary_name=self.name,
-            secondary_name=primary_name(reaching.endpoint("secondary", self.secondary)),
+            secondary_name=primary_name(connections.endpoint("secondary", self.secondary)),
             ledger=None if ledger is None else str(ledger),
             ttl=options.ttl,
             timeout=self.seconds,
@@ -215,7 +215,7 @@ class _Work:
         async with AsyncExitStack() as stack:
             transport = await self._transport(stack)
             stack.push_async_callback(transport.close)
-            discovery = reaching.discovery(self.name, self.secondary, transport, self.seconds)
+            discovery = connections.discovery(self.name, self.secondary, transport, self.seconds)
             settings = SparkSyphonOptions(lanes=lanes, drain=options.drain, rate=options.rate)
             made = await stack.enter_async_context(SparkSyphon(spark, discovery, job, settings))
             await self._look(discovery, must_answer=options.drain)
@@ -227,7 +227,7 @@ class _Work:
         async with AsyncExitStack() as stack:
             transport = await self._transport(stack)
             stack.push_async_callback(transport.close)
-            discovery = reaching.discovery(self.name, self.secondary, transport, self.seconds)
+            discovery = connections.discovery(self.name, self.secondary, transport, self.seconds)
             stack.push_async_callback(discovery.close)
             await self._look(discovery, must_answer=True)
             return await count_backlog(transport, discovery)
@@ -240,7 +240,7 @@ class _Work:
         from twinbus.syphon import SdkTransport  # noqa: PLC0415
 
         texts = (self.primary, self.secondary)
-        clients = [await stack.enter_async_context(reaching.aio_client(text)) for text in texts]
+        clients = [await stack.enter_async_context(connections.aio_client(text)) for text in texts]
         return SdkTransport(clients[0], clients[1], try_timeout=self.seconds)
 
     async def _look(self, discovery: Discovery, *, must_answer: bool) -> None:
@@ -248,11 +248,11 @@ class _Work:
         try:
             found = await discovery.queues()
         except Exception as error:
-            if must_answer or reaching.is_refused(error):
-                raise reaching.explained("secondary", error) from error
+            if must_answer or connections.is_refused(error):
+                raise connections.connection_error("secondary", error) from error
             return
         if not found:
-            missing = reaching.no_backlog(self.secondary, self.name)
+            missing = connections.no_backlog_error(self.secondary, self.name)
             if must_answer:
                 raise missing
             typer.echo(f"{missing.text}. {missing.hint} Looked for again now and then.", err=True)
@@ -304,7 +304,7 @@ def _print_survey(found: DryRunResult, *, json: bool) -> None:
     now = datetime.now(UTC)
     rows = [*found.by_destination.items(), *([(None, found.nowhere)] if found.nowhere.messages else [])]
     if json:
-        told = [
+        errors_reported = [
             {
                 "destination": path,
                 "messages": one.messages,
@@ -314,10 +314,12 @@ def _print_survey(found: DryRunResult, *, json: bool) -> None:
             }
             for path, one in rows
         ]
-        typer.echo(json_text.dumps({"queues": list(found.queues), "messages": found.messages, "destinations": told}))
+        typer.echo(
+            json_text.dumps({"queues": list(found.queues), "messages": found.messages, "destinations": errors_reported})
+        )
         return
     for path, one in rows:
-        age = "" if one.oldest is None else f", the oldest {span((now - one.oldest).total_seconds())} old"
+        age = "" if one.oldest is None else f", the oldest {duration((now - one.oldest).total_seconds())} old"
         aside = f", {one.deferred} of them put aside" if one.deferred else ""
         where = "no destination: would be dead-lettered" if path is None else printable(path)
         typer.echo(f"{one.messages:>9}  {where} ({one.bytes} bytes{age}{aside})")

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from twinbus.cli.errors import SIGNALLED, Debug, errors_reported
 from twinbus.cli.syphon import Engine
-from twinbus.cli.telling import SIGNALLED, Debug, told
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from twinbus.cli.demo.story import Asked, Told
+    from twinbus.cli.demo.script import DemoOptions, DemoResult
 
 NOT_PROVEN: Final = 3
 _PATIENCE_SECONDS: Final = 60.0
@@ -60,9 +60,9 @@ def demo(
       twinbus demo --rate 200 --seconds 30 --keep ./demo
       twinbus demo --engine native --json
     """
-    with told(debug=debug):
-        from twinbus.cli.demo.ending import end, summary  # noqa: PLC0415 - slow
-        from twinbus.cli.demo.story import Asked  # noqa: PLC0415
+    with errors_reported(debug=debug):
+        from twinbus.cli.demo.finale import print_results, summary  # noqa: PLC0415 - slow
+        from twinbus.cli.demo.script import DemoOptions  # noqa: PLC0415
         from twinbus.cli.demo.verdict import judge  # noqa: PLC0415
 
         if engine is Engine.SPARK and util.find_spec("pyspark") is None:
@@ -72,12 +72,12 @@ def demo(
             )
         # Its own texts are marked up; those of others are escaped where they are put in.
         shown = console(stderr=json, markup=True)
-        asked = Asked(rate, seconds, seed, engine)
+        asked = DemoOptions(rate, seconds, seed, engine)
         with _folder(keep) as folder:
             found = _run(asked, folder, shown)
             proof = judge(found.kept, found.sums)
             page = _page(found.page, stays=keep is not None)
-        end(shown, found, proof, keep, page)
+        print_results(shown, found, proof, keep, page)
         if json:
             typer.echo(json_text.dumps(summary(asked, found, proof, keep, page)))
         if proof.problems:
@@ -103,21 +103,21 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     yield keep.absolute()
 
 
-def _run(asked: Asked, folder: Path, shown: Console) -> Told:
+def _run(asked: DemoOptions, folder: Path, shown: Console) -> DemoResult:
     # What the SDK and the pair log would tear the picture.
     logging.basicConfig(filename=folder / "application.log", format="%(asctime)s %(name)s %(levelname)s %(message)s")
     with asyncio.Runner() as runner:
         return runner.run(_obeying(asked, folder, shown))
 
 
-async def _obeying(asked: Asked, folder: Path, shown: Console) -> Told:
+async def _obeying(asked: DemoOptions, folder: Path, shown: Console) -> DemoResult:
     """The story, unless a signal breaks it off. After a second one, or a while, nothing is waited for."""
-    from twinbus.cli.demo.showing import showing  # noqa: PLC0415 - slow
-    from twinbus.cli.demo.story import tell  # noqa: PLC0415
-    from twinbus.cli.demo.world import World  # noqa: PLC0415
+    from twinbus.cli.demo.display import make_display  # noqa: PLC0415 - slow
+    from twinbus.cli.demo.processes import DemoProcesses  # noqa: PLC0415
+    from twinbus.cli.demo.script import run_demo  # noqa: PLC0415
 
-    show = showing(shown)
-    world = World(folder, show.command, show.say)
+    show = make_display(shown)
+    world = DemoProcesses(folder, show.command, show.say)
     broken: list[int] = []
 
     def signalled(number: int) -> None:
@@ -131,9 +131,9 @@ async def _obeying(asked: Asked, folder: Path, shown: Console) -> Told:
         world.kill()
         os._exit(SIGNALLED + number)
 
-    async def told_of() -> Told:
+    async def told_of() -> DemoResult:
         async with world:
-            return await tell(asked, world, show)
+            return await run_demo(asked, world, show)
 
     telling = asyncio.ensure_future(told_of())
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -62,7 +62,7 @@ def options(ledger: Path) -> SendAvailabilityOptions:
 
 
 @dataclass(slots=True)
-class Kept:
+class Records:
     """What the application knows, by place: the ids it was told are safe, and those that came, by sequence number.
 
     A message that comes again under the same number was only redelivered.
@@ -93,7 +93,7 @@ class Application:
 
     def __init__(self, pair: Pair, rate: float, seed: int) -> None:
         self.pair = pair
-        self.kept = Kept()
+        self.kept = Records()
         self._rate = rate
         self._seed = seed
         self._stopped = asyncio.Event()

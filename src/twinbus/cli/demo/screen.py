@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twinbus.cli.demo.application import PLACES, TOPIC
-from twinbus.cli.demo.sight import EntitySight, Second, Sight
+from twinbus.cli.demo.snapshot import EntitySnapshot, SecondCounts, Snapshot
 
 # One hue for each way a message may take, in every part of the picture.
 PRIMARY: Final = "green"
@@ -34,7 +34,7 @@ _EIGHTHS: Final = 8
 _LABEL, _VALUE, _LEAST_CHART = 20, 8, 20
 
 
-def picture(sight: Sight, seconds: Sequence[Second], ports: Mapping[str, int], width: int) -> RenderableType:
+def picture(sight: Snapshot, seconds: Sequence[SecondCounts], ports: Mapping[str, int], width: int) -> RenderableType:
     """All of it, at most so wide."""
     title = Text(f" {sight.seconds:.0f} s ", style="bold")
     if sight.errors:
@@ -48,7 +48,7 @@ def picture(sight: Sight, seconds: Sequence[Second], ports: Mapping[str, int], w
 # --- the way of a message --------------------------------------------------------------------------------------------
 
 
-def _flows(sight: Sight, ports: Mapping[str, int], seconds: Sequence[Second]) -> list[Text]:
+def _flows(sight: Snapshot, ports: Mapping[str, int], seconds: Sequence[SecondCounts]) -> list[Text]:
     direct, diverted, received = sight.rates
     up = sight.primary_up
     first = Text.assemble(
@@ -78,7 +78,7 @@ def _arrow(tail: str, rate: float, hue: str, head: str) -> Text:
     return Text(f"{tail}{f' {rate:.0f}/s '.rjust(8)}━{head}", style=hue if rate >= 0.5 else "dim")
 
 
-def _entities(sight: Sight) -> Table:
+def _entities(sight: Snapshot) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("  entity", no_wrap=True)
     table.add_column("state", no_wrap=True, min_width=13)
@@ -98,7 +98,7 @@ def _entities(sight: Sight) -> Table:
     return table
 
 
-def _name(entity: EntitySight) -> str:
+def _name(entity: EntitySnapshot) -> str:
     return f"{entity.path} → {len(PLACES[TOPIC])} subs" if entity.path == TOPIC else entity.path
 
 
@@ -109,7 +109,7 @@ def _quiet(rate: float) -> Text:
 # --- second by second ------------------------------------------------------------------------------------------------
 
 
-def _charts(sight: Sight, seconds: Sequence[Second], width: int) -> Group:
+def _charts(sight: Snapshot, seconds: Sequence[SecondCounts], width: int) -> Group:
     """A column for each second. What was sent changes its hue in an outage, and does not stop."""
     room = max(_LEAST_CHART, width - _LABEL - _VALUE - 2)
     shown = seconds[-room:]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from twinbus.cli.demo.application import Kept
+from twinbus.cli.demo.application import Records
 
 # In a demo that went well, none is anywhere but on the primary.
 _NONE: Final = {
@@ -23,7 +23,7 @@ _NAMED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DemoVerdict:
     """`missing` and `duplicated`: ids, by the place they were, or should have been, received at."""
 
     accepted: int
@@ -46,7 +46,7 @@ class Verdict:
         return told
 
 
-def judge(kept: Kept, sums: Mapping[str, int]) -> Verdict:
+def judge(kept: Records, sums: Mapping[str, int]) -> DemoVerdict:
     """`sums`: of the balance, by word."""
     missing = {place: tuple(sorted(ids - kept.received[place].keys())) for place, ids in kept.accepted.items()}
     # The same number is the same message, delivered again because its completion was not heard of.
@@ -54,7 +54,7 @@ def judge(kept: Kept, sums: Mapping[str, int]) -> Verdict:
         place: tuple(sorted(id_ for id_, numbers in found.items() if len(numbers) > 1))
         for place, found in kept.received.items()
     }
-    return Verdict(
+    return DemoVerdict(
         accepted=kept.count_accepted(),
         diverted=kept.diverted,
         received=kept.count_received(),

@@ -81,7 +81,7 @@ def backlog_name(primary: str, given: str | None) -> str:
     return SendAvailabilityOptions(primary_name=given).primary_name or primary_name(endpoint("primary", primary))
 
 
-def refuse_same(primary: str, secondary: str) -> None:
+def require_two_namespaces(primary: str, secondary: str) -> None:
     """P3."""
     from twinbus.backlog import same_endpoint  # noqa: PLC0415 - other verbs start without it
 
@@ -120,7 +120,7 @@ def discovery(
     return ListedOrSearchedDiscovery(ListedDiscovery(name, asked), SearchedDiscovery(name, transport))
 
 
-def no_backlog(secondary: str, name: str) -> OperatorError:
+def no_backlog_error(secondary: str, name: str) -> OperatorError:
     """The secondary answered, and has none."""
     return OperatorError(
         f"{endpoint('secondary', secondary).host} has no backlog queue of {name!r}",
@@ -137,7 +137,7 @@ def is_refused(error: Exception) -> bool:
     return kind in {*CREDENTIAL_REFUSED, FailureKind.CERTIFICATE}
 
 
-def explained(side: str, error: Exception) -> OperatorError:
+def connection_error(side: str, error: Exception) -> OperatorError:
     """An error of the administration client, for a person."""
     from twinbus.backlog import FailureKind  # noqa: PLC0415
     from twinbus.pairing.administration import failure_of  # noqa: PLC0415 - slow

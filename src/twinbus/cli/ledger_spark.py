@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from twinbus.cli.errors import FAILED, Debug, errors_reported
 from twinbus.cli.ledger import LISTED, SUMS, report, show
-from twinbus.cli.telling import FAILED, Debug, told
+from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
-from twinbus.cli.waiting import waiting
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
@@ -61,7 +61,7 @@ Jars = Annotated[str | None, typer.Option(help="Files with drivers, with commas 
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LedgerJobOptions:
     """What the verbs have in common."""
 
     tables: Path
@@ -96,12 +96,12 @@ def ingest(
       twinbus ledger ingest ./ledger ./tables
       twinbus ledger ingest ./ledger ./tables --follow --every 60
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         form = Format.JSON if json else form
-        asked = Asked(tables, ledger, None, None, form, master, follow, every, None, None)
+        asked = LedgerJobOptions(tables, ledger, None, None, form, master, follow, every, None, None)
         place, query = _opened(asked, ())
         for version in _versions(place, query, asked):
-            _tell_ingested(place, version, form)
+            _print_ingested(place, version, form)
 
 
 def reconcile(
@@ -128,12 +128,12 @@ def reconcile(
       twinbus ledger reconcile ./tables --ledger ./ledger
       twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         form = Format.JSON if json else form
-        asked = Asked(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
+        asked = LedgerJobOptions(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
         lost = False
         for place, rows in _results("reconcile", asked):
-            lost = _tell_balance(place, rows, form)
+            lost = _print_balance(place, rows, form)
         if lost:
             raise typer.Exit(FAILED)
 
@@ -158,11 +158,11 @@ def cost(
       twinbus ledger cost ./tables --ledger ./ledger
       twinbus ledger cost ./tables --since 2026-11-01 --json
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         form = Format.JSON if json else form
-        asked = Asked(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
+        asked = LedgerJobOptions(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
         for _, rows in _results("cost", asked):
-            _tell_rows(rows.orderBy("day", "stage", "namespace", "entity"), form)
+            _print_rows(rows.orderBy("day", "stage", "namespace", "entity"), form)
 
 
 def incidents(
@@ -185,11 +185,11 @@ def incidents(
       twinbus ledger incidents ./tables --ledger ./ledger
       twinbus ledger incidents ./tables --ledger ./ledger --follow
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         form = Format.JSON if json else form
-        asked = Asked(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
+        asked = LedgerJobOptions(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
         for _, rows in _results("incidents", asked):
-            _tell_rows(rows.orderBy("began", "destination"), form, instants=("began", "restored", "drained"))
+            _print_rows(rows.orderBy("began", "destination"), form, instants=("began", "restored", "drained"))
 
 
 def latency(
@@ -212,26 +212,26 @@ def latency(
       twinbus ledger latency ./tables --ledger ./ledger
       twinbus ledger latency ./tables --json
     """
-    with told(debug=debug):
+    with errors_reported(debug=debug):
         form = Format.JSON if json else form
-        asked = Asked(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
+        asked = LedgerJobOptions(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
         for _, rows in _results("latency", asked):
-            _tell_rows(rows.orderBy("day", "destination"), form)
+            _print_rows(rows.orderBy("day", "destination"), form)
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def up_to_date(tables: Path, ledger: Path | None, master: str | None) -> Tables:
+def ingested_tables(tables: Path, ledger: Path | None, master: str | None) -> Tables:
     """The tables, with what is new in the ledger, if one was named: for other verbs that ask jobs."""
-    asked = Asked(tables, ledger, None, None, Format.TABLE, master, False, 0.0, None, None)
+    asked = LedgerJobOptions(tables, ledger, None, None, Format.TABLE, master, False, 0.0, None, None)
     place, query = _opened(asked, ())
     for _ in _versions(place, query, asked):
         pass
     return place
 
 
-def _opened(asked: Asked, jobs: Sequence[str]) -> tuple[Tables, StreamingQuery | None]:
+def _opened(asked: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, StreamingQuery | None]:
     """The tables, and what brings them up to date, if a ledger was named."""
     if asked.follow and asked.ledger is None:
         raise OperatorError("--follow needs a ledger to follow", "Name its directory with --ledger.")
@@ -239,7 +239,7 @@ def _opened(asked: Asked, jobs: Sequence[str]) -> tuple[Tables, StreamingQuery |
         raise OperatorError(f"{asked.ledger} is no directory", "Name the directory that was given as `ledger`.")
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow, and says what to install
 
-    with waiting("starting Spark"):
+    with spinner("starting Spark"):
         jars = {"spark.jars": asked.jars} if asked.jars else None
         spark = session("twinbus ledger", master=asked.master, settings=jars)
     from twinbus.pipeline.ingest import ingest  # noqa: PLC0415 - there only with the extra
@@ -255,11 +255,11 @@ def _opened(asked: Asked, jobs: Sequence[str]) -> tuple[Tables, StreamingQuery |
     return tables, ingest(spark, asked.ledger, asked.tables, every=asked.every if asked.follow else None, extend=extend)
 
 
-def _versions(tables: Tables, query: StreamingQuery | None, asked: Asked) -> Iterator[TablesVersion]:
+def _versions(tables: Tables, query: StreamingQuery | None, asked: LedgerJobOptions) -> Iterator[TablesVersion]:
     """The tables as they are now; with --follow, again after every commit until a signal ends it."""
     if query is None or not asked.follow:
         if query is not None:
-            with waiting(f"reading {asked.ledger}"), _told_by_spark():
+            with spinner(f"reading {asked.ledger}"), _spark_errors_explained():
                 query.awaitTermination()
         yield tables.version()
         return
@@ -267,7 +267,7 @@ def _versions(tables: Tables, query: StreamingQuery | None, asked: Asked) -> Ite
         signal.signal(number, lambda *_: query.stop())
     shown, ended = 0, False
     while not ended:
-        with _told_by_spark():
+        with _spark_errors_explained():
             ended = bool(query.awaitTermination(_POLL_SECONDS))
         version = tables.version()
         if version.number != shown:
@@ -276,7 +276,7 @@ def _versions(tables: Tables, query: StreamingQuery | None, asked: Asked) -> Ite
 
 
 @contextmanager
-def _told_by_spark() -> Iterator[None]:
+def _spark_errors_explained() -> Iterator[None]:
     """What ended a stream, without the traces of three processes around it."""
     from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - there only with the extra
 
@@ -289,7 +289,7 @@ def _told_by_spark() -> Iterator[None]:
         raise OperatorError(f"the ledger could not be read into the tables: {raised[-1]}") from error
 
 
-def _results(name: str, asked: Asked) -> Iterator[tuple[Tables, DataFrame]]:
+def _results(name: str, asked: LedgerJobOptions) -> Iterator[tuple[Tables, DataFrame]]:
     tables, query = _opened(asked, (name,))
     from twinbus.pipeline.jobs import JOBS, so_far  # noqa: PLC0415 - there only with the extra
     from twinbus.pipeline.sinks import landed, to_database  # noqa: PLC0415
@@ -298,7 +298,7 @@ def _results(name: str, asked: Asked) -> Iterator[tuple[Tables, DataFrame]]:
     job, window = JOBS[name], TimeWindow(in_utc(asked.since), in_utc(asked.until))
     for _ in _versions(tables, query, asked):
         with ExitStack() as stack:
-            with waiting(f"computing {name}"):
+            with spinner(f"computing {name}"):
                 rows = stack.enter_context(landed(tables, job, so_far(tables, job, window)))
             if asked.jdbc is not None:
                 to_database(job, rows, asked.jdbc)
@@ -312,7 +312,7 @@ def in_utc(instant: datetime | None) -> datetime | None:
 # --- telling ---------------------------------------------------------------------------------------------------------
 
 
-def _tell_ingested(tables: Tables, version: TablesVersion, form: Format) -> None:
+def _print_ingested(tables: Tables, version: TablesVersion, form: Format) -> None:
     from twinbus.pipeline.tables import PROBLEMS, SCHEMAS  # noqa: PLC0415 - there only with the extra
 
     counts = {table: tables.read(table, version=version).count() for table in SCHEMAS}
@@ -326,7 +326,7 @@ def _tell_ingested(tables: Tables, version: TablesVersion, form: Format) -> None
         typer.echo(printable(f"  {problem['file']}, line {problem['line']}: {problem['cause']}"))
 
 
-def _tell_balance(tables: Tables, rows: DataFrame, form: Format) -> bool:
+def _print_balance(tables: Tables, rows: DataFrame, form: Format) -> bool:
     """Whether something is lost."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody calls it
 
@@ -348,7 +348,7 @@ def _tell_balance(tables: Tables, rows: DataFrame, form: Format) -> bool:
     return bool(sums["lost"])
 
 
-def _tell_rows(rows: DataFrame, form: Format, instants: Sequence[str] = ()) -> None:
+def _print_rows(rows: DataFrame, form: Format, instants: Sequence[str] = ()) -> None:
     found = [_plain(row.asDict(), instants) for row in rows.collect()]
     if form is Format.JSON:
         typer.echo(json_text.dumps(found))

@@ -15,7 +15,7 @@ MOMENT: Final = 2.0
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
+def spinner(what: str) -> Iterator[None]:
     """After a moment: a turning sign with the seconds on a terminal, one line elsewhere."""
     over = threading.Event()
     shown = threading.Thread(target=_show, args=(what, over), name="twinbus-waiting", daemon=True)

@@ -14,13 +14,13 @@ from rich.live import Live
 from rich.markup import escape
 
 from twinbus.cli.demo.screen import picture
-from twinbus.cli.demo.sight import Second, Sight
+from twinbus.cli.demo.snapshot import SecondCounts, Snapshot
 from twinbus.cli.terminal import still_protected
 
 _LINE_SECONDS: Final = 2.0
 
 
-class Lines:
+class TextDisplay:
     """One line for everything that happens, and one now and then for what is seen."""
 
     look_seconds: float = 0.5
@@ -38,7 +38,7 @@ class Lines:
     def say(self, text: str) -> None:
         self._print(f"  {escape(text)}")
 
-    def see(self, sight: Sight, seconds: Sequence[Second]) -> None:
+    def see(self, sight: Snapshot, seconds: Sequence[SecondCounts]) -> None:
         if sight.seconds < self._next:
             return
         self._next = sight.seconds + _LINE_SECONDS
@@ -62,7 +62,7 @@ class Lines:
         self.console.print(text, soft_wrap=True, highlight=False)
 
 
-class Picture(Lines):
+class LiveDisplay(TextDisplay):
     """On a terminal. What happens is printed above the picture, and stays."""
 
     look_seconds = 0.25
@@ -72,7 +72,7 @@ class Picture(Lines):
         self._live: Live | None = None
         self._ports: Mapping[str, int] = {}
 
-    def see(self, sight: Sight, seconds: Sequence[Second]) -> None:
+    def see(self, sight: Snapshot, seconds: Sequence[SecondCounts]) -> None:
         if self._live is not None:
             drawn = picture(sight, seconds, self._ports, self.console.width)
             self._live.update(drawn, refresh=True)
@@ -90,5 +90,5 @@ class Picture(Lines):
             yield
 
 
-def showing(console: Console) -> Lines:
-    return Picture(console) if console.is_terminal and not console.is_dumb_terminal else Lines(console)
+def make_display(console: Console) -> TextDisplay:
+    return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else TextDisplay(console)

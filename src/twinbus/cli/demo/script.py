@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from twinbus.cli import reaching
+from twinbus.cli import connections
 from twinbus.cli.demo.application import (
     BACKLOG_QUEUES,
     PING_SECONDS,
@@ -21,13 +21,12 @@ from twinbus.cli.demo.application import (
     SUBSCRIPTIONS,
     TOPIC,
     Application,
-    Kept,
+    Records,
     running,
 )
-from twinbus.cli.demo.processes import Process
-from twinbus.cli.demo.showing import Lines
-from twinbus.cli.demo.sight import Watch
-from twinbus.cli.demo.world import LEDGER, TABLES, World
+from twinbus.cli.demo.display import TextDisplay
+from twinbus.cli.demo.processes import LEDGER, TABLES, DemoProcesses, Process
+from twinbus.cli.demo.snapshot import Monitor
 from twinbus.cli.syphon import LEFT_BEHIND, Engine
 from twinbus.errors import OperatorError
 from twinbus.pairing.administration import AioAdministration
@@ -44,7 +43,7 @@ _PAGE: Final = "report.html"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DemoOptions:
     rate: float
     seconds: float
     seed: int
@@ -52,10 +51,10 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DemoResult:
     """`incidents`, `cost` and `page` are Spark's: None without it."""
 
-    kept: Kept
+    kept: Records
     sums: dict[str, Any]
     incidents: list[dict[str, Any]] | None
     cost: dict[str, Any] | None
@@ -63,9 +62,9 @@ class Told:
     took: dict[str, float]
 
 
-async def tell(asked: Asked, world: World, show: Lines) -> Told:
+async def run_demo(asked: DemoOptions, world: DemoProcesses, show: TextDisplay) -> DemoResult:
     """All of it. Raises OperatorError where a step could not be done."""
-    clock = _Clock()
+    clock = _Stopwatch()
     show.chapter("1  Two namespaces, and an application that sends and receives")
     primary, secondary = await asyncio.gather(world.serve("primary"), world.serve("secondary"))
     world.connect()
@@ -76,42 +75,46 @@ async def tell(asked: Asked, world: World, show: Lines) -> Told:
     show.chapter("5  The books")
     with show.busy("the namespaces end"):
         await asyncio.gather(primary.stop(), secondary.stop())
-    return await _books(asked, world, show, clock, kept)
+    return await _run_reports(asked, world, show, clock, kept)
 
 
-async def _outage(asked: Asked, world: World, show: Lines, clock: _Clock, primary: Process) -> tuple[Kept, Process]:
+async def _outage(
+    asked: DemoOptions, world: DemoProcesses, show: TextDisplay, clock: _Stopwatch, primary: Process
+) -> tuple[Records, Process]:
     strings = world.connection_strings
-    watches: list[Watch] = []
+    watches: list[Monitor] = []
 
     def heard(notice: Any) -> None:
-        if (said := _said(notice)) is not None:
+        if (said := _event_text(notice)) is not None:
             show.say(f"{watches[0].age():5.1f} s  {said}")
 
     show.say(f"queues {' and '.join(QUEUES)}, topic {TOPIC} with subscriptions {' and '.join(SUBSCRIPTIONS)}")
     show.say(f"{BACKLOG_QUEUES} backlog queues; {asked.rate:g} messages a second through a pair; seed {asked.seed}")
     books = world.folder / LEDGER
     async with running(strings["primary"], strings["secondary"], books, asked.rate, asked.seed, heard) as application:
-        watch = Watch(application.pair, application.kept)
+        watch = Monitor(application.pair, application.kept)
         watches.append(watch)
         with show.live(world.ports):
-            async with _watching(watch, strings, show) as backlog:
+            async with _monitoring(watch, strings, show) as backlog:
                 await asyncio.sleep(min(_HEALTHY_SECONDS, asked.seconds))
                 clock.lap("healthy")
-                primary = await _killed(asked, world, show, clock, watch, primary)
-                await _drained(asked, world, show, watch)
+                primary = await _kill_primary(asked, world, show, clock, watch, primary)
+                await _drain_backlog(asked, world, show, watch)
                 clock.lap("drain")
                 await asyncio.sleep(min(_AFTER_SECONDS, asked.seconds))
                 await application.stop_sending()
                 if await backlog.remaining():
                     # A send that had been under way since the outage was diverted only now.
-                    await _drained(asked, world, show, watch)
-                await _received(application, strings["primary"])
+                    await _drain_backlog(asked, world, show, watch)
+                await _wait_for_receivers(application, strings["primary"])
                 clock.lap("receive")
         application.kept.diverted = watch.look().flow.diverted
     return application.kept, primary
 
 
-async def _killed(asked: Asked, world: World, show: Lines, clock: _Clock, watch: Watch, primary: Process) -> Process:
+async def _kill_primary(
+    asked: DemoOptions, world: DemoProcesses, show: TextDisplay, clock: _Stopwatch, watch: Monitor, primary: Process
+) -> Process:
     """Away for as long as was asked; the new process once senders use it again."""
     show.chapter("2  The primary is gone; the application goes on sending")
     show.command(f"kill -9 {primary.pid}")
@@ -129,7 +132,7 @@ async def _killed(asked: Asked, world: World, show: Lines, clock: _Clock, watch:
     return again
 
 
-async def _drained(asked: Asked, world: World, show: Lines, watch: Watch) -> None:
+async def _drain_backlog(asked: DemoOptions, world: DemoProcesses, show: TextDisplay, watch: Monitor) -> None:
     before = watch.returned
 
     def heard(line: str) -> None:
@@ -144,18 +147,18 @@ async def _drained(asked: Asked, world: World, show: Lines, watch: Watch) -> Non
     show.say(f"{watch.age():5.1f} s  {watch.returned:,} messages are home")
 
 
-async def _received(application: Application, primary: str) -> None:
+async def _wait_for_receivers(application: Application, primary: str) -> None:
     """Until receivers have it all, or the primary has nothing more for them, or nothing comes any more."""
     kept, quiet = application.kept, 0
     async with AioAdministration.from_connection_string(primary) as administration:
         while not kept.has_all and quiet < _QUIET_LOOKS:
-            empty = not await _held(administration)
+            empty = not await _count_on_primary(administration)
             before = kept.count_received()
             await asyncio.sleep(1.0)
             quiet = 0 if kept.count_received() > before else _QUIET_LOOKS if empty else quiet + 1
 
 
-async def _held(administration: AioAdministration) -> int:
+async def _count_on_primary(administration: AioAdministration) -> int:
     """Messages in the queues and subscriptions of the primary; those that receivers hold are in them."""
 
     async def walk(**keywords: Any) -> int:
@@ -168,12 +171,14 @@ async def _held(administration: AioAdministration) -> int:
     return await administration.ask(walk)
 
 
-async def _books(asked: Asked, world: World, show: Lines, clock: _Clock, kept: Kept) -> Told:
+async def _run_reports(
+    asked: DemoOptions, world: DemoProcesses, show: TextDisplay, clock: _Stopwatch, kept: Records
+) -> DemoResult:
     if asked.engine is not Engine.SPARK:
         with show.busy("adding up"):
             sums = await world.ask("ledger", "check", LEDGER, "--json", good=(0, 1), hidden=1)
         clock.lap("books")
-        return Told(kept, sums, None, None, None, clock.laps)
+        return DemoResult(kept, sums, None, None, None, clock.laps)
     with show.busy("adding up, on Spark"):
         sums = await world.ask("ledger", "reconcile", TABLES, "--ledger", LEDGER, "--json", good=(0, 1), hidden=1)
         incidents = await world.ask("ledger", "incidents", TABLES, "--json", hidden=1)
@@ -185,17 +190,17 @@ async def _books(asked: Asked, world: World, show: Lines, clock: _Clock, kept: K
         # The proof stands without its picture.
         show.say(f"there is no report: {process.said()}")
     clock.lap("report")
-    return Told(kept, sums, incidents, cost, None if code else world.folder / _PAGE, clock.laps)
+    return DemoResult(kept, sums, incidents, cost, None if code else world.folder / _PAGE, clock.laps)
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def _watching(watch: Watch, strings: dict[str, str], show: Lines) -> AsyncIterator[ListedDiscovery]:
+async def _monitoring(watch: Monitor, strings: dict[str, str], show: TextDisplay) -> AsyncIterator[ListedDiscovery]:
     """What is yielded can be asked for the backlog."""
     async with AioAdministration.from_connection_string(strings["secondary"]) as administration:
-        backlog = ListedDiscovery(reaching.backlog_name(strings["primary"], None), administration)
+        backlog = ListedDiscovery(connections.backlog_name(strings["primary"], None), administration)
         looking = [asyncio.create_task(_see(watch, show)), asyncio.create_task(_count(watch, backlog))]
         try:
             yield backlog
@@ -206,13 +211,13 @@ async def _watching(watch: Watch, strings: dict[str, str], show: Lines) -> Async
             await asyncio.wait(looking)
 
 
-async def _see(watch: Watch, show: Lines) -> None:
+async def _see(watch: Monitor, show: TextDisplay) -> None:
     while True:
         show.see(watch.look(), watch.seconds)
         await asyncio.sleep(show.look_seconds)
 
 
-async def _count(watch: Watch, backlog: ListedDiscovery) -> None:
+async def _count(watch: Monitor, backlog: ListedDiscovery) -> None:
     while True:
         found = await backlog.remaining()
         watch.waiting = watch.waiting if found is None else found
@@ -228,7 +233,7 @@ async def _until(holds: Callable[[], bool], otherwise: str) -> None:
         raise OperatorError(f"{otherwise} within {_BACK_SECONDS:.0f} s") from None
 
 
-def _said(notice: Any) -> str | None:
+def _event_text(notice: Any) -> str | None:
     match notice:
         case FailoverEngaged():
             return f"{notice.entity}: failover engaged ({str(notice.cause).replace('_', ' ')})"
@@ -238,7 +243,7 @@ def _said(notice: Any) -> str | None:
             return None
 
 
-class _Clock:
+class _Stopwatch:
     """How long each part took."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ SIGNALLED = 128
 Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
 
 
-def tell(error: BaseException, *, debug: bool = False) -> None:
+def print_error(error: BaseException, *, debug: bool = False) -> None:
     """One error, on stderr."""
     from rich.text import Text  # noqa: PLC0415 - slow, and wanted only when something is wrong
 
@@ -41,22 +41,22 @@ def tell(error: BaseException, *, debug: bool = False) -> None:
 
 
 @contextmanager
-def told(*, debug: bool) -> Iterator[None]:
+def errors_reported(*, debug: bool) -> Iterator[None]:
     """Any error inside ends the program with a message instead of a trace."""
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
+        if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             # `| head`, which has seen enough. What is left in the buffer is not tried again when the program ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None
-        tell(error, debug=debug)
+        print_error(error, debug=debug)
         raise typer.Exit(FAILED) from None
 
 
-def _nobody_reads() -> bool:
+def _stdout_is_closed() -> bool:
     """Whether the other end of stdout is closed: a connection may break too."""
     poll = select.poll()
     poll.register(sys.stdout, 0)

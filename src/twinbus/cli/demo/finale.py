@@ -17,10 +17,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from twinbus.cli.demo.processes import LEDGER
 from twinbus.cli.demo.screen import BACKLOG, DOWN, HOME, PRIMARY
-from twinbus.cli.demo.story import Asked, Told
-from twinbus.cli.demo.verdict import Verdict
-from twinbus.cli.demo.world import LEDGER
+from twinbus.cli.demo.script import DemoOptions, DemoResult
+from twinbus.cli.demo.verdict import DemoVerdict
 from twinbus.cli.ledger import SUMS
 
 _BAR: Final = 36
@@ -29,7 +29,9 @@ _EXPLAINED: Final = 3
 _PARTS: Final = ("delivered", "in_backlog", "dead_lettered", "unknown", "lost")
 
 
-def end(console: Console, found: Told, proof: Verdict, keep: Path | None, page: Path | None) -> None:
+def print_results(
+    console: Console, found: DemoResult, proof: DemoVerdict, keep: Path | None, page: Path | None
+) -> None:
     _reconciliation(console, found, proof)
     if found.incidents is not None:
         _incidents(console, found.incidents)
@@ -39,7 +41,7 @@ def end(console: Console, found: Told, proof: Verdict, keep: Path | None, page: 
     _where(console, found, keep, page)
 
 
-def _reconciliation(console: Console, found: Told, proof: Verdict) -> None:
+def _reconciliation(console: Console, found: DemoResult, proof: DemoVerdict) -> None:
     sums = found.sums
     console.print("\n[bold]Reconciliation[/] [dim]what became of every message that a sender was told is safe[/]")
     for name in _PARTS:
@@ -132,7 +134,7 @@ def _signed(stage: dict[str, Any]) -> str:
     return f"{stage['difference']:+,}" if stage["actual"] is not None and stage["difference"] else ""
 
 
-def _verdict(console: Console, found: Told, proof: Verdict) -> None:
+def _verdict(console: Console, found: DemoResult, proof: DemoVerdict) -> None:
     console.print()
     if proof.problems:
         console.print(f"[{DOWN}]✕ This went wrong:[/]")
@@ -146,13 +148,13 @@ def _verdict(console: Console, found: Told, proof: Verdict) -> None:
     )
 
 
-def _where(console: Console, found: Told, keep: Path | None, page: Path | None) -> None:
+def _where(console: Console, found: DemoResult, keep: Path | None, page: Path | None) -> None:
     console.print()
     for label, text in _places(found, keep, page):
         console.print(f"[dim]{label:8}[/] {escape(text)}", soft_wrap=True)
 
 
-def _places(found: Told, keep: Path | None, page: Path | None) -> Iterator[tuple[str, str]]:
+def _places(found: DemoResult, keep: Path | None, page: Path | None) -> Iterator[tuple[str, str]]:
     if page is not None:
         yield "report", str(page)
     if keep is None:
@@ -163,7 +165,9 @@ def _places(found: Told, keep: Path | None, page: Path | None) -> Iterator[tuple
     yield "took", ", ".join(f"{name} {seconds:g} s" for name, seconds in found.took.items())
 
 
-def summary(asked: Asked, found: Told, proof: Verdict, keep: Path | None, page: Path | None) -> dict[str, Any]:
+def summary(
+    asked: DemoOptions, found: DemoResult, proof: DemoVerdict, keep: Path | None, page: Path | None
+) -> dict[str, Any]:
     """For programs."""
     return {
         "proven": not proof.problems,

@@ -14,7 +14,7 @@ from typing import Final
 from prometheus_client import REGISTRY
 
 from twinbus.aio import Pair
-from twinbus.cli.demo.application import ENTITIES, PLACES, Kept
+from twinbus.cli.demo.application import ENTITIES, PLACES, Records
 from twinbus.pairing.metrics import SUCCEEDED
 
 _DIVERTED: Final = "twinbus_pair_diverted_messages_total"
@@ -24,32 +24,32 @@ _RATE_SECONDS: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class FlowRates:
     """Messages so far: sent to the primary, diverted to the backlog, received."""
 
     direct: int = 0
     diverted: int = 0
     received: int = 0
 
-    def less(self, before: Flow) -> Flow:
-        return Flow(self.direct - before.direct, self.diverted - before.diverted, self.received - before.received)
+    def less(self, before: FlowRates) -> FlowRates:
+        return FlowRates(self.direct - before.direct, self.diverted - before.diverted, self.received - before.received)
 
 
 @dataclass(frozen=True, slots=True)
-class EntitySight:
+class EntitySnapshot:
     path: str
     state: str
-    flow: Flow
+    flow: FlowRates
     rates: tuple[float, float, float]
     """Of the three of its flow, a second."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Snapshot:
     """`waiting`: messages in the backlog, as the secondary tells; `returned`: home, as the syphon tells."""
 
     seconds: float
-    entities: tuple[EntitySight, ...]
+    entities: tuple[EntitySnapshot, ...]
     pings: Mapping[bool, int]
     """Those that found the primary well, and those that did not."""
     waiting: int
@@ -59,9 +59,9 @@ class Sight:
     """Sends that failed in the application."""
 
     @property
-    def flow(self) -> Flow:
+    def flow(self) -> FlowRates:
         flows = [one.flow for one in self.entities]
-        return Flow(*(sum(getattr(flow, name) for flow in flows) for name in Flow.__slots__))
+        return FlowRates(*(sum(getattr(flow, name) for flow in flows) for name in FlowRates.__slots__))
 
     @property
     def rates(self) -> tuple[float, float, float]:
@@ -70,33 +70,33 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class Second:
+class SecondCounts:
     """One column of a chart."""
 
-    flow: Flow
+    flow: FlowRates
     waiting: int
     returned: int
     pings: Mapping[bool, int]
 
 
 @dataclass(slots=True)
-class Watch:
+class Monitor:
     """Looks at the demo when it is told to; the story tells it what only the story knows."""
 
     pair: Pair
-    kept: Kept
+    kept: Records
     began: float = field(default_factory=time.monotonic)
     waiting: int = 0
     returned: int = 0
     primary_up: bool = True
-    seconds: list[Second] = field(default_factory=list)
-    _recent: deque[tuple[float, dict[str, Flow]]] = field(default_factory=deque)
-    _last: Sight | None = None
+    seconds: list[SecondCounts] = field(default_factory=list)
+    _recent: deque[tuple[float, dict[str, FlowRates]]] = field(default_factory=deque)
+    _last: Snapshot | None = None
 
     def age(self) -> float:
         return time.monotonic() - self.began
 
-    def look(self) -> Sight:
+    def look(self) -> Snapshot:
         now = time.monotonic()
         diverted, pings = _counted()
         flows = {}
@@ -104,16 +104,16 @@ class Watch:
             sent = sum(len(self.kept.accepted[place]) for place in PLACES[entity])
             received = sum(len(self.kept.received[place]) for place in PLACES[entity])
             # The metric is a moment ahead of a send that has not returned yet.
-            flows[entity] = Flow(max(0, sent - diverted[entity]), diverted[entity], received)
+            flows[entity] = FlowRates(max(0, sent - diverted[entity]), diverted[entity], received)
         self._recent.append((now, flows))
         while len(self._recent) > 2 and now - self._recent[1][0] >= _RATE_SECONDS:
             self._recent.popleft()
         states = {one.path: str(one.state) for one in self.pair.entities()}
         entities = tuple(
-            EntitySight(entity, states.get(entity, "-"), flows[entity], self._rates(entity)) for entity in ENTITIES
+            EntitySnapshot(entity, states.get(entity, "-"), flows[entity], self._rates(entity)) for entity in ENTITIES
         )
         errors = len(self.kept.errors)
-        sight = Sight(now - self.began, entities, pings, self.waiting, self.returned, self.primary_up, errors)
+        sight = Snapshot(now - self.began, entities, pings, self.waiting, self.returned, self.primary_up, errors)
         self._note_seconds(sight)
         return sight
 
@@ -122,7 +122,7 @@ class Watch:
         moved, span = after[entity].less(before[entity]), max(now - then, 0.25)
         return max(0.0, moved.direct / span), moved.diverted / span, moved.received / span
 
-    def _note_seconds(self, sight: Sight) -> None:
+    def _note_seconds(self, sight: Snapshot) -> None:
         if self._last is None:
             self._last = sight
         missing = int(sight.seconds) - len(self.seconds)
@@ -134,9 +134,9 @@ class Watch:
         pings.subtract(before.pings)
         # A look that came late stands for the seconds it missed, too.
         share = max(missing, sight.seconds - before.seconds)
-        flow = Flow(*(max(0, round(getattr(moved, name) / share)) for name in Flow.__slots__))
+        flow = FlowRates(*(max(0, round(getattr(moved, name) / share)) for name in FlowRates.__slots__))
         for _ in range(missing):
-            self.seconds.append(Second(flow, self.waiting, round(returned / share), pings))
+            self.seconds.append(SecondCounts(flow, self.waiting, round(returned / share), pings))
             pings = Counter()
 
 
