@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import Figure, Samples, ratios, show, write_json
 from bench.syphon import PRIMARY, Ground, ground
-from twinbus.ledger import Stage, read_ledger
-from twinbus.ledger.entries import Intent, Operation
+from twinbus.ledger import Intent, Operation, Stage, read_ledger
 
 AIM: Final = 0.85
 ENGINES: Final = {"native": ("native engine",), "spark": ("on Spark", "--engine", "spark")}

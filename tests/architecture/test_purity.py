@@ -19,6 +19,7 @@ PURE = (
     "money/billing",
     "money/outage_model",
     "money/forecast",
+    "money/forecast_vs_actual",
     "money/scenario",
 )
 IMPURE = re.compile(

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tests.chaos.entities import PLACES, PRIMARY, WATCHFUL
-from twinbus.ledger.balance import Balance, Message
-from twinbus.ledger.entries import OK, UNKNOWN, Entry, Intent, Operation, Outcome, Stage
+from twinbus.ledger import OK, UNKNOWN, Balance, Entry, Intent, MessageKey, Operation, Outcome, Stage
 
 Told = tuple[str, Sequence[str]]
 """What a syphon's log says: an event and the ids it is about."""
@@ -212,5 +211,5 @@ class Books:
         for title in ("accepted", "delivered", "in_backlog", "unknown", "duplicated", "possibly_duplicated"):
             self.figures[f"ledger: {title}"] = getattr(found, title).total()
 
-    def _message(self, name: str) -> Message:
-        return Message(f"{PRIMARY}/{self._letters[name].destination}".lower(), name)
+    def _message(self, name: str) -> MessageKey:
+        return MessageKey(f"{PRIMARY}/{self._letters[name].destination}".lower(), name)

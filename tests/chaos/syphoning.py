@@ -20,7 +20,7 @@ from unittest.mock import patch
 from tests.chaos.entities import PRIMARY, QUEUES, SECONDARY
 from tests.chaos.logs import Log
 from tests.syphon.fixed_queues import FixedQueues
-from twinbus.ledger.ledger import Ledger
+from twinbus.ledger import Ledger
 from twinbus.syphon import (
     BacklogFailedError,
     HeldMessage,

@@ -9,8 +9,7 @@ import pytest
 
 from tests.chaos.books import Books
 from tests.chaos.entities import NEWS, PLACES, PLAIN, PRIMARY, WATCHFUL
-from twinbus.ledger.balance import balance
-from twinbus.ledger.entries import OK, UNKNOWN, Entry, Operation, Stage
+from twinbus.ledger import OK, UNKNOWN, Entry, Operation, Stage, balance
 
 GONE_HOME = (("received", "a"), ("sending", "a"), ("confirmed", "a"), ("completed", "a"))
 _numbers = count()

@@ -11,8 +11,7 @@ import pytest
 from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
 from twinbus.backlog import PATH_PROPERTY, SESSION_ID_PROPERTY
 from twinbus.cli import deadletter
-from twinbus.ledger import Move, read_ledger
-from twinbus.ledger.entries import Movement
+from twinbus.ledger import Move, Movement, read_ledger
 from twinbus.testing import LocalNamespaces
 
 

@@ -10,9 +10,7 @@ import pytest
 
 from tests.cli.running import COMMAND, PATIENCE, environment, run, serving
 from twinbus.connect import connect
-from twinbus.ledger import Ledger, Stage, read_ledger
-from twinbus.ledger.entries import Closed, Metered
-from twinbus.ledger.segments import segments
+from twinbus.ledger import Closed, Ledger, Metered, Stage, list_segments, read_ledger
 from twinbus.message import Message
 
 
@@ -68,7 +66,7 @@ def test_what_the_ledger_does_not_hold_is_told(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         divert(ledger, "a")
         ledger.flush()
-        (segment,) = segments(tmp_path)
+        (segment,) = list_segments(tmp_path)
         with segment.path.open("ab") as file:
             file.write(b"rubbish\n")
         divert(ledger, "b")

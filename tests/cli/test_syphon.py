@@ -16,8 +16,7 @@ from tests.cli.running import COMMAND, PATIENCE, environment
 from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
 from twinbus.backlog import SESSION_ID_PROPERTY, TIME_TO_LIVE_PROPERTY, FailureKind
 from twinbus.cli.progress import LineDisplay, TableDisplay, duration
-from twinbus.ledger import Stage, read_ledger
-from twinbus.ledger.entries import Intent, Operation
+from twinbus.ledger import Intent, Operation, Stage, read_ledger
 from twinbus.syphon import DestinationStatus, MessageCounts, Progress, Readiness
 from twinbus.testing import LocalNamespaces
 from twinbus.values import Char

@@ -11,9 +11,21 @@ from typing import Any
 import pytest
 
 from tests.formats.sets import expected, sets_with, unpacked
-from twinbus.ledger import Entry, Ledger, Role, balance, read_ledger
-from twinbus.ledger.entries import KINDS, Dropped, Gap, Header, Intent, Operation, Outcome
-from twinbus.ledger.segments import segments
+from twinbus.ledger import (
+    ENTRY_KINDS,
+    Dropped,
+    Entry,
+    Gap,
+    Intent,
+    Ledger,
+    Operation,
+    Outcome,
+    Role,
+    SegmentHeader,
+    balance,
+    list_segments,
+    read_ledger,
+)
 
 
 class Old:
@@ -64,7 +76,7 @@ def test_l1_every_kind_of_entry_of_an_older_ledger_is_read_as_it_was_recorded(ol
     entries = old.of("never ended")
     found, wanted = comparable(entries, old.said["everything"])
     assert found == wanted
-    assert {entry.kind for entry in old.entries} == KINDS.keys()
+    assert {entry.kind for entry in old.entries} == ENTRY_KINDS.keys()
     (outcome,) = [entry for entry in entries if isinstance(entry, Outcome)]
     (begun,) = [entry for entry in entries if isinstance(entry, Intent) and entry.ids == ("ended",)]
     assert outcome.id == begun.id
@@ -88,19 +100,19 @@ def test_d3_the_balance_of_an_older_ledger_is_what_was_sent(old: Old) -> None:
         ids = Counter(message.id for message in getattr(found, word) for _ in range(getattr(found, word)[message]))
         assert {name: ids[name] for name in old.said[word]} == dict.fromkeys(old.said[word], 1)
     assert not found.lost
-    roles = {entry.role for entry in old.entries if isinstance(entry, Header)}
+    roles = {entry.role for entry in old.entries if isinstance(entry, SegmentHeader)}
     assert roles == set(Role)
 
 
 def test_l1_a_new_writer_goes_on_in_an_older_ledger_and_seals_what_dead_writers_left(old: Old) -> None:
-    left_open = [segment for segment in segments(old.ledger) if segment.open]
+    left_open = [segment for segment in list_segments(old.ledger) if segment.open]
     assert len(left_open) == 2
-    before = {segment.path: segment.path.read_bytes() for segment in segments(old.ledger)}
+    before = {segment.path: segment.path.read_bytes() for segment in list_segments(old.ledger)}
     assert any(not before[segment.path].endswith(b"\n") for segment in left_open), "one has a torn last line"
     with Ledger(old.ledger, Role.SYPHON) as ledger:
         ledger.state("restored", {})
         assert ledger.flush()
-        assert [segment.writer for segment in segments(old.ledger) if segment.open] == [ledger.writer]
+        assert [segment.writer for segment in list_segments(old.ledger) if segment.open] == [ledger.writer]
     for path, content in before.items():
         sealed = path.with_name(path.name.removesuffix(".open"))
         assert sealed.read_bytes() == content[: content.rfind(b"\n") + 1]

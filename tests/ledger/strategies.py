@@ -7,7 +7,6 @@ from twinbus.ledger.entries import (
     Dropped,
     Entry,
     Gap,
-    Header,
     Intent,
     Metered,
     Move,
@@ -15,6 +14,7 @@ from twinbus.ledger.entries import (
     Operation,
     Outcome,
     Role,
+    SegmentHeader,
     Stage,
     State,
 )
@@ -44,8 +44,8 @@ _ENDED = {"seconds": SECONDS, "result": TEXTS | st.sampled_from(["ok", "unknown"
 _SPAN = {"count": NUMBERS, "since": NUMBERS, "until": NUMBERS}
 
 ENTRIES: dict[type, st.SearchStrategy[Entry]] = {
-    Header: st.builds(
-        Header,
+    SegmentHeader: st.builds(
+        SegmentHeader,
         **_FIRST,
         writer=TEXTS,
         role=st.sampled_from(Role),

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ledger.world import DESTINATION, World
-from twinbus.ledger import Balance, Message, balance
+from twinbus.ledger import Balance, MessageKey, balance
 from twinbus.ledger.entries import (
     Dropped,
     Entry,
     Gap,
-    Header,
     Intent,
     Move,
     Movement,
     Operation,
     Outcome,
     Role,
+    SegmentHeader,
     Stage,
 )
 
@@ -161,12 +161,12 @@ def test_paths_are_case_insensitive_and_entities_and_ids_are_told_apart() -> Non
         result="ok",
     )  # fmt: skip
     found = balance([operation(DIVERT, "a", "A"), upper])
-    assert found.delivered == Counter({Message("contoso/orders", "a"): 1})
-    assert found.in_backlog == Counter({Message("contoso/orders", "A"): 1})
+    assert found.delivered == Counter({MessageKey("contoso/orders", "a"): 1})
+    assert found.in_backlog == Counter({MessageKey("contoso/orders", "A"): 1})
 
 
 def test_a_dead_letter_resubmitted_to_another_entity_is_a_message_for_that_one() -> None:
-    elsewhere = Message("contoso/elsewhere", "a")
+    elsewhere = MessageKey("contoso/elsewhere", "a")
     redirected = Movement(
         at=0, id="m", move=Move.REDIRECTED, ids=("a",), source=DESTINATION, destination=elsewhere.destination
     )
@@ -182,13 +182,13 @@ def test_a_dead_letter_resubmitted_to_another_entity_is_a_message_for_that_one()
 
 @pytest.mark.parametrize("before", [[], ["unknown"], ["server_busy", "unknown"]])
 def test_a_dead_letter_redirected_that_was_never_accepted_is_unconfirmed_at_the_other_entity(before: list[str]) -> None:
-    elsewhere = Message("contoso/elsewhere", "a")
+    elsewhere = MessageKey("contoso/elsewhere", "a")
     history: list[Entry] = [operation(DIVERT, "a", result=result) for result in before]
     history += redirection("a", DESTINATION, elsewhere.destination)
     assert balance(history).unconfirmed == Counter({elsewhere: 1})
     assert counts(balance(history)) == {"unconfirmed": 1}
     history += redirection("a", elsewhere.destination, "contoso/third")
-    assert balance(history).unconfirmed == Counter({Message("contoso/third", "a"): 1})
+    assert balance(history).unconfirmed == Counter({MessageKey("contoso/third", "a"): 1})
     assert counts(balance(history)) == {"unconfirmed": 1}
 
 
@@ -198,9 +198,9 @@ def test_what_is_redirected_more_often_than_it_was_accepted_is_accepted_as_often
     # The same id for an entity that nothing was redirected to is another message.
     history.append(replace(operation(Stage.SEND_PRIMARY, "a"), entity="aside"))
     found = balance(history)
-    assert found.in_backlog == Counter({Message("contoso/two", "a"): 1})
-    assert found.unconfirmed == Counter({Message("contoso/one", "a"): 1})
-    assert found.delivered == Counter({Message("contoso/aside", "a"): 1})
+    assert found.in_backlog == Counter({MessageKey("contoso/two", "a"): 1})
+    assert found.unconfirmed == Counter({MessageKey("contoso/one", "a"): 1})
+    assert found.delivered == Counter({MessageKey("contoso/aside", "a"): 1})
     assert counts(found) == {"accepted": 2, "in_backlog": 1, "delivered": 1, "unconfirmed": 1}
 
 
@@ -213,8 +213,8 @@ def redirection(name: str, source: str, destination: str) -> list[Entry]:
 
 
 def test_what_the_ledger_does_not_hold_is_told() -> None:
-    def header(segment: int) -> Header:
-        return Header(
+    def header(segment: int) -> SegmentHeader:
+        return SegmentHeader(
             at=0, id=f"h{segment}", writer="w", role=Role.CLIENT, host="h", pid=1, version="1", segment=segment
         )
 
@@ -309,7 +309,7 @@ def test_the_balance_holds_in_whichever_way_unknown_operations_went(
     found = balance(entries)
     dead = sum(1 if move is Move.DEAD_LETTERED else -1 for move in moves)
     for name in "ab":
-        message = Message(DESTINATION, name)
+        message = MessageKey(DESTINATION, name)
         got = {each: getattr(found, each)[message] for each in NAMED}
         assert got == expected_of(name, operations, dead if name == "a" else 0)
 
@@ -317,7 +317,7 @@ def test_the_balance_holds_in_whichever_way_unknown_operations_went(
 # --- against worlds that know the truth ------------------------------------------------------------------------------
 
 
-def names(counter: Counter[Message]) -> Counter[str]:
+def names(counter: Counter[MessageKey]) -> Counter[str]:
     return Counter({message.id: count for message, count in counter.items()})
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from twinbus.ledger import Ledger, LedgerOptions, LedgerUnavailableError, Stage, balance, read_ledger
 from twinbus.ledger.entries import Gap, Operation
-from twinbus.ledger.segments import segments
+from twinbus.ledger.segments import list_segments
 
 BEFORE = 7
 # Only a flush writes: how much of it is lost does not depend on the time a test takes.
@@ -59,12 +59,12 @@ def link_swapped(directory: Path) -> None:
 
 
 def segment_removed(directory: Path) -> None:
-    (segment,) = segments(directory)
+    (segment,) = list_segments(directory)
     segment.path.unlink()
 
 
 def segment_replaced(directory: Path) -> None:
-    (segment,) = segments(directory)
+    (segment,) = list_segments(directory)
     shutil.copy(segment.path, directory / "copy")
     (directory / "copy").rename(segment.path)
 
@@ -193,7 +193,7 @@ def test_l7_a_gap_that_went_with_its_segment_is_booked_again(tmp_path: Path) -> 
         for lost in range(2):
             send(ledger, *range(10 * lost, 10 * lost + 10))
             assert ledger.flush()
-            (segment,) = segments(tmp_path)
+            (segment,) = list_segments(tmp_path)
             segment.path.unlink()
             assert ledger.flush() is False, "there is nothing new to be written, but what was written is gone"
             send(ledger, 100 + lost)
@@ -210,12 +210,12 @@ def test_l7_a_segment_that_another_writer_sealed_is_not_written_any_more(tmp_pat
     with Ledger(tmp_path, options=LedgerOptions(group_interval=SLOW)) as ledger:
         send(ledger, 1)
         assert ledger.flush()
-        (segment,) = segments(tmp_path)
+        (segment,) = list_segments(tmp_path)
         segment.path.rename(segment.sealed_path)
         send(ledger, 2)
         assert ledger.flush()
-        assert [one.open for one in segments(tmp_path)] == [False, True]
-        (_, new) = segments(tmp_path)
+        assert [one.open for one in list_segments(tmp_path)] == [False, True]
+        (_, new) = list_segments(tmp_path)
         assert b"m2" in new.path.read_bytes()
         sealed = segment.sealed_path.read_bytes()
         send(ledger, 3)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ledger.strategies import ENTRIES
-from twinbus.ledger.entries import KINDS, UNIT, Entry, Operation, Stage, State, units
-from twinbus.ledger.json_lines import EntryError, decode, encode, id_text
+from twinbus.ledger.entries import ENTRY_KINDS, UNIT_BYTES, Entry, Operation, Stage, State, billable_units
+from twinbus.ledger.json_lines import EntryError, decode_entry, encode_entry, id_text
 
 WHOLE = {
     "v": 1, "kind": "operation", "at": 1, "id": "a-1", "stage": "ping", "namespace": "n", "entity": "e", "ids": ["x"],
@@ -19,12 +19,12 @@ WHOLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", ENTRY_KINDS.values(), ids=ENTRY_KINDS)
 def test_every_entry_comes_back_from_its_line_as_it_was(kind: type[Entry]) -> None:
     @given(entry=ENTRIES[kind])
     def holds(entry: Entry) -> None:
-        line = encode(entry)
-        assert decode(line) == entry
+        line = encode_entry(entry)
+        assert decode_entry(line) == entry
         assert line.isascii()
         assert line.endswith("\n")
         assert line.count("\n") == 1
@@ -33,20 +33,20 @@ def test_every_entry_comes_back_from_its_line_as_it_was(kind: type[Entry]) -> No
 
 
 def test_every_kind_has_its_strategy_and_its_name_once() -> None:
-    assert set(ENTRIES) == set(KINDS.values())
-    assert all(entry.kind == kind for kind, entry in KINDS.items())
+    assert set(ENTRIES) == set(ENTRY_KINDS.values())
+    assert all(entry.kind == kind for kind, entry in ENTRY_KINDS.items())
 
 
 def test_a_field_has_one_type_in_all_kinds() -> None:
     found: dict[str, set[str]] = {}
-    for entry in KINDS.values():
+    for entry in ENTRY_KINDS.values():
         for field in fields(entry):
             found.setdefault(field.name, set()).add(str(field.type).removesuffix(" | None"))
     assert {name: types for name, types in found.items() if len(types) > 1} == {}
 
 
 def test_a_field_of_a_later_version_is_passed_over() -> None:
-    assert isinstance(decode(json.dumps({**WHOLE, "colour": "red"})), Operation)
+    assert isinstance(decode_entry(json.dumps({**WHOLE, "colour": "red"})), Operation)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_field_of_a_later_version_is_passed_over() -> None:
 )
 def test_a_line_that_is_no_entry_says_why(line: str, says: str) -> None:
     with pytest.raises(EntryError, match=says):
-        decode(line)
+        decode_entry(line)
 
 
 def test_the_line_of_a_send_stays_as_it_was_published() -> None:
@@ -84,14 +84,14 @@ def test_the_line_of_a_send_stays_as_it_was_published() -> None:
         entity="contoso/x-servicebus-transfer/0", destination="contoso/orders", ids=("a", "uuid:…"), bytes=10, units=2,
         seconds=0.25, result="unknown", cause="timeout", failed=("a",),
     )  # fmt: skip
-    assert encode(entry) == (
+    assert encode_entry(entry) == (
         '{"v":1,"kind":"operation","at":1700000000000,"id":"00ff00ff00ff00ff-7","stage":"send_backlog",'
         '"namespace":"paris","entity":"contoso/x-servicebus-transfer/0","destination":"contoso/orders",'
         '"ids":["a","uuid:\\u2026"],"bytes":10,"units":2,"seconds":0.250000,"result":"unknown","cause":"timeout",'
         '"failed":["a"]}\n'
     )
     state = State(at=1, id="a-1", event="restored", pair="contoso", facts={"entity": "orders"})
-    assert encode(state) == (
+    assert encode_entry(state) == (
         '{"v":1,"kind":"state","at":1,"id":"a-1","event":"restored","pair":"contoso","facts":{"entity":"orders"}}\n'
     )
 
@@ -118,22 +118,22 @@ def test_no_two_ids_have_one_text() -> None:
     [
         (0, 0, 1),  # an empty receive
         (1, 0, 1),
-        (1, UNIT, 1),
-        (1, UNIT + 1, 2),
+        (1, UNIT_BYTES, 1),
+        (1, UNIT_BYTES + 1, 2),
         (3, 0, 3),  # completions
-        (2, [UNIT, UNIT + 1], 3),
+        (2, [UNIT_BYTES, UNIT_BYTES + 1], 3),
         (2, [1, 1], 2),
-        (2, UNIT + 1, 2),
-        (2, UNIT + 2, 3),
+        (2, UNIT_BYTES + 1, 2),
+        (2, UNIT_BYTES + 2, 3),
         (0, [], 1),
     ],
 )
 def test_m2_a_unit_is_64_kb_or_a_part_of_it_of_every_message(
     messages: int, size: int | list[int], expected: int
 ) -> None:
-    assert units(messages, size) == expected
+    assert billable_units(messages, size) == expected
 
 
-@given(st.lists(st.integers(0, 5 * UNIT), min_size=1, max_size=6))
+@given(st.lists(st.integers(0, 5 * UNIT_BYTES), min_size=1, max_size=6))
 def test_m2_of_a_size_that_is_not_shared_out_the_dearest_reading_is_taken(sizes: list[int]) -> None:
-    assert units(len(sizes), sum(sizes)) >= units(len(sizes), sizes)
+    assert billable_units(len(sizes), sum(sizes)) >= billable_units(len(sizes), sizes)

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 
 from twinbus.ledger import Ledger, balance, read_ledger
-from twinbus.ledger.entries import Header, Intent, Operation
-from twinbus.ledger.segments import segments
+from twinbus.ledger.entries import Intent, Operation, SegmentHeader
+from twinbus.ledger.segments import list_segments
 
 # Tells each number once it is flushed; of every third operation only the intent.
 WRITING = """
@@ -57,7 +57,7 @@ def test_everything_that_was_flushed_before_a_kill_is_there(tmp_path: Path) -> N
         assert begun[name] >= set(range(count))
         assert begun[name] == set(range(len(begun[name])))
     # Each life sealed what the one before had left open; one that died between two segments left none.
-    assert [segment.open for segment in segments(tmp_path)].count(True) <= 1
+    assert [segment.open for segment in list_segments(tmp_path)].count(True) <= 1
     found = balance(read_ledger(tmp_path))
     assert found.unconfirmed.total() == sum(map(len, begun.values()))
     assert sum("ended without closing" in reason for reason in found.incomplete) == LIVES
@@ -86,6 +86,6 @@ def test_many_processes_share_a_directory(tmp_path: Path) -> None:
     found = balance(read_ledger(tmp_path))
     assert found.delivered.total() == len(found.delivered) == 4 * 2 * 300
     assert found.incomplete == []
-    writers = {entry.writer for entry in read_ledger(tmp_path) if isinstance(entry, Header)}
+    writers = {entry.writer for entry in read_ledger(tmp_path) if isinstance(entry, SegmentHeader)}
     assert len(writers) == 5
-    assert not any(segment.open for segment in segments(tmp_path))
+    assert not any(segment.open for segment in list_segments(tmp_path))

@@ -27,16 +27,27 @@ from twinbus.ledger import (
     balance,
     read_ledger,
 )
-from twinbus.ledger.entries import UNIT, Closed, Gap, Header, Intent, Metered, Movement, Operation, Outcome, State
+from twinbus.ledger.entries import (
+    UNIT_BYTES,
+    Closed,
+    Gap,
+    Intent,
+    Metered,
+    Movement,
+    Operation,
+    Outcome,
+    SegmentHeader,
+    State,
+)
 from twinbus.ledger.group_writer import LOOK_EVERY
 from twinbus.ledger.options import LedgerOptionError
-from twinbus.ledger.segments import segments
+from twinbus.ledger.segments import list_segments
 
 from .disks import hanging_disk
 
 
 def said(directory: Path) -> list[Entry]:
-    return [entry for entry in read_ledger(directory) if not isinstance(entry, Header | Closed)]
+    return [entry for entry in read_ledger(directory) if not isinstance(entry, SegmentHeader | Closed)]
 
 
 def send(ledger: Ledger, *ids: object) -> None:
@@ -167,10 +178,10 @@ def test_two_ledgers_in_one_directory_know_nothing_of_each_other(tmp_path: Path)
         send(other, "b")
         assert one.flush()
         assert other.flush()
-        assert len(list(segments(tmp_path))) == 2
-        assert all(segment.open for segment in segments(tmp_path))
+        assert len(list(list_segments(tmp_path))) == 2
+        assert all(segment.open for segment in list_segments(tmp_path))
     assert balance(read_ledger(tmp_path)).delivered.total() == 2
-    assert not any(segment.open for segment in segments(tmp_path))
+    assert not any(segment.open for segment in list_segments(tmp_path))
 
 
 def test_a_ledger_that_is_told_nothing_makes_no_file_and_no_thread(tmp_path: Path) -> None:
@@ -186,10 +197,10 @@ def test_an_idle_ledger_seals_its_segment_at_its_age_and_begins_another_for_what
     with Ledger(tmp_path, options=LedgerOptions(segment_age=timedelta(seconds=1))) as ledger:
         send(ledger, "a")
         assert ledger.flush()
-        until(lambda: not any(segment.open for segment in segments(tmp_path)))
+        until(lambda: not any(segment.open for segment in list_segments(tmp_path)))
         send(ledger, "b")
         assert ledger.flush()
-        assert [segment.open for segment in segments(tmp_path)] == [False, True]
+        assert [segment.open for segment in list_segments(tmp_path)] == [False, True]
 
 
 def test_entries_wait_where_no_thread_can_be_started_and_are_written_when_one_can(
@@ -216,7 +227,7 @@ def test_a_ledger_nobody_holds_any_more_writes_what_is_left_and_ends_its_thread(
     gc.collect()
     until(lambda: not any(name in thread.name for thread in threading.enumerate()))
     assert len(said(tmp_path)) == 1
-    assert not any(segment.open for segment in segments(tmp_path))
+    assert not any(segment.open for segment in list_segments(tmp_path))
 
 
 def test_what_comes_after_closing_is_refused_or_logged_and_never_waited_for(
@@ -274,7 +285,7 @@ def test_the_child_of_a_fork_writes_segments_of_its_own(tmp_path: Path) -> None:
         assert os.waitpid(child, 0)[1] == 0
         shared.end()
         send(ledger, "after")
-    headers = [entry for entry in read_ledger(tmp_path) if isinstance(entry, Header)]
+    headers = [entry for entry in read_ledger(tmp_path) if isinstance(entry, SegmentHeader)]
     assert len({header.pid for header in headers}) == 2
     found = balance(read_ledger(tmp_path))
     names = ("before", "shared", "queued", "child", "after")
@@ -289,7 +300,7 @@ def test_a_program_that_ends_without_closing_has_written_everything(tmp_path: Pa
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
     assert balance(read_ledger(tmp_path)).delivered.total() == 500
-    assert not any(segment.open for segment in segments(tmp_path))
+    assert not any(segment.open for segment in list_segments(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -313,11 +324,11 @@ def test_an_option_out_of_range_is_refused_by_name_value_and_range(options: dict
     [
         ("a", 10, (("a",), 10, 1)),
         ("a", True, (("a",), 1, 1)),
-        ("a", UNIT, (("a",), UNIT, 1)),
-        ("a", UNIT + 1, (("a",), UNIT + 1, 2)),
-        ("a", [UNIT + 1], (("a",), UNIT + 1, 2)),
+        ("a", UNIT_BYTES, (("a",), UNIT_BYTES, 1)),
+        ("a", UNIT_BYTES + 1, (("a",), UNIT_BYTES + 1, 2)),
+        ("a", [UNIT_BYTES + 1], (("a",), UNIT_BYTES + 1, 2)),
         (["a", "b"], 10, (("a", "b"), 10, 2)),
-        (["a", "b"], [UNIT + 1, 1], (("a", "b"), UNIT + 2, 3)),
+        (["a", "b"], [UNIT_BYTES + 1, 1], (("a", "b"), UNIT_BYTES + 2, 3)),
         ((), 0, ((), 0, 1)),
     ],
 )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.ledger.balance import EFFECTS
-from twinbus.ledger.entries import KINDS, VERSION, Entry, Move, Role, Stage
+from twinbus.ledger.balance import STAGE_EFFECTS
+from twinbus.ledger.entries import ENTRY_KINDS, SCHEMA_VERSION, Entry, Move, Role, Stage
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ledger.md").read_text(encoding="utf-8")
 EVERYWHERE = {"at", "id"}
@@ -20,20 +20,20 @@ def described(kind: str) -> str:
 
 
 def test_the_page_has_every_kind_once_and_no_other() -> None:
-    assert sorted(re.findall(r"^\*\*`(\w+)`\*\*:", PAGE, re.MULTILINE)) == sorted(KINDS)
-    assert f"**version {VERSION}**" in PAGE
+    assert sorted(re.findall(r"^\*\*`(\w+)`\*\*:", PAGE, re.MULTILINE)) == sorted(ENTRY_KINDS)
+    assert f"**version {SCHEMA_VERSION}**" in PAGE
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"operation"}))
+@pytest.mark.parametrize("kind", sorted(set(ENTRY_KINDS) - {"operation"}))
 def test_the_page_names_every_field_of_a_kind(kind: str) -> None:
-    entry: type[Entry] = KINDS[kind]
+    entry: type[Entry] = ENTRY_KINDS[kind]
     names = {field.name for field in fields(entry)} - EVERYWHERE
     assert {name for name in names if f"`{name}`" not in described(kind)} == set()
 
 
 def test_an_operation_has_the_fields_of_intent_and_outcome() -> None:
     def names(kind: str) -> set[str]:
-        return {field.name for field in fields(KINDS[kind])}
+        return {field.name for field in fields(ENTRY_KINDS[kind])}
 
     assert names("operation") == names("intent") | names("outcome")
 
@@ -47,4 +47,4 @@ def test_the_page_gives_an_effect_to_the_stages_that_the_balance_knows() -> None
     rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| `") and line.count(" | ") == 2]
     stages = {name: row[2] for row in rows for name in re.findall(r"`(\w+)`", row[0]) if name in set(Stage)}
     assert set(stages) == set(Stage)
-    assert {Stage(name) for name, effect in stages.items() if effect != "– |"} == set(EFFECTS)
+    assert {Stage(name) for name, effect in stages.items() if effect != "– |"} == set(STAGE_EFFECTS)

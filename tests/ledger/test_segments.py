@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.ledger.entries import Dropped, Header, Role
-from twinbus.ledger.json_lines import decode
+from twinbus.ledger.entries import Dropped, Role, SegmentHeader
+from twinbus.ledger.json_lines import decode_entry
 from twinbus.ledger.options import LedgerOptions
 from twinbus.ledger.segment_opening import Opening
-from twinbus.ledger.segments import Segment, SegmentWriter, segments
+from twinbus.ledger.segments import Segment, SegmentWriter, list_segments
 
 GROUP = b'{"group":1}\n'
 SMALL = LedgerOptions(segment_bytes=4096, budget_bytes=5 * 4096)
@@ -27,14 +27,14 @@ def writer(
 
 
 def only(directory: Path) -> Segment:
-    (found,) = segments(directory)
+    (found,) = list_segments(directory)
     return found
 
 
 def body(segment: Segment) -> bytes:
     """All but the header."""
     header, _, rest = segment.path.read_bytes().partition(b"\n")
-    assert isinstance(decode(header), Header)
+    assert isinstance(decode_entry(header), SegmentHeader)
     return rest
 
 
@@ -49,8 +49,8 @@ def test_a_segment_begins_with_its_writers_header_is_open_while_written_and_seal
     sealed = only(tmp_path)
     assert not sealed.open
     assert sealed.path == segment.sealed_path
-    header = decode(sealed.path.read_bytes().splitlines()[0])
-    assert isinstance(header, Header)
+    header = decode_entry(sealed.path.read_bytes().splitlines()[0])
+    assert isinstance(header, SegmentHeader)
     assert (header.writer, header.role, header.host, header.pid, header.segment) == (
         "client-here-1-0123456789abcdef", Role.CLIENT, "here", os.getpid(), 0,
     )  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_segment_is_rolled_at_its_size_and_at_its_age(tmp_path: Path) -> None:
     for _ in range(40):
         by_size.append(GROUP)
     by_size.seal()
-    found = list(segments(tmp_path / "size"))
+    found = list(list_segments(tmp_path / "size"))
     assert [segment.number for segment in found] == list(range(len(found)))
     assert len(found) > 2
     assert b"".join(body(segment) for segment in found) == GROUP * 40
@@ -97,7 +97,7 @@ def test_a_segment_is_rolled_at_its_size_and_at_its_age(tmp_path: Path) -> None:
     by_age.append(GROUP)
     assert by_age.seconds_left() <= 0
     by_age.append(GROUP)
-    assert [segment.open for segment in segments(tmp_path / "age")] == [False, True]
+    assert [segment.open for segment in list_segments(tmp_path / "age")] == [False, True]
 
 
 def test_an_idle_writer_makes_no_segment_and_sealing_nothing_does_nothing(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_group_that_was_written_in_part_is_taken_back(tmp_path: Path, monkeypa
         one.append(GROUP)
     monkeypatch.undo()
     one.append(GROUP)
-    assert [body(segment) for segment in segments(tmp_path)] == [GROUP, GROUP]
+    assert [body(segment) for segment in list_segments(tmp_path)] == [GROUP, GROUP]
 
 
 def test_after_a_sync_that_failed_the_group_goes_into_a_new_segment(
@@ -140,8 +140,8 @@ def test_after_a_sync_that_failed_the_group_goes_into_a_new_segment(
         one.append(GROUP)
     monkeypatch.undo()
     one.append(GROUP)
-    assert [body(segment) for segment in segments(tmp_path)] == [GROUP, GROUP]
-    assert [segment.open for segment in segments(tmp_path)] == [False, True]
+    assert [body(segment) for segment in list_segments(tmp_path)] == [GROUP, GROUP]
+    assert [segment.open for segment in list_segments(tmp_path)] == [False, True]
 
 
 def test_a_segment_that_could_not_be_made_leaves_nothing_behind(
@@ -168,15 +168,15 @@ def test_the_oldest_sealed_segments_go_for_the_budget_and_that_is_told(tmp_path:
     one = writer(tmp_path)
     for number in range(40):
         one.append(group)
-        for age, segment in enumerate(sorted(segments(tmp_path), key=lambda each: -each.number)):
+        for age, segment in enumerate(sorted(list_segments(tmp_path), key=lambda each: -each.number)):
             # Files made within one tick of the clock would have no order.
             os.utime(segment.path, (1_000_000 + number - age, 1_000_000 + number - age))
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= SMALL.budget_bytes
     one.seal()
-    found = sorted(segments(tmp_path), key=lambda segment: segment.number)
+    found = sorted(list_segments(tmp_path), key=lambda segment: segment.number)
     assert found[0].number > 0
     assert [segment.number for segment in found] == list(range(found[0].number, found[-1].number + 1))
-    told = [decode(line) for line in found[-1].path.read_bytes().splitlines() if line.startswith(b"{")]
+    told = [decode_entry(line) for line in found[-1].path.read_bytes().splitlines() if line.startswith(b"{")]
     dropped = [entry for entry in told if isinstance(entry, Dropped)]
     assert [entry.count for entry in dropped] == [1]
 
@@ -208,7 +208,7 @@ def test_what_was_removed_is_told_though_the_segment_that_should_say_so_could_no
         one.append(GROUP)
     monkeypatch.undo()
     one.append(GROUP)
-    entries = [decode(line) for line in only(tmp_path).path.read_bytes().splitlines()[:2]]
+    entries = [decode_entry(line) for line in only(tmp_path).path.read_bytes().splitlines()[:2]]
     assert isinstance(entries[1], Dropped)
 
 
@@ -258,10 +258,10 @@ def test_a_writer_whose_segment_was_sealed_by_another_goes_on_with_the_next(tmp_
     segment = only(tmp_path)
     segment.path.rename(segment.sealed_path)
     one.append(GROUP)
-    assert [segment.open for segment in segments(tmp_path)] == [False, True]
+    assert [segment.open for segment in list_segments(tmp_path)] == [False, True]
 
 
 def test_other_files_are_not_segments(tmp_path: Path) -> None:
     for name in ("notes.jsonl", ".client-here-1-0123456789abcdef-0.jsonl.open", "client-here-1-0123456789abcdef-0.csv"):
         (tmp_path / name).touch()
-    assert list(segments(tmp_path)) == []
+    assert list(list_segments(tmp_path)) == []

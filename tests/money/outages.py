@@ -20,8 +20,7 @@ from tests.syphon.fixed_queues import FixedQueues
 from twinbus import SendAvailabilityOptions, aio
 from twinbus.backlog import TRANSFER_SEGMENT, FailureKind
 from twinbus.connect import connect
-from twinbus.ledger import Ledger, Role, read_ledger
-from twinbus.ledger.entries import Intent, Metered, Operation, Outcome
+from twinbus.ledger import Intent, Ledger, Metered, Operation, Outcome, Role, read_ledger
 from twinbus.money import OutageKind, SyphonRuns
 from twinbus.syphon import NativeTransport, Syphon, SyphonOptions
 from twinbus.testing import LocalNamespace

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.ledger.entries import Stage
+from twinbus.ledger import Stage
 from twinbus.money import (
     CostPhase,
     Forecast,

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from twinbus.ledger.entries import Stage
+from twinbus.ledger import Stage
 from twinbus.money import OutageKind, Prices, Scenario, SyphonRuns, forecast
 from twinbus.money.forecast_vs_actual import EMPTY_PRIMARY, StageDifference, StageSpending, compare
 

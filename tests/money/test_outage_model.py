@@ -23,7 +23,7 @@ from tests.syphon.simulation.places import (
     wall,
 )
 from twinbus.backlog import FailureKind
-from twinbus.ledger.entries import Stage
+from twinbus.ledger import Stage
 from twinbus.money import OutageKind, Prices, Scenario, SyphonRuns, forecast
 from twinbus.money import outage_model as habits
 from twinbus.money.outage_model import course, queues_used

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.money.outages import BACKLOG, BATCH, PING, SIZE, STORIES, Run, Story, happened, metered, operations, unsent
-from twinbus.ledger import OK
-from twinbus.ledger.entries import Stage
+from twinbus.ledger import OK, Stage
 from twinbus.money import Forecast, Prices, Scenario, forecast
 from twinbus.money.forecast_vs_actual import StageSpending, compare
 

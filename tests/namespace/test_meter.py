@@ -9,9 +9,7 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from twinbus.connect import RECEIVE_AND_DELETE, connect
-from twinbus.ledger import balance, read_ledger
-from twinbus.ledger.entries import UNIT, Gap, Header, Metered
-from twinbus.ledger.segments import segments
+from twinbus.ledger import UNIT_BYTES, Gap, Metered, SegmentHeader, balance, list_segments, read_ledger
 from twinbus.message import Message
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer
@@ -80,7 +78,7 @@ async def test_n5_m2_every_operation_is_in_the_ledger_with_its_bytes_and_units(t
     await server.start()
     async with connect(server.connection_string) as bus:
         sender = await bus.sender("q")
-        await sender.send([Message(b"one"), Message(b"x" * UNIT), Message(b"", content_type=PING)])
+        await sender.send([Message(b"one"), Message(b"x" * UNIT_BYTES), Message(b"", content_type=PING)])
         await (await bus.sender("gone")).send([Message(b"three")])
         async with await bus.receiver("q") as receiver:
             received = [message for _ in range(2) for message in await receiver.receive(1, max_wait=10)]
@@ -105,7 +103,7 @@ async def test_n5_m2_every_operation_is_in_the_ledger_with_its_bytes_and_units(t
     entries = [entry for entry in read_ledger(tmp_path / "ledger") if isinstance(entry, Metered)]
     assert {entry.namespace for entry in entries} == {"n"}
     assert all(entry.since <= entry.until for entry in entries)
-    assert not any(segment.open for segment in segments(tmp_path / "ledger"))
+    assert not any(segment.open for segment in list_segments(tmp_path / "ledger"))
 
 
 async def test_n5_what_was_metered_and_flushed_survives_kill_9(tmp_path: Path) -> None:
@@ -122,7 +120,7 @@ async def test_n5_what_was_metered_and_flushed_survives_kill_9(tmp_path: Path) -
             assert metered(directory)["q", "send"][::2] == [10 * life, 10 * life]
             server.start()
     assert metered(directory)["q", "send"][0] == 20
-    writers = Counter(entry.writer for entry in read_ledger(directory) if isinstance(entry, Header))
+    writers = Counter(entry.writer for entry in read_ledger(directory) if isinstance(entry, SegmentHeader))
     assert len(writers) == 2
 
 

@@ -15,8 +15,20 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from tests.ledger.disks import hanging_disk
-from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, LedgerUnavailableError, Stage, group_writer, read_ledger
-from twinbus.ledger.entries import Gap, Intent, Operation, Outcome, units
+from twinbus.ledger import (
+    UNKNOWN,
+    Gap,
+    Intent,
+    Ledger,
+    LedgerOptions,
+    LedgerUnavailableError,
+    Operation,
+    Outcome,
+    Stage,
+    billable_units,
+    group_writer,
+    read_ledger,
+)
 from twinbus.pairing.outgoing import _wrapped, encoded_size
 from twinbus.pairing.recording import Recording, aio_sent, sent
 
@@ -99,7 +111,7 @@ def test_m1_m2_an_operation_has_its_messages_id_size_and_units_whatever_the_mess
         send(ledger, [message])
     one, listed = (entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation))
     size = encoded_size(message.raw_amqp_message)
-    assert (one.ids, one.result, one.units) == ((id_,), "ok", units(1, [size]))
+    assert (one.ids, one.result, one.units) == ((id_,), "ok", billable_units(1, [size]))
     assert abs(one.bytes - size) < 64
     assert (one.ids, one.bytes, one.units) == (listed.ids, listed.bytes, listed.units)
 

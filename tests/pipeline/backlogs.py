@@ -18,8 +18,7 @@ from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.ground import ids, taken
 from twinbus.backlog import backlog_queue_path
 from twinbus.connect import connect
-from twinbus.ledger import Ledger, Role, Stage, balance, read_ledger
-from twinbus.ledger.entries import Intent, Operation
+from twinbus.ledger import Intent, Ledger, Operation, Role, Stage, balance, read_ledger
 from twinbus.message import Message
 from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
 from twinbus.pipeline.syphon_job.lane import SyphonSource

@@ -9,13 +9,12 @@ from pathlib import Path
 from random import Random
 
 from tests.ledger.world import World
-from twinbus.ledger.entries import (
+from twinbus.ledger import (
     Closed,
     Dropped,
     Entry,
     Fact,
     Gap,
-    Header,
     Intent,
     Metered,
     Move,
@@ -23,10 +22,11 @@ from twinbus.ledger.entries import (
     Operation,
     Outcome,
     Role,
+    SegmentHeader,
     Stage,
     State,
+    encode_entry,
 )
-from twinbus.ledger.json_lines import encode
 
 MIDNIGHT = 1_790_035_200_000  # 2026-09-22T00:00Z
 HOUR = 3_600_000
@@ -164,14 +164,14 @@ def write_segments(directory: Path, entries: Sequence[Entry], seed: int, count: 
     shares: list[list[str]] = [[] for _ in range(count)]
     for entry in entries:
         for share in chance.sample(shares, 2 if chance.random() < 0.1 else 1):
-            share.append(encode(entry))
+            share.append(encode_entry(entry))
     for number, share in enumerate(shares):
         name = f"client-host-7-{writer(100 + number)}"
-        first = Header(
+        first = SegmentHeader(
             at=MIDNIGHT, id=f"{writer(100 + number)}-h", writer=name, role=Role.CLIENT, host="host", pid=7, version="1",
             segment=number % 2,
         )  # fmt: skip
-        last = [encode(Closed(at=MIDNIGHT, id=f"{writer(100 + number)}-c", writer=name))] if number else []
+        last = [encode_entry(Closed(at=MIDNIGHT, id=f"{writer(100 + number)}-c", writer=name))] if number else []
         ending = ".jsonl" if number else ".jsonl.open"
-        text = "".join([encode(first), *share, *last]) + encode(entries[0])[: 40 + number]
+        text = "".join([encode_entry(first), *share, *last]) + encode_entry(entries[0])[: 40 + number]
         (directory / f"{name}-{number % 2}{ending}").write_text(text)

@@ -13,8 +13,7 @@ from typer.testing import CliRunner, Result
 
 from tests.pipeline.books import segment_name, writer
 from twinbus.cli.main import app
-from twinbus.ledger.entries import Entry, Fact, Metered, Operation, Stage, State
-from twinbus.ledger.json_lines import encode
+from twinbus.ledger import Entry, Fact, Metered, Operation, Stage, State, encode_entry
 
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
 NOON = 1_790_078_400_000  # 2026-09-22T12:00Z
@@ -96,7 +95,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Pat
     folder = tmp_path_factory.mktemp("spending")
     ledger = folder / "ledger"
     ledger.mkdir()
-    (ledger / segment_name(1)).write_text("".join(map(encode, history())))
+    (ledger / segment_name(1)).write_text("".join(map(encode_entry, history())))
     done = run("ledger", "ingest", str(ledger), str(folder / "tables"))
     assert done.exit_code == 0, done.output
     return folder / "tables"

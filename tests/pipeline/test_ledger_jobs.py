@@ -17,9 +17,20 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from tests.pipeline import oracle
 from tests.pipeline.books import HOUR, MIDNIGHT, history, movement, operation, segment_name, state, write_segments
-from twinbus.ledger import Balance, Message, balance, read_ledger
-from twinbus.ledger.entries import Closed, Entry, Header, Intent, Move, Role, Stage
-from twinbus.ledger.json_lines import encode
+from twinbus.ledger import (
+    Balance,
+    Closed,
+    Entry,
+    Intent,
+    MessageKey,
+    Move,
+    Role,
+    SegmentHeader,
+    Stage,
+    balance,
+    encode_entry,
+    read_ledger,
+)
 from twinbus.pipeline import latency, timeline
 from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.jobs import JOBS, following, incomplete, over_history, so_far
@@ -39,7 +50,7 @@ def expected_of(found: Balance) -> Found:
     """By message for those to be listed, and by destination for all others: messages, and each sum."""
     sums: defaultdict[tuple[str, str | None], list[int]] = defaultdict(lambda: [0] * len(JUDGED))
     named = [name for name in JUDGED if name != "in_flight"]
-    counters: list[Counter[Message]] = [getattr(found, name) for name in named]
+    counters: list[Counter[MessageKey]] = [getattr(found, name) for name in named]
     for message in set().union(*counters):
         listed = any(getattr(found, name)[message] for name in LISTED)
         row = sums[message.destination, message.id if listed else None]
@@ -252,12 +263,12 @@ def test_d3_a_ledger_read_anew_from_its_beginning_brings_nothing_twice(books: In
 
 def write(directory: Path, number: int, entries: list[Entry], *, closed: bool = True) -> None:
     name = segment_name(number).removesuffix("-0.jsonl")
-    first = Header(
+    first = SegmentHeader(
         at=MIDNIGHT, id=f"{number}-h", writer=name, role=Role.CLIENT, host="host", pid=7, version="1", segment=0
     )
     last: list[Entry] = [Closed(at=MIDNIGHT, id=f"{number}-c", writer=name)] if closed else []
     directory.mkdir(exist_ok=True)
-    (directory / segment_name(number)).write_text("".join(map(encode, [first, *entries, *last])))
+    (directory / segment_name(number)).write_text("".join(map(encode_entry, [first, *entries, *last])))
 
 
 @pytest.mark.thorough
@@ -355,7 +366,7 @@ def test_d3_what_was_redirected_is_accepted_where_it_went_as_often_as_it_was_bef
     assert {(message.destination, message.id) for message in found.unconfirmed} == {
         ("contoso/elsewhere", "unsure"), ("contoso/third", "never"), ("contoso/another", "twice")
     }  # fmt: skip
-    assert found.lost == {Message("contoso/elsewhere", "lost"): 1}
+    assert found.lost == {MessageKey("contoso/elsewhere", "lost"): 1}
     for run in (over_history, so_far):
         assert found_in(run(tables, JOBS["reconcile"]).collect()) == expected_of(found)
     sums = {name: getattr(found, name).total() for name in JUDGED if name != "in_flight"}
@@ -391,7 +402,7 @@ def test_d3_operations_of_thousands_of_messages_of_which_many_failed_and_ids_bey
     tables = Tables(spark, tmp_path / "tables")
     ingest(spark, tmp_path / "ledger", tables.root).awaitTermination()
     found = balance(read_ledger(tmp_path / "ledger"))
-    assert found.lost == {Message("contoso/orders", long): 1}
+    assert found.lost == {MessageKey("contoso/orders", long): 1}
     assert found_in(over_history(tables, JOBS["reconcile"]).collect()) == expected_of(found)
 
 

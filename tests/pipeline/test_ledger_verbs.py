@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from tests.components import component_missing
 from tests.pipeline.books import operation, segment_name
 from twinbus.cli.main import app
-from twinbus.ledger.entries import Stage
-from twinbus.ledger.json_lines import encode
+from twinbus.ledger import Stage, encode_entry
 from twinbus.pipeline.jobs import JOBS, over_history
 from twinbus.pipeline.sinks import RESULTS
 from twinbus.pipeline.tables import Tables, struct
@@ -43,7 +42,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
         operation(Stage.RETURN_PRIMARY, "home"),
         operation(Stage.COMPLETE_BACKLOG, "lost", "home"),
     ]
-    (folder / segment_name(1)).write_text("".join(map(encode, entries)) + "rubbish\n")
+    (folder / segment_name(1)).write_text("".join(map(encode_entry, entries)) + "rubbish\n")
     return folder
 
 

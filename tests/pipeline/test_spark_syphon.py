@@ -21,8 +21,7 @@ from tests.pipeline.backlogs import MOVES, WINDOW, Backlog, killing_when_told, k
 from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.ground import numbered, until
 from twinbus.connect import connect
-from twinbus.ledger import Stage, read_ledger
-from twinbus.ledger.entries import Header, Metered, Role
+from twinbus.ledger import Metered, Role, SegmentHeader, Stage, read_ledger
 from twinbus.message import Message
 from twinbus.pipeline.syphon_job.driver import BacklogPoller, SparkSyphon, SparkSyphonOptions
 from twinbus.pipeline.syphon_job.lane import LaneReader, SyphonSource
@@ -63,7 +62,7 @@ async def test_d2_10000_messages_arrive_once_each_and_the_drain_ends(spark: Spar
     assert await backlog.left() == Counter()
     backlog.check_ledger(arrived)
     # Each lane wrote a segment of its own, in a process that is not this one.
-    writers = [one for one in read_ledger(backlog.ledger) if isinstance(one, Header) and one.role is Role.SYPHON]
+    writers = [one for one in read_ledger(backlog.ledger) if isinstance(one, SegmentHeader) and one.role is Role.SYPHON]
     assert {one.pid for one in writers} - {os.getpid()}
 
 

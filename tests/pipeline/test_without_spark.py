@@ -10,8 +10,7 @@ import pytest
 
 from tests.cli.running import environment
 from tests.pipeline.books import operation, segment_name
-from twinbus.ledger.entries import Stage
-from twinbus.ledger.json_lines import encode
+from twinbus.ledger import Stage, encode_entry
 
 # As on a machine where the extra was never installed.
 BARE = """
@@ -32,7 +31,7 @@ def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_line_and_the_ledgers_check_work(tmp_path: Path) -> None:
-    (tmp_path / segment_name(1)).write_text(encode(operation(Stage.SEND_PRIMARY, "a")))
+    (tmp_path / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
     done = bare("ledger", "check", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     assert '"accepted": 1' in done.stdout

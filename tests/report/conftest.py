@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.books import HOUR, MIDNIGHT, movement, operation, segment_name, state
 from tests.pipeline.conftest import spark  # the fixture of that folder
 from twinbus import SendAvailabilityOptions, pair_connection_strings
-from twinbus.ledger.entries import Closed, Entry, Header, Move, Role, Stage
-from twinbus.ledger.json_lines import encode
+from twinbus.ledger import Closed, Entry, Move, Role, SegmentHeader, Stage, encode_entry
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline.ingest import ingest
 from twinbus.pipeline.report_data import ReportData, collect_report_data
@@ -32,10 +31,12 @@ UNSEEN = "\u202egnp.exe\x00\n"
 
 def write_ledger(folder: Path, entries: Sequence[Entry]) -> Path:
     name = segment_name(1).removesuffix("-0.jsonl")
-    first = Header(at=MIDNIGHT, id="1-h", writer=name, role=Role.CLIENT, host="host", pid=7, version="1", segment=0)
+    first = SegmentHeader(
+        at=MIDNIGHT, id="1-h", writer=name, role=Role.CLIENT, host="host", pid=7, version="1", segment=0
+    )
     last = Closed(at=MIDNIGHT, id="1-c", writer=name)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / segment_name(1)).write_text("".join(map(encode, [first, *entries, last])))
+    (folder / segment_name(1)).write_text("".join(map(encode_entry, [first, *entries, last])))
     return folder
 
 

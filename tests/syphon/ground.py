@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.syphon.fixed_queues import FixedQueues
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
-from twinbus.ledger.ledger import Ledger
+from twinbus.ledger import Ledger
 from twinbus.message import Message
 from twinbus.syphon.context import StepListener, SyphonOptions
 from twinbus.syphon.native_transport import NativeTransport

@@ -24,8 +24,7 @@ from twinbus.cli.main import app
 from twinbus.connect import MessageState, ReceivedMessage, connect
 from twinbus.connect.tokens import make_token
 from twinbus.errors import OperatorError, OptionError
-from twinbus.ledger import Role, Stage, balance, read_ledger
-from twinbus.ledger.entries import Header, Intent, Operation
+from twinbus.ledger import Intent, Operation, Role, SegmentHeader, Stage, balance, read_ledger
 from twinbus.pairing.pair_sides import OTHER_SIDE_SECONDS, OtherSideLostError
 from twinbus.pairing.sync import pair as plain_pair
 from twinbus.testing import LocalNamespaces
@@ -182,7 +181,7 @@ async def test_m1_after_an_outage_the_ledger_of_a_pair_with_its_syphon_balances(
     found = balance(read_ledger(tmp_path))
     assert not found.incomplete
     assert (found.accepted.total(), found.delivered.total(), found.duplicated.total()) == (22, 22, 0)
-    written = {entry.role for entry in read_ledger(tmp_path) if isinstance(entry, Header)}
+    written = {entry.role for entry in read_ledger(tmp_path) if isinstance(entry, SegmentHeader)}
     assert written == {Role.CLIENT, Role.SYPHON}
     stages = {entry.stage for entry in read_ledger(tmp_path) if isinstance(entry, Operation | Intent)}
     assert {Stage.SEND_BACKLOG, Stage.RECEIVE_BACKLOG, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG} <= stages

@@ -21,8 +21,7 @@ from tests.syphon.ground import until
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.backlog import Endpoint, primary_name
 from twinbus.connect import connect
-from twinbus.ledger import OK, Ledger, Role, Stage, read_ledger
-from twinbus.ledger.entries import Intent, Metered, Operation, Outcome
+from twinbus.ledger import OK, Intent, Ledger, Metered, Operation, Outcome, Role, Stage, read_ledger
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.recording import Recording
 from twinbus.syphon.context import SyphonOptions

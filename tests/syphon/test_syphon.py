@@ -12,9 +12,7 @@ import pytest
 
 from tests.syphon.fixed_queues import FixedQueues
 from twinbus.connect import NEXT_AVAILABLE, connect
-from twinbus.ledger import Role, balance, read_ledger
-from twinbus.ledger.entries import Stage
-from twinbus.ledger.ledger import Ledger
+from twinbus.ledger import Ledger, Role, Stage, balance, read_ledger
 from twinbus.message import Message
 from twinbus.pairing.administration import AioAdministration
 from twinbus.syphon import context

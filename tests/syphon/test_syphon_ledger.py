@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from twinbus.backlog import FailureKind
-from twinbus.ledger import Balance, Ledger, LedgerOptions, Message, Role, Stage, balance, read_ledger
+from twinbus.ledger import Balance, Ledger, LedgerOptions, MessageKey, Role, Stage, balance, read_ledger
 from twinbus.namespace.free_port import free_port
 from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.progress import ProgressCounter
@@ -18,7 +18,7 @@ from twinbus.syphon.syphon_ledger import SyphonLedger
 from twinbus.syphon.transport import HeldMessage, OutgoingMessage, SendFailedError
 
 QUEUE = "contoso/x-servicebus-transfer/0"
-A, B = (Message("contoso/orders", name) for name in "ab")
+A, B = (MessageKey("contoso/orders", name) for name in "ab")
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
-    from twinbus.ledger import Balance, Message, Problem
+    from twinbus.ledger import Balance, LineProblem, MessageKey
 
 Listed = tuple[tuple[str, str], int]
 """Destination and id of a message, and how many copies of it."""
@@ -71,13 +71,12 @@ def check(
       twinbus ledger check ./ledger
       twinbus ledger check ./ledger --json
     """
-    from twinbus.ledger import balance, read_ledger  # noqa: PLC0415 - slow
-    from twinbus.ledger.segments import segments  # noqa: PLC0415
+    from twinbus.ledger import balance, list_segments, read_ledger  # noqa: PLC0415 - slow
 
     with errors_reported(debug=debug), _readable(directory):
-        if not directory.is_dir() or next(segments(directory), None) is None:
+        if not directory.is_dir() or next(list_segments(directory), None) is None:
             raise OperatorError(f"{directory} holds no ledger", "Name the directory that was given as `ledger`.")
-        problems: list[Problem] = []
+        problems: list[LineProblem] = []
         entries = read_ledger(directory, problems.append)
         first = next(entries, None)
         with spinner(f"reading {directory}"):
@@ -147,5 +146,5 @@ def show(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomp
 
 
 def _of(found: Balance, name: str) -> list[Listed]:
-    counted: Counter[Message] = getattr(found, name)
+    counted: Counter[MessageKey] = getattr(found, name)
     return sorted(counted.items())

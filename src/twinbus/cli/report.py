@@ -17,7 +17,7 @@ from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.ledger_spark import Master, Since, Until, in_utc, ingested_tables
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
-from twinbus.ledger.segments import segments
+from twinbus.ledger import list_segments
 from twinbus.money import Prices, Scenario
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _brought_up(ledger: Path, tables: Path | None, master: str | None) -> Iterat
             raise OperatorError(f"{ledger} holds tables already", "Leave --tables out, or name the ledger itself.")
         yield ingested_tables(ledger, None, master)
         return
-    if not ledger.is_dir() or next(segments(ledger), None) is None:
+    if not ledger.is_dir() or next(list_segments(ledger), None) is None:
         raise OperatorError(
             f"{ledger} holds neither a ledger nor its tables",
             "Name the directory that was given as `ledger`, or the one of `twinbus ledger ingest`.",

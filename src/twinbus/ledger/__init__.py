@@ -1,27 +1,88 @@
-"""The append-only record of every operation, message movement and state change. docs/ledger.md has the schema."""
+"""The append-only record of every operation, message movement and state change. docs/ledger.md has the schema.
 
-from twinbus.ledger.balance import Balance, Message, balance
-from twinbus.ledger.entries import OK, UNKNOWN, Entry, Move, Role, Stage
+Pure modules import `twinbus.ledger.entries` instead of this face: the face also loads the code that writes to the disk.
+"""
+
+from twinbus.ledger.balance import STAGE_EFFECTS, Balance, MessageKey, balance
+from twinbus.ledger.entries import (
+    ENTRY_KINDS,
+    OK,
+    SCHEMA_VERSION,
+    UNIT_BYTES,
+    UNKNOWN,
+    Closed,
+    Dropped,
+    Entry,
+    Fact,
+    Gap,
+    Intent,
+    Metered,
+    Move,
+    Movement,
+    Operation,
+    Outcome,
+    Role,
+    SegmentHeader,
+    Stage,
+    State,
+    billable_units,
+    result_of_failure,
+)
+from twinbus.ledger.json_lines import EntryError, decode_entry, encode_entry, id_text, operation_prefix
 from twinbus.ledger.ledger import Ledger, LedgerUnavailableError
-from twinbus.ledger.options import LedgerOptions
-from twinbus.ledger.running_operation import RunningOperation
-from twinbus.ledger.segments import LedgerUnreadableError, Problem, read_ledger
+from twinbus.ledger.options import LedgerOptionError, LedgerOptions
+from twinbus.ledger.running_operation import OK_ENDING, RunningOperation
+from twinbus.ledger.segments import (
+    OPEN_SUFFIX,
+    SEALED_SUFFIX,
+    LedgerUnreadableError,
+    LineProblem,
+    list_segments,
+    read_ledger,
+)
 
 __all__ = [
+    "ENTRY_KINDS",
     "OK",
+    "OK_ENDING",
+    "OPEN_SUFFIX",
+    "SCHEMA_VERSION",
+    "SEALED_SUFFIX",
+    "STAGE_EFFECTS",
+    "UNIT_BYTES",
     "UNKNOWN",
     "Balance",
+    "Closed",
+    "Dropped",
     "Entry",
+    "EntryError",
+    "Fact",
+    "Gap",
+    "Intent",
     "Ledger",
+    "LedgerOptionError",
     "LedgerOptions",
     "LedgerUnavailableError",
     "LedgerUnreadableError",
-    "Message",
+    "LineProblem",
+    "MessageKey",
+    "Metered",
     "Move",
-    "Problem",
+    "Movement",
+    "Operation",
+    "Outcome",
     "Role",
     "RunningOperation",
+    "SegmentHeader",
     "Stage",
+    "State",
     "balance",
+    "billable_units",
+    "decode_entry",
+    "encode_entry",
+    "id_text",
+    "list_segments",
+    "operation_prefix",
     "read_ledger",
+    "result_of_failure",
 ]

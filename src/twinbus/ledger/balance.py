@@ -18,17 +18,17 @@ from twinbus.ledger.entries import (
     Dropped,
     Entry,
     Gap,
-    Header,
     Intent,
     Move,
     Movement,
     Operation,
     Outcome,
+    SegmentHeader,
     Stage,
 )
 
 
-class Message(NamedTuple):
+class MessageKey(NamedTuple):
     """`destination`: `namespace/entity` on the primary, in lower case, since paths are case-insensitive."""
 
     destination: str
@@ -44,7 +44,7 @@ class _Effect(NamedTuple):
     removed: int = 0
 
 
-EFFECTS: Final[Mapping[Stage, _Effect]] = {
+STAGE_EFFECTS: Final[Mapping[Stage, _Effect]] = {
     Stage.SEND_PRIMARY: _Effect(accepted=1, delivered=1),
     Stage.SCHEDULE_PRIMARY: _Effect(accepted=1, delivered=1),
     Stage.SEND_BACKLOG: _Effect(accepted=1, stored=1),
@@ -88,19 +88,19 @@ class Balance:
     `accepted` is always delivered + in_backlog + dead_lettered + unknown + lost.
     """
 
-    accepted: Counter[Message] = field(default_factory=Counter)
+    accepted: Counter[MessageKey] = field(default_factory=Counter)
     """The caller was told that they are safe."""
-    delivered: Counter[Message] = field(default_factory=Counter)
-    in_backlog: Counter[Message] = field(default_factory=Counter)
-    dead_lettered: Counter[Message] = field(default_factory=Counter)
-    unknown: Counter[Message] = field(default_factory=Counter)
+    delivered: Counter[MessageKey] = field(default_factory=Counter)
+    in_backlog: Counter[MessageKey] = field(default_factory=Counter)
+    dead_lettered: Counter[MessageKey] = field(default_factory=Counter)
+    unknown: Counter[MessageKey] = field(default_factory=Counter)
     """Safe if operations of unknown outcome went well, otherwise lost."""
-    lost: Counter[Message] = field(default_factory=Counter)
+    lost: Counter[MessageKey] = field(default_factory=Counter)
     """Gone, however those went."""
-    duplicated: Counter[Message] = field(default_factory=Counter)
+    duplicated: Counter[MessageKey] = field(default_factory=Counter)
     """Delivered so many times more than accepted, however those went."""
-    possibly_duplicated: Counter[Message] = field(default_factory=Counter)
-    unconfirmed: Counter[Message] = field(default_factory=Counter)
+    possibly_duplicated: Counter[MessageKey] = field(default_factory=Counter)
+    unconfirmed: Counter[MessageKey] = field(default_factory=Counter)
     """Never reported safe to a caller, though they are or may be there: a send that timed out, a sender that died."""
     incomplete: list[str] = field(default_factory=list)
     """Why the ledger does not hold everything."""
@@ -108,7 +108,7 @@ class Balance:
 
 def balance(entries: Iterable[Entry]) -> Balance:
     """Of whole histories: messages whose entries are partly elsewhere look lost or in the backlog."""
-    sums: dict[Message, _Sums] = {}
+    sums: dict[MessageKey, _Sums] = {}
     seen: set[tuple[str, str]] = set()
     begun: dict[str, Intent] = {}
     ended: dict[str, Outcome] = {}
@@ -135,7 +135,7 @@ def balance(entries: Iterable[Entry]) -> Balance:
                     ended[entry.id] = entry
             case Movement():
                 _move(sums, entry)
-            case Header():
+            case SegmentHeader():
                 written.setdefault(entry.writer, set()).add(entry.segment)
             case Closed():
                 closed.add(entry.writer)
@@ -156,8 +156,8 @@ def balance(entries: Iterable[Entry]) -> Balance:
     return result
 
 
-def _add(sums: dict[Message, _Sums], intent: Intent | Operation, outcome: Outcome | Operation | None) -> None:
-    effect = EFFECTS.get(intent.stage)
+def _add(sums: dict[MessageKey, _Sums], intent: Intent | Operation, outcome: Outcome | Operation | None) -> None:
+    effect = STAGE_EFFECTS.get(intent.stage)
     if effect is None:
         return
     result = UNKNOWN if outcome is None else outcome.result
@@ -167,12 +167,12 @@ def _add(sums: dict[Message, _Sums], intent: Intent | Operation, outcome: Outcom
     for name in intent.ids:
         concerned = not some or failed[name] > 0
         failed[name] -= concerned
-        sums.setdefault(Message(destination, name), _Sums()).add(effect, result if concerned else OK)
+        sums.setdefault(MessageKey(destination, name), _Sums()).add(effect, result if concerned else OK)
 
 
-def _move(sums: dict[Message, _Sums], entry: Movement) -> None:
+def _move(sums: dict[MessageKey, _Sums], entry: Movement) -> None:
     for name in entry.ids:
-        sum_ = sums.setdefault(Message(entry.destination.lower(), name), _Sums())
+        sum_ = sums.setdefault(MessageKey(entry.destination.lower(), name), _Sums())
         match entry.move:
             case Move.DEAD_LETTERED:
                 sum_.dead_lettered += 1
@@ -180,7 +180,7 @@ def _move(sums: dict[Message, _Sums], entry: Movement) -> None:
                 sum_.dead_lettered -= 1
             case Move.REDIRECTED:
                 # From here on it is a message for another entity: what was accepted and stored goes with it.
-                before = sums.setdefault(Message(entry.source.lower(), name), _Sums())
+                before = sums.setdefault(MessageKey(entry.source.lower(), name), _Sums())
                 before.accepted, before.stored = before.accepted - 1, before.stored - 1
                 before.dead_lettered -= 1
                 sum_.accepted, sum_.stored = sum_.accepted + 1, sum_.stored + 1
@@ -191,7 +191,7 @@ def _move(sums: dict[Message, _Sums], entry: Movement) -> None:
                 pass
 
 
-def _resolve(sums: Mapping[Message, _Sums]) -> None:
+def _resolve(sums: Mapping[MessageKey, _Sums]) -> None:
     """What was redirected more often than it was accepted, as far as this ledger knows, brought no acceptance along.
 
     Where its id went to several destinations, the first by name lack it.
@@ -207,7 +207,7 @@ def _resolve(sums: Mapping[Message, _Sums]) -> None:
         debts[message.id] -= lacking
 
 
-def _judge(result: Balance, message: Message, sums: _Sums) -> None:
+def _judge(result: Balance, message: MessageKey, sums: _Sums) -> None:
     accepted = max(0, sums.accepted)  # below 0 where it was redirected more often
     # The worst and the best of the ways in which the operations of unknown outcome may have gone.
     held = max(0, sums.stored - sums.removed - sums.maybe_removed)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Final
 
-VERSION: Final = 1
+SCHEMA_VERSION: Final = 1
 
 OK: Final = "ok"
 # The operation may or may not have happened: a time-out, a connection that broke before the answer, a crash.
@@ -78,7 +78,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header(_Entry):
+class SegmentHeader(_Entry):
     """The first line of every segment: who wrote the others."""
 
     kind: ClassVar[str] = "header"
@@ -211,20 +211,21 @@ class Dropped(_Entry):
     until: int
 
 
-Entry = Header | Closed | Intent | Outcome | Operation | State | Movement | Metered | Gap | Dropped
-KINDS: Final[Mapping[str, type[Entry]]] = {
-    kind.kind: kind for kind in (Header, Closed, Intent, Outcome, Operation, State, Movement, Metered, Gap, Dropped)
+Entry = SegmentHeader | Closed | Intent | Outcome | Operation | State | Movement | Metered | Gap | Dropped
+ENTRY_KINDS: Final[Mapping[str, type[Entry]]] = {
+    kind.kind: kind
+    for kind in (SegmentHeader, Closed, Intent, Outcome, Operation, State, Movement, Metered, Gap, Dropped)
 }
 
 
-UNIT: Final = 64 * 1024
+UNIT_BYTES: Final = 64 * 1024
 
 
-def units(messages: int, size: int | Sequence[int] = 0) -> int:
+def billable_units(messages: int, size: int | Sequence[int] = 0) -> int:
     """64 KB or a part of it, of every message; an operation without messages is one.
 
     `size` is each message's, or all of them together: then the dearest way to share it out.
     """
     if isinstance(size, int):
-        return max(messages, 1) + max(size - max(messages, 1), 0) // UNIT
-    return max(messages, sum(max(1, -(-one // UNIT)) for one in size), 1)
+        return max(messages, 1) + max(size - max(messages, 1), 0) // UNIT_BYTES
+    return max(messages, sum(max(1, -(-one // UNIT_BYTES)) for one in size), 1)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.ledger.entries import Closed, Gap
-from twinbus.ledger.json_lines import encode
+from twinbus.ledger.json_lines import encode_entry
 from twinbus.ledger.running_operation import Item, lines
 from twinbus.ledger.segments import SegmentGoneError, SegmentWriter
 
@@ -234,7 +234,7 @@ class GroupWriter:
             gap = self._gap.copy()
         group = self._unwritten
         if gap.count:
-            group += encode(gap.entry(_milliseconds(), self.prefix, next(self._gaps))).encode()
+            group += encode_entry(gap.entry(_milliseconds(), self.prefix, next(self._gaps))).encode()
         try:
             if not group:
                 self._segments.check()
@@ -285,7 +285,7 @@ class GroupWriter:
     def _end(self) -> None:
         if self._segments.begun and self.failure is None:
             closed = Closed(at=_milliseconds(), id=f"{self.prefix}-closed", writer=self.name)
-            self._unwritten += encode(closed).encode()
+            self._unwritten += encode_entry(closed).encode()
             self._write()
         self._seal()
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from twinbus.errors import CallerError
-from twinbus.ledger.entries import KINDS, OK, VERSION, Entry, Intent, Move, Operation, Outcome, Role, Stage
+from twinbus.ledger.entries import ENTRY_KINDS, OK, SCHEMA_VERSION, Entry, Intent, Move, Operation, Outcome, Role, Stage
 
 
 class EntryError(CallerError, ValueError):
@@ -87,7 +87,7 @@ def operation_line(at: int, number: str, prefix: str, ids: str, size: int, units
 # --- any entry -------------------------------------------------------------------------------------------------------
 
 
-def encode(entry: Entry) -> str:
+def encode_entry(entry: Entry) -> str:
     """Its line, with the newline. Pure ASCII."""
     match entry:
         case Intent():
@@ -103,10 +103,10 @@ def encode(entry: Entry) -> str:
         case _:
             values = {name: getattr(entry, name) for name in _NAMES[entry.kind]}
             said = {name: value for name, value in values.items() if value is not None}
-            return json.dumps({"v": VERSION, "kind": entry.kind, **said}, separators=(",", ":")) + "\n"
+            return json.dumps({"v": SCHEMA_VERSION, "kind": entry.kind, **said}, separators=(",", ":")) + "\n"
 
 
-def decode(line: str | bytes) -> Entry:
+def decode_entry(line: str | bytes) -> Entry:
     """EntryError for what is none. A field that this version does not know is passed over."""
     try:
         said = json.loads(line)
@@ -115,9 +115,9 @@ def decode(line: str | bytes) -> Entry:
     if not isinstance(said, dict):
         raise EntryError("no JSON object")
     version, kind = said.get("v"), said.get("kind")
-    if type(version) is not int or version > VERSION:
-        raise EntryError(f"its schema is version {version!r}; this Twinbus reads versions up to {VERSION}")
-    entry = KINDS.get(kind) if isinstance(kind, str) else None
+    if type(version) is not int or version > SCHEMA_VERSION:
+        raise EntryError(f"its schema is version {version!r}; this Twinbus reads versions up to {SCHEMA_VERSION}")
+    entry = ENTRY_KINDS.get(kind) if isinstance(kind, str) else None
     if entry is None:
         raise EntryError(f"there is no kind {kind!r}")
     try:
@@ -154,7 +154,7 @@ def _facts(value: object) -> dict[str, Any]:
 
 
 _TEXT, _INTEGER = _exactly(str), _exactly(int)
-_NAMES: Final = {kind: tuple(field.name for field in fields(entry)) for kind, entry in KINDS.items()}
+_NAMES: Final = {kind: tuple(field.name for field in fields(entry)) for kind, entry in ENTRY_KINDS.items()}
 _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(
         ("id", "writer", "host", "version", "namespace", "entity", "destination", "result", "cause"), _TEXT

@@ -19,7 +19,19 @@ from pathlib import Path
 from typing import Final, Self
 
 from twinbus.errors import OperatorError
-from twinbus.ledger.entries import OK, UNIT, Fact, Metered, Move, Movement, Operation, Role, Stage, State, units
+from twinbus.ledger.entries import (
+    OK,
+    UNIT_BYTES,
+    Fact,
+    Metered,
+    Move,
+    Movement,
+    Operation,
+    Role,
+    Stage,
+    State,
+    billable_units,
+)
 from twinbus.ledger.group_writer import GroupWriter
 from twinbus.ledger.json_lines import id_text, operation_prefix
 from twinbus.ledger.options import LedgerOptions
@@ -92,7 +104,7 @@ class Ledger:
             size = int(size)  # and not True
         if not isinstance(ids, str):
             ids = tuple(ids)
-        elif not isinstance(size, int) or size > UNIT:
+        elif not isinstance(size, int) or size > UNIT_BYTES:
             ids = (ids,)
         return self.begin_as(operation_prefix(stage, namespace, entity, destination), ids, size)
 
@@ -136,7 +148,7 @@ class Ledger:
             entity=entity,
             ids=tuple(map(id_text, ids)),
             bytes=size if isinstance(size, int) else sum(size),
-            units=units(len(ids), size),
+            units=billable_units(len(ids), size),
             destination=destination,
             seconds=seconds,
             result=result,

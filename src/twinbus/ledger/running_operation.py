@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from twinbus.ledger.entries import OK, Metered, Movement, Operation, State, units
-from twinbus.ledger.json_lines import encode, id_text, intent_line, listed, operation_line, outcome_line, quoted
+from twinbus.ledger.entries import OK, Metered, Movement, Operation, State, billable_units
+from twinbus.ledger.json_lines import encode_entry, id_text, intent_line, listed, operation_line, outcome_line, quoted
 from twinbus.ledger.json_lines import ending as how_it_ended
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def lines(items: Iterable[Item], prefix: str, offset: float, failed: Callable[[E
 def _line(item: Item, prefix: str, offset: float) -> str:
     """Nothing where everything was told."""
     if not isinstance(item, RunningOperation):
-        return encode(item)
+        return encode_entry(item)
     if not item.state:
         # First this, then a look at its end: one that comes between the two queues it once more.
         item.state = SEEN
@@ -111,7 +111,7 @@ def _line(item: Item, prefix: str, offset: float) -> str:
     number, begun = f"{prefix}-{item.number}", item.begun
     ids = (item.ids,) if isinstance(item.ids, str) else item.ids
     total = item.size if isinstance(item.size, int) else sum(item.size)
-    said = item.place, listed(map(id_text, ids)), total, units(len(ids), item.size)
+    said = item.place, listed(map(id_text, ids)), total, billable_units(len(ids), item.size)
     if ending is None:
         item.state = INTENT
         return intent_line(int((offset + begun) * 1000), number, *said)

@@ -13,10 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from twinbus.ledger.entries import Dropped, Header, Role
-from twinbus.ledger.json_lines import encode
+from twinbus.ledger.entries import Dropped, Role, SegmentHeader
+from twinbus.ledger.json_lines import encode_entry
 from twinbus.ledger.options import LedgerOptions
-from twinbus.ledger.segments import Segment, segments, sync_folder
+from twinbus.ledger.segments import Segment, list_segments, sync_folder
 
 _log = logging.getLogger("twinbus.ledger")
 
@@ -45,11 +45,11 @@ class Opening:
         self._told += keep_to_budget(
             self._directory, f"{self._role}-{self._host}", options.budget_bytes, options.segment_bytes, at, name
         )
-        header = Header(
+        header = SegmentHeader(
             at=at, id=name, writer=self._writer, role=self._role, host=self._host, pid=os.getpid(), version=_version(),
             segment=number,
         )  # fmt: skip
-        return encode(header) + self._told
+        return encode_entry(header) + self._told
 
 
 def _version() -> str:
@@ -74,7 +74,7 @@ def keep_to_budget(directory: Path, group: str, budget: int, wanted: int, at: in
     size = sum(stat.st_size for stat in gone)
     _log.warning("ledger: %d segments (%d bytes) removed from %s for its disk budget", len(gone), size, directory)
     since, until = (int(stat.st_mtime * 1000) for stat in (gone[0], gone[-1]))
-    return encode(Dropped(at=at, id=number, count=len(gone), bytes=size, since=since, until=until))
+    return encode_entry(Dropped(at=at, id=number, count=len(gone), bytes=size, since=since, until=until))
 
 
 def seal_abandoned(directory: Path, host: str, silent_seconds: float) -> None:
@@ -82,7 +82,7 @@ def seal_abandoned(directory: Path, host: str, silent_seconds: float) -> None:
 
     A lock may not be seen from another host: there the file must have been silent for so long, too.
     """
-    for segment in segments(directory):
+    for segment in list_segments(directory):
         if not segment.open:
             continue
         try:
@@ -125,7 +125,7 @@ def _whole_lines(file: int) -> int:
 
 def _sized(directory: Path, group: str) -> list[tuple[Segment, os.stat_result]]:
     found = []
-    for segment in segments(directory):
+    for segment in list_segments(directory):
         if segment.group == group:
             try:
                 found.append((segment, segment.path.stat()))

@@ -22,10 +22,10 @@ from typing import Final
 
 from twinbus.errors import OperatorError
 from twinbus.ledger.entries import Entry
-from twinbus.ledger.json_lines import EntryError, decode
+from twinbus.ledger.json_lines import EntryError, decode_entry
 
-SEALED: Final = ".jsonl"
-OPEN: Final = ".jsonl.open"
+SEALED_SUFFIX: Final = ".jsonl"
+OPEN_SUFFIX: Final = ".jsonl.open"
 _NAME: Final = re.compile(
     r"(?P<writer>(?P<group>[a-z]+-(?P<host>.+))-\d+-[0-9a-f]{16})-(?P<number>\d+)\.jsonl(\.open)?"
 )
@@ -43,14 +43,14 @@ class Segment:
 
     @property
     def open(self) -> bool:
-        return self.path.name.endswith(OPEN)
+        return self.path.name.endswith(OPEN_SUFFIX)
 
     @property
     def sealed_path(self) -> Path:
-        return self.path.with_name(self.path.name.removesuffix(OPEN) + SEALED) if self.open else self.path
+        return self.path.with_name(self.path.name.removesuffix(OPEN_SUFFIX) + SEALED_SUFFIX) if self.open else self.path
 
 
-def segments(directory: Path) -> Iterator[Segment]:
+def list_segments(directory: Path) -> Iterator[Segment]:
     """Those in a directory, by name; other files are not looked at."""
     for path in sorted(directory.iterdir()):
         if found := _NAME.fullmatch(path.name):
@@ -135,7 +135,7 @@ class SegmentWriter:
         lines, self._size, self._lines = self._lines, 0, 0
         if file is None:
             return
-        sealed = self._path.with_name(self._path.name.removesuffix(OPEN) + SEALED)
+        sealed = self._path.with_name(self._path.name.removesuffix(OPEN_SUFFIX) + SEALED_SUFFIX)
         try:
             if self._is_at(self._path):
                 self._path.rename(sealed)
@@ -163,7 +163,7 @@ class SegmentWriter:
         if not self._number:
             self._directory.mkdir(parents=True, exist_ok=True)
         first = self._first_lines(self._number).encode()
-        path = self._directory / f"{self._writer}-{self._number}{OPEN}"
+        path = self._directory / f"{self._writer}-{self._number}{OPEN_SUFFIX}"
         hidden = path.with_name(f".{path.name}")
         file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
@@ -226,7 +226,7 @@ class LedgerUnreadableError(OperatorError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class LineProblem:
     """A line, counted from 1, that is no entry."""
 
     file: Path
@@ -237,13 +237,15 @@ class Problem:
         return f"{self.file}, line {self.line}: {self.cause}"
 
 
-def read_ledger(directory: str | os.PathLike[str], problem: Callable[[Problem], None] | None = None) -> Iterator[Entry]:
+def read_ledger(
+    directory: str | os.PathLike[str], problem: Callable[[LineProblem], None] | None = None
+) -> Iterator[Entry]:
     """Segment by segment, each in the order it was written. Without `problem`: LedgerUnreadableError at the first."""
-    for segment in segments(Path(directory)):
+    for segment in list_segments(Path(directory)):
         yield from _read(segment, problem or _raise)
 
 
-def _read(segment: Segment, problem: Callable[[Problem], None]) -> Iterator[Entry]:
+def _read(segment: Segment, problem: Callable[[LineProblem], None]) -> Iterator[Entry]:
     try:
         path = segment.path
         file = path.open("rb")
@@ -253,17 +255,17 @@ def _read(segment: Segment, problem: Callable[[Problem], None]) -> Iterator[Entr
         try:
             file = path.open("rb")
         except FileNotFoundError:
-            problem(Problem(path, 0, "removed while the ledger was read"))
+            problem(LineProblem(path, 0, "removed while the ledger was read"))
             return
     with file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
             try:
-                yield decode(line)
+                yield decode_entry(line)
             except EntryError as error:
-                problem(Problem(path, number, str(error)))
+                problem(LineProblem(path, number, str(error)))
 
 
-def _raise(problem: Problem) -> None:
+def _raise(problem: LineProblem) -> None:
     raise LedgerUnreadableError(problem.file, problem.line, problem.cause)

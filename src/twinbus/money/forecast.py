@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Final
 
-from twinbus.ledger.entries import Stage, units
+from twinbus.ledger.entries import Stage, billable_units  # pure: the face also loads what writes to the disk
 from twinbus.money.billing import Bill, Usage, bill
 from twinbus.money.outage_model import (
     DRAIN_EMPTY_RECEIVES,
@@ -251,7 +251,7 @@ def _usage(phase: CostPhase, stage: str, count: float, size: int = 0, *, anyway:
         phase=phase,
         stage=str(stage),
         operations=operations,
-        units=operations * units(1, [size]),
+        units=operations * billable_units(1, [size]),
         bytes=operations * size,
         anyway=anyway,
         why=why,
@@ -260,7 +260,7 @@ def _usage(phase: CostPhase, stage: str, count: float, size: int = 0, *, anyway:
 
 def _passages(scenario: Scenario) -> Iterator[StageUnits]:
     """Of one diverted message."""
-    home, stored = units(1, [scenario.message_size]), units(1, [scenario.message_size + ALIAS_BYTES])
+    home, stored = billable_units(1, [scenario.message_size]), billable_units(1, [scenario.message_size + ALIAS_BYTES])
     copies = max(scenario.subscriptions, 1)
     yield StageUnits(Stage.SEND_BACKLOG, stored, stored, stored)
     yield StageUnits(Stage.RECEIVE_BACKLOG, stored, stored, stored)

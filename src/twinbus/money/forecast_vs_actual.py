@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from twinbus.ledger.entries import Stage
+from twinbus.ledger.entries import Stage  # pure: the face also loads what writes to the disk
 from twinbus.money.forecast import CostPhase, Forecast
 
 _OWN: Final = frozenset({Stage.RECEIVE_PRIMARY, Stage.COMPLETE_PRIMARY})

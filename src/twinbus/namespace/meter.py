@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from twinbus.clock import Clock
-from twinbus.ledger.ledger import Ledger
+from twinbus.ledger import Ledger
 from twinbus.namespace.engine.effects import Meter
 from twinbus.namespace.engine.registry import EntityRegistry
 from twinbus.namespace.resources import Resources

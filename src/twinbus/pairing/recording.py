@@ -18,11 +18,20 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 
 from twinbus.backlog import REFUSED_FAILURES, FailureKind, failure_kind, was_refused
-from twinbus.ledger import OK, Ledger, LedgerOptions, Role, RunningOperation, Stage
-from twinbus.ledger.entries import UNIT, result_of_failure
+from twinbus.ledger import (
+    OK,
+    OK_ENDING,
+    UNIT_BYTES,
+    Ledger,
+    LedgerOptions,
+    Role,
+    RunningOperation,
+    Stage,
+    operation_prefix,
+    result_of_failure,
+)
 from twinbus.ledger.group_writer import LOOK_EVERY
-from twinbus.ledger.json_lines import operation_prefix
-from twinbus.ledger.running_operation import NOTHING, OK_ENDING
+from twinbus.ledger.running_operation import NOTHING
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.outgoing import encoded_size, raws_of
 from twinbus.sdk.handlers import CANCELLED_AT_DEADLINE, open_sync_link, was_interrupted_at_deadline
@@ -34,7 +43,7 @@ AioCall = Callable[[Any], Coroutine[Any, Any, T]]
 # What a message takes beside its body and what is counted, with an id of 36 letters; and how far that may be off.
 _PLAIN_BYTES: Final = 64
 _DOUBT_BYTES: Final = 2048
-_SURELY_ONE: Final = UNIT - _DOUBT_BYTES
+_SURELY_ONE: Final = UNIT_BYTES - _DOUBT_BYTES
 _texts: Final = itemgetter(
     "subject", "correlation_id", "group_id", "content_type", "to", "reply_to", "reply_to_group_id", "user_id",
     "content_encoding",
@@ -250,7 +259,7 @@ def size_of(raw: AmqpAnnotatedMessage) -> int:
     for named in (raw._application_properties, raw._annotations):
         if named:
             size += _named_length(named)
-    if size < _SURELY_ONE or _DOUBT_BYTES < size % UNIT < UNIT - _DOUBT_BYTES:
+    if size < _SURELY_ONE or _DOUBT_BYTES < size % UNIT_BYTES < UNIT_BYTES - _DOUBT_BYTES:
         return size
     return encoded_size(raw)
 

@@ -15,7 +15,7 @@ from pyspark.sql import Column, Row
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.backlog import TRANSFER_SEGMENT, FailureKind
-from twinbus.ledger.entries import OK, Metered, Stage
+from twinbus.ledger import OK, Metered, Stage
 from twinbus.money import (
     EMPTY_PRIMARY,
     OutageKind,

@@ -7,7 +7,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger.entries import OK, UNKNOWN
+from twinbus.ledger import OK, UNKNOWN
 from twinbus.pipeline.time_window import TimeWindow
 
 KEYS: Final = ("day", "stage", "namespace", "entity")

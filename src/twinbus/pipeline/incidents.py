@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger.entries import State
+from twinbus.ledger import State
 from twinbus.pipeline import latency
 from twinbus.pipeline.time_window import TimeWindow
 

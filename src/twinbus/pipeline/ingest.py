@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.errors import OperatorError
-from twinbus.ledger.entries import Intent, Operation, Outcome
+from twinbus.ledger import Intent, Operation, Outcome
 from twinbus.pipeline.line_parsing import looked_at, parsed
 from twinbus.pipeline.segment_source import LedgerDataSource
 from twinbus.pipeline.session import start_query

@@ -14,8 +14,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger.balance import balance
-from twinbus.ledger.entries import UNKNOWN, Closed, Dropped, Entry, Gap, Header, Intent, Outcome, Role
+from twinbus.ledger import UNKNOWN, Closed, Dropped, Entry, Gap, Intent, Outcome, Role, SegmentHeader, balance
 from twinbus.pipeline import cost, incidents, latency, reconcile
 from twinbus.pipeline.ingest import day, destination
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, TALLIES, Tables, TablesVersion, columns
@@ -148,7 +147,7 @@ def so_far(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> 
 def incomplete(tables: Tables) -> list[str]:
     """Why the ledger does not hold everything, in the balance's own words, and the lines that could not be read."""
     version = tables.version()
-    kinds = [Header.kind, Closed.kind, Gap.kind, Dropped.kind]
+    kinds = [SegmentHeader.kind, Closed.kind, Gap.kind, Dropped.kind]
     told = tables.read(ENTRIES, version=version).where(F.col("kind").isin(kinds)).orderBy("at", "id").collect()
     alone = tables.read(PENDING, version=version).where(F.col("kind") == Outcome.kind).orderBy("at", "id").collect()
     problems = tables.read("problems", version=version).orderBy("file", "line").collect()
@@ -157,7 +156,7 @@ def incomplete(tables: Tables) -> list[str]:
 
 
 def _entry(said: dict[str, object]) -> Entry:
-    kinds: tuple[type[Entry], ...] = (Header, Closed, Gap, Dropped, Outcome)
+    kinds: tuple[type[Entry], ...] = (SegmentHeader, Closed, Gap, Dropped, Outcome)
     kind = next(kind for kind in kinds if kind.kind == said["kind"])
     values = {name: said[name] for name in kind.__dataclass_fields__ if name != "kind" and said.get(name) is not None}
     if "role" in values:

@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger.entries import OK, Move, Movement, Stage
+from twinbus.ledger import OK, Move, Movement, Stage
 from twinbus.pipeline.reconcile import concerned
 from twinbus.pipeline.time_window import TimeWindow
 

@@ -16,8 +16,7 @@ import pandas as pd  # type: ignore[import-untyped] # comes without
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger.entries import KINDS, VERSION, Move, Role, Stage
-from twinbus.ledger.json_lines import EntryError, decode
+from twinbus.ledger import ENTRY_KINDS, SCHEMA_VERSION, EntryError, Move, Role, Stage, decode_entry
 from twinbus.pipeline.segment_source import opened
 from twinbus.pipeline.tables import PENDING, SCHEMAS, struct
 
@@ -35,13 +34,13 @@ def parsed(lines: DataFrame) -> DataFrame:
 
 def _is_entry() -> Column:
     by_kind = F.lit(False)
-    for name, entry in KINDS.items():
+    for name, entry in ENTRY_KINDS.items():
         needed = [field.name for field in fields(entry) if field.default is field.default_factory is MISSING]
         checks = [F.col(column).isNotNull() for column in needed]
         checks += [F.col(column).isin([str(word) for word in _WORDS[column]]) for column in needed if column in _WORDS]
         checks += [~F.exists(column, lambda one: one.isNull()) for column in needed if column == "ids"]
         by_kind = F.when(F.col("kind") == name, reduce(and_, checks)).otherwise(by_kind)
-    return F.coalesce((F.col("v") <= VERSION) & by_kind, F.lit(False))
+    return F.coalesce((F.col("v") <= SCHEMA_VERSION) & by_kind, F.lit(False))
 
 
 def looked_at(rejected: DataFrame, directory: Path) -> DataFrame:
@@ -65,7 +64,7 @@ def _looker(directory: Path, columns: list[str]) -> Callable[[Iterator[pd.DataFr
 
 def _row(directory: Path, file: str, position: int, line: bytes) -> dict[str, Any]:
     try:
-        entry = decode(line)
+        entry = decode_entry(line)
         said = asdict(entry)
         if any(type(value) is int and abs(value) > _LARGEST for value in said.values()):
             raise EntryError("a number is beyond 64 bits")

@@ -16,8 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger.balance import EFFECTS
-from twinbus.ledger.entries import OK, UNKNOWN, Move, Movement
+from twinbus.ledger import OK, STAGE_EFFECTS, UNKNOWN, Move, Movement
 from twinbus.pipeline.time_window import TimeWindow
 
 SUMS: Final = (
@@ -69,7 +68,7 @@ _MOVED: Final[Mapping[str, Mapping[str, int]]] = {
     Move.POSSIBLE_DUPLICATE: {"doubted": 1},
 }
 _DONE: Final = {
-    str(stage): {name: 1 for name, adds in effect._asdict().items() if adds} for stage, effect in EFFECTS.items()
+    str(stage): {name: 1 for name, adds in effect._asdict().items() if adds} for stage, effect in STAGE_EFFECTS.items()
 }
 _MAYBE: Final = {stage: {f"maybe_{name}": 1 for name in added if name != "accepted"} for stage, added in _DONE.items()}
 # What is done to a message has a number, and adds this to its sums.

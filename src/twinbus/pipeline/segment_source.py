@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from twinbus.ledger.segments import OPEN, SEALED, segments
+from twinbus.ledger import OPEN_SUFFIX, SEALED_SUFFIX, list_segments
 
 SCHEMA: Final = "file string, position long, line binary"
 _ARROW: Final = pa.schema([("file", pa.string()), ("position", pa.int64()), ("line", pa.binary())])
@@ -115,7 +115,7 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _there(self, start: SegmentOffset) -> SegmentOffset:
         found: SegmentOffset = {}
-        for segment in segments(self._directory):
+        for segment in list_segments(self._directory):
             try:
                 found[segment.sealed_path.name] = _whole_bytes(segment.path, start.get(segment.sealed_path.name, 0))
             except FileNotFoundError:
@@ -126,7 +126,7 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def opened(directory: Path, segment: str) -> BinaryIO | None:
     """The segment, under whichever of its names it is there, if it is."""
-    for name in (segment.removesuffix(SEALED) + OPEN, segment):
+    for name in (segment.removesuffix(SEALED_SUFFIX) + OPEN_SUFFIX, segment):
         with contextlib.suppress(FileNotFoundError):
             return (directory / name).open("rb")
     return None

@@ -13,7 +13,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger.entries import OK, Stage, State
+from twinbus.ledger import OK, Stage, State
 from twinbus.pipeline import latency
 from twinbus.pipeline.incidents import ENGAGED, RESTORED
 from twinbus.pipeline.reconcile import concerned

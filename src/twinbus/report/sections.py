@@ -8,7 +8,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Final
 
-from twinbus.ledger.entries import Stage
+from twinbus.ledger import Stage
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline.latency import EDGES
 from twinbus.pipeline.report_data import ReportData, Values

@@ -18,9 +18,7 @@ from twinbus.connect import ReceivedMessage, Receiver, Sender, ServiceBusConnect
 from twinbus.connect.errors import ServiceBusError
 from twinbus.connect.management import Management
 from twinbus.errors import OperatorError, RetryError
-from twinbus.ledger import OK, UNKNOWN, Ledger, LedgerUnavailableError, Move, Stage
-from twinbus.ledger.entries import result_of_failure
-from twinbus.ledger.json_lines import id_text
+from twinbus.ledger import OK, UNKNOWN, Ledger, LedgerUnavailableError, Move, Stage, id_text, result_of_failure
 from twinbus.message import MessageId
 from twinbus.syphon.syphon_ledger import NOT_TRIED
 from twinbus.syphon.translation import destination_of, resubmittable

@@ -10,9 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Final, NamedTuple, assert_never
 
 from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind
-from twinbus.ledger.entries import Move
-from twinbus.ledger.ledger import LedgerUnavailableError
-from twinbus.ledger.running_operation import RunningOperation
+from twinbus.ledger import LedgerUnavailableError, Move, RunningOperation
 from twinbus.syphon.context import MoveStep, SyphonContext
 from twinbus.syphon.held_batch import HeldBatch
 from twinbus.syphon.plan import (

@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from twinbus.backlog import CREDENTIAL_REFUSED
 from twinbus.errors import OperatorError, TwinbusError
-from twinbus.ledger.ledger import Ledger
+from twinbus.ledger import Ledger
 from twinbus.syphon.context import EmptiedListener, StepListener, SyphonContext, SyphonOptions, wall_clock
 from twinbus.syphon.discovery import Discovery, RemainingMessages
 from twinbus.syphon.plan import DestinationStatus, destination_key

@@ -9,9 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from twinbus.ledger.entries import OK, UNKNOWN, Move, Stage, result_of_failure
-from twinbus.ledger.ledger import Ledger
-from twinbus.ledger.running_operation import RunningOperation
+from twinbus.ledger import OK, UNKNOWN, Ledger, Move, RunningOperation, Stage, result_of_failure
 from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.transport import (
     PEEK_PAGE_SIZE,

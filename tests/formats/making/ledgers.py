@@ -19,8 +19,7 @@ from azure.servicebus import ServiceBusMessage
 from tests.formats.sets import packed, write_expected
 from tests.syphon.fixed_queues import FixedQueues
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
-from twinbus.ledger import Ledger, Role
-from twinbus.ledger.segments import OPEN
+from twinbus.ledger import OPEN_SUFFIX, Ledger, Role
 from twinbus.syphon import NativeTransport, Syphon, SyphonOptions
 from twinbus.testing import LocalNamespaces
 
@@ -124,7 +123,7 @@ def make(folder: Path, work: Path) -> Path:
     sealed.mkdir()
     for path in ledger.glob("*.jsonl"):
         (sealed / path.name).write_bytes(path.read_bytes())
-    assert not list(ledger.glob(f"*{OPEN}"))
+    assert not list(ledger.glob(f"*{OPEN_SUFFIX}"))
     killed = [_begun(program, ledger) for program in (EVERYTHING, TORN)]
     for name, (child, told) in zip(("everything", "torn"), killed, strict=True):
         os.kill(child.pid, signal.SIGKILL)
@@ -134,7 +133,7 @@ def make(folder: Path, work: Path) -> Path:
         child.stdin.close()
         child.stdout.close()
         expected[name] = told
-    (torn,) = ledger.glob(f"syphon-*{OPEN}")
+    (torn,) = ledger.glob(f"syphon-*{OPEN_SUFFIX}")
     lines = torn.read_bytes().splitlines(keepends=True)
     torn.write_bytes(b"".join(lines[:-1]) + lines[-1][: len(lines[-1]) // 2])
     expected["torn"].pop()

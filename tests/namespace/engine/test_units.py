@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from twinbus.ledger.entries import UNIT
+from twinbus.ledger import UNIT_BYTES
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.effects import MeteredOperation
 
 from .bus import Bus, envelope, queue
 
-LARGE = envelope("x" * UNIT)
+LARGE = envelope("x" * UNIT_BYTES)
 """With its properties a little more than one unit."""
 
 
@@ -26,14 +26,14 @@ def test_m2_every_message_of_a_send_and_a_receive_is_rounded_up_by_itself() -> N
 
 def test_m2_a_peek_is_one_operation_by_all_it_carried() -> None:
     bus = Bus(queue())
-    bus.send("q", *[envelope("x" * (UNIT // 2))] * 3)
+    bus.send("q", *[envelope("x" * (UNIT_BYTES // 2))] * 3)
     assert len(bus.peek("q")) == 3
     assert units(bus, MeteredOperation.PEEK) == 2
 
 
 def test_m2_deferred_messages_and_scheduled_ones_too() -> None:
     bus = Bus(queue())
-    bus.schedule("q", envelope("x" * UNIT, due=bus.now + 1000))
+    bus.schedule("q", envelope("x" * UNIT_BYTES, due=bus.now + 1000))
     assert units(bus, MeteredOperation.SCHEDULE) == 2
     bus.send("q", LARGE)
     (delivery,) = bus.receive("q").deliveries
@@ -47,7 +47,7 @@ def test_m2_the_state_of_a_session_too() -> None:
     bus = Bus(queue(requires_session=True))
     bus.send("q", envelope(session="s"))
     bus.session("q", "s")
-    bus.tell("q", events.SessionStateSet("reply", "s", b"x" * (UNIT + 1)))
+    bus.tell("q", events.SessionStateSet("reply", "s", b"x" * (UNIT_BYTES + 1)))
     bus.tell("q", events.SessionStateRequested("reply", "s"))
     assert units(bus, MeteredOperation.SET_SESSION_STATE) == 2
     assert units(bus, MeteredOperation.GET_SESSION_STATE) == 2

@@ -13,8 +13,7 @@ from azure.servicebus import ServiceBusMessage
 from prometheus_client import REGISTRY
 
 from twinbus.connect import Receiver, connect
-from twinbus.ledger import read_ledger
-from twinbus.ledger.entries import Operation, State
+from twinbus.ledger import Operation, State, read_ledger
 
 from .conftest import BRIEF, KEY, World
 from .test_ending import Traces

@@ -22,8 +22,7 @@ from twinbus import (
 )
 from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind, failure_kind
 from twinbus.connect.tokens import make_token
-from twinbus.ledger import UNKNOWN, balance, read_ledger
-from twinbus.ledger.entries import Outcome
+from twinbus.ledger import UNKNOWN, Outcome, balance, read_ledger
 from twinbus.pairing.pair_sides import CredentialRefusedError
 from twinbus.testing import LocalNamespace
 

@@ -21,8 +21,22 @@ from typer.testing import CliRunner
 from twinbus import PartialSendError
 from twinbus.backlog import Endpoint, primary_name
 from twinbus.cli.main import app
-from twinbus.ledger import UNKNOWN, Ledger, LedgerOptions, LedgerUnavailableError, Stage, balance, read_ledger
-from twinbus.ledger.entries import Closed, Gap, Intent, Operation, Outcome, State, units
+from twinbus.ledger import (
+    UNKNOWN,
+    Closed,
+    Gap,
+    Intent,
+    Ledger,
+    LedgerOptions,
+    LedgerUnavailableError,
+    Operation,
+    Outcome,
+    Stage,
+    State,
+    balance,
+    billable_units,
+    read_ledger,
+)
 from twinbus.pairing.outgoing import encoded_size
 from twinbus.pairing.recording import size_of
 from twinbus.testing import LocalNamespace
@@ -103,7 +117,7 @@ def test_m2_a_long_text_in_the_properties_is_a_unit_more(text: str) -> None:
     setattr(message.raw_amqp_message.properties, text, "s" * 12_000)
     size = size_of(message.raw_amqp_message)
     assert abs(size - encoded_size(message.raw_amqp_message)) < 64
-    assert units(1, [size]) == 2
+    assert billable_units(1, [size]) == 2
 
 
 async def test_s8_a_send_that_timed_out_and_arrived_is_unknown_and_its_id_finds_it(

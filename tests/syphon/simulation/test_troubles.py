@@ -14,8 +14,7 @@ import pytest
 
 from tests.syphon.fixed_queues import FixedQueues
 from twinbus.backlog import FailureKind
-from twinbus.ledger import Ledger, LedgerOptions, Role, read_ledger
-from twinbus.ledger.entries import Intent, Operation, Outcome, Stage
+from twinbus.ledger import Intent, Ledger, LedgerOptions, Operation, Outcome, Role, Stage, read_ledger
 from twinbus.syphon.context import MoveStep, SyphonContext, SyphonOptions
 from twinbus.syphon.held_batch import HeldBatch
 from twinbus.syphon.mover import Mover

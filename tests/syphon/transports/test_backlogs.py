@@ -14,7 +14,7 @@ import pytest
 from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.backlog import PATH_PROPERTY, FailureKind
-from twinbus.ledger.entries import Stage
+from twinbus.ledger import Stage
 from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.sdk_transport import SdkTransport

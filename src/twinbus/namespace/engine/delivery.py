@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from twinbus.ledger.entries import UNIT, units
+from twinbus.ledger.entries import UNIT_BYTES, billable_units  # pure: the face also loads what writes to the disk
 from twinbus.namespace.engine.effects import Deliver, Drain, EngineDecision, Meter, MeteredOperation
 from twinbus.namespace.engine.events import CreditGranted
 from twinbus.namespace.engine.limits import SECOND
@@ -103,8 +103,8 @@ def _deliver_ready(shelf: ReceiveState, feed: DeliveryLane, now: int, step: Engi
         count += 1
         size += row.size
         consumer.room -= row.size
-        if row.size > UNIT:
-            more += units(1, row.size) - 1
+        if row.size > UNIT_BYTES:
+            more += billable_units(1, row.size) - 1
         if consumer.taken >= consumer.limit:
             hungry.popleft()
             consumer.hungry = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from twinbus.ledger.entries import units
+from twinbus.ledger.entries import billable_units  # pure: the face also loads what writes to the disk
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import (
     AnswerRequest,
@@ -86,7 +86,7 @@ def peek(shelf: ReceiveState, event: MessagesPeeked, now: int, step: EngineDecis
     bytes_ = sum(row.size for row in rows)
     step.effects += (
         AnswerRequest(event.reply, rows),
-        Meter(shelf.path, MeteredOperation.PEEK, 1, bytes_, units(1, bytes_) - 1),
+        Meter(shelf.path, MeteredOperation.PEEK, 1, bytes_, billable_units(1, bytes_) - 1),
     )
 
 
@@ -126,7 +126,7 @@ def receive_deferred(shelf: ReceiveState, event: DeferredRequested, now: int, st
             received.append((row, None, None))
     shelf.arm(until)
     sizes = [row.size for row in rows]
-    more = units(len(rows), sizes) - len(rows)
+    more = billable_units(len(rows), sizes) - len(rows)
     step.effects += (
         AnswerRequest(event.reply, received),
         Meter(shelf.path, MeteredOperation.RECEIVE_DEFERRED, len(rows), sum(sizes), more),
@@ -180,7 +180,7 @@ def get_state(shelf: ReceiveState, event: SessionStateRequested, now: int, step:
     size = len(state or b"")
     step.effects += (
         AnswerRequest(event.reply, state),
-        Meter(shelf.path, MeteredOperation.GET_SESSION_STATE, 1, size, units(1, size) - 1),
+        Meter(shelf.path, MeteredOperation.GET_SESSION_STATE, 1, size, billable_units(1, size) - 1),
     )
 
 
@@ -194,7 +194,7 @@ def set_state(shelf: ReceiveState, event: SessionStateSet, now: int, step: Engin
         step.effects.append(AnswerRequest(event.reply, refusal))
         return
     step.writes.append(PutSessionState(shelf.counters.queue, event.session, event.state, now))
-    more = units(1, size) - 1
+    more = billable_units(1, size) - 1
     step.effects += (
         AnswerRequest(event.reply, None),
         Meter(shelf.path, MeteredOperation.SET_SESSION_STATE, 1, size, more),

@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 from twinbus.amqp.routing_fields import Envelope
-from twinbus.ledger.entries import UNIT, units
+from twinbus.ledger.entries import UNIT_BYTES, billable_units  # pure: the face also loads what writes to the disk
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus, QueueDescription, TopicDescription
 from twinbus.namespace.engine.duplicate_detection import SeenIds, key_of
@@ -131,8 +131,8 @@ def meter(path: str, operation: MeteredOperation, messages: Sequence[Envelope], 
             pinged += length
         else:
             size += length
-            if length > UNIT:
-                more += units(1, length) - 1
+            if length > UNIT_BYTES:
+                more += billable_units(1, length) - 1
     if pings:
         step.effects.append(Meter(path, MeteredOperation.PING, pings, pinged))
     if len(messages) > pings:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from twinbus.connect import Receiver
 from twinbus.errors import OperatorError, OptionError
-from twinbus.ledger import Ledger, Role
-from twinbus.ledger.entries import Stage
+from twinbus.ledger import Ledger, Role, Stage
 from twinbus.pipeline.session import start_query
 from twinbus.pipeline.syphon_job.lane import PLAN_FILE, SyphonSource
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, SyphonJob
