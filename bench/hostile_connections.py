@@ -31,23 +31,9 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from bench.measuring import Figure, Samples, quantile, show, write_json
 from bench.serving import Server
+from twinbus.amqp import RECEIVER, SENDER, Properties, Source, Target, build_message
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, SASL_FRAME, SASL_HEADER, performative_frame
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties
-from twinbus.amqp.performatives import (
-    RECEIVER,
-    SENDER,
-    Attach,
-    Begin,
-    Detach,
-    End,
-    Flow,
-    Open,
-    SaslInit,
-    Source,
-    Target,
-    Transfer,
-)
+from twinbus.amqp.performatives import Attach, Begin, Detach, End, Flow, Open, SaslInit, Transfer
 from twinbus.values import Int, Symbol
 
 RSS_AIM: Final = 150.0
@@ -128,7 +114,7 @@ def churned_links() -> list[bytes]:
 
 def unread_replies() -> list[bytes]:
     """Requests to $cbs whose replies are never taken."""
-    request = message(
+    request = build_message(
         properties=Properties(message_id="m", reply_to="here"),
         application_properties={"operation": "put-token", "name": "sb://localhost/"},
         value="no token",
@@ -205,7 +191,7 @@ def with_key_receivers(window: int) -> list[bytes]:
 
 def with_key_peeks() -> list[bytes]:
     """Requests for a megabyte of messages each, whose replies are never taken."""
-    request = message(
+    request = build_message(
         properties=Properties(message_id="m", reply_to="here"),
         application_properties={"operation": "com.microsoft:peek-message"},
         value={"from-sequence-number": 0, "message-count": Int(100)},

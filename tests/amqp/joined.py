@@ -5,7 +5,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import ConnectionClosed, Delivered, Event, LinkAttached, LinkFlowed, SessionBegun
+from twinbus.amqp.events import ConnectionClosed, ConnectionEvent, Delivered, LinkAttached, LinkFlowed, SessionBegun
 from twinbus.amqp.frames import AMQP_HEADER, performative_frame
 from twinbus.amqp.link import Link
 from twinbus.amqp.performatives import ACCEPTED, RECEIVER, SENDER, Error, Open, Source, Target
@@ -14,7 +14,7 @@ from twinbus.amqp.session import Session
 E = TypeVar("E")
 
 
-def only(kind: type[E], events: Iterable[Event]) -> list[E]:
+def only(kind: type[E], events: Iterable[ConnectionEvent]) -> list[E]:
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -28,10 +28,10 @@ class Joined:
         self.to_server: list[bytes] = []
         self.to_client: list[bytes] = []
 
-    def exchange(self, chunks: Random | None = None) -> tuple[list[Event], list[Event]]:
+    def exchange(self, chunks: Random | None = None) -> tuple[list[ConnectionEvent], list[ConnectionEvent]]:
         """What the client and what the server reported. `chunks` cuts the streams at random places."""
-        at_client: list[Event] = []
-        at_server: list[Event] = []
+        at_client: list[ConnectionEvent] = []
+        at_server: list[ConnectionEvent] = []
         while True:
             up, down = b"".join(self.client.data_to_send()), b"".join(self.server.data_to_send())
             if not up and not down:
@@ -100,13 +100,13 @@ def bare_server(**options: Any) -> Connection:
     return server
 
 
-def closing_error(events: list[Event]) -> Error | None:
+def closing_error(events: list[ConnectionEvent]) -> Error | None:
     closed = only(ConnectionClosed, events)
     assert len(closed) == 1, events
     return closed[0].error
 
 
-def payloads(events: list[Event]) -> list[bytes]:
+def payloads(events: list[ConnectionEvent]) -> list[bytes]:
     return [event.payload for event in only(Delivered, events)]
 
 
@@ -116,7 +116,7 @@ class Accepting:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
-    def handle(self, events: list[Event]) -> None:
+    def handle(self, events: list[ConnectionEvent]) -> None:
         for event in events:
             match event:
                 case LinkAttached(link):

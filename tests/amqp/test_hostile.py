@@ -5,7 +5,7 @@ from tests.amqp.joined import Accepting, bare_server, closing_error, only
 from tests.fuzz import codec, costs
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed
-from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
+from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, encode_frame
 
 
 @given(st.binary(max_size=100))
@@ -24,7 +24,7 @@ def test_random_performatives_never_raise_out_of_a_server(bodies: list[tuple[int
     application = Accepting(server)
     for channel, code, fields in bodies:
         listed = b"\xc0" + bytes((len(fields) + 1, min(len(fields), 14))) + fields
-        events = server.receive(frame(channel, b"\x00\x53" + bytes((code,)) + listed), 0.0)
+        events = server.receive(encode_frame(channel, b"\x00\x53" + bytes((code,)) + listed), 0.0)
         application.handle(events)
         if server.is_closed:
             error = closing_error(events) if only(ConnectionClosed, events) else None

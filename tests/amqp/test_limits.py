@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import Delivered, Event, LinkAttached, LinkDetached
+from twinbus.amqp.events import ConnectionEvent, Delivered, LinkAttached, LinkDetached
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, performative_frame
 from twinbus.amqp.limits import KIB, Limits, memory_of
 from twinbus.amqp.performatives import (
@@ -58,7 +58,7 @@ def with_links(made: Connection, count: int) -> Connection:
     return made
 
 
-def ended(events: Iterable[Event]) -> tuple[str, str | None]:
+def ended(events: Iterable[ConnectionEvent]) -> tuple[str, str | None]:
     error = closing_error(list(events))
     assert isinstance(error, Error)
     return error.condition, error.description

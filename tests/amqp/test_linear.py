@@ -14,12 +14,12 @@ from tests.amqp.joined import bare_server, closing_error
 from tests.fuzz import hostile_maps
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.decoding import decode
-from twinbus.amqp.described_types import decode_composite
+from twinbus.amqp.described_types import decode_described
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.errors import AmqpError, DecodeError
-from twinbus.amqp.frames import AMQP_HEADER, frame
-from twinbus.amqp.message_sections import split
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp.frames import AMQP_HEADER, encode_frame
+from twinbus.amqp.message_sections import split_sections
+from twinbus.amqp.routing_fields import read_routing_fields
 from twinbus.values import (
     MAX_PREDICTABLE_KEYS,
     PREDICTABLE,
@@ -58,7 +58,7 @@ def comparisons(call: Callable[[], object]) -> int:
 
 def read_everything(raw: bytes) -> None:
     """Reads every section; one that cannot be read is passed over."""
-    sections = split(raw)
+    sections = split_sections(raw)
     names = "delivery_annotations", "message_annotations", "application_properties", "footer", "value", "sequences"
     for name in names:
         try:
@@ -85,11 +85,11 @@ def test_x1_colliding_keys_are_not_compared_with_each_other_in_a_frame(place: st
 
     def read() -> None:
         with suppress(AmqpError):
-            decode_composite(body, 0)
+            decode_described(body, 0)
 
     assert comparisons(read) < MOST_COMPARISONS
     server = bare_server()
-    assert comparisons(lambda: server.receive(frame(0, body), 0.0)) < MOST_COMPARISONS
+    assert comparisons(lambda: server.receive(encode_frame(0, body), 0.0)) < MOST_COMPARISONS
 
 
 @pytest.mark.parametrize("place", hostile_maps.SECTIONS)
@@ -98,7 +98,7 @@ def test_x1_colliding_keys_are_not_compared_with_each_other_in_a_message(place: 
 
     def arrive() -> None:
         with suppress(DecodeError):
-            read_envelope(raw)
+            read_routing_fields(raw)
 
     assert comparisons(arrive) == 0
     assert comparisons(lambda: read_everything(raw)) < MOST_COMPARISONS
@@ -213,7 +213,7 @@ def test_a_list_as_the_key_of_a_map_is_refused(number: int) -> None:
 def test_x1_an_open_whose_properties_have_many_number_keys_is_refused() -> None:
     body = hostile_maps.PERFORMATIVES["open properties"](hostile_maps.encoded_map(hostile_maps.uuids(KEYS)))
     server = Connection.server("s", bare_allowed=True)
-    events = server.receive(AMQP_HEADER + frame(0, body), 0.0)
+    events = server.receive(AMQP_HEADER + encode_frame(0, body), 0.0)
     error = closing_error(events)
     assert error is not None
     assert error.condition == Condition.DECODE_ERROR

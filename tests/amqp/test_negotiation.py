@@ -3,8 +3,8 @@ import pytest
 from tests.amqp.joined import Joined, closing_error, only
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import Opened, SaslReceived
-from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, TLS_HEADER, frame, performative_frame
-from twinbus.amqp.negotiation import Credential
+from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, TLS_HEADER, encode_frame, performative_frame
+from twinbus.amqp.negotiation import SaslCredential
 from twinbus.amqp.performatives import Open, SaslInit, SaslMechanisms, SaslOutcome
 
 
@@ -17,7 +17,7 @@ from twinbus.amqp.performatives import Open, SaslInit, SaslMechanisms, SaslOutco
         (("PLAIN", "user", "pässword"), "PLAIN", "\0user\0pässword".encode()),
     ],
 )
-def test_each_mechanism_opens_the_connection(credential: Credential, mechanism: str, response: bytes) -> None:
+def test_each_mechanism_opens_the_connection(credential: SaslCredential, mechanism: str, response: bytes) -> None:
     joined = Joined(Connection.client("c", "host", sasl=credential))
     at_client, at_server = joined.exchange()
     assert only(SaslReceived, at_server) == [SaslReceived(mechanism, response, "host")]
@@ -110,9 +110,9 @@ def test_a_header_may_come_byte_by_byte() -> None:
         performative_frame(0, SaslOutcome(0), SASL_FRAME),
         performative_frame(0, Open("c")),
         performative_frame(0, SaslMechanisms(["PLAIN"]), SASL_FRAME),
-        frame(0, b"\x00\x53\x41\x45", SASL_FRAME),
-        frame(0, b"", SASL_FRAME),
-        frame(0, b"\x40", SASL_FRAME),
+        encode_frame(0, b"\x00\x53\x41\x45", SASL_FRAME),
+        encode_frame(0, b"", SASL_FRAME),
+        encode_frame(0, b"\x40", SASL_FRAME),
         performative_frame(0, SaslInit("PLAIN", b"x" * 600), SASL_FRAME),
         (2**32 - 1).to_bytes(4) + bytes(8),
         bytes(8),

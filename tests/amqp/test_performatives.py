@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from azure.servicebus._pyamqp._decode import decode_frame, decode_payload
 
-from twinbus.amqp.described_types import decode_composite, encode_composite
+from twinbus.amqp.described_types import decode_described, encode_described
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.errors import AmqpError, DecodeError, EncodeError
 from twinbus.amqp.fast_frames import (
@@ -17,7 +17,7 @@ from twinbus.amqp.fast_frames import (
     transfer_head,
 )
 from twinbus.amqp.frames import performative_frame
-from twinbus.amqp.message_builder import message
+from twinbus.amqp.message_builder import build_message
 from twinbus.amqp.message_sections import Header, Properties
 from twinbus.amqp.performatives import (
     ACCEPTED,
@@ -90,31 +90,31 @@ ALL: list[Any] = [
 
 @pytest.mark.parametrize("performative", ALL, ids=lambda value: type(value).__name__)
 def test_every_composite_round_trips(performative: Any) -> None:
-    raw = encode_composite(performative)
-    assert decode_composite(raw, 0) == (performative, len(raw))
+    raw = encode_described(performative)
+    assert decode_described(raw, 0) == (performative, len(raw))
 
 
 @pytest.mark.parametrize("performative", ALL, ids=lambda value: type(value).__name__)
 def test_every_field_is_written_null_where_there_is_nothing(performative: Any) -> None:
-    raw = encode_composite(performative)
+    raw = encode_described(performative)
     wide = raw[3] == 0xD0
     assert int.from_bytes(raw[8:12] if wide else raw[5:6]) == len(fields(performative))
 
 
 def test_trailing_fields_may_be_left_out_by_the_peer() -> None:
     raw = b"\x00\x53\x10" + encode(["peer"])
-    assert decode_composite(raw, 0)[0] == Open("peer")
-    assert decode_composite(b"\x00\x53\x18\x45", 0)[0] == Close()
+    assert decode_described(raw, 0)[0] == Open("peer")
+    assert decode_described(b"\x00\x53\x18\x45", 0)[0] == Close()
 
 
 def test_descriptors_may_be_symbols() -> None:
     raw = encode(Described(Symbol("amqp:open:list"), ["peer"]))
-    assert decode_composite(raw, 0)[0] == Open("peer")
+    assert decode_described(raw, 0)[0] == Open("peer")
 
 
 def test_a_missing_mandatory_field_is_an_invalid_field() -> None:
     with pytest.raises(AmqpError) as caught:
-        decode_composite(b"\x00\x53\x10\x45", 0)
+        decode_described(b"\x00\x53\x10\x45", 0)
     assert caught.value.condition == "amqp:invalid-field"
 
 
@@ -134,14 +134,14 @@ MISSHAPEN: dict[str, Any] = {
 @pytest.mark.parametrize("value", MISSHAPEN.values(), ids=MISSHAPEN.keys())
 def test_a_field_of_a_wrong_type_is_a_decode_error(value: Any) -> None:
     with pytest.raises(DecodeError):
-        decode_composite(encode(value), 0)
+        decode_described(encode(value), 0)
 
 
 def test_a_composite_of_ours_with_a_wrong_field_is_the_callers_error() -> None:
     with pytest.raises(EncodeError, match="max_frame_size"):
-        encode_composite(Open("c", max_frame_size=2**32))
+        encode_described(Open("c", max_frame_size=2**32))
     with pytest.raises(EncodeError, match="handle"):
-        encode_composite(Detach(None))  # type: ignore[arg-type]  # the missing handle is the point
+        encode_described(Detach(None))  # type: ignore[arg-type]  # the missing handle is the point
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_composite_of_ours_with_a_wrong_field_is_the_callers_error() -> None:
     ],
 )
 def test_the_quick_reader_reads_what_the_general_writer_writes(transfer: Transfer) -> None:
-    raw = encode_composite(transfer) + b"payload"
+    raw = encode_described(transfer) + b"payload"
     handle, delivery_id, tag, message_format, settled, more, extras, start = read_transfer(raw, 3, len(raw))
     t = transfer
     assert (handle, delivery_id, tag, message_format, settled) == (
@@ -180,13 +180,13 @@ def test_the_quick_reader_takes_any_number_of_trailing_fields(count: int) -> Non
 def test_the_general_reader_reads_what_the_quick_writers_write() -> None:
     head = transfer_head(3, 4, 5, b"tag", 0x80013700, True, False, 7)
     assert int.from_bytes(head[:4]) == len(head) + 7
-    found, end = decode_composite(head, 8)
+    found, end = decode_described(head, 8)
     assert end == len(head)
     assert found == Transfer(4, 5, b"tag", 0x80013700, True, False)
     for state in (None, ACCEPTED, Released(), Rejected(ERROR), Rejected(Error("x", "y" * 5000))):
         frame = disposition_frame(3, RECEIVER, 1, 2**32 - 1, True, state)
         assert int.from_bytes(frame[:4]) == len(frame)
-        assert decode_composite(frame, 8) == (Disposition(RECEIVER, 1, 2**32 - 1, True, state), len(frame))
+        assert decode_described(frame, 8) == (Disposition(RECEIVER, 1, 2**32 - 1, True, state), len(frame))
         assert read_disposition(frame, 11, len(frame)) == (RECEIVER, 1, 2**32 - 1, True, state)
     for values in (
         FlowFields(1, 2, 3, 4, 5, 6, 7, 8, True, True, {"p": 1}),
@@ -194,7 +194,7 @@ def test_the_general_reader_reads_what_the_quick_writers_write() -> None:
     ):
         frame = flow_frame(3, values)
         assert int.from_bytes(frame[:4]) == len(frame)
-        assert decode_composite(frame, 8) == (Flow(**values._asdict()), len(frame))
+        assert decode_described(frame, 8) == (Flow(**values._asdict()), len(frame))
         assert read_flow(frame, 11, len(frame)) == values
 
 
@@ -219,7 +219,7 @@ def test_the_sdk_reads_our_performatives() -> None:
 
 
 def test_the_sdk_reads_our_messages() -> None:
-    raw = message(
+    raw = build_message(
         data=b"body",
         header=Header(priority=3),
         properties=Properties(message_id="m", group_id="g"),

@@ -9,9 +9,9 @@ from tests.amqp import strategies
 from twinbus.amqp.delivery_splicing import with_message_id
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.errors import DecodeError, EncodeError
-from twinbus.amqp.message_builder import batch_payload, message, with_sections
-from twinbus.amqp.message_sections import Header, Properties, batch_messages, split
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp.message_builder import batch_payload, build_message, with_sections
+from twinbus.amqp.message_sections import Header, Properties, batch_messages, split_sections
+from twinbus.amqp.routing_fields import read_routing_fields
 from twinbus.values import Long, Symbol, Timestamp, ULong
 
 HEADER, DELIVERY, MESSAGE, PROPERTIES = (
@@ -33,8 +33,8 @@ IN_ORDER = [HEADER, DELIVERY, MESSAGE, PROPERTIES, APPLICATION, DATA, FOOTER]
 @given(strategies.parts, strategies.bodies)
 @settings(max_examples=60, deadline=None)
 def test_what_was_composed_is_read_back(parts: dict[str, Any], body: dict[str, Any]) -> None:
-    raw = message(**parts, **body)
-    found = split(raw)
+    raw = build_message(**parts, **body)
+    found = split_sections(raw)
     assert found.header == parts.get("header", Header())
     assert found.properties == parts.get("properties", Properties())
     for name in ("delivery_annotations", "message_annotations", "application_properties", "footer"):
@@ -49,17 +49,17 @@ def test_what_was_composed_is_read_back(parts: dict[str, Any], body: dict[str, A
 
 
 def test_sections_in_order_are_taken_and_each_alone() -> None:
-    assert split(b"".join(IN_ORDER)).body_kind == "data"
+    assert split_sections(b"".join(IN_ORDER)).body_kind == "data"
     for section in IN_ORDER:
-        read_envelope(section)
-        split(section)
+        read_routing_fields(section)
+        split_sections(section)
 
 
 def test_a_body_is_several_data_or_several_sequences_or_one_value() -> None:
-    assert split(DATA + DATA + DATA).data == [b"x", b"x", b"x"]
-    assert split(SEQUENCE + SEQUENCE).sequences == [[], []]
-    assert split(VALUE).value is None
-    assert split(HEADER).body_kind is None
+    assert split_sections(DATA + DATA + DATA).data == [b"x", b"x", b"x"]
+    assert split_sections(SEQUENCE + SEQUENCE).sequences == [[], []]
+    assert split_sections(VALUE).value is None
+    assert split_sections(HEADER).body_kind is None
 
 
 WRONG = {
@@ -86,21 +86,21 @@ WRONG = {
 @pytest.mark.parametrize("raw", WRONG.values(), ids=WRONG.keys())
 def test_a_message_out_of_shape_is_a_decode_error(raw: bytes) -> None:
     with pytest.raises(DecodeError):
-        split(raw)
+        split_sections(raw)
     with pytest.raises(DecodeError):
-        read_envelope(raw)
+        read_routing_fields(raw)
 
 
 def test_descriptors_may_be_written_long_or_as_symbols() -> None:
     long_form = b"\x00\x80" + (0x73).to_bytes(8) + encode(["id"]) + b"\x00\xa3\x10amqp:data:binary" + encode(b"body")
-    assert split(long_form).properties.message_id == "id"
-    assert split(long_form).data == [b"body"]
-    assert read_envelope(long_form).message_id == "id"
-    assert split(with_message_id(long_form, "new")).properties.message_id == "new"
+    assert split_sections(long_form).properties.message_id == "id"
+    assert split_sections(long_form).data == [b"body"]
+    assert read_routing_fields(long_form).message_id == "id"
+    assert split_sections(with_message_id(long_form, "new")).properties.message_id == "new"
 
 
 def test_the_envelope_has_what_the_engine_needs() -> None:
-    raw = message(
+    raw = build_message(
         data=b"body",
         header=Header(ttl=5000),
         message_annotations={
@@ -119,7 +119,7 @@ def test_the_envelope_has_what_the_engine_needs() -> None:
         ),
         application_properties={"small": True, "large": "x" * 100},
     )
-    found = read_envelope(raw)
+    found = read_routing_fields(raw)
     assert found.raw is raw
     assert found.message_id == UUID(int=7)
     assert (found.to, found.content_type, found.group_id) == ("there", "text/plain", "session")
@@ -127,32 +127,32 @@ def test_the_envelope_has_what_the_engine_needs() -> None:
     assert found.scheduled_enqueue_time == 1_700_000_000_000
     assert (found.partition_key, found.via_partition_key) == ("pk", "via")
     assert found.largest_property == 102
-    sections = split(raw)
+    sections = split_sections(raw)
     spans = [sections.spans[code] for code in (0x72, 0x74)]
     assert found.properties_size == sum(end - start for _, start, end in spans)
 
 
 @pytest.mark.parametrize("header", [b"", HEADER], ids=["without a header", "with a header"])
 def test_delivery_annotations_that_the_python_sdk_writes_last_are_put_in_their_place(header: bytes) -> None:
-    assert read_envelope(header + PROPERTIES + DATA + DELIVERY).raw == header + DELIVERY + PROPERTIES + DATA
+    assert read_routing_fields(header + PROPERTIES + DATA + DELIVERY).raw == header + DELIVERY + PROPERTIES + DATA
     with pytest.raises(DecodeError):
-        read_envelope(header + DELIVERY + DATA + DELIVERY)
+        read_routing_fields(header + DELIVERY + DATA + DELIVERY)
 
 
 def test_a_footer_that_the_javascript_sdk_writes_before_the_body_is_put_in_its_place() -> None:
     footer = b"\x00\x53\x78" + encode({Symbol("crc"): 7})
     with pytest.raises(DecodeError):
-        split(footer + DATA)
-    assert read_envelope(HEADER + footer + PROPERTIES + DATA).raw == HEADER + PROPERTIES + DATA + footer
+        split_sections(footer + DATA)
+    assert read_routing_fields(HEADER + footer + PROPERTIES + DATA).raw == HEADER + PROPERTIES + DATA + footer
     with pytest.raises(DecodeError):
-        read_envelope(footer + DATA + footer)
+        read_routing_fields(footer + DATA + footer)
 
 
 @given(strategies.parts, strategies.bodies)
 @settings(max_examples=60, deadline=None)
 def test_the_envelope_agrees_with_the_sections(parts: dict[str, Any], body: dict[str, Any]) -> None:
-    raw = message(**parts, **body)
-    found, sections = read_envelope(raw), split(raw)
+    raw = build_message(**parts, **body)
+    found, sections = read_routing_fields(raw), split_sections(raw)
     for name in ("message_id", "group_id", "content_type", "to", "absolute_expiry_time", "creation_time"):
         assert getattr(found, name) == getattr(sections.properties, name)
     assert found.ttl == sections.header.ttl
@@ -183,17 +183,17 @@ BAD_FIELDS = {
 @pytest.mark.parametrize("raw", BAD_FIELDS.values(), ids=BAD_FIELDS.keys())
 def test_a_field_the_engine_reads_must_be_sound(raw: bytes) -> None:
     with pytest.raises(DecodeError):
-        read_envelope(raw)
+        read_routing_fields(raw)
 
 
 @given(strategies.parts, strategies.bodies, st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_damaged_message_is_read_or_a_decode_error(parts: dict[str, Any], body: dict[str, Any], data: Any) -> None:
-    raw = bytearray(message(**parts, **body))
+    raw = bytearray(build_message(**parts, **body))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(raw[: data.draw(st.integers(0, len(raw)))])
-    for read in (split, read_envelope, batch_messages):
+    for read in (split_sections, read_routing_fields, batch_messages):
         try:
             read(damaged)
         except DecodeError:
@@ -203,8 +203,8 @@ def test_a_damaged_message_is_read_or_a_decode_error(parts: dict[str, Any], body
 @given(strategies.parts, strategies.bodies, strategies.ids)
 @settings(max_examples=60, deadline=None)
 def test_an_id_is_spliced_in_and_nothing_else_changes(parts: dict[str, Any], body: dict[str, Any], new_id: Any) -> None:
-    raw = message(**parts, **body)
-    before, after = split(raw), split(with_message_id(raw, new_id))
+    raw = build_message(**parts, **body)
+    before, after = split_sections(raw), split_sections(with_message_id(raw, new_id))
     expected = before.properties
     expected.message_id = new_id
     assert after.properties == expected
@@ -217,7 +217,7 @@ def test_an_id_is_spliced_in_and_nothing_else_changes(parts: dict[str, Any], bod
 
 
 def test_a_batch_holds_its_messages() -> None:
-    inside = [message(data=b"x" * size) for size in (0, 10, 300)]
+    inside = [build_message(data=b"x" * size) for size in (0, 10, 300)]
     payload = batch_payload(inside)
     assert batch_messages(payload) == inside
     envelope = PROPERTIES + payload
@@ -228,33 +228,35 @@ def test_a_batch_holds_its_messages() -> None:
 
 def test_a_field_of_a_wrong_type_is_the_callers_error() -> None:
     with pytest.raises(EncodeError, match="priority"):
-        message(header=Header(priority=300))
+        build_message(header=Header(priority=300))
     with pytest.raises(EncodeError, match="content_type"):
-        message(properties=Properties(content_type="é"))
+        build_message(properties=Properties(content_type="é"))
     with pytest.raises(EncodeError, match="to"):
-        message(properties=Properties(to=5))  # type: ignore[arg-type]  # the wrong type is the point
+        build_message(properties=Properties(to=5))  # type: ignore[arg-type]  # the wrong type is the point
 
 
 def test_asking_for_another_body_than_there_is_says_so() -> None:
     with pytest.raises(DecodeError, match="value"):
-        _ = split(DATA).value
+        _ = split_sections(DATA).value
     with pytest.raises(DecodeError, match="data"):
-        _ = split(VALUE).data
+        _ = split_sections(VALUE).data
     with pytest.raises(DecodeError, match="sequence"):
-        _ = split(VALUE).sequences
+        _ = split_sections(VALUE).sequences
 
 
 def test_wrong_types_show_when_a_section_is_read() -> None:
     with pytest.raises(DecodeError):
-        _ = split(b"\x00\x53\x70" + encode(["durable"])).header
+        _ = split_sections(b"\x00\x53\x70" + encode(["durable"])).header
     with pytest.raises(DecodeError):
-        _ = split(b"\x00\x53\x70" + encode([None] * 6)).header
+        _ = split_sections(b"\x00\x53\x70" + encode([None] * 6)).header
 
 
 def test_sections_are_replaced_and_the_others_stay() -> None:
-    raw = message(header=Header(ttl=1), message_annotations={"x": 1}, application_properties={"a": 1}, data=b"body")
-    changed = with_sections(split(raw), properties=Properties(subject="s"), application_properties={"b": 2})
-    expected = message(
+    raw = build_message(
+        header=Header(ttl=1), message_annotations={"x": 1}, application_properties={"a": 1}, data=b"body"
+    )
+    changed = with_sections(split_sections(raw), properties=Properties(subject="s"), application_properties={"b": 2})
+    expected = build_message(
         header=Header(ttl=1),
         message_annotations={"x": 1},
         properties=Properties(subject="s"),
@@ -262,6 +264,8 @@ def test_sections_are_replaced_and_the_others_stay() -> None:
         data=b"body",
     )
     assert changed == expected
-    assert with_sections(split(raw), header=Header(ttl=2), message_annotations={Symbol("y"): 2}) == message(
+    assert with_sections(
+        split_sections(raw), header=Header(ttl=2), message_annotations={Symbol("y"): 2}
+    ) == build_message(
         header=Header(ttl=2), message_annotations={"y": 2}, application_properties={"a": 1}, data=b"body"
     )

@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 
 from tests.amqp import strategies
 from twinbus.amqp.delivery_splicing import (
-    NO_ITEMS,
-    Items,
+    NO_ENTRIES,
+    EncodedEntries,
     broker_annotations,
-    delivered,
-    delivered_under_lock,
-    items,
-    lock_token,
+    encode_annotations,
+    lock_token_annotation,
+    splice_delivery,
+    splice_locked_delivery,
 )
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Header, Properties, split
+from twinbus.amqp.message_builder import build_message
+from twinbus.amqp.message_sections import Header, Properties, split_sections
 from twinbus.values import Int, Long, Symbol, Timestamp
 
 TOKEN = UUID(int=99)
@@ -26,18 +26,18 @@ OURS = broker_annotations(5, 1_700_000_000_000, 1_700_000_060_000)
 def deliver(raw: bytes, **changes: Any) -> bytes:
     arguments: dict[str, Any] = {
         "delivery_count": 0,
-        "delivery_annotations": lock_token(TOKEN),
+        "delivery_annotations": lock_token_annotation(TOKEN),
         "message_annotations": OURS,
         **changes,
     }
-    return b"".join(delivered(raw, **arguments))
+    return b"".join(splice_delivery(raw, **arguments))
 
 
 @given(strategies.parts, strategies.bodies)
 @settings(max_examples=60, deadline=None)
 def test_a_delivery_adds_ours_and_keeps_what_the_sender_gave(parts: dict[str, Any], body: dict[str, Any]) -> None:
-    raw = message(**parts, **body)
-    before, after = split(raw), split(deliver(raw, delivery_count=3))
+    raw = build_message(**parts, **body)
+    before, after = split_sections(raw), split_sections(deliver(raw, delivery_count=3))
     header = before.header
     header.delivery_count = 3
     assert after.header == header
@@ -59,14 +59,17 @@ def test_the_short_way_to_a_delivery_under_lock_gives_the_same_bytes(
 ) -> None:
     annotations = broker_annotations(5, 1_700_000_000_000, 1_700_000_060_000, 4, state=0)
     for some in (parts, {name: part for name, part in parts.items() if name.endswith("properties")}):
-        raw = message(**some, **body)
-        found = delivered_under_lock(raw, count, token.bytes_le, 5, 1_700_000_000_000, 1_700_000_060_000, 4)
+        raw = build_message(**some, **body)
+        found = splice_locked_delivery(raw, count, token.bytes_le, 5, 1_700_000_000_000, 1_700_000_060_000, 4)
         if found is not None:
             thorough = deliver(
-                raw, delivery_count=count, delivery_annotations=lock_token(token), message_annotations=annotations
+                raw,
+                delivery_count=count,
+                delivery_annotations=lock_token_annotation(token),
+                message_annotations=annotations,
             )
             assert b"".join(found) == thorough
-        assert (found is None) == (count > 255 or any(code in split(raw).spans for code in (0x70, 0x71, 0x72)))
+        assert (found is None) == (count > 255 or any(code in split_sections(raw).spans for code in (0x70, 0x71, 0x72)))
 
 
 @given(strategies.parts, strategies.bodies, strategies.application_properties)
@@ -74,19 +77,19 @@ def test_the_short_way_to_a_delivery_under_lock_gives_the_same_bytes(
 def test_an_overlay_is_merged_into_the_application_properties(
     parts: dict[str, Any], body: dict[str, Any], overlay: dict[str, Any]
 ) -> None:
-    raw = message(**parts, **body)
-    before, after = split(raw), split(deliver(raw, overlay=overlay))
+    raw = build_message(**parts, **body)
+    before, after = split_sections(raw), split_sections(deliver(raw, overlay=overlay))
     assert after.application_properties == {**before.application_properties, **overlay}
     assert after.properties == before.properties
     assert after.raw[after.body_start :] == raw[before.body_start :]
 
 
 def test_ours_wins_over_a_system_annotation_of_the_sender() -> None:
-    raw = message(
+    raw = build_message(
         data=b"",
         message_annotations={"x-opt-sequence-number": Long(77), "x-opt-partition-key": "theirs", "mine": True},
     )
-    found = split(deliver(raw)).message_annotations
+    found = split_sections(deliver(raw)).message_annotations
     assert found["x-opt-sequence-number"] == 5
     assert found["x-opt-partition-key"] == "theirs"
     assert found["mine"] is True
@@ -96,30 +99,32 @@ def test_ours_wins_however_the_sender_wrote_the_key() -> None:
     key = b"\xb3" + len("x-opt-sequence-number").to_bytes(4) + b"x-opt-sequence-number"
     content = key + encode(Long(77))
     raw = b"\x00\x53\x72\xc1" + bytes((len(content) + 1, 2)) + content + b"\x00\x53\x75\xa0\x00"
-    assert split(deliver(raw)).message_annotations["x-opt-sequence-number"] == 5
+    assert split_sections(deliver(raw)).message_annotations["x-opt-sequence-number"] == 5
 
 
 def test_the_header_keeps_priority_and_durable_and_takes_a_ttl() -> None:
-    raw = message(data=b"", header=Header(durable=True, priority=7, ttl=10, first_acquirer=True, delivery_count=4))
-    assert split(deliver(raw, delivery_count=1000, ttl=99)).header == Header(True, 7, 99, True, 1000)
-    assert split(deliver(raw, delivery_count=2)).header == Header(True, 7, 10, True, 2)
-    assert split(deliver(message(data=b""), ttl=99)).header == Header(ttl=99, delivery_count=0)
+    raw = build_message(
+        data=b"", header=Header(durable=True, priority=7, ttl=10, first_acquirer=True, delivery_count=4)
+    )
+    assert split_sections(deliver(raw, delivery_count=1000, ttl=99)).header == Header(True, 7, 99, True, 1000)
+    assert split_sections(deliver(raw, delivery_count=2)).header == Header(True, 7, 10, True, 2)
+    assert split_sections(deliver(build_message(data=b""), ttl=99)).header == Header(ttl=99, delivery_count=0)
 
 
 def test_every_header_field_is_there_by_position() -> None:
-    start = split(deliver(message(data=b""))).spans[0x70][1]
-    assert deliver(message(data=b""))[start + 2] == 5
+    start = split_sections(deliver(build_message(data=b""))).spans[0x70][1]
+    assert deliver(build_message(data=b""))[start + 2] == 5
 
 
 def test_an_empty_map_of_delivery_annotations_is_not_none() -> None:
-    raw = message(data=b"")
-    assert 0x71 in split(deliver(raw, delivery_annotations=NO_ITEMS)).spans
-    assert 0x71 not in split(deliver(raw, delivery_annotations=None)).spans
+    raw = build_message(data=b"")
+    assert 0x71 in split_sections(deliver(raw, delivery_annotations=NO_ENTRIES)).spans
+    assert 0x71 not in split_sections(deliver(raw, delivery_annotations=None)).spans
 
 
 def test_a_plain_delivery_does_not_copy_the_message() -> None:
-    raw = message(data=b"x" * 1000, properties=Properties(message_id="1"))
-    parts = delivered(raw, delivery_count=0, message_annotations=OURS)
+    raw = build_message(data=b"x" * 1000, properties=Properties(message_id="1"))
+    parts = splice_delivery(raw, delivery_count=0, message_annotations=OURS)
     assert parts[1] is raw
 
 
@@ -127,7 +132,7 @@ def test_all_broker_annotations_have_their_types() -> None:
     full = broker_annotations(
         1, 2, 3, enqueued_seq=4, partition_key="pk", scheduled_ms=5, state=2, deadletter_source="queue"
     )
-    found = split(deliver(message(data=b""), message_annotations=full)).message_annotations
+    found = split_sections(deliver(build_message(data=b""), message_annotations=full)).message_annotations
     assert {key: (type(value), value) for key, value in found.items()} == {
         "x-opt-sequence-number": (Long, 1),
         "x-opt-enqueued-time": (Timestamp, 2),
@@ -142,4 +147,4 @@ def test_all_broker_annotations_have_their_types() -> None:
 
 
 def test_items_count_keys_and_values() -> None:
-    assert items({"a": True, "b": None}) == Items(4, b"\xa3\x01a\x41\xa3\x01b\x40")
+    assert encode_annotations({"a": True, "b": None}) == EncodedEntries(4, b"\xa3\x01a\x41\xa3\x01b\x40")

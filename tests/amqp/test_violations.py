@@ -6,10 +6,10 @@ import pytest
 
 from tests.amqp.joined import bare_server, closing_error, only
 from twinbus.amqp.connection import Connection
-from twinbus.amqp.described_types import decode_composite
+from twinbus.amqp.described_types import decode_described
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.events import Event, LinkAttached, LinkDetached, SessionEnded
-from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, frame, performative_frame
+from twinbus.amqp.events import ConnectionEvent, LinkAttached, LinkDetached, SessionEnded
+from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, encode_frame, performative_frame
 from twinbus.amqp.limits import Limits
 from twinbus.amqp.performatives import (
     RECEIVER,
@@ -41,7 +41,7 @@ def on(channel: int, *performatives: Any) -> bytes:
 
 def last_performative(connection: Connection) -> Any:
     raw = connection.data_to_send()[-1]
-    return decode_composite(raw, 8)[0]
+    return decode_described(raw, 8)[0]
 
 
 def two_links() -> Connection:
@@ -67,38 +67,47 @@ CLOSES: dict[str, tuple[str, bytes]] = {
     "a data offset behind the frame": (Condition.FRAMING_ERROR, b"\x00\x00\x00\x08\x03\x00\x00\x00"),
     "a frame of an unknown type": (Condition.FRAMING_ERROR, b"\x00\x00\x00\x08\x02\x02\x00\x00"),
     "a SASL frame": (Condition.FRAMING_ERROR, performative_frame(0, SaslInit("PLAIN"), SASL_FRAME)),
-    "a body that is no described list": (Condition.DECODE_ERROR, frame(0, encode("text"))),
-    "an unknown performative": (Condition.DECODE_ERROR, frame(0, encode(Described(ULong(0x99), [])))),
-    "a delivery state as performative": (Condition.DECODE_ERROR, frame(0, b"\x00\x53\x24\x45")),
-    "bytes behind a performative": (Condition.DECODE_ERROR, frame(0, b"\x00\x53\x17\x45\x40")),
-    "bytes behind a flow": (Condition.DECODE_ERROR, frame(0, on(0, FLOW)[8:] + b"\x40")),
-    "bytes behind a disposition": (Condition.DECODE_ERROR, frame(0, on(0, Disposition(RECEIVER, 0))[8:] + b"\x40")),
-    "a performative cut short": (Condition.DECODE_ERROR, frame(0, on(0, BEGIN)[8:-1])),
-    "a transfer cut short": (Condition.DECODE_ERROR, frame(0, b"\x00\x53\x14\xc0\x05\x02\x43")),
-    "a transfer that is no list": (Condition.DECODE_ERROR, frame(0, b"\x00\x53\x14\x40")),
-    "a transfer of twelve fields": (Condition.DECODE_ERROR, frame(0, b"\x00\x53\x14" + encode([None] * 12))),
-    "a transfer without a handle": (Condition.INVALID_FIELD, frame(0, b"\x00\x53\x14\x45")),
-    "a transfer with a null handle": (Condition.INVALID_FIELD, frame(0, b"\x00\x53\x14" + encode([None]))),
-    "a transfer whose handle is a string": (Condition.DECODE_ERROR, frame(0, b"\x00\x53\x14" + encode(["0"]))),
+    "a body that is no described list": (Condition.DECODE_ERROR, encode_frame(0, encode("text"))),
+    "an unknown performative": (Condition.DECODE_ERROR, encode_frame(0, encode(Described(ULong(0x99), [])))),
+    "a delivery state as performative": (Condition.DECODE_ERROR, encode_frame(0, b"\x00\x53\x24\x45")),
+    "bytes behind a performative": (Condition.DECODE_ERROR, encode_frame(0, b"\x00\x53\x17\x45\x40")),
+    "bytes behind a flow": (Condition.DECODE_ERROR, encode_frame(0, on(0, FLOW)[8:] + b"\x40")),
+    "bytes behind a disposition": (
+        Condition.DECODE_ERROR,
+        encode_frame(0, on(0, Disposition(RECEIVER, 0))[8:] + b"\x40"),
+    ),
+    "a performative cut short": (Condition.DECODE_ERROR, encode_frame(0, on(0, BEGIN)[8:-1])),
+    "a transfer cut short": (Condition.DECODE_ERROR, encode_frame(0, b"\x00\x53\x14\xc0\x05\x02\x43")),
+    "a transfer that is no list": (Condition.DECODE_ERROR, encode_frame(0, b"\x00\x53\x14\x40")),
+    "a transfer of twelve fields": (Condition.DECODE_ERROR, encode_frame(0, b"\x00\x53\x14" + encode([None] * 12))),
+    "a transfer without a handle": (Condition.INVALID_FIELD, encode_frame(0, b"\x00\x53\x14\x45")),
+    "a transfer with a null handle": (Condition.INVALID_FIELD, encode_frame(0, b"\x00\x53\x14" + encode([None]))),
+    "a transfer whose handle is a string": (Condition.DECODE_ERROR, encode_frame(0, b"\x00\x53\x14" + encode(["0"]))),
     "a transfer whose tag is a string": (
         Condition.DECODE_ERROR,
-        frame(0, b"\x00\x53\x14" + encode([UInt(0), UInt(0), "tag"])),
+        encode_frame(0, b"\x00\x53\x14" + encode([UInt(0), UInt(0), "tag"])),
     ),
     "a transfer whose state is a string": (
         Condition.DECODE_ERROR,
-        frame(0, b"\x00\x53\x14" + encode([UInt(0), UInt(0), b"t", None, None, None, None, "accepted"])),
+        encode_frame(0, b"\x00\x53\x14" + encode([UInt(0), UInt(0), b"t", None, None, None, None, "accepted"])),
     ),
     "a disposition whose state is a source": (
         Condition.DECODE_ERROR,
-        frame(0, b"\x00\x53\x15" + encode([True, UInt(0), None, True, Described(ULong(0x28), [])])),
+        encode_frame(0, b"\x00\x53\x15" + encode([True, UInt(0), None, True, Described(ULong(0x28), [])])),
     ),
-    "a disposition without a role": (Condition.INVALID_FIELD, frame(0, b"\x00\x53\x15" + encode([None, UInt(0)]))),
-    "a flow without windows": (Condition.INVALID_FIELD, frame(0, b"\x00\x53\x13\x45")),
+    "a disposition without a role": (
+        Condition.INVALID_FIELD,
+        encode_frame(0, b"\x00\x53\x15" + encode([None, UInt(0)])),
+    ),
+    "a flow without windows": (Condition.INVALID_FIELD, encode_frame(0, b"\x00\x53\x13\x45")),
     "a flow whose properties are a list": (
         Condition.DECODE_ERROR,
-        frame(0, b"\x00\x53\x13" + encode([UInt(0)] * 4 + [None] * 6 + [[]])),
+        encode_frame(0, b"\x00\x53\x13" + encode([UInt(0)] * 4 + [None] * 6 + [[]])),
     ),
-    "an attach whose name is missing": (Condition.INVALID_FIELD, frame(0, b"\x00\x53\x12" + encode([None, UInt(5)]))),
+    "an attach whose name is missing": (
+        Condition.INVALID_FIELD,
+        encode_frame(0, b"\x00\x53\x12" + encode([None, UInt(5)])),
+    ),
     "a second open": (Condition.ILLEGAL_STATE, on(0, Open("again"))),
     "a channel above the channel-max": (Condition.FRAMING_ERROR, on(5000, BEGIN)),
     "a channel begun twice": (Condition.NOT_ALLOWED, on(0, BEGIN)),
@@ -164,7 +173,7 @@ DETACHES: dict[str, tuple[str, bytes]] = {
     ),
     "a message above the limit": (
         Condition.MESSAGE_SIZE_EXCEEDED,
-        frame(0, on(0, Transfer(0, 0, b"t"))[8:] + bytes(1001)),
+        encode_frame(0, on(0, Transfer(0, 0, b"t"))[8:] + bytes(1001)),
     ),
 }
 
@@ -198,7 +207,7 @@ def test_anything_before_open_closes_with_open_and_close(performative: Any) -> N
     assert error.condition == Condition.ILLEGAL_STATE
     said = server.data_to_send()
     assert said[0] == AMQP_HEADER
-    assert [type(decode_composite(raw, 8)[0]) for raw in said[1:]] == [Open, Close]
+    assert [type(decode_described(raw, 8)[0]) for raw in said[1:]] == [Open, Close]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +235,7 @@ def test_attach_frames_that_are_kept_are_bounded() -> None:
     # Each attach takes the memory of the link, of its own objects, and of 1,000 characters.
     server = bare_server(limits=Limits(attach_bytes=8 * 1024))
     server.receive(on(0, BEGIN), 0.0)
-    events: list[Event] = []
+    events: list[ConnectionEvent] = []
     for handle in range(5):
         attach = Attach(
             f"l{handle}",

@@ -11,8 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from twinbus.amqp.decoding import decode
-from twinbus.amqp.encoding import encode
+from twinbus.amqp import decode, encode
 from twinbus.backlog import message_format
 from twinbus.backlog.message_format import (
     RESERVED_PROPERTIES,

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from typer.testing import CliRunner, Result
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties
+from twinbus.amqp import Properties, build_message
 from twinbus.backlog import PATH_PROPERTY, backlog_queue_path
 from twinbus.cli.main import app
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
@@ -76,7 +75,7 @@ class Backlog:
         """`path`: empty for the destination, None for none at all."""
         where = {} if path is None else {PATH_PROPERTY: path or self.destination}
         raws = [
-            message(
+            build_message(
                 **{"data": b"body", **sections},
                 properties=Properties(message_id=one),
                 application_properties={**where, "colour": "red", **(properties or {})},

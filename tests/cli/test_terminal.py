@@ -23,9 +23,7 @@ import pytest
 from tests.cli.running import COMMAND, PATIENCE, environment, run, serving
 from tests.cli.syphoned import CONFIG, Backlog, ids_of
 from tests.namespace.front.amqp_peer import Peer
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import ConnectionClosed
-from twinbus.amqp.performatives import Error
+from twinbus.amqp import Connection, ConnectionClosed, Error
 from twinbus.ledger import Ledger, Stage
 from twinbus.printable import printable
 from twinbus.testing import LocalNamespaces

@@ -8,12 +8,24 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import Delivered, Disposed, Event, LinkAttached, LinkFlowed
-from twinbus.amqp.link import Link
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties, split
-from twinbus.amqp.performatives import ACCEPTED, RECEIVER, SENDER, DeliveryState, Error, Source
+from twinbus.amqp import (
+    ACCEPTED,
+    RECEIVER,
+    SENDER,
+    Connection,
+    ConnectionEvent,
+    Delivered,
+    DeliveryState,
+    Disposed,
+    Error,
+    Link,
+    LinkAttached,
+    LinkFlowed,
+    Properties,
+    Source,
+    build_message,
+    split_sections,
+)
 from twinbus.connect import ConnectionString
 from twinbus.values import Int
 
@@ -99,7 +111,7 @@ class Line(asyncio.Protocol):
             link.send(link.delivery_count.to_bytes(16, "little"), payload)
         self.flush()
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: ConnectionEvent) -> None:
         match event:
             case LinkAttached():
                 self._attach(event.link)
@@ -137,7 +149,7 @@ class Line(asyncio.Protocol):
             event.link.session.dispose(RECEIVER, event.delivery_id, settled=True, state=self.peer.outcome)
 
     def _reply(self, address: str, payload: bytes) -> None:
-        request = split(payload)
+        request = split_sections(payload)
         if address == "$cbs":
             self.peer.tokens.append(request.application_properties["name"])
         else:
@@ -147,7 +159,7 @@ class Line(asyncio.Protocol):
         status = self.peer.token_status if address == "$cbs" else 200
         self._replies[request.properties.reply_to].send(
             b"reply",
-            message(
+            build_message(
                 properties=Properties(correlation_id=request.properties.message_id),
                 application_properties={"statusCode": Int(status), "statusDescription": "as told"},
                 value=request.value if address != "$cbs" else None,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.message_sections import BATCH_FORMAT, batch_messages, split
+from twinbus.amqp import BATCH_FORMAT, batch_messages, split_sections
 from twinbus.connect.errors import MessageSizeExceededError
 from twinbus.connect.message_encoding import encode_message, pack_transfers
 from twinbus.message import Message
@@ -43,7 +43,7 @@ def test_a_message_alone_is_sent_as_it_is() -> None:
 def test_a_batch_says_id_session_and_partition_of_its_first_message() -> None:
     first = encode_message(Message(b"", message_id="m", session_id="s", partition_key="s"), 0)
     (batch,) = pack_transfers([first, encoded(1)], 1000)
-    envelope = split(batch.payload)
+    envelope = split_sections(batch.payload)
     assert (envelope.properties.message_id, envelope.properties.group_id) == ("m", "s")
     assert envelope.message_annotations == {"x-opt-partition-key": "s"}
 

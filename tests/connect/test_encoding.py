@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.errors import EncodeError
-from twinbus.amqp.message_sections import split
+from twinbus.amqp import EncodeError, split_sections
 from twinbus.connect.message_encoding import MOST_TTL, encode_message, to_datetime, to_millis, with_scheduled_time
 from twinbus.connect.received_message import MessageState, ReceivedMessage
 from twinbus.message import BodyType, Message
@@ -131,8 +130,8 @@ def test_a_message_is_scheduled_by_an_annotation() -> None:
 )
 def test_an_encoded_message_is_scheduled_and_otherwise_left_as_it_is(message: Message) -> None:
     raw = encode_message(message, NOW)
-    scheduled = split(with_scheduled_time(raw, NOW))
-    before = split(raw)
+    scheduled = split_sections(with_scheduled_time(raw, NOW))
+    before = split_sections(raw)
     name = Symbol("x-opt-scheduled-enqueue-time")
     assert scheduled.message_annotations == {**before.message_annotations, name: Timestamp(NOW)}
     assert (scheduled.header, scheduled.properties) == (before.header, before.properties)

@@ -5,8 +5,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from twinbus.amqp.message_sections import BATCH_FORMAT, batch_messages, split
-from twinbus.amqp.performatives import ACCEPTED, RECEIVER, SENDER, Accepted, DeliveryState, Error, Rejected, Released
+from twinbus.amqp import (
+    ACCEPTED,
+    BATCH_FORMAT,
+    RECEIVER,
+    SENDER,
+    Accepted,
+    DeliveryState,
+    Error,
+    Rejected,
+    Released,
+    batch_messages,
+    split_sections,
+)
 from twinbus.connect import (
     RECEIVE_AND_DELETE,
     ReceivedMessage,
@@ -78,7 +89,7 @@ class TestSending:
         await sender.send([Message(b"body", message_id="1")])
         (event,) = peer.received
         assert event.message_format == 0
-        assert split(event.payload).data == [b"body"]
+        assert split_sections(event.payload).data == [b"body"]
 
     async def test_nothing_sends_nothing(self, sender: Sender, peer: Peer) -> None:
         await sender.send([])
@@ -133,7 +144,7 @@ class TestSending:
                              state=ACCEPTED)  # fmt: skip
         peer.line.flush()
         await asyncio.gather(*futures)
-        assert [split(event.payload).data for event in peer.received] == [[str(n).encode()] for n in range(8)]
+        assert [split_sections(event.payload).data for event in peer.received] == [[str(n).encode()] for n in range(8)]
 
     async def test_an_outcome_told_unsettled_is_settled_by_the_sender(self, sender: Sender, peer: Peer) -> None:
         peer.answers = False
@@ -155,7 +166,7 @@ class TestSending:
             await task
         peer.answers = True
         await sender.send([Message(b"2")])
-        assert [split(event.payload).data for event in peer.received] == [[b"1"], [b"2"]]
+        assert [split_sections(event.payload).data for event in peer.received] == [[b"1"], [b"2"]]
         assert len(peer.lines) == 2
 
     @pytest.mark.parametrize("end", ["link", "session", "connection"])

@@ -4,16 +4,7 @@ import asyncio
 
 import pytest
 
-from twinbus.amqp.performatives import (
-    ACCEPTED,
-    RELEASED,
-    Accepted,
-    DeliveryState,
-    Error,
-    Modified,
-    Rejected,
-    Released,
-)
+from twinbus.amqp import ACCEPTED, RELEASED, Accepted, DeliveryState, Error, Modified, Rejected, Released
 from twinbus.connect import settlement
 from twinbus.connect.errors import (
     MessageLockLostError,

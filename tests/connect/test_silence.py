@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from twinbus.amqp.performatives import Error
+from twinbus.amqp import Error
 from twinbus.connect import ServiceBusConnection, connect, encode_message
 from twinbus.connect.errors import (
     ConnectionClosedError,

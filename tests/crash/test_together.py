@@ -18,9 +18,7 @@ import pytest
 from tests.crash.inspection import check_file
 from tests.namespace.front.amqp_peer import Peer
 from tests.namespace.front.transaction_peer import Transacting
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import split
+from twinbus.amqp import Connection, build_message, split_sections
 from twinbus.amqp.transactions import discharge
 from twinbus.connect import RECEIVE_AND_DELETE, ServiceBusConnection, connect
 from twinbus.message import Message
@@ -111,7 +109,7 @@ class Together:
             while True:
                 peer.grant(receiver, 1)
                 (found,) = await peer.received(receiver, 1)
-                name = str(split(found.payload).properties.message_id)
+                name = str(split_sections(found.payload).properties.message_id)
                 transaction = await acting.begin()
                 await acting.settle(found, transaction)
                 await acting.send(left, transaction, name)
@@ -122,7 +120,7 @@ class Together:
                     self.figures["rolled back"] += 1
                     continue
                 self.moved[name] = None
-                acting.link.send(name.encode(), message(value=discharge(transaction, fail=False)))
+                acting.link.send(name.encode(), build_message(value=discharge(transaction, fail=False)))
                 peer.flush()
                 await peer.answers(2)  # of the coordinator, and of the settlement
                 self.moved[name] = True

@@ -15,18 +15,38 @@ from uuid import UUID
 
 from tests.amqp.joined import Accepting, Joined, cut
 from tests.fuzz import costs, hostile_maps, unruly
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.decoding import decode, skip
-from twinbus.amqp.delivery_splicing import broker_annotations, delivered, lock_token, with_message_id
-from twinbus.amqp.described_types import decode_composite
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.errors import AmqpError, DecodeError
-from twinbus.amqp.events import ConnectionClosed, Event
-from twinbus.amqp.limits import Limits
-from twinbus.amqp.message_builder import batch_payload, message
-from twinbus.amqp.message_sections import BATCH_FORMAT, Header, Properties, batch_messages, split
-from twinbus.amqp.performatives import ACCEPTED, RECEIVER, SENDER, Error, Modified, Rejected, Source, Target
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp import (
+    ACCEPTED,
+    BATCH_FORMAT,
+    RECEIVER,
+    SENDER,
+    AmqpError,
+    Connection,
+    ConnectionClosed,
+    ConnectionEvent,
+    DecodeError,
+    Error,
+    Header,
+    Limits,
+    Modified,
+    Properties,
+    Rejected,
+    Source,
+    Target,
+    batch_messages,
+    batch_payload,
+    broker_annotations,
+    build_message,
+    decode,
+    encode,
+    lock_token_annotation,
+    read_routing_fields,
+    skip,
+    splice_delivery,
+    split_sections,
+    with_message_id,
+)
+from twinbus.amqp.described_types import decode_described
 from twinbus.values import (
     MAX_PREDICTABLE_KEYS,
     PREDICTABLE,
@@ -82,11 +102,11 @@ VALUES = [
     Array(Array, [Array(dict, [{1: 2}])]),
 ]
 MESSAGES = [
-    message(data=b"hello"),
-    message(data=[b"several", b"parts" * 100], footer={"f": 1}),
-    message(value={"a": [1, 2, 3]}, header=Header(durable=True, priority=4, ttl=60000)),
-    message(sequence=[[1, 2], ["three"]], properties=Properties(message_id=UUID(int=1))),
-    message(
+    build_message(data=b"hello"),
+    build_message(data=[b"several", b"parts" * 100], footer={"f": 1}),
+    build_message(value={"a": [1, 2, 3]}, header=Header(durable=True, priority=4, ttl=60000)),
+    build_message(sequence=[[1, 2], ["three"]], properties=Properties(message_id=UUID(int=1))),
+    build_message(
         data=b"full" * 100,
         header=Header(True, 9, 1000, False, 3),
         delivery_annotations={"x-opt-lock-token": UUID(int=2)},
@@ -189,27 +209,27 @@ def try_message(chance: Random) -> bool:
         except DecodeError:
             sound = False
     try:
-        raw = read_envelope(raw).raw
+        raw = read_routing_fields(raw).raw
     except DecodeError:
         return False
     # What was taken can be given an id and be delivered, and is well formed afterwards.
     named = with_message_id(raw, "new")
-    split(named)
+    split_sections(named)
     ours = broker_annotations(1, 2, 3)
     for overlay in (None, {"text": "over"}):
-        parts = delivered(
+        parts = splice_delivery(
             named,
             delivery_count=chance.choice((0, 300)),
-            delivery_annotations=lock_token(UUID(int=1)),
+            delivery_annotations=lock_token_annotation(UUID(int=1)),
             message_annotations=ours,
             overlay=overlay,
         )
-        split(b"".join(parts))
+        split_sections(b"".join(parts))
     return sound
 
 
 def _read_everything(raw: bytes) -> None:
-    found = split(raw)
+    found = split_sections(raw)
     for name in ("header", "properties", "delivery_annotations", "message_annotations", "application_properties"):
         getattr(found, name)
     assert found.footer is not None
@@ -249,14 +269,14 @@ def try_hostile_map(chance: Random, tally: Tally) -> bool:
 
 def _read_frame(body: bytes) -> bool:
     try:
-        decode_composite(body, 0)
+        decode_described(body, 0)
     except AmqpError:
         return False
     return True
 
 
 def _read_section(raw: bytes) -> bool:
-    for read in (_read_everything, read_envelope):
+    for read in (_read_everything, read_routing_fields):
         try:
             read(raw)
         except DecodeError:
@@ -315,7 +335,7 @@ def try_connection(chance: Random, tally: Tally) -> bool:
         session.attach("from-1", RECEIVER, source=Source("queue"), target=Target("here"))
     pieces = _damaged_recording(chance, as_server) if chance.random() < 0.6 else unruly.conversation(chance, as_server)
     application = Accepting(core)
-    events: list[Event] = []
+    events: list[ConnectionEvent] = []
     said = 0
     for piece in pieces:
         for part in cut(piece, chance if chance.random() < 0.2 else None):
@@ -363,7 +383,7 @@ def _check_bounds(core: Connection, tally: Tally) -> None:
             raise FindingError("more deliveries are unsettled than may be")
 
 
-def _check_end(core: Connection, events: list[Event], said: int, heard: int) -> None:
+def _check_end(core: Connection, events: list[ConnectionEvent], said: int, heard: int) -> None:
     closed = [event for event in events if isinstance(event, ConnectionClosed)]
     if len(closed) > 1 or bool(closed) != core.is_closed:
         raise FindingError(f"closed {len(closed)} times, is_closed is {core.is_closed}")

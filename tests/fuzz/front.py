@@ -242,8 +242,8 @@ async def _compare_costs(server: NamespaceServer, chance: random.Random, tally: 
         opening += amqp_frames.performative_frame(0, Open("peer"))
         opening += b"" if place.startswith("begin") else amqp_frames.performative_frame(0, begin)
     slower = await costs.ratio_of(
-        lambda: converse(server.port, [opening + amqp_frames.frame(0, hostile)], 1),
-        lambda: converse(server.port, [opening + amqp_frames.frame(0, ordinary)], 1),
+        lambda: converse(server.port, [opening + amqp_frames.encode_frame(0, hostile)], 1),
+        lambda: converse(server.port, [opening + amqp_frames.encode_frame(0, ordinary)], 1),
     )
     tally.slowest = max(tally.slowest, slower)
     if slower > costs.MOST:

@@ -11,7 +11,8 @@ from random import Random
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.amqp.encoding import encode, encode_fields, encode_list_of, encode_map_of
+from twinbus.amqp import encode, encode_list_of, encode_map_of
+from twinbus.amqp.encoding import encode_fields
 from twinbus.values import Described, Float32, Int, Long, Symbol, Timestamp, UInt, ULong
 
 MODULUS: Final = sys.hash_info.modulus  # 2**61 - 1: numbers and UUIDs that differ by a multiple of it have one hash

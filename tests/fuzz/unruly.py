@@ -5,25 +5,20 @@ from random import Random
 from typing import Any
 
 from tests.fuzz import hostile_maps
-from twinbus.amqp.described_types import encode_composite
-from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, frame, performative_frame
+from twinbus.amqp import ACCEPTED, Error, Modified, Rejected, Source, Target
+from twinbus.amqp.described_types import encode_described
+from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, encode_frame, performative_frame
 from twinbus.amqp.performatives import (
-    ACCEPTED,
     Attach,
     Begin,
     Close,
     Detach,
     Disposition,
     End,
-    Error,
     Flow,
-    Modified,
     Open,
-    Rejected,
     SaslMechanisms,
     SaslOutcome,
-    Source,
-    Target,
     Transfer,
 )
 
@@ -48,7 +43,7 @@ def conversation(chance: Random, as_server: bool) -> list[bytes]:
 def hostile_frame(chance: Random, keys: int) -> bytes:
     """A frame with a map of colliding keys, of any kind and in any place."""
     kind, place = chance.choice(list(hostile_maps.KEYS)), chance.choice(list(hostile_maps.PERFORMATIVES))
-    return frame(0, hostile_maps.PERFORMATIVES[place](hostile_maps.encoded_map(hostile_maps.KEYS[kind](keys))))
+    return encode_frame(0, hostile_maps.PERFORMATIVES[place](hostile_maps.encoded_map(hostile_maps.KEYS[kind](keys))))
 
 
 def _random_frame(chance: Random) -> bytes:
@@ -111,4 +106,4 @@ def _random_frame(chance: Random) -> bytes:
     performative = chance.choices(kinds, weights)[0]()
     channel = 0 if chance.random() < 0.97 else chance.choice((1, 2, 15, 16))
     payload = bytes(chance.choice((0, 5, 3000))) if isinstance(performative, Transfer) else b""
-    return frame(channel, encode_composite(performative) + payload)
+    return encode_frame(channel, encode_described(performative) + payload)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from twinbus.amqp.limits import MIB, LimitExceededError
+from twinbus.amqp import MIB, LimitExceededError
 from twinbus.errors import OperatorError
 from twinbus.namespace.resources import ConnectionAccount, ResourceLimits, Resources
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties, split
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp import Properties, build_message, read_routing_fields, split_sections
 from twinbus.clock import Clock, SystemClock
 from twinbus.namespace.engine.descriptions import (
     QueueDescription,
@@ -99,7 +97,8 @@ async def ask(runtime: NamespaceRuntime, path: str, event: type, *fields: Any) -
 
 async def send(runtime: NamespaceRuntime, path: str, *bodies: str) -> None:
     envelopes = tuple(
-        read_envelope(message(properties=Properties(message_id=body), data=body.encode())) for body in bodies
+        read_routing_fields(build_message(properties=Properties(message_id=body), data=body.encode()))
+        for body in bodies
     )
     assert await ask(runtime, path, MessagesSent, envelopes) is None
 
@@ -200,7 +199,7 @@ async def test_an_entity_that_is_gone_leaves_no_mailbox_behind(runtime: Namespac
         await runtime.create(QueueDescription(path=f"q{number}"))
         entity = runtime.namespace.find(f"q{number}")
         assert entity is not None
-        await send(runtime, f"q{number}", "message")
+        await send(runtime, f"q{number}", "build_message")
         await runtime.delete(f"q{number}")
         # Who still has it in hand is refused, and brings no mailbox back.
         answer = asyncio.get_running_loop().create_future()
@@ -214,12 +213,12 @@ async def test_what_cannot_be_read_is_not_asked_for_without_a_pause() -> None:
     store, clock = UnreadableStore(), StillClock()
     runtime = open_runtime(store, clock)
     await runtime.create(QueueDescription(path="q"))
-    later = message(
+    later = build_message(
         properties=Properties(message_id="later"),
         message_annotations={"x-opt-scheduled-enqueue-time": Timestamp(clock.instant + 5)},
         data=b"",
     )
-    assert await ask(runtime, "q", MessagesSent, (read_envelope(later),)) is None
+    assert await ask(runtime, "q", MessagesSent, (read_routing_fields(later),)) is None
     clock.instant += 10
     await asyncio.wait_for(store.asked.wait(), 10)
     for _ in range(1000):
@@ -248,7 +247,7 @@ async def test_a_rule_that_changes_under_load_holds_for_whole_messages_and_for_a
         work += [send(runtime, "t", *bodies[at : at + 3]), change(at)]
     await asyncio.gather(*work)
     rows = await ask(runtime, path, MessagesPeeked, 0, 100, False)
-    found = [split(row.raw) for row in rows]
+    found = [split_sections(row.raw) for row in rows]
     assert sorted(str(each.properties.message_id) for each in found) == sorted(bodies)
     versions = [each.application_properties["version"] for each in found]
     assert versions == sorted(versions)

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties
-from twinbus.amqp.routing_fields import Envelope, read_envelope
+from twinbus.amqp import Properties, RoutingFields, build_message, read_routing_fields
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import MessagesPeeked, MessagesSent
@@ -20,8 +18,8 @@ from .test_runtime import ask, open_runtime
 from .test_runtime import runtime as runtime  # noqa: PLC0414  # a fixture: memory and SQLite in turn
 
 
-def envelope(name: str) -> Envelope:
-    return read_envelope(message(properties=Properties(message_id=name), data=b"x"))
+def envelope(name: str) -> RoutingFields:
+    return read_routing_fields(build_message(properties=Properties(message_id=name), data=b"x"))
 
 
 async def count(runtime: NamespaceRuntime, path: str) -> int:

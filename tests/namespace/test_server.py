@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.namespace.front.amqp_peer import SECONDS, Peer
-from twinbus.amqp.connection import Connection
+from twinbus.amqp import Connection
 from twinbus.connect import ReceivedMessage, connect
 from twinbus.errors import OperatorError
 from twinbus.message import Message

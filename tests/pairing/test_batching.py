@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from twinbus.amqp.message_builder import batch_payload
+from twinbus.amqp import batch_payload
 from twinbus.pairing.batching import Parts, section_size, split, tally
 
 sizes_of_messages = st.lists(st.integers(1, 400), max_size=30)

@@ -24,9 +24,7 @@ from pyspark.sql.types import (
 )
 
 from tests.amqp import strategies
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Header
+from twinbus.amqp import Header, build_message, encode
 from twinbus.connect import ReceivedMessage
 from twinbus.pipeline.servicebus.rows import READ_SCHEMA, marks_of, row_of
 from twinbus.values import Array, Decimal32, Described, Float32, Symbol, Timestamp, ULong
@@ -57,7 +55,7 @@ def _row(raw: bytes, include_raw: bool = False) -> dict[str, Any]:
 
 def _sent(**parts: Any) -> bytes:
     """As the broker shows it: with a number, a time and a state."""
-    return message(**{**parts, "message_annotations": {**parts.get("message_annotations", {}), **_BROKERS}})
+    return build_message(**{**parts, "message_annotations": {**parts.get("message_annotations", {}), **_BROKERS}})
 
 
 def _body(value: Any) -> str:

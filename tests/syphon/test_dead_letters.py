@@ -8,8 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties
+from twinbus.amqp import Properties, build_message
 from twinbus.backlog import PATH_PROPERTY
 from twinbus.connect import ServiceBusConnection, connect
 from twinbus.syphon.dead_letters import DeadLetter, DeadLetters, NotResubmittedError
@@ -35,7 +34,7 @@ async def bus(secondary: LocalNamespace) -> AsyncIterator[ServiceBusConnection]:
 
 async def dead_letters(bus: ServiceBusConnection, queue: str, count: int, body: bytes = b"body") -> None:
     raws = [
-        message(
+        build_message(
             data=body,
             properties=Properties(message_id=UUID(int=number)),
             application_properties={PATH_PROPERTY: "a"},

@@ -7,9 +7,14 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.delivery_splicing import Items, broker_annotations, delivered, lock_token
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties
+from twinbus.amqp import (
+    EncodedEntries,
+    Properties,
+    broker_annotations,
+    build_message,
+    lock_token_annotation,
+    splice_delivery,
+)
 from twinbus.connect.message_encoding import encode_message
 from twinbus.connect.received_message import ReceivedMessage
 from twinbus.message import BodyType, Message
@@ -29,12 +34,12 @@ NAMES = st.one_of(
 
 
 def as_delivered(raw: bytes, **arguments: Any) -> bytes:
-    annotations: Items = broker_annotations(5, 1_700_000_000_000, 1_700_000_060_000, 5, state=0)
+    annotations: EncodedEntries = broker_annotations(5, 1_700_000_000_000, 1_700_000_060_000, 5, state=0)
     return b"".join(
-        delivered(
+        splice_delivery(
             raw,
             delivery_count=arguments.pop("delivery_count", 0),
-            delivery_annotations=lock_token(TOKEN),
+            delivery_annotations=lock_token_annotation(TOKEN),
             message_annotations=annotations,
             **arguments,
         )
@@ -88,7 +93,9 @@ def test_other_aliases_annotations_and_bodies_are_left_to_the_thorough_way() -> 
 
 @given(st.binary(max_size=200), st.integers(0, 300))
 def test_bytes_that_are_no_message_are_left_to_the_thorough_way(noise: bytes, cut: int) -> None:
-    whole = as_delivered(message(properties=Properties(message_id="i"), application_properties={"x-ms-path": "q"}))
+    whole = as_delivered(
+        build_message(properties=Properties(message_id="i"), application_properties={"x-ms-path": "q"})
+    )
     for raw in (noise, whole[:cut], whole[:cut] + noise):
         try:
             both(raw)

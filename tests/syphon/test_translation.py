@@ -16,22 +16,25 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from hypothesis import given
 
 from tests.amqp import strategies as amqp
-from twinbus.amqp.decoding import skip
-from twinbus.amqp.delivery_splicing import broker_annotations, delivered, list_slices, lock_token
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import (
+from twinbus.amqp import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
-    FOOTER,
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
     Header,
     Properties,
-    map_items,
-    split,
+    broker_annotations,
+    build_message,
+    list_field_slices,
+    lock_token_annotation,
+    read_map_header,
+    read_routing_fields,
+    skip,
+    splice_delivery,
+    split_sections,
 )
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp.message_sections import FOOTER
 from twinbus.backlog import (
     COMPRESSION_PROPERTY,
     PATH_PROPERTY,
@@ -55,13 +58,13 @@ def received(
 ) -> bytes:
     """As the broker of the backlog hands it out."""
     annotations = broker_annotations(11, enqueued, NOW + 60_000, enqueued_seq=11, state=0)
-    kept = read_envelope(raw).raw
+    kept = read_routing_fields(raw).raw
     return b"".join(
-        delivered(
+        splice_delivery(
             kept,
             delivery_count=3,
             ttl=ttl,
-            delivery_annotations=lock_token(TOKEN),
+            delivery_annotations=lock_token_annotation(TOKEN),
             message_annotations=annotations,
             overlay=overlay,
         )
@@ -70,21 +73,21 @@ def received(
 
 def in_backlog(**given: Any) -> bytes:
     properties = {PATH_PROPERTY: "orders", **given.pop("application_properties", {})}
-    return message(**{"data": b"body", **given}, application_properties=properties)
+    return build_message(**{"data": b"body", **given}, application_properties=properties)
 
 
 def shape(raw: bytes) -> dict[str, Any]:
     """Every field as it stands on the wire. A section without content is as good as none (§3.2)."""
-    sections = split(read_envelope(raw).raw)
+    sections = split_sections(read_routing_fields(raw).raw)
 
     def fields(code: int) -> list[bytes]:
-        found = list_slices(sections.raw, sections.spans[code][1]) if code in sections.spans else []
+        found = list_field_slices(sections.raw, sections.spans[code][1]) if code in sections.spans else []
         while found and found[-1] == b"\x40":
             found.pop()
         return found
 
     def pairs(code: int) -> dict[bytes, bytes]:
-        count, pos = map_items(sections.raw, sections.spans[code][1]) if code in sections.spans else (0, 0)
+        count, pos = read_map_header(sections.raw, sections.spans[code][1]) if code in sections.spans else (0, 0)
         ends = [pos, *(pos := skip(sections.raw, pos) for _ in range(count))]
         parts = [sections.raw[start:end] for start, end in pairwise(ends)]
         return dict(zip(parts[::2], parts[1::2], strict=True))
@@ -192,14 +195,14 @@ def test_y3_values_of_every_amqp_type_are_carried_byte_for_byte(body: dict[str, 
         **meant,
         "application_properties": {**meant["application_properties"], PATH_PROPERTY: "orders"},
     }
-    path, raw = translate(received(message(**body, **stored)), NOW)
+    path, raw = translate(received(build_message(**body, **stored)), NOW)
     assert path == "orders"
-    assert shape(raw) == shape(message(**body, **meant))
+    assert shape(raw) == shape(build_message(**body, **meant))
 
 
 def test_y3_nothing_of_the_brokers_is_carried_over() -> None:
     raw = translate(received(in_backlog(), ttl=5 * DAY), NOW).raw
-    assert raw == message(data=b"body")
+    assert raw == build_message(data=b"body")
 
 
 # --- aliases ---------------------------------------------------------------------------------------------------------
@@ -208,13 +211,13 @@ def test_y3_nothing_of_the_brokers_is_carried_over() -> None:
 @pytest.mark.parametrize("ticks", [Long(70_000_000), Described(Symbol("com.microsoft:timespan"), Long(70_000_000))])
 def test_y3_the_time_to_live_is_read_as_a_long_or_as_the_old_clients_span(ticks: object) -> None:
     raw = translate(received(in_backlog(application_properties={TIME_TO_LIVE_PROPERTY: ticks})), NOW).raw
-    assert split(raw).header.ttl == 7_000
+    assert split_sections(raw).header.ttl == 7_000
 
 
 def test_y3_a_life_longer_than_a_header_tells_stands_between_creation_and_expiry() -> None:
     ticks = Long(100 * DAY * 10_000)
     raw = translate(received(in_backlog(application_properties={TIME_TO_LIVE_PROPERTY: ticks})), NOW).raw
-    found = split(raw)
+    found = split_sections(raw)
     assert found.header.ttl == LONG
     assert (found.properties.creation_time, found.properties.absolute_expiry_time) == (NOW, NOW + 100 * DAY)
 
@@ -222,15 +225,15 @@ def test_y3_a_life_longer_than_a_header_tells_stands_between_creation_and_expiry
 def test_y3_the_old_clients_endless_span_ends_with_time_itself() -> None:
     ticks = Described(Symbol("com.microsoft:timespan"), Long(2**63 - 1))
     raw = translate(received(in_backlog(application_properties={TIME_TO_LIVE_PROPERTY: ticks})), NOW).raw
-    assert split(raw).properties.absolute_expiry_time == 253_402_300_800_000
+    assert split_sections(raw).properties.absolute_expiry_time == 253_402_300_800_000
 
 
 def test_s10_a_scheduled_time_comes_back_as_the_annotation_it_was() -> None:
     raw = translate(
         received(in_backlog(application_properties={SCHEDULED_TIME_PROPERTY: Timestamp(NOW + DAY)})), NOW
     ).raw
-    assert read_envelope(raw).scheduled_enqueue_time == NOW + DAY
-    assert split(raw).application_properties == {}
+    assert read_routing_fields(raw).scheduled_enqueue_time == NOW + DAY
+    assert split_sections(raw).application_properties == {}
 
 
 @pytest.mark.parametrize(
@@ -256,9 +259,9 @@ def test_y6_an_alias_of_a_wrong_kind_can_never_be_delivered(
 
 def test_y6_a_message_without_a_path_has_no_destination() -> None:
     with pytest.raises(NeverDeliverableError) as raised:
-        translate(received(message(data=b"body")), NOW)
+        translate(received(build_message(data=b"body")), NOW)
     assert (raised.value.reason, raised.value.description) == (DeadLetterReason.NO_DESTINATION, "x-ms-path is missing")
-    assert destination_of(received(message(data=b"body"))) is None
+    assert destination_of(received(build_message(data=b"body"))) is None
 
 
 def test_y6_bytes_that_are_no_message_can_never_be_delivered() -> None:
@@ -282,11 +285,11 @@ def lived(spent: int, ttl: int, *, scheduled_in: int | None = None) -> bytes:
 
 
 def test_y7_a_time_to_live_starts_anew_on_the_primary() -> None:
-    assert split(translate(lived(spent=DAY, ttl=5_000), NOW).raw).header.ttl == 5_000
+    assert split_sections(translate(lived(spent=DAY, ttl=5_000), NOW).raw).header.ttl == 5_000
 
 
 def test_y7_absolute_deducts_the_time_spent_in_the_backlog() -> None:
-    assert split(translate(lived(spent=2_000, ttl=5_000), NOW, "absolute").raw).header.ttl == 3_000
+    assert split_sections(translate(lived(spent=2_000, ttl=5_000), NOW, "absolute").raw).header.ttl == 3_000
 
 
 def test_y7_absolute_never_delivers_what_expired() -> None:
@@ -298,7 +301,7 @@ def test_y7_absolute_never_delivers_what_expired() -> None:
 @pytest.mark.parametrize(("scheduled_in", "left"), [(60_000, 5_000), (0, 5_000), (-2_000, 3_000)])
 def test_y7_the_life_of_a_scheduled_message_begins_when_it_is_due(scheduled_in: int, left: int) -> None:
     raw = translate(lived(spent=DAY, ttl=5_000, scheduled_in=scheduled_in), NOW, "absolute").raw
-    assert split(raw).header.ttl == left
+    assert split_sections(raw).header.ttl == left
 
 
 # --- resubmitting (Y6) -----------------------------------------------------------------------------------------------
@@ -319,5 +322,5 @@ def test_y6_a_dead_letter_goes_back_with_its_aliases_and_without_its_verdict() -
 
 @pytest.mark.parametrize("properties", [{}, {PATH_PROPERTY: "gone"}])
 def test_y6_a_dead_letter_can_be_given_another_destination(properties: dict[str, object]) -> None:
-    dead = received(message(data=b"body", application_properties=properties), overlay=DEAD)
-    assert translate(received(resubmittable(dead, "orders")), NOW) == ("orders", message(data=b"body"))
+    dead = received(build_message(data=b"body", application_properties=properties), overlay=DEAD)
+    assert translate(received(resubmittable(dead, "orders")), NOW) == ("orders", build_message(data=b"body"))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from itertools import count
 from typing import Any, NamedTuple
 
-from twinbus.amqp.described_types import decode_composite
+from twinbus.amqp.described_types import decode_described
 from twinbus.amqp.errors import AmqpError, DecodeError
-from twinbus.amqp.events import ConnectionClosed, Event, Opened, SessionBegun
-from twinbus.amqp.fast_frames import CUT_SHORT, Extras, FlowFields, read_disposition, read_flow, read_transfer
+from twinbus.amqp.events import ConnectionClosed, ConnectionEvent, Opened, SessionBegun
+from twinbus.amqp.fast_frames import CUT_SHORT, FlowFields, TransferExtras, read_disposition, read_flow, read_transfer
 from twinbus.amqp.frames import (
     FRAME_HEADER,
     HEARTBEAT,
@@ -26,11 +26,11 @@ from twinbus.amqp.link import Link
 from twinbus.amqp.negotiation import (
     MECHANISMS,
     ClientSasl,
-    Credential,
     Negotiation,
     PeerRefusedError,
+    SaslCredential,
+    SaslVerifier,
     ServerSasl,
-    Verifier,
 )
 from twinbus.amqp.performatives import (
     Attach,
@@ -80,13 +80,13 @@ class Connection:
         self._received = 0  # counted while there is a limit for it
         self._negotiation = negotiation
         self._first_outgoing_id = first_outgoing_id
-        self._timers = Timers(local.idle_time_out, self.limits)
+        self._timers = ConnectionTimers(local.idle_time_out, self.limits)
         self._open_sent = False
         self._closing = False
         self._buffer = bytearray()
         self._needed = 8
-        self._events: list[Event] = []
-        self._channels = Channels(local.channel_max)
+        self._events: list[ConnectionEvent] = []
+        self._channels = ChannelTable(local.channel_max)
 
     @classmethod
     def client(
@@ -97,7 +97,7 @@ class Connection:
         max_frame_size: int = MIB,
         channel_max: int = 4999,
         idle_timeout: float | None = None,
-        sasl: Credential | None = "ANONYMOUS",
+        sasl: SaslCredential | None = "ANONYMOUS",
         properties: dict[Any, Any] | None = None,
         limits: Limits = _CLIENT_LIMITS,
         first_outgoing_id: int = 0,
@@ -120,7 +120,7 @@ class Connection:
         channel_max: int = 4999,
         idle_timeout: float | None = 240.0,
         mechanisms: tuple[str, ...] = MECHANISMS,
-        verifier: Verifier | None = None,
+        verifier: SaslVerifier | None = None,
         bare_allowed: bool = False,
         properties: dict[Any, Any] | None = None,
         limits: Limits = _SERVER_LIMITS,
@@ -137,7 +137,7 @@ class Connection:
 
     # --- the face to the driver
 
-    def receive(self, data: bytes, now: float) -> list[Event]:
+    def receive(self, data: bytes, now: float) -> list[ConnectionEvent]:
         """Takes what the transport read, and says what it meant. Never raises for what the peer sent."""
         if self.is_closed or not data:
             return []
@@ -186,7 +186,7 @@ class Connection:
         """When `handle_timer` has something to do."""
         return None if self.is_closed else self._timers.next()
 
-    def handle_timer(self, now: float) -> list[Event]:
+    def handle_timer(self, now: float) -> list[ConnectionEvent]:
         """Heartbeats, and the end of a peer that fell silent (§2.4.5)."""
         events = self._events = []
         if self.is_closed:
@@ -256,7 +256,7 @@ class Connection:
 
     # --- what sessions and links need
 
-    def report(self, event: Event) -> None:
+    def report(self, event: ConnectionEvent) -> None:
         self._events.append(event)
 
     def hold(self, size: int) -> None:
@@ -344,12 +344,12 @@ class Connection:
                 f"A frame without payload has at most {most} bytes{self.until_authenticated}; this one has {end - pos}."
             )
             raise LimitExceededError("performative-bytes", f"{text} Send fewer properties.")
-        performative, payload = decode_composite(buf, pos)
+        performative, payload = decode_described(buf, pos)
         if payload > end or (payload < end and not isinstance(performative, Transfer)):
             raise DecodeError("a performative does not end where its frame does")
-        self._on_performative(performative, channel, Place(buf, pos, payload, end))
+        self._on_performative(performative, channel, FrameSpan(buf, pos, payload, end))
 
-    def _on_performative(self, performative: Any, channel: int, place: Place) -> None:
+    def _on_performative(self, performative: Any, channel: int, place: FrameSpan) -> None:
         if self._closing and not isinstance(performative, (Open, Close)):
             return
         if self.remote is None and not isinstance(performative, (Open, Close)):
@@ -366,7 +366,7 @@ class Connection:
             case _:
                 raise DecodeError("a frame whose performative is unknown")
 
-    def _on_session_frame(self, performative: SessionFrame, channel: int, place: Place) -> None:
+    def _on_session_frame(self, performative: SessionFrame, channel: int, place: FrameSpan) -> None:
         session = self._channels.find(channel)
         if session is None:
             # The Python SDK ends a session and then detaches its links.
@@ -380,7 +380,7 @@ class Connection:
         elif session.state is not SessionState.MAPPED:
             return
         try:
-            hand_over(session, performative, place)
+            dispatch_session_frame(session, performative, place)
         except SessionViolationError as fault:
             session.fail(Error.of(fault))
 
@@ -447,7 +447,7 @@ class Connection:
         self._buffer = bytearray()
         self._open_bytes = 0
 
-    def fail(self, fault: AmqpError) -> list[Event]:
+    def fail(self, fault: AmqpError) -> list[ConnectionEvent]:
         """Ends the connection for what the peer did or made us hold: close with the error, without waiting for its."""
         events = self._events = []
         if not self.is_closed:
@@ -471,7 +471,7 @@ def _ms(seconds: float | None) -> int | None:
     return None if seconds is None else max(1, int(seconds * 1000))
 
 
-class Channels:
+class ChannelTable:
     def __init__(self, channel_max: int) -> None:
         self._channel_max = channel_max
         self._ours: dict[int, Session] = {}
@@ -532,7 +532,7 @@ class Channels:
 SessionFrame = Attach | Flow | Transfer | Disposition | Detach | End
 
 
-class Place(NamedTuple):
+class FrameSpan(NamedTuple):
     """Where a frame body lies in the bytes that were read."""
 
     buf: bytes
@@ -541,7 +541,7 @@ class Place(NamedTuple):
     end: int
 
 
-def hand_over(session: Session, performative: SessionFrame, place: Place) -> None:
+def dispatch_session_frame(session: Session, performative: SessionFrame, place: FrameSpan) -> None:
     match performative:
         case Attach():
             session.on_attach(performative)
@@ -550,7 +550,7 @@ def hand_over(session: Session, performative: SessionFrame, place: Place) -> Non
         case End():
             session.on_end(performative)
         case Transfer() as t:
-            extras = Extras(t.state, t.resume, t.aborted)
+            extras = TransferExtras(t.state, t.resume, t.aborted)
             fields = (t.handle, t.delivery_id, t.delivery_tag, t.message_format, t.settled, t.more, extras)
             session.on_transfer((*fields, place.payload), place.buf, place.end)
         case Disposition() as d:
@@ -564,7 +564,7 @@ def hand_over(session: Session, performative: SessionFrame, place: Place) -> Non
             )  # fmt: skip
 
 
-class Timers:
+class ConnectionTimers:
     def __init__(self, local_idle_ms: int | None, limits: Limits) -> None:
         # §2.4.5: what the peer is told should be half of when we give up.
         self._patience = None if local_idle_ms is None else 2 * local_idle_ms / 1000

@@ -1,6 +1,6 @@
 """Bytes spliced into an encoded message: an id on arrival; header, annotations and overlaid properties on delivery.
 
-The messages were validated when they arrived (`read_envelope`). Properties, body and footer pass as they came.
+The messages were validated when they arrived (`read_routing_fields`). Properties, body and footer pass as they came.
 """
 
 from collections.abc import Container, Mapping
@@ -24,15 +24,15 @@ from twinbus.amqp.message_sections import (
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
-    list_fields,
-    map_items,
+    read_list_header,
+    read_map_header,
     section_at,
 )
 from twinbus.values import ULong
 
 
 @dataclass(slots=True)
-class Items:
+class EncodedEntries:
     """Encoded keys and values of a map; `count` counts both, as AMQP does. `names` are the texts of keys that win."""
 
     count: int
@@ -40,18 +40,18 @@ class Items:
     names: frozenset[bytes] = field(default=frozenset(), compare=False, repr=False)
 
 
-NO_ITEMS = Items(0, b"")
+NO_ENTRIES = EncodedEntries(0, b"")
 
 
-def items(values: Mapping[str, object]) -> Items:
+def encode_annotations(values: Mapping[str, object]) -> EncodedEntries:
     """Annotations: the keys are symbols."""
     raw = b"".join(encode_symbol(key) + encode(value) for key, value in values.items())
-    return Items(2 * len(values), raw, frozenset(key.encode() for key in values))
+    return EncodedEntries(2 * len(values), raw, frozenset(key.encode() for key in values))
 
 
-def lock_token(token: UUID) -> Items:
+def lock_token_annotation(token: UUID) -> EncodedEntries:
     """The delivery annotation that tells the lock token."""
-    return Items(2, _LOCK_TOKEN + token.bytes, _LOCK_TOKEN_NAME)
+    return EncodedEntries(2, _LOCK_TOKEN + token.bytes, _LOCK_TOKEN_NAME)
 
 
 _LOCK_TOKEN_NAME = frozenset((b"x-opt-lock-token",))
@@ -79,7 +79,7 @@ def broker_annotations(
     scheduled_ms: int | None = None,
     state: int | None = None,
     deadletter_source: str | None = None,
-) -> Items:
+) -> EncodedEntries:
     raw = _FIRST_TWO(_SEQUENCE_KEY, seq, _ENQUEUED_KEY, enqueued_ms)
     given = 0
     if locked_until_ms is not None:
@@ -101,7 +101,7 @@ def broker_annotations(
         raw += _DEADLETTER_SOURCE_KEY + encode_str(deadletter_source)
         given |= 32
     names = _NAMES[given]
-    return Items(2 * len(names), raw, names)
+    return EncodedEntries(2 * len(names), raw, names)
 
 
 _OPTIONAL_NAMES = (
@@ -127,13 +127,13 @@ _LONG_TEXT = frozenset((0xB1, 0xB3))
 _PLAIN_HEADERS = tuple(_HEADER + encode_list_of([_NULL] * 4 + [encode_uint(count)]) for count in range(256))
 
 
-def delivered(
+def splice_delivery(
     raw: bytes,
     *,
     delivery_count: int,
     ttl: int | None = None,
-    delivery_annotations: Items | None = None,
-    message_annotations: Items = NO_ITEMS,
+    delivery_annotations: EncodedEntries | None = None,
+    message_annotations: EncodedEntries = NO_ENTRIES,
     overlay: Mapping[str, object] | None = None,
 ) -> list[bytes]:
     """The bytes for a receiver. `ttl` None leaves the sender's; `delivery_annotations` None adds no such section."""
@@ -156,7 +156,7 @@ def delivered(
     else:
         head = _header(raw, header, delivery_count, ttl)
     if delivery_annotations is not None or user_delivery is not None:
-        ours = delivery_annotations or NO_ITEMS
+        ours = delivery_annotations or NO_ENTRIES
         if user_delivery is not None:
             ours = _merged(raw, user_delivery, ours)
         head += b"\x00\x53\x71" + encode_map_of(ours.count, ours.raw)
@@ -184,10 +184,10 @@ _LOCKED_BEFORE = Struct(
 ).pack
 
 
-def delivered_under_lock(
+def splice_locked_delivery(
     raw: bytes, delivery_count: int, tag: bytes, seq: int, enqueued_ms: int, locked_until_ms: int, enqueued_seq: int
 ) -> list[bytes] | None:
-    """`delivered` for what most are: active, and no header or annotations of its sender's to care for. None for others.
+    """Faster `splice_delivery` for an active message without a header or annotations of its sender. None for others.
 
     `tag` is the lock token as delivery tags write it, little-endian (`UUID(bytes_le=tag)`).
     """
@@ -216,7 +216,7 @@ def with_message_id(raw: bytes, message_id: str | UUID | bytes | int) -> bytes:
     while True:
         code, start, end = _section(raw, pos)
         if code == PROPERTIES:
-            count, first = list_fields(raw, start)
+            count, first = read_list_header(raw, start)
             rest = raw[skip(raw, first) : end] if count else b""
             return raw[:pos] + b"\x00\x53\x73" + encode_fields(max(1, count), field + rest) + raw[end:]
         if code > PROPERTIES or code == 0:
@@ -232,9 +232,9 @@ def _section(raw: bytes, pos: int) -> tuple[int, int, int]:
     return section_at(raw, pos)
 
 
-def list_slices(raw: bytes, start: int) -> list[bytes]:
+def list_field_slices(raw: bytes, start: int) -> list[bytes]:
     """The fields of the list whose constructor is at `start`, as they stand there."""
-    count, pos = list_fields(raw, start)
+    count, pos = read_list_header(raw, start)
     fields = []
     for _ in range(count):
         after = pos + 1 if raw[pos] == 0x40 else skip(raw, pos)
@@ -244,16 +244,16 @@ def list_slices(raw: bytes, start: int) -> list[bytes]:
 
 
 def _header(raw: bytes, start: int | None, delivery_count: int, ttl: int | None) -> bytes:
-    fields = list_slices(raw, start)[:4] if start is not None else []
+    fields = list_field_slices(raw, start)[:4] if start is not None else []
     fields += [_NULL] * (4 - len(fields))
     if ttl is not None:
         fields[2] = encode_uint(ttl)
     return _HEADER + encode_list_of([*fields, encode_uint(delivery_count)])
 
 
-def sift(raw: bytes, start: int, names: Container[bytes]) -> tuple[Items, dict[bytes, int]]:
+def drop_keys(raw: bytes, start: int, names: Container[bytes]) -> tuple[EncodedEntries, dict[bytes, int]]:
     """The map whose constructor is at `start` without the keys of these names, and where the values of those are."""
-    count, pos = map_items(raw, start)
+    count, pos = read_map_header(raw, start)
     kept, run = [], pos
     found: dict[bytes, int] = {}
     for _ in range(count >> 1):
@@ -273,18 +273,18 @@ def sift(raw: bytes, start: int, names: Container[bytes]) -> tuple[Items, dict[b
             found[name] = middle
         pos = end
     kept.append(raw[run:pos])
-    return Items(count, b"".join(kept)), found
+    return EncodedEntries(count, b"".join(kept)), found
 
 
-def _merged(raw: bytes, start: int, ours: Items) -> Items:
+def _merged(raw: bytes, start: int, ours: EncodedEntries) -> EncodedEntries:
     """The sender's map and ours; ours wins where both have a key."""
-    kept, _ = sift(raw, start, ours.names)
-    return Items(kept.count + ours.count, kept.raw + ours.raw)
+    kept, _ = drop_keys(raw, start, ours.names)
+    return EncodedEntries(kept.count + ours.count, kept.raw + ours.raw)
 
 
 def _overlaid(raw: bytes, pos: int, head: bytes, overlay: Mapping[str, object]) -> list[bytes]:
     encoded = b"".join(encode_str(key) + encode(value) for key, value in overlay.items())
-    added = Items(2 * len(overlay), encoded, frozenset(key.encode() for key in overlay))
+    added = EncodedEntries(2 * len(overlay), encoded, frozenset(key.encode() for key in overlay))
     code, start, end = _section(raw, pos)
     before = pos
     if code == PROPERTIES:

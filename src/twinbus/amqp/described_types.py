@@ -29,7 +29,7 @@ from twinbus.values import Array, Condition, Described, Symbol, UByte, UInt, ULo
 _T = TypeVar("_T")
 
 
-class Kind(NamedTuple):
+class FieldType(NamedTuple):
     """A field type: how it is written, and how a decoded value becomes it (raising TypeError otherwise)."""
 
     write: Callable[[Any], bytes]
@@ -77,37 +77,37 @@ def _anything(value: Any) -> Any:
     return value
 
 
-STRING = Kind(encode_str, _read_text)
-SYMBOL = Kind(encode_symbol, _read_text)
-SYMBOLS = Kind(_write_symbols, _read_symbols)
-BOOLEAN = Kind(encode_bool, _exactly(bool, bool))
-UBYTE = Kind(encode_ubyte, _exactly(UByte, int))
-USHORT = Kind(encode_ushort, _exactly(UShort, int))
-UINT = Kind(encode_uint, _exactly(UInt, int))
-ULONG = Kind(encode_ulong, _exactly(ULong, int))
-BINARY = Kind(encode_binary, _exactly(bytes, bytes))
-MAP = Kind(_write_symbol_map, _exactly(dict, dict))
-ANY = Kind(encode, _anything)
+STRING = FieldType(encode_str, _read_text)
+SYMBOL = FieldType(encode_symbol, _read_text)
+SYMBOLS = FieldType(_write_symbols, _read_symbols)
+BOOLEAN = FieldType(encode_bool, _exactly(bool, bool))
+UBYTE = FieldType(encode_ubyte, _exactly(UByte, int))
+USHORT = FieldType(encode_ushort, _exactly(UShort, int))
+UINT = FieldType(encode_uint, _exactly(UInt, int))
+ULONG = FieldType(encode_ulong, _exactly(ULong, int))
+BINARY = FieldType(encode_binary, _exactly(bytes, bytes))
+MAP = FieldType(_write_symbol_map, _exactly(dict, dict))
+ANY = FieldType(encode, _anything)
 
 
 class FieldSpec(NamedTuple):
     name: str
-    kind: Kind
+    kind: FieldType
     mandatory: bool
     default: Any
 
 
-class Composite(NamedTuple):
+class DescribedTypeSpec(NamedTuple):
     kind: type
     descriptor: bytes
     fields: tuple[FieldSpec, ...]
 
 
-_BY_TYPE: dict[type, Composite] = {}
-_BY_DESCRIPTOR: dict[int | str, Composite] = {}
+_BY_TYPE: dict[type, DescribedTypeSpec] = {}
+_BY_DESCRIPTOR: dict[int | str, DescribedTypeSpec] = {}
 
 
-def composite(code: int, symbol: str, /, **kinds: Kind) -> Callable[[type[_T]], type[_T]]:
+def described_type(code: int, symbol: str, /, **kinds: FieldType) -> Callable[[type[_T]], type[_T]]:
     """Registers a dataclass. Its fields follow the order of `kinds`; one without a default is mandatory."""
 
     def register(kind: type[_T]) -> type[_T]:
@@ -122,14 +122,14 @@ def composite(code: int, symbol: str, /, **kinds: Kind) -> Callable[[type[_T]], 
             )
             for field in declared
         )
-        entry = Composite(kind, b"\x00\x53" + bytes((code,)), specs)
+        entry = DescribedTypeSpec(kind, b"\x00\x53" + bytes((code,)), specs)
         _BY_TYPE[kind] = _BY_DESCRIPTOR[code] = _BY_DESCRIPTOR[symbol] = entry
         return kind
 
     return register
 
 
-def encode_composite(value: Any) -> bytes:
+def encode_described(value: Any) -> bytes:
     entry = _BY_TYPE.get(type(value))
     if entry is None:
         return encode(value)  # a described type this library has no class for passes as it is
@@ -179,14 +179,14 @@ def from_described(value: Any) -> Any:
     return entry.kind(**arguments)
 
 
-def decode_composite(buf: bytes, pos: int) -> tuple[Any, int]:
+def decode_described(buf: bytes, pos: int) -> tuple[Any, int]:
     value, pos = decode(buf, pos)
     if not isinstance(value, Described):
         raise DecodeError("a frame body must begin with a described list")
     return from_described(value), pos
 
 
-def nested(*kinds: type) -> Kind:
+def described_field(*kinds: type) -> FieldType:
     """A field that holds one of these composites; `Described` among them lets types without a class here pass."""
 
     def read(value: Any) -> Any:
@@ -195,4 +195,4 @@ def nested(*kinds: type) -> Kind:
             raise TypeError
         return found
 
-    return Kind(encode_composite, read)
+    return FieldType(encode_described, read)

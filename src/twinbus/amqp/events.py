@@ -112,7 +112,7 @@ class ConnectionClosed:
     error: Error | None
 
 
-Event = (
+ConnectionEvent = (
     SaslReceived
     | Opened
     | SessionBegun

@@ -9,7 +9,7 @@ from struct import error as struct_error
 from typing import Any, NamedTuple
 
 from twinbus.amqp.decoding import decode
-from twinbus.amqp.described_types import MAP, encode_composite, from_described
+from twinbus.amqp.described_types import MAP, encode_described, from_described
 from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.frames import performative_frame
 from twinbus.amqp.performatives import (
@@ -75,7 +75,7 @@ def transfer_head_with_state(channel: int, transfer: Transfer, payload_size: int
     return _u32(len(head) + payload_size) + head[4:]
 
 
-class Extras(NamedTuple):
+class TransferExtras(NamedTuple):
     """What few transfers have."""
 
     state: DeliveryState | None = None
@@ -83,10 +83,10 @@ class Extras(NamedTuple):
     aborted: bool = False
 
 
-NO_EXTRAS = Extras()
+NO_TRANSFER_EXTRAS = TransferExtras()
 
 # handle, delivery-id, delivery-tag, message-format, settled, more, extras, start of the payload
-TransferFields = tuple[int, int | None, bytes | None, int | None, bool | None, bool, Extras, int]
+TransferFields = tuple[int, int | None, bytes | None, int | None, bool | None, bool, TransferExtras, int]
 
 
 # What nearly every transfer has after `more`: nothing but null and false, batchable perhaps true.
@@ -129,7 +129,7 @@ def read_transfer(buf: bytes, pos: int, end: int) -> TransferFields:
         settled, pos = _bool(buf, pos)
         found, pos = _bool(buf, pos)
         more = found is True
-    extras = NO_EXTRAS
+    extras = NO_TRANSFER_EXTRAS
     if stop - pos == count - 6 and buf[pos:stop] in _USUAL_TAILS:
         pos = stop
     elif count > 6:
@@ -156,7 +156,7 @@ def _short_transfer(buf: bytes, pos: int, stop: int, count: int) -> TransferFiel
         raise DecodeError("a transfer does not end where it says")
     if handle is None:
         raise AmqpError(Condition.INVALID_FIELD, "Transfer.handle is missing")
-    return handle, delivery_id, tag, message_format, settled, False, NO_EXTRAS, stop
+    return handle, delivery_id, tag, message_format, settled, False, NO_TRANSFER_EXTRAS, stop
 
 
 _FLAGS: dict[bytes, tuple[bool | None, bool]] = {
@@ -215,7 +215,7 @@ def _tag(buf: bytes, pos: int) -> tuple[bytes | None, int]:
     return value, pos
 
 
-def _extras(buf: bytes, pos: int, count: int) -> tuple[Extras, int]:
+def _extras(buf: bytes, pos: int, count: int) -> tuple[TransferExtras, int]:
     state, resume, aborted = None, None, None
     mode, pos = decode(buf, pos)
     if mode is not None and type(mode) is not UByte:
@@ -228,7 +228,7 @@ def _extras(buf: bytes, pos: int, count: int) -> tuple[Extras, int]:
         aborted, pos = _bool(buf, pos)
     if count > 4:
         _, pos = _bool(buf, pos)
-    return Extras(state, resume is True, aborted is True), pos
+    return TransferExtras(state, resume is True, aborted is True), pos
 
 
 _STATES: dict[bytes, DeliveryState] = {
@@ -259,7 +259,7 @@ def encode_state(state: DeliveryState | None) -> bytes:
         return b"\x40"
     if state is ACCEPTED or type(state) is Accepted:
         return b"\x00\x53\x24\x45"
-    return encode_composite(state)
+    return encode_described(state)
 
 
 _DISPOSITION = Struct(">IBBH3sBBBBBIBIB")

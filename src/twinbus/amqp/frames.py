@@ -6,7 +6,7 @@ Decides whether a frame header is well formed. What a frame means is not known h
 from struct import Struct
 from typing import Any
 
-from twinbus.amqp.described_types import encode_composite
+from twinbus.amqp.described_types import encode_described
 from twinbus.amqp.errors import AmqpError
 from twinbus.values import Condition
 
@@ -23,12 +23,12 @@ HEARTBEAT = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 FRAME_HEADER = Struct(">IBBH")
 
 
-def frame(channel: int, body: bytes, kind: int = AMQP_FRAME) -> bytes:
+def encode_frame(channel: int, body: bytes, kind: int = AMQP_FRAME) -> bytes:
     return FRAME_HEADER.pack(len(body) + 8, 2, kind, channel) + body
 
 
 def performative_frame(channel: int, performative: Any, kind: int = AMQP_FRAME) -> bytes:
-    return frame(channel, encode_composite(performative), kind)
+    return encode_frame(channel, encode_described(performative), kind)
 
 
 def frame_size(buf: bytes | bytearray, pos: int, max_frame_size: int) -> int:

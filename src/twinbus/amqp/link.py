@@ -14,8 +14,8 @@ from twinbus.amqp.events import Delivered, LinkDetached, LinkFlowed
 from twinbus.amqp.fast_frames import (
     MAX_TAG,
     TRANSFER_OVERHEAD,
-    Extras,
     FlowFields,
+    TransferExtras,
     TransferFields,
     encode_state,
     transfer_head,
@@ -89,7 +89,7 @@ class Link:
         self.context: Any = None  # the application's own
         self._credit = 0
         self._limit = session.limits.max_message_size
-        self._partial: Partial | None = None
+        self._partial: PartialDelivery | None = None
 
     # --- what the peer said
 
@@ -343,7 +343,7 @@ class Link:
                 raise AmqpError(Condition.INVALID_FIELD, "the first transfer of a delivery has no id or no tag")
             if not extras.resume:
                 self._take_credit()
-            partial = Partial(delivery_id, tag, message_format or 0, extras)
+            partial = PartialDelivery(delivery_id, tag, message_format or 0, extras)
             if extras.state is not None:
                 partial.state_bytes = memory_of(extras.state)
                 self.session.connection.hold(partial.state_bytes)
@@ -369,7 +369,7 @@ class Link:
             raise AmqpError(Condition.TRANSFER_LIMIT_EXCEEDED, "a delivery came without credit")
         self.delivery_count = (self.delivery_count + 1) & MASK
 
-    def _keep(self, partial: Partial, piece: memoryview) -> None:
+    def _keep(self, partial: PartialDelivery, piece: memoryview) -> None:
         if len(partial.payload) + len(piece) > self._limit:
             raise self._too_large()
         self.session.connection.hold(len(piece))
@@ -385,7 +385,7 @@ class Link:
             self.session.connection.hold(-len(self._partial.payload) - self._partial.state_bytes)
             self._partial = None
 
-    def _report(self, whole: Partial) -> None:
+    def _report(self, whole: PartialDelivery) -> None:
         if not whole.settled:
             self.session.track_incoming(whole.delivery_id, self)
         payload, state = bytes(whole.payload), whole.extras.state
@@ -403,10 +403,10 @@ class Link:
         self.session.report(LinkDetached(self, True, error))
 
 
-class Partial:
+class PartialDelivery:
     __slots__ = ("delivery_id", "extras", "message_format", "payload", "settled", "state_bytes", "tag")
 
-    def __init__(self, delivery_id: int, tag: bytes, message_format: int, extras: Extras) -> None:
+    def __init__(self, delivery_id: int, tag: bytes, message_format: int, extras: TransferExtras) -> None:
         self.delivery_id = delivery_id
         self.tag = tag
         self.message_format = message_format

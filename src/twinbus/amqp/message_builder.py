@@ -8,7 +8,7 @@ from struct import error as struct_error
 from typing import Any
 from uuid import UUID
 
-from twinbus.amqp.delivery_splicing import items
+from twinbus.amqp.delivery_splicing import encode_annotations
 from twinbus.amqp.encoding import (
     binary_head,
     encode,
@@ -64,7 +64,7 @@ _PROPERTY_FIELDS: tuple[tuple[str, Callable[[Any], bytes]], ...] = (
 )
 
 
-def message(
+def build_message(
     *,
     data: bytes | Sequence[bytes] | None = None,
     value: object = None,
@@ -137,7 +137,7 @@ def batch_payload(messages: Iterable[bytes], before: bytes = b"") -> bytes:
 
 
 def _annotations(values: Mapping[str, object]) -> bytes:
-    encoded = items(values)
+    encoded = encode_annotations(values)
     return encode_map_of(encoded.count, encoded.raw)
 
 

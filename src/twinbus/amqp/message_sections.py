@@ -125,7 +125,7 @@ def check_order(code: int, last: int) -> None:
         raise DecodeError(f"section 0x{code:02x} of the message may not follow section 0x{last:02x}")
 
 
-def list_fields(raw: bytes, start: int) -> tuple[int, int]:
+def read_list_header(raw: bytes, start: int) -> tuple[int, int]:
     """Number of fields of the list whose constructor is at `start`, and where the first begins."""
     form = raw[start]
     if form == 0xC0:
@@ -141,7 +141,7 @@ def list_fields(raw: bytes, start: int) -> tuple[int, int]:
     return 0, start + 1
 
 
-def map_items(raw: bytes, start: int) -> tuple[int, int]:
+def read_map_header(raw: bytes, start: int) -> tuple[int, int]:
     """Number of keys and values of the map whose constructor is at `start`, and where the first begins."""
     if raw[start] == 0xC1:
         size, count, pos = raw[start + 1], raw[start + 2], start + 3
@@ -246,7 +246,7 @@ class Sections:
         return values
 
 
-def split(raw: bytes) -> Sections:
+def split_sections(raw: bytes) -> Sections:
     spans: dict[int, Span] = {}
     body: list[Span] = []
     pos, last, total = 0, 0, len(raw)

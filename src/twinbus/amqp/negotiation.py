@@ -9,9 +9,9 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Literal
 
-from twinbus.amqp.described_types import decode_composite
+from twinbus.amqp.described_types import decode_described
 from twinbus.amqp.errors import AmqpError, DecodeError
-from twinbus.amqp.events import Event, SaslReceived
+from twinbus.amqp.events import ConnectionEvent, SaslReceived
 from twinbus.amqp.frames import (
     AMQP_HEADER,
     MIN_MAX_FRAME_SIZE,
@@ -25,7 +25,7 @@ from twinbus.amqp.performatives import SaslInit, SaslMechanisms, SaslOutcome
 from twinbus.values import Condition
 
 
-class Phase(Enum):
+class NegotiationPhase(Enum):
     HEADER = auto()  # the peer's first protocol header is awaited
     SASL = auto()
     AMQP_HEADER = auto()  # SASL is done; the AMQP header is awaited
@@ -41,7 +41,7 @@ class Negotiation:
     """Bytes in; bytes out in `wire`. `phase` says where it stands."""
 
     def __init__(self, sasl: ServerSasl | ClientSasl | None, *, bare_allowed: bool) -> None:
-        self.phase = Phase.HEADER
+        self.phase = NegotiationPhase.HEADER
         self.wire: list[bytes] = []
         self._sasl = sasl
         self._bare_allowed = bare_allowed
@@ -61,7 +61,7 @@ class Negotiation:
 
     @property
     def is_done(self) -> bool:
-        return self.phase is Phase.DONE
+        return self.phase is NegotiationPhase.DONE
 
     @property
     def amqp_header_sent(self) -> bool:
@@ -72,11 +72,11 @@ class Negotiation:
             self._header_sent = True
             self.wire.append(AMQP_HEADER)
 
-    def receive(self, buf: bytes, pos: int, events: list[Event]) -> tuple[int, int]:
+    def receive(self, buf: bytes, pos: int, events: list[ConnectionEvent]) -> tuple[int, int]:
         """Consumes from `pos` while not done. Returns the new position and how many bytes it needs to go on."""
-        while self.phase not in (Phase.DONE, Phase.REFUSED):
+        while self.phase not in (NegotiationPhase.DONE, NegotiationPhase.REFUSED):
             left = len(buf) - pos
-            if self.phase is Phase.SASL:
+            if self.phase is NegotiationPhase.SASL:
                 if left < 4:
                     return pos, 8
                 size = frame_size(buf, pos, MIN_MAX_FRAME_SIZE)
@@ -92,27 +92,27 @@ class Negotiation:
         return pos, 8
 
     def _on_header(self, header: bytes) -> None:
-        if self.phase is Phase.HEADER and header == SASL_HEADER and self._sasl is not None:
-            self.phase = Phase.SASL
+        if self.phase is NegotiationPhase.HEADER and header == SASL_HEADER and self._sasl is not None:
+            self.phase = NegotiationPhase.SASL
             if isinstance(self._sasl, ServerSasl):
                 self.wire.append(SASL_HEADER)
                 self.wire.append(performative_frame(0, self._sasl.start(), SASL_FRAME))
             return
-        bare = self.phase is Phase.HEADER and (self._sasl is None or self._bare_allowed)
-        if header == AMQP_HEADER and (self.phase is Phase.AMQP_HEADER or bare):
+        bare = self.phase is NegotiationPhase.HEADER and (self._sasl is None or self._bare_allowed)
+        if header == AMQP_HEADER and (self.phase is NegotiationPhase.AMQP_HEADER or bare):
             self.send_amqp_header()
-            self.phase = Phase.DONE
+            self.phase = NegotiationPhase.DONE
             return
         if not self.is_client:  # §2.2: answer with the header that would do, and close
-            wanted = AMQP_HEADER if self.phase is Phase.AMQP_HEADER or self._sasl is None else SASL_HEADER
+            wanted = AMQP_HEADER if self.phase is NegotiationPhase.AMQP_HEADER or self._sasl is None else SASL_HEADER
             if not (wanted == AMQP_HEADER and self._header_sent):
                 self.wire.append(wanted)
-        self.phase = Phase.REFUSED
+        self.phase = NegotiationPhase.REFUSED
         raise PeerRefusedError(Condition.FRAMING_ERROR, f"the peer's protocol header is {header!r}")
 
-    def _on_sasl_frame(self, buf: bytes, pos: int, size: int, events: list[Event]) -> None:
+    def _on_sasl_frame(self, buf: bytes, pos: int, size: int, events: list[ConnectionEvent]) -> None:
         _, start = frame_body(buf, pos, size, SASL_FRAME)
-        performative, end = decode_composite(buf, start)
+        performative, end = decode_described(buf, start)
         if end != pos + size:
             raise DecodeError("a SASL frame does not end where it says")
         sasl = self._sasl
@@ -122,7 +122,7 @@ class Negotiation:
             events.append(received)
             self.wire.append(performative_frame(0, outcome, SASL_FRAME))
             if not sasl.outcome:
-                self.phase = Phase.REFUSED
+                self.phase = NegotiationPhase.REFUSED
                 raise PeerRefusedError(Condition.UNAUTHORIZED_ACCESS, f"SASL {received.mechanism} was refused")
         else:
             answer = sasl.receive(performative)
@@ -130,11 +130,11 @@ class Negotiation:
                 self.wire.append(performative_frame(0, answer, SASL_FRAME))
                 return
             self.send_amqp_header()
-        self.phase = Phase.AMQP_HEADER
+        self.phase = NegotiationPhase.AMQP_HEADER
 
 
-Verifier = Callable[[str, bytes], bool]
-Credential = Literal["ANONYMOUS", "EXTERNAL", "MSSBCBS"] | tuple[Literal["PLAIN"], str, str]
+SaslVerifier = Callable[[str, bytes], bool]
+SaslCredential = Literal["ANONYMOUS", "EXTERNAL", "MSSBCBS"] | tuple[Literal["PLAIN"], str, str]
 
 MECHANISMS = ("ANONYMOUS", "PLAIN", "EXTERNAL", "MSSBCBS")
 OUTCOME_OK, OUTCOME_AUTH = 0, 1
@@ -143,7 +143,7 @@ OUTCOME_OK, OUTCOME_AUTH = 0, 1
 class ServerSasl:
     """Offers mechanisms, reports the client's choice, gives the outcome."""
 
-    def __init__(self, mechanisms: tuple[str, ...], verifier: Verifier | None) -> None:
+    def __init__(self, mechanisms: tuple[str, ...], verifier: SaslVerifier | None) -> None:
         self._mechanisms = mechanisms
         self._verifier = verifier
         self.outcome: bool | None = None
@@ -165,7 +165,7 @@ class ServerSasl:
 class ClientSasl:
     """Chooses the configured mechanism and waits for the outcome."""
 
-    def __init__(self, credential: Credential, hostname: str | None) -> None:
+    def __init__(self, credential: SaslCredential, hostname: str | None) -> None:
         if isinstance(credential, tuple):
             mechanism, user, password = credential
             self._init = SaslInit(mechanism, f"\0{user}\0{password}".encode(), hostname)

@@ -19,8 +19,8 @@ from twinbus.amqp.described_types import (
     UINT,
     ULONG,
     USHORT,
-    composite,
-    nested,
+    described_field,
+    described_type,
 )
 from twinbus.amqp.errors import AmqpError
 from twinbus.values import Described
@@ -34,7 +34,7 @@ RCV_FIRST, RCV_SECOND = 0, 1
 Fields = dict[Any, Any]
 
 
-@composite(0x1D, "amqp:error:list", condition=SYMBOL, description=STRING, info=MAP)
+@described_type(0x1D, "amqp:error:list", condition=SYMBOL, description=STRING, info=MAP)
 @dataclass(slots=True)
 class Error:
     condition: str
@@ -46,35 +46,37 @@ class Error:
         return cls(fault.condition, fault.description, dict(fault.info) if fault.info else None)
 
 
-_ERROR = nested(Error)
+_ERROR = described_field(Error)
 
 
-@composite(0x23, "amqp:received:list", section_number=UINT, section_offset=ULONG)
+@described_type(0x23, "amqp:received:list", section_number=UINT, section_offset=ULONG)
 @dataclass(slots=True)
 class Received:
     section_number: int
     section_offset: int
 
 
-@composite(0x24, "amqp:accepted:list")
+@described_type(0x24, "amqp:accepted:list")
 @dataclass(slots=True)
 class Accepted:
     pass
 
 
-@composite(0x25, "amqp:rejected:list", error=_ERROR)
+@described_type(0x25, "amqp:rejected:list", error=_ERROR)
 @dataclass(slots=True)
 class Rejected:
     error: Error | None = None
 
 
-@composite(0x26, "amqp:released:list")
+@described_type(0x26, "amqp:released:list")
 @dataclass(slots=True)
 class Released:
     pass
 
 
-@composite(0x27, "amqp:modified:list", delivery_failed=BOOLEAN, undeliverable_here=BOOLEAN, message_annotations=MAP)
+@described_type(
+    0x27, "amqp:modified:list", delivery_failed=BOOLEAN, undeliverable_here=BOOLEAN, message_annotations=MAP
+)
 @dataclass(slots=True)
 class Modified:
     delivery_failed: bool | None = None
@@ -83,10 +85,10 @@ class Modified:
 
 
 DeliveryState = Received | Accepted | Rejected | Released | Modified | Described
-_STATE = nested(Received, Accepted, Rejected, Released, Modified, Described)
+_STATE = described_field(Received, Accepted, Rejected, Released, Modified, Described)
 
 
-@composite(
+@described_type(
     0x28,
     "amqp:source:list",
     address=ANY,
@@ -116,7 +118,7 @@ class Source:
     capabilities: list[str] | None = None
 
 
-@composite(
+@described_type(
     0x29,
     "amqp:target:list",
     address=ANY,
@@ -138,7 +140,7 @@ class Target:
     capabilities: list[str] | None = None
 
 
-@composite(
+@described_type(
     0x10,
     "amqp:open:list",
     container_id=STRING,
@@ -166,7 +168,7 @@ class Open:
     properties: Fields | None = None
 
 
-@composite(
+@described_type(
     0x11,
     "amqp:begin:list",
     remote_channel=USHORT,
@@ -190,7 +192,7 @@ class Begin:
     properties: Fields | None = None
 
 
-@composite(
+@described_type(
     0x12,
     "amqp:attach:list",
     name=STRING,
@@ -198,8 +200,8 @@ class Begin:
     role=BOOLEAN,
     snd_settle_mode=UBYTE,
     rcv_settle_mode=UBYTE,
-    source=nested(Source, Described),
-    target=nested(Target, Described),
+    source=described_field(Source, Described),
+    target=described_field(Target, Described),
     unsettled=MAP,
     incomplete_unsettled=BOOLEAN,
     initial_delivery_count=UINT,
@@ -226,7 +228,7 @@ class Attach:
     properties: Fields | None = None
 
 
-@composite(
+@described_type(
     0x13,
     "amqp:flow:list",
     next_incoming_id=UINT,
@@ -256,7 +258,7 @@ class Flow:
     properties: Fields | None = None
 
 
-@composite(
+@described_type(
     0x14,
     "amqp:transfer:list",
     handle=UINT,
@@ -286,7 +288,7 @@ class Transfer:
     batchable: bool = False
 
 
-@composite(
+@described_type(
     0x15,
     "amqp:disposition:list",
     role=BOOLEAN,
@@ -306,7 +308,7 @@ class Disposition:
     batchable: bool = False
 
 
-@composite(0x16, "amqp:detach:list", handle=UINT, closed=BOOLEAN, error=_ERROR)
+@described_type(0x16, "amqp:detach:list", handle=UINT, closed=BOOLEAN, error=_ERROR)
 @dataclass(slots=True)
 class Detach:
     handle: int
@@ -314,25 +316,25 @@ class Detach:
     error: Error | None = None
 
 
-@composite(0x17, "amqp:end:list", error=_ERROR)
+@described_type(0x17, "amqp:end:list", error=_ERROR)
 @dataclass(slots=True)
 class End:
     error: Error | None = None
 
 
-@composite(0x18, "amqp:close:list", error=_ERROR)
+@described_type(0x18, "amqp:close:list", error=_ERROR)
 @dataclass(slots=True)
 class Close:
     error: Error | None = None
 
 
-@composite(0x40, "amqp:sasl-mechanisms:list", sasl_server_mechanisms=SYMBOLS)
+@described_type(0x40, "amqp:sasl-mechanisms:list", sasl_server_mechanisms=SYMBOLS)
 @dataclass(slots=True)
 class SaslMechanisms:
     sasl_server_mechanisms: list[str]
 
 
-@composite(0x41, "amqp:sasl-init:list", mechanism=SYMBOL, initial_response=BINARY, hostname=STRING)
+@described_type(0x41, "amqp:sasl-init:list", mechanism=SYMBOL, initial_response=BINARY, hostname=STRING)
 @dataclass(slots=True)
 class SaslInit:
     mechanism: str
@@ -340,19 +342,19 @@ class SaslInit:
     hostname: str | None = None
 
 
-@composite(0x42, "amqp:sasl-challenge:list", challenge=BINARY)
+@described_type(0x42, "amqp:sasl-challenge:list", challenge=BINARY)
 @dataclass(slots=True)
 class SaslChallenge:
     challenge: bytes
 
 
-@composite(0x43, "amqp:sasl-response:list", response=BINARY)
+@described_type(0x43, "amqp:sasl-response:list", response=BINARY)
 @dataclass(slots=True)
 class SaslResponse:
     response: bytes
 
 
-@composite(0x44, "amqp:sasl-outcome:list", code=UBYTE, additional_data=BINARY)
+@described_type(0x44, "amqp:sasl-outcome:list", code=UBYTE, additional_data=BINARY)
 @dataclass(slots=True)
 class SaslOutcome:
     code: int

@@ -20,8 +20,8 @@ from twinbus.amqp.message_sections import (
     PROPERTIES,
     PROPERTY_TYPES,
     check_order,
-    list_fields,
-    map_items,
+    read_list_header,
+    read_map_header,
     section_at,
 )
 
@@ -47,7 +47,7 @@ _USUAL = frozenset(
 
 
 @dataclass(slots=True)
-class Envelope:
+class RoutingFields:
     raw: bytes
     message_id: str | UUID | bytes | int | None = None
     group_id: str | None = None
@@ -63,8 +63,8 @@ class Envelope:
     properties_size: int = 0  # of application properties and annotations together
 
 
-def read_envelope(raw: bytes) -> Envelope:
-    envelope = Envelope(raw)
+def read_routing_fields(raw: bytes) -> RoutingFields:
+    envelope = RoutingFields(raw)
     pos, last, total = 0, 0, len(raw)
     try:
         while pos < total:
@@ -76,7 +76,7 @@ def read_envelope(raw: bytes) -> Envelope:
                 code, start, end = section_at(raw, pos)
             if code <= last or last > APPLICATION_PROPERTIES:
                 if (code == DELIVERY_ANNOTATIONS and last > code) or (last == FOOTER and code < FOOTER):
-                    return read_envelope(_in_place(raw))
+                    return read_routing_fields(_in_place(raw))
                 check_order(code, last)
             if code <= APPLICATION_PROPERTIES:
                 _read_section(envelope, code, start, end)
@@ -107,7 +107,7 @@ def _in_place(raw: bytes) -> bytes:
     return b"".join((*first, *annotations, *rest, *footer))
 
 
-def _read_section(envelope: Envelope, code: int, start: int, end: int) -> None:
+def _read_section(envelope: RoutingFields, code: int, start: int, end: int) -> None:
     if code == PROPERTIES:
         _read_properties(envelope, start, end)
     elif code == APPLICATION_PROPERTIES:
@@ -123,9 +123,9 @@ def _read_section(envelope: Envelope, code: int, start: int, end: int) -> None:
         _walk_map(envelope.raw, start, end)
 
 
-def _read_header(envelope: Envelope, start: int, end: int) -> None:
+def _read_header(envelope: RoutingFields, start: int, end: int) -> None:
     raw = envelope.raw
-    count, pos = list_fields(raw, start)
+    count, pos = read_list_header(raw, start)
     if count > 5:
         raise DecodeError("the header has too many fields")
     for index in range(count):
@@ -144,9 +144,9 @@ def _read_header(envelope: Envelope, start: int, end: int) -> None:
         raise DecodeError("the header does not end where it says")
 
 
-def _read_properties(envelope: Envelope, start: int, end: int) -> None:
+def _read_properties(envelope: RoutingFields, start: int, end: int) -> None:
     raw = envelope.raw
-    count, pos = list_fields(raw, start)
+    count, pos = read_list_header(raw, start)
     if count > len(PROPERTY_TYPES):
         raise DecodeError("the properties have too many fields")
     for index in range(count):
@@ -171,7 +171,7 @@ def _read_properties(envelope: Envelope, start: int, end: int) -> None:
         raise DecodeError("the properties do not end where they say")
 
 
-def _set_property(envelope: Envelope, index: int, value: Any) -> None:
+def _set_property(envelope: RoutingFields, index: int, value: Any) -> None:
     if index == _MESSAGE_ID:
         envelope.message_id = value
     elif index == _GROUP:
@@ -186,9 +186,9 @@ def _set_property(envelope: Envelope, index: int, value: Any) -> None:
         envelope.creation_time = value
 
 
-def _measure_properties(envelope: Envelope, start: int, end: int) -> None:
+def _measure_properties(envelope: RoutingFields, start: int, end: int) -> None:
     raw = envelope.raw
-    count, pos = map_items(raw, start)
+    count, pos = read_map_header(raw, start)
     largest = 0
     for _ in range(count >> 1):
         form = raw[pos]
@@ -211,9 +211,9 @@ def _measure_properties(envelope: Envelope, start: int, end: int) -> None:
     envelope.largest_property = largest
 
 
-def _read_annotations(envelope: Envelope, start: int, end: int) -> None:
+def _read_annotations(envelope: RoutingFields, start: int, end: int) -> None:
     raw = envelope.raw
-    count, pos = map_items(raw, start)
+    count, pos = read_map_header(raw, start)
     for _ in range(count >> 1):
         form = raw[pos]
         after = pos + 2 + raw[pos + 1] if form == 0xA3 else skip(raw, pos)
@@ -242,7 +242,7 @@ def _text(raw: bytes, pos: int) -> str:
 
 
 def _walk_map(raw: bytes, start: int, end: int) -> None:
-    count, pos = map_items(raw, start)
+    count, pos = read_map_header(raw, start)
     for _ in range(count):
         pos = skip(raw, pos)
     if pos != end:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp.errors import AmqpError
 from twinbus.amqp.events import (
+    ConnectionEvent,
     Disposed,
-    Event,
     LinkAccepted,
     LinkAttached,
     LinkDetached,
@@ -76,11 +76,11 @@ class Session:
         self.next_incoming_id: int | None = None
         self.incoming_window = self.limits.incoming_window
         self.remote_incoming_window = 0
-        self.unsettled_out = Unsettled()
-        self.unsettled_in = Unsettled()
+        self.unsettled_out = UnsettledDeliveries()
+        self.unsettled_in = UnsettledDeliveries()
         self.context: Any = None  # the application's own
         self._first_outgoing_id = first_outgoing_id
-        self._handles = Handles()
+        self._handles = HandleTable()
         self._told = False  # the application knows that the session is gone
         self._low_window = self.incoming_window // 2
         # Frames that wait for the peer's window: (link, parts, payload size); size -1 marks a detach in line.
@@ -99,7 +99,7 @@ class Session:
         return self.connection.remote_max_frame_size
 
     @property
-    def report(self) -> Callable[[Event], None]:
+    def report(self) -> Callable[[ConnectionEvent], None]:
         return self.connection.report
 
     # --- beginning and ending
@@ -429,7 +429,7 @@ class Session:
         self.connection.out.append(performative_frame(self.channel, performative))
 
 
-class Unsettled(dict[int, "Link"]):
+class UnsettledDeliveries(dict[int, "Link"]):
     def within(self, first: int, last: int) -> list[int]:
         """The ids from first to last that are here; a wide range costs no more than what is unsettled."""
         if first == last:
@@ -450,7 +450,7 @@ class Unsettled(dict[int, "Link"]):
             del self[number]
 
 
-class Handles:
+class HandleTable:
     def __init__(self) -> None:
         self._ours: dict[int, Link] = {}
         self._theirs: dict[int, Link] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from twinbus.amqp.decoding import decode
-from twinbus.amqp.described_types import encode_composite, from_described
+from twinbus.amqp.described_types import encode_described, from_described
 from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
 from twinbus.values import Described, Symbol, ULong
@@ -51,7 +51,7 @@ def coordinator() -> Described:
     return Described(ULong(0x30), [])
 
 
-def read_request(value: Any) -> Declare | Discharge:
+def read_coordinator_request(value: Any) -> Declare | Discharge:
     """The body of a message to the coordinator."""
     code = _code(value) if isinstance(value, Described) else None
     if code == 0x31:
@@ -72,7 +72,7 @@ def discharge(transaction: bytes, *, fail: bool) -> Described:
     return Described(ULong(0x32), [transaction, fail])
 
 
-def declared(transaction: bytes) -> Described:
+def declared_state(transaction: bytes) -> Described:
     """§4.5.4: the outcome that names a new transaction."""
     return Described(ULong(0x33), [transaction])
 
@@ -85,9 +85,9 @@ def transaction_of(state: DeliveryState | None) -> bytes | None:
     return found if type(found) is bytes else None
 
 
-def transactional(transaction: bytes, outcome: DeliveryState | None = None) -> Described:
+def transactional_state(transaction: bytes, outcome: DeliveryState | None = None) -> Described:
     # The outcome as the codec of values understands it: a described list inside another.
-    value = None if outcome is None else decode(encode_composite(outcome), 0)[0]
+    value = None if outcome is None else decode(encode_described(outcome), 0)[0]
     return Described(ULong(0x34), [transaction, value])
 
 

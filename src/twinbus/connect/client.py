@@ -14,8 +14,7 @@ from itertools import count
 from types import TracebackType
 from typing import Final, Self
 
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.limits import MIB
+from twinbus.amqp import MIB, Connection
 from twinbus.clock import Clock, SystemClock
 from twinbus.connect.cbs import CbsClient
 from twinbus.connect.connection_string import ConnectionString

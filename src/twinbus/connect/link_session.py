@@ -12,12 +12,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twinbus.amqp.errors import DecodeError
-from twinbus.amqp.events import Delivered, Disposed
-from twinbus.amqp.link import Link
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties, split
-from twinbus.amqp.performatives import RCV_FIRST, RECEIVER, SENDER, SND_SETTLED, Error, Source, Target
+from twinbus.amqp import (
+    RCV_FIRST,
+    RECEIVER,
+    SENDER,
+    SND_SETTLED,
+    DecodeError,
+    Delivered,
+    Disposed,
+    Error,
+    Link,
+    Properties,
+    Source,
+    Target,
+    build_message,
+    split_sections,
+)
 from twinbus.connect.errors import ConnectionClosedError, ServiceBusError, ServiceBusProtocolError
 from twinbus.connect.transport import AmqpTransport, peer_error
 
@@ -167,7 +177,7 @@ class RequestLink(LinkSession):
             raise self.error.again(self.entity)
         self._sent += 1
         number = str(self._sent)
-        payload = message(
+        payload = build_message(
             properties=Properties(message_id=number, reply_to=self._reply_to),
             application_properties=properties,
             value=body,
@@ -221,7 +231,7 @@ class RequestLink(LinkSession):
 
 
 def _read(payload: bytes) -> tuple[str, RequestReply]:
-    sections = split(payload)
+    sections = split_sections(payload)
     properties = sections.application_properties
     status = properties.get("statusCode", properties.get("status-code"))
     if not isinstance(status, int):

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp import read_routing_fields
 from twinbus.connect.errors import ServiceBusProtocolError, error_for_status
 from twinbus.connect.link_session import RequestLink
 from twinbus.connect.message_encoding import to_datetime, to_millis
@@ -169,7 +169,7 @@ def _session(session: str | None) -> dict[str, object]:
 
 
 def _scheduled(raw: bytes) -> dict[str, object]:
-    envelope = read_envelope(raw)
+    envelope = read_routing_fields(raw)
     entry: dict[str, object] = {"message": raw, "message-id": envelope.message_id}
     if envelope.group_id is not None:
         entry["session-id"] = envelope.group_id

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.errors import EncodeError
-from twinbus.amqp.message_builder import batch_payload, message
-from twinbus.amqp.message_sections import (
+from twinbus.amqp import (
     BATCH_FORMAT,
     DELIVERY_ANNOTATIONS,
     HEADER,
     MESSAGE_ANNOTATIONS,
+    EncodeError,
     Header,
     Properties,
-    split,
+    batch_payload,
+    build_message,
+    encode,
+    read_routing_fields,
+    split_sections,
 )
-from twinbus.amqp.routing_fields import read_envelope
 from twinbus.connect.errors import MessageSizeExceededError
 from twinbus.message import BodyType, Message
 from twinbus.values import Symbol, Timestamp
@@ -49,7 +50,7 @@ def encode_message(source: Message, now: int) -> bytes:
     lifetime = None if source.time_to_live is None else source.time_to_live // _MILLISECOND
     if lifetime is not None and lifetime <= 0:
         raise EncodeError("time_to_live has to be positive")
-    return message(
+    return build_message(
         header=_header(source, lifetime),
         delivery_annotations=_plain(source.delivery_annotations),
         message_annotations=_annotations(source),
@@ -128,7 +129,7 @@ def _amqp(value: Any) -> Any:
 
 def with_scheduled_time(raw: bytes, millis: int) -> bytes:
     """The encoded message with this scheduled enqueue time; everything else stays as it is."""
-    sections = split(raw)
+    sections = split_sections(raw)
     annotations = {**sections.message_annotations, Symbol("x-opt-scheduled-enqueue-time"): Timestamp(millis)}
     span = sections.spans.get(MESSAGE_ANNOTATIONS)
     if span is not None:
@@ -183,9 +184,9 @@ def _batch(messages: Sequence[bytes], first: int, end: int) -> PackedTransfer:
 
 def _envelope(raw: bytes) -> bytes:
     """The sections before the messages: who they are for, as the first of them says it; the service routes by it."""
-    inner = read_envelope(raw)
+    inner = read_routing_fields(raw)
     if inner.message_id is None and inner.group_id is None and inner.partition_key is None:
         return b""
     annotations = None if inner.partition_key is None else {"x-opt-partition-key": inner.partition_key}
     properties = Properties(message_id=inner.message_id, group_id=inner.group_id)
-    return message(message_annotations=annotations, properties=properties)[:-_EMPTY_BODY]
+    return build_message(message_annotations=annotations, properties=properties)[:-_EMPTY_BODY]

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from twinbus.amqp.message_sections import Header, Properties, Sections, split
+from twinbus.amqp import Header, Properties, Sections, split_sections
 from twinbus.connect.message_encoding import to_datetime
 from twinbus.message import BodyType, MessageId
 
@@ -67,7 +67,7 @@ class ReceivedMessage:
     @property
     def sections(self) -> Sections:
         if self._sections is None:
-            self._sections = split(self.raw)
+            self._sections = split_sections(self.raw)
         return self._sections
 
     @property

@@ -14,21 +14,22 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from twinbus.amqp.events import Delivered, Disposed
-from twinbus.amqp.link import Link
-from twinbus.amqp.performatives import (
+from twinbus.amqp import (
     RCV_FIRST,
     RCV_SECOND,
     RECEIVER,
     SENDER,
     SND_SETTLED,
     SND_UNSETTLED,
+    Delivered,
     DeliveryState,
+    Disposed,
+    Link,
     Released,
     Source,
     Target,
+    consecutive_runs,
 )
-from twinbus.amqp.serial_numbers import consecutive_runs
 from twinbus.connect.bisection import bisect_refused
 from twinbus.connect.errors import (
     ConnectionClosedError,

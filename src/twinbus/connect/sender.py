@@ -14,15 +14,15 @@ from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from twinbus.amqp.events import Disposed
-from twinbus.amqp.link import Link
-from twinbus.amqp.performatives import (
+from twinbus.amqp import (
     RCV_FIRST,
     RECEIVER,
     SENDER,
     SND_UNSETTLED,
     Accepted,
     DeliveryState,
+    Disposed,
+    Link,
     Received,
     Rejected,
     Source,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from twinbus.amqp.performatives import ACCEPTED, RELEASED, DeliveryState, Error, Modified, Rejected
+from twinbus.amqp import ACCEPTED, RELEASED, DeliveryState, Error, Modified, Rejected
 from twinbus.connect.errors import ServiceBusError, ServiceBusInternalError, error_for
 from twinbus.connect.received_message import ReceivedMessage
 from twinbus.values import Condition

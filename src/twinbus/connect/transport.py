@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, assert_never, cast
 
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import (
+from twinbus.amqp import (
+    Connection,
     ConnectionClosed,
+    ConnectionEvent,
     Delivered,
     Disposed,
-    Event,
+    Error,
     LinkAccepted,
     LinkAttached,
     LinkDetached,
@@ -25,7 +26,6 @@ from twinbus.amqp.events import (
     SessionBegun,
     SessionEnded,
 )
-from twinbus.amqp.performatives import Error
 from twinbus.connect.errors import ConnectionClosedError, ServiceBusConnectionError, ServiceBusError, error_for
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class AmqpTransport(asyncio.Protocol):
         self._flush()
         self._arm()
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: ConnectionEvent) -> None:
         match event:
             case Delivered():
                 event.link.session.context.delivered(event)

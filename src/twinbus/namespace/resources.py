@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from twinbus.amqp.limits import KIB, MIB, LimitExceededError
+from twinbus.amqp import KIB, MIB, LimitExceededError
 from twinbus.errors import OperatorError
 
 _log = logging.getLogger(__name__)

@@ -8,11 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.amqp.decoding import decode
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.errors import AmqpError
-from twinbus.amqp.message_sections import HEADER, PROPERTIES, Sections, split
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp import HEADER, PROPERTIES, AmqpError, Sections, decode, encode, read_routing_fields, split_sections
 from twinbus.sdk.private_names import TYPE, VALUE, AMQPTypes, Header, Message, Properties, encode_payload
 from twinbus.values import (
     Byte,
@@ -54,7 +50,7 @@ _EMPTY: Final[tuple[object, ...]] = (None, [], {})
 
 def lossless_message(raw: bytes) -> Message | None:
     """None where the SDK knows no such type, or would write another."""
-    sections = split(raw)
+    sections = split_sections(raw)
     try:
         made = _message(sections)
         return made if _canonical(bytes(encode_payload(bytearray(), made))) == _canonical(raw) else None
@@ -105,7 +101,7 @@ def _outermost(value: Any) -> Any:
 
 def _canonical(raw: bytes) -> list[tuple[int, bytes]]:
     """Sections in our own encoding, so that only types and values count."""
-    sections = split(read_envelope(raw).raw)
+    sections = split_sections(read_routing_fields(raw).raw)
     found: list[tuple[int, bytes]] = []
     for code, (_, start, _end) in sections.spans.items():
         value = decode(sections.raw, start)[0]

@@ -10,10 +10,16 @@ from struct import Struct
 from struct import error as struct_error
 from typing import Final, NamedTuple
 
-from twinbus.amqp.decoding import WIDTHS, decode, skip
-from twinbus.amqp.delivery_splicing import list_slices
-from twinbus.amqp.encoding import encode_list_of, encode_map_of, encode_symbol
-from twinbus.amqp.errors import AmqpError
+from twinbus.amqp import (
+    WIDTHS,
+    AmqpError,
+    decode,
+    encode_list_of,
+    encode_map_of,
+    encode_symbol,
+    list_field_slices,
+    skip,
+)
 from twinbus.backlog import PATH_PROPERTY, RESERVED_PROPERTIES
 from twinbus.message import MessageId
 from twinbus.syphon.translation import BROKER_ANNOTATIONS
@@ -130,7 +136,7 @@ def _destination(raw: bytes, at: int) -> tuple[str, bytes, int] | None:
 
 def _header(raw: bytes) -> bytes:
     """Without time to live and delivery count, which are the backlog's; there are few different ones."""
-    fields = list_slices(raw, 3)[:4]
+    fields = list_field_slices(raw, 3)[:4]
     if len(fields) > 2:
         fields[2] = b"\x40"
     while fields and fields[-1] == b"\x40":

@@ -11,7 +11,7 @@ from typing import Any
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusReceivedMessage
 
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp import read_routing_fields
 from twinbus.connect import ReceivedMessage
 from twinbus.connect.message_encoding import to_millis
 from twinbus.sdk.handlers import LinkLimits
@@ -153,7 +153,7 @@ def batch_of(messages: Sequence[bytes], limits: LinkLimits) -> ServiceBusMessage
     batch = ServiceBusMessageBatch(max_size_in_bytes=limits.batch, amqp_transport=limits.transport)
     batch._message[5].extend(messages)
     batch._count = len(messages)
-    first = read_envelope(messages[0])
+    first = read_routing_fields(messages[0])
     limits.transport.set_batch_envelope_properties(
         batch._message, first.message_id, first.group_id, first.partition_key
     )

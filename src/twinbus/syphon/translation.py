@@ -9,25 +9,26 @@ from collections.abc import Container
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from twinbus.amqp.decoding import decode
-from twinbus.amqp.delivery_splicing import NO_ITEMS, Items, list_slices, sift
-from twinbus.amqp.encoding import (
+from twinbus.amqp import (
+    APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    NO_ENTRIES,
+    PROPERTIES,
+    AmqpError,
+    EncodedEntries,
+    Sections,
+    decode,
+    drop_keys,
     encode_list_of,
     encode_map_of,
     encode_str,
     encode_symbol,
     encode_timestamp,
     encode_uint,
-)
-from twinbus.amqp.errors import AmqpError
-from twinbus.amqp.message_sections import (
-    APPLICATION_PROPERTIES,
-    DELIVERY_ANNOTATIONS,
-    HEADER,
-    MESSAGE_ANNOTATIONS,
-    PROPERTIES,
-    Sections,
-    split,
+    list_field_slices,
+    split_sections,
 )
 from twinbus.backlog import (
     COMPRESSION_PROPERTY,
@@ -89,7 +90,7 @@ _NULL: Final = b"\x40"
 def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> TranslatedMessage:
     """`now` is in ms since the epoch. NeverDeliverableError where it can never be delivered (Y6, Y7)."""
     try:
-        return _translate(split(raw), now, ttl)
+        return _translate(split_sections(raw), now, ttl)
     except AliasError as error:
         reason = DeadLetterReason.NO_DESTINATION if error.name == PATH_PROPERTY else DeadLetterReason.WRONG_ALIAS
         raise NeverDeliverableError(reason, error.text, destination_of(raw)) from error
@@ -100,7 +101,7 @@ def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> TranslatedMe
 def destination_of(raw: bytes) -> str | None:
     """Where a message of the backlog is meant to go; None where it does not say so in a way that can be read."""
     try:
-        _, found = _sifted(split(raw), APPLICATION_PROPERTIES, _PATH)
+        _, found = _sifted(split_sections(raw), APPLICATION_PROPERTIES, _PATH)
         path = decode(raw, found[_PATH_NAME])[0]
     except (AmqpError, IndexError, KeyError):
         return None
@@ -109,7 +110,7 @@ def destination_of(raw: bytes) -> str | None:
 
 def resubmittable(raw: bytes, path: str | None = None) -> bytes:
     """A dead-lettered message as it goes back into the backlog: aliases and all, for `path` where one is given."""
-    sections = split(raw)
+    sections = split_sections(raw)
     gone = DEAD_LETTER_PROPERTIES if path is None else DEAD_LETTER_PROPERTIES | _PATH
     properties, _ = _sifted(sections, APPLICATION_PROPERTIES, gone)
     if path is not None:
@@ -144,7 +145,7 @@ def _translate(sections: Sections, now: int, ttl: TimeToLive) -> TranslatedMessa
 # --- what becomes of each section ------------------------------------------------------------------------------------
 
 
-def _annotations(sections: Sections, scheduled: int | None) -> tuple[Items, int | None]:
+def _annotations(sections: Sections, scheduled: int | None) -> tuple[EncodedEntries, int | None]:
     """The sender's message annotations with the scheduled time back among them, and when the backlog took it, in ms."""
     gone = BROKER_ANNOTATIONS if scheduled is None else _BROKER_AND_SCHEDULED
     kept, found = _sifted(sections, MESSAGE_ANNOTATIONS, gone)
@@ -169,7 +170,7 @@ def _lifetime(path: str, message: MessageFields, enqueued: int | None, now: int,
 def _header(sections: Sections, lifetime: int | None) -> bytes:
     """Without an alias the sender gave no time to live: one that stands there is the backlog queue's own."""
     span = sections.spans.get(HEADER)
-    fields: list[bytes] = [] if span is None else list_slices(sections.raw, span[1])[:_HEADER_OF_SENDER]
+    fields: list[bytes] = [] if span is None else list_field_slices(sections.raw, span[1])[:_HEADER_OF_SENDER]
     if lifetime is not None or len(fields) > _TTL:
         _set(fields, _TTL, _NULL if lifetime is None else encode_uint(min(lifetime, MOST_TTL)))
     return _list_section(b"\x00\x53\x70", fields)
@@ -180,7 +181,7 @@ def _properties(sections: Sections, session_id: str | None, lifetime: int | None
     if session_id is None and not long_lived:
         return _section(sections, PROPERTIES)
     span = sections.spans.get(PROPERTIES)
-    fields = [] if span is None else list_slices(sections.raw, span[1])
+    fields = [] if span is None else list_field_slices(sections.raw, span[1])
     if session_id is not None:
         _set(fields, _GROUP, encode_str(session_id))
     if lifetime is not None and long_lived:
@@ -197,13 +198,18 @@ def _unpacked(sections: Sections, mark: str) -> bytes:
     if sections.body_kind != "data" or len(sections.body) != 1:
         raise AliasError(COMPRESSION_PROPERTY, "marks a body that is not one data section")
     body = decompress_body(sections.data[0], mark, LARGEST_BODY)
-    if split(body).spans:
+    if split_sections(body).spans:
         raise AliasError(COMPRESSION_PROPERTY, "marks a body that holds more than body sections")
     return body
 
 
 def _composed(
-    sections: Sections, header: bytes, annotations: Items, fields: bytes, properties: Items, body: bytes | None = None
+    sections: Sections,
+    header: bytes,
+    annotations: EncodedEntries,
+    fields: bytes,
+    properties: EncodedEntries,
+    body: bytes | None = None,
 ) -> bytes:
     raw = sections.raw
     delivery, _ = _sifted(sections, DELIVERY_ANNOTATIONS, _LOCK_TOKEN)
@@ -228,16 +234,16 @@ def _section(sections: Sections, code: int) -> bytes:
     return b"" if span is None else sections.raw[span[0] : span[2]]
 
 
-def _sifted(sections: Sections, code: int, names: Container[bytes]) -> tuple[Items, dict[bytes, int]]:
+def _sifted(sections: Sections, code: int, names: Container[bytes]) -> tuple[EncodedEntries, dict[bytes, int]]:
     span = sections.spans.get(code)
-    return (NO_ITEMS, {}) if span is None else sift(sections.raw, span[1], names)
+    return (NO_ENTRIES, {}) if span is None else drop_keys(sections.raw, span[1], names)
 
 
-def _with(items: Items, pair: bytes) -> Items:
-    return Items(items.count + 2, items.raw + pair)
+def _with(items: EncodedEntries, pair: bytes) -> EncodedEntries:
+    return EncodedEntries(items.count + 2, items.raw + pair)
 
 
-def _map_section(start: bytes, items: Items) -> bytes:
+def _map_section(start: bytes, items: EncodedEntries) -> bytes:
     return start + encode_map_of(items.count, items.raw) if items.count else b""
 
 

@@ -19,8 +19,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpM
 
 from tests.formats.sets import write_expected
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Header, Properties
+from twinbus.amqp import Header, Properties, build_message
 from twinbus.testing import LocalNamespaces
 from twinbus.values import Described, Long, Symbol, Timestamp
 
@@ -155,7 +154,7 @@ def _sync(strings: list[str], options: SendAvailabilityOptions) -> None:
 
 
 def _dotnet() -> bytes:
-    return message(
+    return build_message(
         header=Header(durable=True),
         properties=Properties(message_id="dotnet", subject="label"),
         application_properties={

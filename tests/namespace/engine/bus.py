@@ -7,11 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
-from twinbus.amqp.decoding import decode_all
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Header
-from twinbus.amqp.message_sections import Properties as MessageProperties
-from twinbus.amqp.routing_fields import Envelope, read_envelope
+from twinbus.amqp import Header, RoutingFields, build_message, decode_all, read_routing_fields
+from twinbus.amqp import Properties as MessageProperties
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import Description, QueueDescription
 from twinbus.namespace.engine.effects import (
@@ -87,13 +84,13 @@ def envelope(
     content_type: str | None = None,
     properties: dict[str, Any] | None = None,
     partition_key: str | None = None,
-) -> Envelope:
+) -> RoutingFields:
     annotations: dict[str, Any] = {}
     if due is not None:
         annotations["x-opt-scheduled-enqueue-time"] = Timestamp(due)
     if partition_key is not None:
         annotations["x-opt-partition-key"] = partition_key
-    raw = message(
+    raw = build_message(
         data=body.encode(),
         header=Header(ttl=ttl) if ttl is not None else None,
         message_annotations=annotations or None,
@@ -104,10 +101,10 @@ def envelope(
         ),
         application_properties=properties,
     )
-    return read_envelope(raw)
+    return read_routing_fields(raw)
 
 
-def ping(session: str | None = "a session") -> Envelope:
+def ping(session: str | None = "a session") -> RoutingFields:
     return envelope("", content_type=PING, ttl=1000, session=session)
 
 
@@ -260,12 +257,12 @@ class Bus:
 
     # --- the words of a client -----------------------------------------------------------------------------------
 
-    def send(self, path: str, *messages: Envelope | str) -> Refusal | None:
+    def send(self, path: str, *messages: RoutingFields | str) -> Refusal | None:
         sent = tuple(envelope(each) if isinstance(each, str) else each for each in messages)
         answer: Refusal | None = self.tell(path, events.MessagesSent("reply", sent))
         return answer
 
-    def schedule(self, path: str, *messages: Envelope) -> Any:
+    def schedule(self, path: str, *messages: RoutingFields) -> Any:
         return self.tell(path, events.MessagesScheduled("reply", messages))
 
     def cancel(self, path: str, *seqs: int) -> Any:

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import split
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp import build_message, read_routing_fields, split_sections
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import (
     EntityStatus,
@@ -162,7 +160,7 @@ def test_a_full_topic_is_a_target_that_does_not_take_it() -> None:
 def test_a_dead_letter_whose_properties_cannot_be_read_is_forwarded_as_it_is() -> None:
     bus = Bus(queue("graves"), queue("q", forward_dead_letters_to="graves"))
     key_that_is_no_text = b"\x00\x53\x74\xc1\x05\x02\xa1\x01\xff\x40"
-    bus.send("q", read_envelope(key_that_is_no_text + message(data=b"m")))
+    bus.send("q", read_routing_fields(key_that_is_no_text + build_message(data=b"m")))
     bus.settle_tokens("q", bus.receive("q").tokens, events.MoveToDeadLetter("why"))
     assert bus.receive("graves").bodies == ["m"]
 
@@ -216,7 +214,7 @@ def test_dead_letters_are_forwarded_with_their_reason_and_where_they_come_from()
     bus.send("q", envelope("a", properties={"kept": 1}))
     bus.settle_tokens("q", bus.receive("q").tokens, events.MoveToDeadLetter("broken", "so it is"))
     (row,) = bus.receive("graves").rows
-    sections = split(row.raw)
+    sections = split_sections(row.raw)
     expected = {"kept": 1, "DeadLetterReason": "broken", "DeadLetterErrorDescription": "so it is"}
     assert sections.application_properties == expected
     assert (sections.message_annotations or {})["x-opt-deadletter-source"] == "q"
@@ -230,7 +228,7 @@ def test_what_abandoning_set_goes_with_the_message() -> None:
     bus.settle_tokens("source", bus.receive("source").tokens, events.Abandon({"tried": True}))
     bus.update("source", forward_to="target")
     (row,) = bus.receive("target").rows
-    assert split(row.raw).application_properties == {"tried": True}
+    assert split_sections(row.raw).application_properties == {"tried": True}
     assert properties_of(row.overlay) is None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.message_sections import split
+from twinbus.amqp import split_sections
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.description_json import read_description, write_description
 from twinbus.namespace.engine.descriptions import (
@@ -51,7 +51,7 @@ def colored(color: Any, body: str = "x", **more: Any) -> Any:
 
 
 def properties_of(bus: Bus, path: str) -> list[dict[str, Any]]:
-    return [split(row.raw).application_properties for row in bus.peek(path)]
+    return [split_sections(row.raw).application_properties for row in bus.peek(path)]
 
 
 def names(bus: Bus, path: str) -> list[str]:
@@ -160,7 +160,7 @@ def test_what_a_filter_fails_on_is_dead_lettered_with_the_reason() -> None:
     assert told["DeadLetterReason"] == "FilterException"
     assert "'number'" in told["DeadLetterErrorDescription"]
     assert "a string cannot be compared (>) with an integer" in told["DeadLetterErrorDescription"]
-    assert split(dead.raw).application_properties == {"color": "red"}
+    assert split_sections(dead.raw).application_properties == {"color": "red"}
 
 
 def test_what_a_filter_fails_on_is_passed_over_where_that_is_chosen() -> None:
@@ -178,7 +178,7 @@ def test_an_action_that_fails_dead_letters_the_message_as_it_was() -> None:
     bus = topic(a=rule("r", TrueFilter(), "SET n = color * 2"))
     bus.send("t", colored("red"))
     assert bus.counts(A) == (0, 0, 0, 1)
-    assert split(bus.peek(A, dead=True)[0].raw).application_properties == {"color": "red"}
+    assert split_sections(bus.peek(A, dead=True)[0].raw).application_properties == {"color": "red"}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_copy_beyond_the_limits_is_not_made(action: str, told: str) -> None:
     [dead] = bus.peek(A, dead=True)
     assert overlay_of(dead)["DeadLetterReason"] == "FilterException"
     assert f"its action makes a message beyond the limits: {told}" in overlay_of(dead)["DeadLetterErrorDescription"]
-    assert split(dead.raw).application_properties == {"text": "x" * 20_000}
+    assert split_sections(dead.raw).application_properties == {"text": "x" * 20_000}
 
 
 def test_a_copy_larger_than_a_message_may_be_is_not_made() -> None:

@@ -7,9 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties as MessageProperties
-from twinbus.amqp.routing_fields import Envelope, read_envelope
+from twinbus.amqp import Properties as MessageProperties
+from twinbus.amqp import RoutingFields, build_message, read_routing_fields
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import MeteredOperation
@@ -39,7 +38,7 @@ BIG = "x" * (256 * 1024)
     ],
 )
 def test_a_refused_message_is_refused_with_all_of_its_batch(
-    settings: dict[str, Any], sent: Envelope, condition: Condition
+    settings: dict[str, Any], sent: RoutingFields, condition: Condition
 ) -> None:
     bus = Bus(queue(**settings))
     good = envelope("good", session="s")
@@ -62,7 +61,7 @@ def test_a_refused_message_is_refused_with_all_of_its_batch(
         envelope(partition_key="b"),
     ],
 )
-def test_a_message_within_the_limits_is_taken(sent: Envelope) -> None:
+def test_a_message_within_the_limits_is_taken(sent: RoutingFields) -> None:
     bus = Bus(queue())
     assert bus.send("q", sent) is None
     assert bus.counts("q") == (1, 0, 0, 0)
@@ -112,7 +111,7 @@ def test_every_settled_message_gives_its_bytes_back() -> None:
 def test_a_message_without_an_id_is_given_one_of_32_hexadecimal_digits() -> None:
     bus = Bus(queue())
     bus.send("q", "a", envelope("b", message_id="mine"))
-    ids = [read_envelope(row.raw).message_id for row in bus.receive("q").rows]
+    ids = [read_routing_fields(row.raw).message_id for row in bus.receive("q").rows]
     assert ids[1] == "mine"
     assert isinstance(ids[0], str)
     assert len(ids[0]) == 32
@@ -216,9 +215,9 @@ def test_ids_of_different_types_are_different() -> None:
     bus = detecting()
     value = UUID(int=7)
     for message_id in (str(value), value, 7, b"7"):
-        raw = message(data=b"m", properties=MessageProperties(message_id=message_id))
+        raw = build_message(data=b"m", properties=MessageProperties(message_id=message_id))
         for _ in range(2):
-            bus.send("q", read_envelope(raw))
+            bus.send("q", read_routing_fields(raw))
     assert bus.counts("q") == (4, 0, 0, 0)
 
 

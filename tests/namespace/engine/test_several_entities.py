@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from twinbus.amqp.routing_fields import Envelope
+from twinbus.amqp import RoutingFields
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import (
     EntityStatus,
@@ -52,7 +52,7 @@ class World:
         self._rng.choice(self._deeds if self._rng.random() < 0.97 else self._rare)()
         self.bus.settle()  # raises if that has no end
 
-    def _messages(self, path: str) -> tuple[Envelope, ...]:
+    def _messages(self, path: str) -> tuple[RoutingFields, ...]:
         rng = self._rng
         self._number += 1
         return tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.amqp.routing_fields import Envelope
+from twinbus.amqp import RoutingFields
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.effects import MeteredOperation
 from twinbus.namespace.engine.send_checks import time_to_live
@@ -31,16 +31,18 @@ def test_the_shorter_time_to_live_counts(own: int | None, default: int | None, e
     ("message", "expected"),
     [
         (
-            Envelope(b"", ttl=0xFFFF_FFFF, absolute_expiry_time=9_000_000_000_000, creation_time=1_000),
+            RoutingFields(b"", ttl=0xFFFF_FFFF, absolute_expiry_time=9_000_000_000_000, creation_time=1_000),
             8_999_999_999_000,
         ),
-        (Envelope(b"", ttl=0xFFFF_FFFF), 0xFFFF_FFFF),
-        (Envelope(b"", absolute_expiry_time=5_000), 4_000),
-        (Envelope(b"", absolute_expiry_time=500), 0),
-        (Envelope(b"", ttl=10, absolute_expiry_time=5_000, creation_time=1_000), 10),
+        (RoutingFields(b"", ttl=0xFFFF_FFFF), 0xFFFF_FFFF),
+        (RoutingFields(b"", absolute_expiry_time=5_000), 4_000),
+        (RoutingFields(b"", absolute_expiry_time=500), 0),
+        (RoutingFields(b"", ttl=10, absolute_expiry_time=5_000, creation_time=1_000), 10),
     ],
 )
-def test_a_life_too_long_for_the_header_is_told_by_the_absolute_expiry_time(message: Envelope, expected: int) -> None:
+def test_a_life_too_long_for_the_header_is_told_by_the_absolute_expiry_time(
+    message: RoutingFields, expected: int
+) -> None:
     assert time_to_live(message, None, 1_000) == expected
 
 

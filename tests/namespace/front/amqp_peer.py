@@ -8,13 +8,27 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Self, TypeVar
 
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import ConnectionClosed, Delivered, Disposed, Event, LinkAccepted, LinkDetached, LinkFlowed
-from twinbus.amqp.link import Link
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties, split
-from twinbus.amqp.performatives import RECEIVER, SENDER, SND_SETTLED, SND_UNSETTLED, Source, Target
-from twinbus.amqp.session import Session
+from twinbus.amqp import (
+    RECEIVER,
+    SENDER,
+    SND_SETTLED,
+    SND_UNSETTLED,
+    Connection,
+    ConnectionClosed,
+    ConnectionEvent,
+    Delivered,
+    Disposed,
+    Link,
+    LinkAccepted,
+    LinkDetached,
+    LinkFlowed,
+    Properties,
+    Session,
+    Source,
+    Target,
+    build_message,
+    split_sections,
+)
 from twinbus.connect.tokens import make_token
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceServer
@@ -33,7 +47,7 @@ class Peer(asyncio.Protocol):
     def __init__(self, core: Connection, port: int) -> None:
         self.core = core
         self.port = port
-        self.events: list[Event] = []
+        self.events: list[ConnectionEvent] = []
         self.lost = asyncio.get_running_loop().create_future()
         self._numbers = count(1)
         self._changed = asyncio.Event()
@@ -188,7 +202,7 @@ class Peer(asyncio.Protocol):
     def send(self, link: Link, *bodies: str, session: str | None = None) -> None:
         for body in bodies:
             properties = Properties(message_id=body, group_id=session)
-            link.send(body.encode()[:32], message(properties=properties, data=body.encode()))
+            link.send(body.encode()[:32], build_message(properties=properties, data=body.encode()))
         self.flush()
 
     async def answers(self, number: int) -> list[Disposed]:
@@ -254,7 +268,7 @@ class Node:
     def request(self, operation: str, body: Any, properties: dict[str, Any], reply_to: str | None = None) -> str:
         """Send one; its message id."""
         number = f"{operation}-{next(self._numbers)}"
-        payload = message(
+        payload = build_message(
             properties=Properties(message_id=number, reply_to=reply_to or self.reply_to),
             application_properties={"operation": operation, **properties},
             value=body,
@@ -271,7 +285,7 @@ class Node:
             for event in self._peer.events:
                 if isinstance(event, Delivered) and event.link is wanted and event not in seen:
                     seen.append(event)
-                    sections = split(event.payload)
+                    sections = split_sections(event.payload)
                     if sections.properties.correlation_id == number:
                         return {**sections.application_properties, "body": sections.value}
             return None

@@ -25,7 +25,7 @@ from azure.servicebus.management import (
 )
 
 from tests.namespace.front.http_peer import Served, served
-from twinbus.amqp.routing_fields import Envelope, read_envelope
+from twinbus.amqp import RoutingFields, read_routing_fields
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.engine.events import MessagesSent
 from twinbus.namespace.front.certificates import ca_path, server_context
@@ -146,7 +146,7 @@ def test_an_update_that_changes_what_cannot_change_is_refused(client: ServiceBus
         client.update_queue(queue)
 
 
-async def send(runtime: NamespaceRuntime, path: str, *messages: Envelope) -> None:
+async def send(runtime: NamespaceRuntime, path: str, *messages: RoutingFields) -> None:
     entity = runtime.namespace.find(path)
     assert entity is not None
     done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -156,7 +156,7 @@ async def send(runtime: NamespaceRuntime, path: str, *messages: Envelope) -> Non
 
 def test_counts_are_runtime_properties(client: ServiceBusAdministrationClient, place: Place) -> None:
     client.create_queue("counted")
-    place.served.call(send(place.served.runtime, "counted", read_envelope(HELLO), read_envelope(HELLO)))
+    place.served.call(send(place.served.runtime, "counted", read_routing_fields(HELLO), read_routing_fields(HELLO)))
     seen = client.get_queue_runtime_properties("counted")
     assert (seen.active_message_count, seen.total_message_count) == (2, 2)
     assert seen.scheduled_message_count == 0

@@ -6,9 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.namespace.front.amqp_peer import Peer
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import ConnectionClosed, LinkAccepted, LinkDetached
-from twinbus.amqp.link import Link
+from twinbus.amqp import Connection, ConnectionClosed, Link, LinkAccepted, LinkDetached
 from twinbus.connect.tokens import make_token
 from twinbus.namespace.engine.descriptions import Claim, QueueDescription
 from twinbus.namespace.engine.effects import Refusal

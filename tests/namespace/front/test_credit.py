@@ -9,12 +9,8 @@ import apsw
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from tests.namespace.front.amqp_peer import Peer
-from twinbus.amqp.events import LinkAccepted, LinkFlowed
+from twinbus.amqp import Limits, Link, LinkAccepted, LinkFlowed, Properties, build_message
 from twinbus.amqp.fast_frames import FlowFields, flow_frame
-from twinbus.amqp.limits import Limits
-from twinbus.amqp.link import Link
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties
 from twinbus.connect import ServiceBusConnection
 from twinbus.message import Message
 from twinbus.namespace.front.accepted_connection import AcceptedConnection
@@ -139,7 +135,7 @@ def _unsent(connection: AcceptedConnection) -> int:
 async def test_a_narrow_session_window_holds_deliveries_back_and_loses_none(dial: Dial) -> None:
     peer = await dial(limits=Limits(incoming_window=4))
     await peer.put_token()
-    payload = message(properties=Properties(message_id="m"), data=b"x" * 100_000)
+    payload = build_message(properties=Properties(message_id="m"), data=b"x" * 100_000)
     sender = await peer.sender("orders")
     for number in range(100):
         sender.send(str(number).encode(), payload)

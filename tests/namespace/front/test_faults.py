@@ -10,10 +10,18 @@ import pytest
 
 from tests.namespace.front.amqp_peer import SECONDS, Node, Peer
 from tests.namespace.front.test_accepted_connection import HEALTH, talk
-from twinbus.amqp.events import Delivered, Disposed, LinkAccepted
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties, split
-from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, Rejected
+from twinbus.amqp import (
+    ACCEPTED,
+    RECEIVER,
+    Accepted,
+    Delivered,
+    Disposed,
+    LinkAccepted,
+    Properties,
+    Rejected,
+    build_message,
+    split_sections,
+)
 from twinbus.connect import ServiceBusConnection, connect
 from twinbus.connect.tokens import make_token
 from twinbus.message import Message
@@ -40,7 +48,7 @@ async def stored(server: NamespaceServer, entity: str = "orders") -> list[str]:
         assert found is not None
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         server.runtime.submit(found, MessagesPeeked(answer.set_result, 0, 1000, False))
-        return [str(split(row.raw).properties.message_id) for row in await answer]
+        return [str(split_sections(row.raw).properties.message_id) for row in await answer]
 
 
 def condition(disposed: Disposed) -> str | None:
@@ -141,7 +149,7 @@ async def test_a_dropped_acknowledgement_is_of_something_stored(peer: Peer, serv
     peer.flush()
     node = Node(peer, "bills/$management")
     await node.attached()
-    body = {"messages": [{"message": _message("scheduled"), "message-id": "scheduled"}]}
+    body = {"messages": [{"build_message": _message("scheduled"), "message-id": "scheduled"}]}
     node.request("com.microsoft:schedule-message", body, {})
     await peer.echo()
     assert not peer.core.is_closed
@@ -152,7 +160,7 @@ async def test_a_dropped_acknowledgement_is_of_something_stored(peer: Peer, serv
 
 
 def _message(identity: str) -> bytes:
-    return message(properties=Properties(message_id=identity), data=b"x")
+    return build_message(properties=Properties(message_id=identity), data=b"x")
 
 
 # --- delay ---------------------------------------------------------------------------------------------------------
@@ -167,7 +175,7 @@ async def test_a_delayed_operation_comes_later_and_is_not_lost(peer: Peer, serve
     await peer.answers(3)
     link = await peer.receiver("orders")
     peer.grant(link, 3)
-    bodies = [split(delivery.payload).properties.message_id for delivery in await peer.received(link, 3)]
+    bodies = [split_sections(delivery.payload).properties.message_id for delivery in await peer.received(link, 3)]
     assert bodies == ["a", "b", "c"]
     link.session.dispose(RECEIVER, 0, 2, settled=False, state=ACCEPTED)
     peer.flush()
@@ -280,7 +288,7 @@ async def test_a_receiver_that_waits_already_gets_nothing_out_of_a_black_hole_un
     await peer.echo()
     assert not [event for event in peer.events if isinstance(event, Delivered) and event.link is link]
     server.faults.clear()
-    bodies = [split(delivery.payload).properties.message_id for delivery in await peer.received(link, 6)]
+    bodies = [split_sections(delivery.payload).properties.message_id for delivery in await peer.received(link, 6)]
     assert bodies == list("abcdef")
     peer.send(await peer.sender("orders"), "g")
     assert len(await peer.received(link, 1)) == 1

@@ -6,11 +6,8 @@ import pytest
 
 from tests.namespace.front.amqp_peer import Peer
 from tests.namespace.front.transaction_peer import Transacting, condition
-from twinbus.amqp.events import SessionEnded
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties
-from twinbus.amqp.performatives import ACCEPTED, RECEIVER
-from twinbus.amqp.transactions import discharge, transactional
+from twinbus.amqp import ACCEPTED, RECEIVER, Properties, SessionEnded, build_message, transactional_state
+from twinbus.amqp.transactions import discharge
 from twinbus.namespace.front import transactions
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Symbol, Timestamp
@@ -63,7 +60,7 @@ async def test_a_coordinator_that_leaves_with_its_last_word_is_heard(acting: Tra
     peer = acting.peer
     name = await acting.begin()
     await acting.send(await peer.sender("orders"), name, "a")
-    acting.link.send(b"last", message(value=discharge(name, fail=False)))
+    acting.link.send(b"last", build_message(value=discharge(name, fail=False)))
     acting.link.detach()
     peer.flush()
     await peer.echo()
@@ -119,8 +116,8 @@ async def test_messages_of_a_session_are_settled_and_sent_in_a_transaction(actin
     (found,) = await peer.received(link, 1)
     name = await acting.begin()
     await acting.settle(found, name)
-    payload = message(properties=Properties(message_id="out", group_id="s"), data=b"out")
-    visits.send(b"out", payload, state=transactional(name))
+    payload = build_message(properties=Properties(message_id="out", group_id="s"), data=b"out")
+    visits.send(b"out", payload, state=transactional_state(name))
     peer.flush()
     await peer.answers(1)
     assert await acting.commit_settled(name) is None
@@ -136,14 +133,14 @@ async def test_a_scheduled_message_waits_for_its_transaction_and_then_for_its_ti
     peer = acting.peer
     orders = await peer.sender("orders")
     due = Timestamp(server.runtime.now() + 3_600_000)
-    payload = message(
+    payload = build_message(
         message_annotations={Symbol("x-opt-scheduled-enqueue-time"): due},
         properties=Properties(message_id="later"),
         data=b"later",
     )
     kept, dropped = await acting.begin(), await acting.begin()
     for name in (kept, dropped):
-        orders.send(name, payload, state=transactional(name))
+        orders.send(name, payload, state=transactional_state(name))
     peer.flush()
     await peer.answers(2)
     assert await acting.commit(kept) is None
@@ -157,7 +154,7 @@ async def test_a_settlement_the_peer_does_not_wait_for_is_carried_out_with_its_t
     peer = acting.peer
     (found,) = await locked(peer, "orders", "in")
     name = await acting.begin()
-    found.link.session.dispose(RECEIVER, found.delivery_id, settled=True, state=transactional(name, ACCEPTED))
+    found.link.session.dispose(RECEIVER, found.delivery_id, settled=True, state=transactional_state(name, ACCEPTED))
     peer.flush()
     assert await left(peer, "orders") == ["in"]
     assert await acting.commit(name) is None

@@ -3,20 +3,18 @@
 import pytest
 
 from tests.namespace.front.amqp_peer import Peer
-from twinbus.amqp.message_builder import batch_payload, message
-from twinbus.amqp.message_sections import BATCH_FORMAT, Properties
-from twinbus.amqp.performatives import Accepted, Rejected
+from twinbus.amqp import BATCH_FORMAT, Accepted, Properties, Rejected, batch_payload, build_message
 
 LARGEST = 262_144
-PROPERTIES_ALONE = message(properties=Properties(message_id="m")).removesuffix(b"\x00\x53\x77\x40")
+PROPERTIES_ALONE = build_message(properties=Properties(message_id="m")).removesuffix(b"\x00\x53\x77\x40")
 
 
 def sized(size: int, *, batched: bool) -> bytes:
     """One message, or a batch of two, of exactly that size on the wire."""
 
     def made(length: int) -> bytes:
-        raw = message(properties=Properties(message_id="m"), data=b"x" * length)
-        return batch_payload([raw, message(data=b"x" * 1000)]) if batched else raw
+        raw = build_message(properties=Properties(message_id="m"), data=b"x" * length)
+        return batch_payload([raw, build_message(data=b"x" * 1000)]) if batched else raw
 
     return made(100_000 + size - len(made(100_000)))
 

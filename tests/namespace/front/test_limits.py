@@ -15,12 +15,23 @@ import pytest
 
 from tests.namespace.front.amqp_peer import SECONDS, Node, Peer
 from tests.namespace.front.transaction_peer import Transacting
-from twinbus.amqp.events import Delivered, LinkAccepted, LinkDetached, Opened
+from twinbus.amqp import (
+    KIB,
+    MIB,
+    RECEIVER,
+    SENDER,
+    Delivered,
+    LinkAccepted,
+    LinkDetached,
+    Modified,
+    Opened,
+    Properties,
+    Target,
+    build_message,
+    split_sections,
+)
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, performative_frame
-from twinbus.amqp.limits import KIB, MIB
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties, split
-from twinbus.amqp.performatives import RECEIVER, SENDER, Attach, Begin, Flow, Modified, Open, Target, Transfer
+from twinbus.amqp.performatives import Attach, Begin, Flow, Open, Transfer
 from twinbus.amqp.transactions import coordinator
 from twinbus.connect import connect
 from twinbus.connect.tokens import make_token
@@ -164,7 +175,7 @@ async def test_x1_the_larger_limits_hold_once_a_token_was_accepted(peer: Peer) -
     for _ in range(20):
         await peer.sender("orders")
     link = await peer.sender("orders")
-    link.send(b"large", message(properties=Properties(message_id="m"), data=bytes(200_000)))
+    link.send(b"large", build_message(properties=Properties(message_id="m"), data=bytes(200_000)))
     peer.flush()
     assert len(await peer.answers(1)) == 1
 
@@ -361,7 +372,7 @@ async def test_x1_deferred_messages_are_handed_out_by_the_megabyte(peer: Peer, m
     monkeypatch.setattr(queries, "DEFERRED_BYTES", 100_000)
     monkeypatch.setattr(queries, "DEFERRED_ROWS", 2)
     sender = await peer.sender("orders")
-    payload = message(properties=Properties(message_id="m"), data=bytes(30_000))
+    payload = build_message(properties=Properties(message_id="m"), data=bytes(30_000))
     for number in range(6):
         sender.send(str(number).encode(), payload)
     peer.flush()
@@ -389,7 +400,7 @@ async def test_x1_large_messages_reach_a_slow_reader_a_few_megabytes_at_a_time(
     server: NamespaceServer, peer: Peer
 ) -> None:
     sender = await peer.sender("orders")
-    payload = message(properties=Properties(message_id="m"), data=bytes(200_000))
+    payload = build_message(properties=Properties(message_id="m"), data=bytes(200_000))
     for number in range(100):
         sender.send(str(number).encode(), payload)
     peer.flush()
@@ -425,7 +436,7 @@ PEEK: tuple[str, Any, dict[str, Any]] = (
 async def send_large(peer: Peer, entity: str, number: int, size: int) -> None:
     sender = await peer.sender(entity)
     for tag in range(number):
-        sender.send(str(tag).encode(), message(data=bytes(size)))
+        sender.send(str(tag).encode(), build_message(data=bytes(size)))
     peer.flush()
     await peer.answers(number)
 
@@ -458,7 +469,7 @@ async def test_x1_peeks_wait_while_their_replies_are_not_taken_and_too_many_are_
     await peer.echo()
     assert server.resources.held < 12 * MIB, "4 MB of unread replies, and a megabyte for each read under way"
     peer.grant(node.replies, 40)
-    replies = [split(reply.payload) for reply in await peer.received(node.replies, 40)]
+    replies = [split_sections(reply.payload) for reply in await peer.received(node.replies, 40)]
     states = Counter(reply.application_properties["statusCode"] for reply in replies)
     assert set(states) == {200, 503}
     assert states[503] == server.resources.refused["waiting-requests"]

@@ -12,11 +12,8 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from tests.fuzz import hostile_maps
 from tests.namespace.front.amqp_peer import Peer
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.frames import AMQP_HEADER, frame
-from twinbus.amqp.link import Link
-from twinbus.amqp.performatives import RECEIVER
-from twinbus.amqp.session import Session
+from twinbus.amqp import RECEIVER, Connection, Link, Session
+from twinbus.amqp.frames import AMQP_HEADER, encode_frame
 from twinbus.connect import ServiceBusConnection
 from twinbus.connect.tokens import make_token
 from twinbus.message import BodyType, Message
@@ -222,7 +219,8 @@ async def test_x1_deliveries_of_links_that_end_together_are_looked_through_once(
 def test_x1_opens_made_to_freeze_the_server_do_not_delay_others() -> None:
     """A process of its own; before the keys were told apart by text, the second frame took it more than a minute."""
     opens = [
-        AMQP_HEADER + frame(0, hostile_maps.PERFORMATIVES["open properties"](hostile_maps.map_of_size("uuid", size)))
+        AMQP_HEADER
+        + encode_frame(0, hostile_maps.PERFORMATIVES["open properties"](hostile_maps.map_of_size("uuid", size)))
         for size in (144_000, 288_000)
     ]
     config = {"namespaces": [{"name": "primary", "queues": [{"name": "orders"}]}]}

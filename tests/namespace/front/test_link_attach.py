@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from tests.namespace.front.amqp_peer import SESSION_FILTER, Peer
-from twinbus.amqp.events import LinkAccepted, LinkDetached
-from twinbus.amqp.performatives import Source, Target
+from twinbus.amqp import LinkAccepted, LinkDetached, Source, Target
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Described, Symbol, ULong
 

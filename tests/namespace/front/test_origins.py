@@ -11,8 +11,7 @@ import pytest
 
 from tests.namespace.front.amqp_peer import SECONDS, Peer
 from tests.namespace.front.recorded_requests import PYTHON_QUEUE
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import ConnectionClosed, LinkDetached
+from twinbus.amqp import Connection, ConnectionClosed, LinkDetached
 from twinbus.connect.tokens import make_token
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer

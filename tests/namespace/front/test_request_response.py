@@ -7,11 +7,20 @@ from uuid import UUID
 import pytest
 
 from tests.namespace.front.amqp_peer import Node, Peer
-from twinbus.amqp.events import Delivered, LinkAccepted, LinkDetached
-from twinbus.amqp.limits import MIB
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties, split
-from twinbus.amqp.performatives import RECEIVER, SND_SETTLED, Rejected, Source, Target
+from twinbus.amqp import (
+    MIB,
+    RECEIVER,
+    SND_SETTLED,
+    Delivered,
+    LinkAccepted,
+    LinkDetached,
+    Properties,
+    Rejected,
+    Source,
+    Target,
+    build_message,
+    split_sections,
+)
 from twinbus.namespace.front import amqp_connection
 from twinbus.namespace.front.management_operations import supported
 from twinbus.namespace.server import NamespaceServer
@@ -56,8 +65,8 @@ BAD: list[tuple[str, dict[Any, Any], str]] = [
     ),
     ("schedule-message", {}, "'messages'"),
     ("schedule-message", {"messages": ["x"]}, "'messages'"),
-    ("schedule-message", {"messages": [{"message": "text"}]}, "'message'"),
-    ("schedule-message", {"messages": [{"message": b"\x00\x53"}]}, "malformed"),
+    ("schedule-message", {"messages": [{"build_message": "text"}]}, "'message'"),
+    ("schedule-message", {"messages": [{"build_message": b"\x00\x53"}]}, "malformed"),
     ("cancel-scheduled-message", {"sequence-numbers": "x"}, "'sequence-numbers'"),
     ("get-session-state", {}, "'session-id'"),
     ("set-session-state", {"session-id": "s", "session-state": "text"}, "'session-state'"),
@@ -191,13 +200,13 @@ async def test_the_correlation_id_is_the_message_id_whatever_its_type(peer: Peer
     await node.attached()
     for number, identity in enumerate(("text", ULong(7), UUID(int=7), b"bytes", None)):
         properties = Properties(message_id=identity, reply_to=node.reply_to)
-        request = message(
+        request = build_message(
             properties=properties, application_properties={"operation": "com.microsoft:peek-message"}, value={}
         )
         node.requests.send(str(number).encode(), request, settled=True)
         peer.flush()
         (reply,) = await peer.received(node.replies, 1)
-        assert split(reply.payload).properties.correlation_id == identity
+        assert split_sections(reply.payload).properties.correlation_id == identity
 
 
 async def test_requests_under_way_when_their_link_ends_are_carried_out(peer: Peer, server: NamespaceServer) -> None:
@@ -217,10 +226,10 @@ async def test_a_request_whose_properties_are_odd_is_answered_or_dropped_but_har
     node = Node(peer, NODE)
     await node.attached()
     for odd in (
-        message(value={}),
-        message(application_properties={"operation": 7}, value={}),
-        message(properties=Properties(message_id="x", reply_to="nobody"), value={}),
-        message(properties=Properties(message_id="x"), application_properties={"operation": None}, data=b""),
+        build_message(value={}),
+        build_message(application_properties={"operation": 7}, value={}),
+        build_message(properties=Properties(message_id="x", reply_to="nobody"), value={}),
+        build_message(properties=Properties(message_id="x"), application_properties={"operation": None}, data=b""),
     ):
         node.requests.send(b"odd", odd, settled=True)
     peer.flush()

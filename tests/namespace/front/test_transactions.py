@@ -7,15 +7,20 @@ import pytest
 
 from tests.namespace.front.amqp_peer import Peer
 from tests.namespace.front.transaction_peer import Transacting, condition
-from twinbus.amqp.events import Delivered, Disposed, LinkFlowed
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import split
-from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, Modified, Rejected
-from twinbus.amqp.transactions import (
-    declare,
-    discharge,
+from twinbus.amqp import (
+    ACCEPTED,
+    RECEIVER,
+    Accepted,
+    Delivered,
+    Disposed,
+    LinkFlowed,
+    Modified,
+    Rejected,
+    build_message,
     read_transactional,
+    split_sections,
 )
+from twinbus.amqp.transactions import declare, discharge
 from twinbus.namespace.front import transactions
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Described, ULong
@@ -24,7 +29,7 @@ from twinbus.values import Described, ULong
 async def left(peer: Peer, entity: str) -> list[str]:
     reply = await peer.ask(f"{entity}/$management", "com.microsoft:peek-message", {"message-count": 200})
     found = (reply["body"] or {}).get("messages", ())
-    return [str(split(entry["message"]).properties.message_id) for entry in found]
+    return [str(split_sections(entry["build_message"]).properties.message_id) for entry in found]
 
 
 async def locked(peer: Peer, entity: str, *bodies: str) -> list[Delivered]:
@@ -74,7 +79,7 @@ async def test_receiving_from_one_and_sending_to_another_count_together(acting: 
     assert not answer.settled
     await acting.send(bills, name, "out")
     assert await left(peer, "orders") == ["in"]
-    acting.link.send(b"end", message(value=discharge(name, fail=False)))
+    acting.link.send(b"end", build_message(value=discharge(name, fail=False)))
     peer.flush()
     ends = await peer.answers(2)
     assert {answer.role for answer in ends} == {True, False}

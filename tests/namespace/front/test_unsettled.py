@@ -7,19 +7,21 @@ from uuid import UUID
 import pytest
 
 from tests.namespace.front.amqp_peer import Peer
-from twinbus.amqp.events import Delivered, Disposed, LinkDetached
-from twinbus.amqp.link import Link
-from twinbus.amqp.message_sections import split
-from twinbus.amqp.performatives import (
+from twinbus.amqp import (
     ACCEPTED,
     RECEIVER,
     Accepted,
+    Delivered,
     DeliveryState,
+    Disposed,
     Error,
+    Link,
+    LinkDetached,
     Modified,
     Received,
     Rejected,
     Released,
+    split_sections,
 )
 from twinbus.namespace.front.amqp_connection import AmqpConnection
 from twinbus.namespace.server import NamespaceServer
@@ -45,7 +47,7 @@ async def left(peer: Peer, node: str = MANAGEMENT) -> list[str]:
     """The bodies that can still be peeked."""
     reply = await peer.ask(node, "com.microsoft:peek-message", {"message-count": 100})
     found = (reply["body"] or {}).get("messages", ())
-    return [str(split(entry["message"]).properties.message_id) for entry in found]
+    return [str(split_sections(entry["message"]).properties.message_id) for entry in found]
 
 
 def outcomes(answers: Sequence[Disposed]) -> list[tuple[int, int, str | None]]:
@@ -104,7 +106,7 @@ async def test_outcomes_one_after_the_other_each_do_what_they_say(peer: Peer) ->
     (dead,) = (await peer.ask("orders/$DeadLetterQueue/$management", "com.microsoft:peek-message", {}))["body"][
         "messages"
     ]
-    told = split(dead["message"]).application_properties
+    told = split_sections(dead["message"]).application_properties
     assert (told["DeadLetterReason"], told["DeadLetterErrorDescription"]) == ("tired", "of it")
 
 
@@ -135,8 +137,8 @@ async def test_settling_without_an_outcome_gives_the_message_back(peer: Peer) ->
     dispose(peer, link, 0, 0, None, settled=True)
     peer.grant(link, 1)
     (again,) = await peer.received(link, 1)
-    assert split(again.payload).properties.message_id == "a"
-    assert split(again.payload).header.delivery_count == 0
+    assert split_sections(again.payload).properties.message_id == "a"
+    assert split_sections(again.payload).header.delivery_count == 0
 
 
 async def test_a_settlement_that_wants_no_answer_gets_none(peer: Peer) -> None:

@@ -4,13 +4,23 @@ from itertools import count
 from typing import Any, Self
 
 from tests.namespace.front.amqp_peer import Peer
-from twinbus.amqp.events import Delivered, Disposed, LinkAccepted, LinkFlowed
-from twinbus.amqp.link import Link
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties
-from twinbus.amqp.performatives import ACCEPTED, RECEIVER, Accepted, DeliveryState, Rejected
-from twinbus.amqp.session import Session
-from twinbus.amqp.transactions import coordinator, declare, discharge, transaction_of, transactional
+from twinbus.amqp import (
+    ACCEPTED,
+    RECEIVER,
+    Accepted,
+    Delivered,
+    DeliveryState,
+    Disposed,
+    Link,
+    LinkAccepted,
+    LinkFlowed,
+    Properties,
+    Rejected,
+    Session,
+    build_message,
+    transactional_state,
+)
+from twinbus.amqp.transactions import coordinator, declare, discharge, transaction_of
 
 
 class Transacting:
@@ -29,7 +39,7 @@ class Transacting:
         return cls(peer, link)
 
     async def say(self, value: Any) -> DeliveryState | None:
-        self.link.send(b"%d" % next(self._tags), message(value=value))
+        self.link.send(b"%d" % next(self._tags), build_message(value=value))
         self.peer.flush()
         (answer,) = await self.peer.answers(1)
         assert answer.settled
@@ -46,7 +56,7 @@ class Transacting:
 
     async def commit_settled(self, name: bytes) -> str | None:
         """As `commit`, where one settlement of the transaction is confirmed too."""
-        self.link.send(b"%d" % next(self._tags), message(value=discharge(name, fail=False)))
+        self.link.send(b"%d" % next(self._tags), build_message(value=discharge(name, fail=False)))
         self.peer.flush()
         answers = await self.peer.answers(2)
         (of_coordinator,) = (answer for answer in answers if answer.role is RECEIVER)
@@ -57,13 +67,13 @@ class Transacting:
 
     async def send(self, link: Link, name: bytes, *bodies: str) -> list[Disposed]:
         for body in bodies:
-            payload = message(properties=Properties(message_id=body[:32]), data=body.encode())
-            link.send(body.encode()[:32], payload, state=transactional(name))
+            payload = build_message(properties=Properties(message_id=body[:32]), data=body.encode())
+            link.send(body.encode()[:32], payload, state=transactional_state(name))
         self.peer.flush()
         return await self.peer.answers(len(bodies))
 
     async def settle(self, found: Delivered, name: bytes, outcome: DeliveryState = ACCEPTED) -> Disposed:
-        state = transactional(name, outcome)
+        state = transactional_state(name, outcome)
         found.link.session.dispose(RECEIVER, found.delivery_id, settled=False, state=state)
         self.peer.flush()
         (answer,) = await self.peer.answers(1)

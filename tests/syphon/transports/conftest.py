@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties
+from twinbus.amqp import Properties, build_message
 from twinbus.backlog import PATH_PROPERTY
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.syphon.native_transport import NativeTransport
@@ -59,7 +58,7 @@ class World:
         """Messages of these ids into the backlog queue."""
         properties = {PATH_PROPERTY: self.path, **given.pop("application_properties", {})}
         raws = [
-            message(
+            build_message(
                 **{"data": b"body", **given},
                 properties=Properties(message_id=one),
                 application_properties={name: value for name, value in properties.items() if value is not None},

@@ -12,8 +12,7 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Header, Properties, split
+from twinbus.amqp import Header, Properties, build_message, split_sections
 from twinbus.backlog import (
     PATH_PROPERTY,
     SCHEDULED_TIME_PROPERTY,
@@ -87,7 +86,7 @@ async def test_y3_values_of_every_amqp_type_reach_the_primary_as_they_were(world
     held = await world.receive(1)
     await world.transport.destination(world.path).send(world.restore(held))
     (found,) = await world.arrived()
-    meant = split(message(**sent, application_properties=properties))
+    meant = split_sections(build_message(**sent, application_properties=properties))
     body = slice(found.sections.body_start, found.sections.body_end)
     assert found.raw[body] == meant.raw[meant.body_start : meant.body_end]
     assert typed(found.application_properties) == typed(properties)
@@ -244,7 +243,7 @@ async def test_m1_a_send_under_way_when_its_link_is_taken_away_was_not_refused(
 
 def filled(total: int, **given: Any) -> bytes:
     """A body that makes the restored message this large."""
-    empty = message(data=b"", properties=Properties(message_id="1"), **given)
+    empty = build_message(data=b"", properties=Properties(message_id="1"), **given)
     return b"x" * (total - len(empty) - 3)  # a long body's length takes three bytes more
 
 

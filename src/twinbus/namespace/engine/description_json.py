@@ -11,8 +11,7 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Final
 
-from twinbus.amqp.decoding import decode_all
-from twinbus.amqp.encoding import encode
+from twinbus.amqp import decode_all, encode
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Generator, Iterable
 from typing import Any, Final
 
-from twinbus.amqp.routing_fields import Envelope
+from twinbus.amqp import RoutingFields
 from twinbus.namespace.engine.storage_protocol import ForgetSeenIds, KnownIds, PutSeenId, StoreRead, StoreWrite
 
 REMEMBERED: Final = 65_536
@@ -58,7 +58,7 @@ class SeenIds:
         self.recalled: set[str] | None = None
         """What the store said about the ids of a transaction that is being carried out: it is not asked again."""
 
-    def duplicates(self, messages: Iterable[Envelope], now: int) -> Generator[StoreRead, Any, set[str]]:
+    def duplicates(self, messages: Iterable[RoutingFields], now: int) -> Generator[StoreRead, Any, set[str]]:
         """Which of these ids were seen within the window."""
         since = now - self.window
         self._prune(since)
@@ -117,7 +117,7 @@ class SeenIds:
             self._budget.gave(self, count, len(ids))
 
 
-def key_of(message: Envelope) -> str:
+def key_of(message: RoutingFields) -> str:
     """Ids of different AMQP types are different ids."""
     value = message.message_id
     return value if type(value) is str else f"{type(value).__name__}:{value!s}"

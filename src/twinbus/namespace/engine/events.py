@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from twinbus.amqp.routing_fields import Envelope
+from twinbus.amqp import RoutingFields
 from twinbus.namespace.engine.descriptions import Description, RuleDescription
 
 
@@ -16,7 +16,7 @@ class MessagesSent(NamedTuple):
     """One transfer arrived: a message, or the messages of a batch; all are stored or none. Answer: None."""
 
     reply: Any
-    messages: tuple[Envelope, ...]
+    messages: tuple[RoutingFields, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class MessagesScheduled:
     """Messages arrived by schedule-message. Answer: list[int], their sequence numbers."""
 
     reply: Any
-    messages: tuple[Envelope, ...]
+    messages: tuple[RoutingFields, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from twinbus.amqp.delivery_splicing import delivered, items
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp import encode_annotations, read_routing_fields, splice_delivery
 from twinbus.namespace.engine.effects import EngineDecision, PendingDecision, Refusal, not_found
 from twinbus.namespace.engine.limits import MAX_HOPS, MIB
 from twinbus.namespace.engine.passing import ForwardedMessage
@@ -111,9 +110,11 @@ def _passed(row: Row, source: str, now: int) -> ForwardedMessage:
     if row.lane == QueueLane.DEAD:
         annotations["x-opt-deadletter-source"] = source
     if told or annotations:  # what settling it set becomes part of the message
-        raw = b"".join(delivered(raw, delivery_count=0, message_annotations=items(annotations), overlay=told))
+        raw = b"".join(
+            splice_delivery(raw, delivery_count=0, message_annotations=encode_annotations(annotations), overlay=told)
+        )
     left = None if row.expires is None else row.expires - now
-    return ForwardedMessage(read_envelope(raw), row.origin_seq, left, of_hops(hops_of(row.overlay) + 1))
+    return ForwardedMessage(read_routing_fields(raw), row.origin_seq, left, of_hops(hops_of(row.overlay) + 1))
 
 
 def _why(refusal: Refusal) -> dict[str, Any]:

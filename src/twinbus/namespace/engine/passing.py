@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from twinbus.amqp.routing_fields import Envelope
+from twinbus.amqp import RoutingFields
 from twinbus.namespace.engine.effects import Refusal
 
 
 class ForwardedMessage(NamedTuple):
     """A message as its next entity gets it."""
 
-    envelope: Envelope
+    envelope: RoutingFields
     origin_seq: int
     ttl: int | None
     """What is left of its life."""
@@ -24,7 +24,7 @@ class ForwardedMessage(NamedTuple):
 
 
 def admit(
-    passed: Sequence[ForwardedMessage], size: int, refusal_of: Callable[[Envelope, int], Refusal | None]
+    passed: Sequence[ForwardedMessage], size: int, refusal_of: Callable[[RoutingFields, int], Refusal | None]
 ) -> tuple[list[ForwardedMessage], list[Refusal | None]]:
     """Each by itself, unlike a transfer: those that are taken, and for all of them why not. `size` is held already."""
     kept: list[ForwardedMessage] = []

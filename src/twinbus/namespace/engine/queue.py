@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
-from twinbus.amqp.delivery_splicing import with_message_id
-from twinbus.amqp.routing_fields import Envelope
+from twinbus.amqp import RoutingFields, with_message_id
 from twinbus.namespace.engine import receiving
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.engine.duplicate_detection import SeenIds
@@ -151,7 +150,7 @@ class Queue:
         meter(self.path, MeteredOperation.SCHEDULE, event.messages, step)
         step.effects.append(AnswerRequest(event.reply, seqs))
 
-    def _store(self, messages: Iterable[Envelope | None], now: int, step: EngineDecision) -> list[int]:
+    def _store(self, messages: Iterable[RoutingFields | None], now: int, step: EngineDecision) -> list[int]:
         """The sequence numbers given, 0 for what is not stored."""
         counters, writes = self.counters, step.writes
         queue, default = counters.queue, self.description.default_time_to_live

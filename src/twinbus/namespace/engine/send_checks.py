@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
-from twinbus.amqp.routing_fields import Envelope
+from twinbus.amqp import RoutingFields
 from twinbus.ledger.entries import UNIT_BYTES, billable_units  # pure: the face also loads what writes to the disk
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus, QueueDescription, TopicDescription
@@ -24,7 +24,7 @@ _UNBOUNDED_TTL: Final = 0xFFFF_FFFF
 
 
 def refusal_of(
-    messages: Sequence[Envelope], description: QueueDescription | TopicDescription, size: int
+    messages: Sequence[RoutingFields], description: QueueDescription | TopicDescription, size: int
 ) -> Refusal | None:
     """Why this transfer is refused as a whole; `size` is what the entity holds already."""
     if description.status is not _ACTIVE and not description.status.takes_sends:
@@ -52,7 +52,7 @@ def refusal_of(
     return None
 
 
-def excess_of(message: Envelope) -> Refusal | None:
+def excess_of(message: RoutingFields) -> Refusal | None:
     """Which limit a message exceeds, if any."""
     message_id, session = message.message_id, message.group_id
     if len(message.raw) > limits.MAX_MESSAGE_BYTES:
@@ -77,7 +77,7 @@ def excess_of(message: Envelope) -> Refusal | None:
     return None
 
 
-def _fault(message: Envelope, wants_session: bool) -> Refusal | None:
+def _fault(message: RoutingFields, wants_session: bool) -> Refusal | None:
     """What is wrong with the session of a message."""
     session = message.group_id
     if message.partition_key is not None and session is not None and message.partition_key != session:
@@ -87,7 +87,7 @@ def _fault(message: Envelope, wants_session: bool) -> Refusal | None:
     return None
 
 
-def time_to_live(message: Envelope, default: int | None, now: int) -> int | None:
+def time_to_live(message: RoutingFields, default: int | None, now: int) -> int | None:
     """The shorter of the message's own and the entity's, in ms; None for never."""
     ttl, expiry = message.ttl, message.absolute_expiry_time
     if expiry is not None and (ttl is None or ttl == _UNBOUNDED_TTL):
@@ -98,8 +98,8 @@ def time_to_live(message: Envelope, default: int | None, now: int) -> int | None
 
 
 def sift(
-    messages: Sequence[Envelope], seen: SeenIds | None, now: int, step: EngineDecision
-) -> Generator[StoreRead, Any, list[Envelope | None]]:
+    messages: Sequence[RoutingFields], seen: SeenIds | None, now: int, step: EngineDecision
+) -> Generator[StoreRead, Any, list[RoutingFields | None]]:
     """The accepted messages in their order; None in place of one that is not stored: a ping or a duplicate."""
     kept = without_pings(messages)
     if seen is None:
@@ -117,11 +117,11 @@ def sift(
     return kept
 
 
-def without_pings(messages: Sequence[Envelope]) -> list[Envelope | None]:
+def without_pings(messages: Sequence[RoutingFields]) -> list[RoutingFields | None]:
     return [None if message.content_type == PING_CONTENT_TYPE else message for message in messages]
 
 
-def meter(path: str, operation: MeteredOperation, messages: Sequence[Envelope], step: EngineDecision) -> None:
+def meter(path: str, operation: MeteredOperation, messages: Sequence[RoutingFields], step: EngineDecision) -> None:
     """A duplicate is an operation like any other; a ping is one of its own kind."""
     size = pings = pinged = more = 0
     for message in messages:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, assert_never
 
-from twinbus.amqp.decoding import decode_all
-from twinbus.amqp.encoding import encode
+from twinbus.amqp import decode_all, encode
 from twinbus.namespace.engine.effects import (
     MESSAGE_LOCK_LOST,
     AnswerRequest,

@@ -9,8 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from twinbus.amqp.delivery_splicing import with_message_id
-from twinbus.amqp.routing_fields import Envelope
+from twinbus.amqp import RoutingFields, with_message_id
 from twinbus.namespace.engine import receiving, validation
 from twinbus.namespace.engine.descriptions import SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.duplicate_detection import SeenIds
@@ -411,7 +410,7 @@ class Topic:
         step.effects.append(AnswerRequest(event.reply, seqs))
 
     def _store(
-        self, messages: Iterable[Envelope | None], now: int, step: EngineDecision
+        self, messages: Iterable[RoutingFields | None], now: int, step: EngineDecision
     ) -> tuple[list[int], list[AcceptedMessage]]:
         """Schedule what is to wait. The numbers given, 0 for what is not stored; and what is to be published now."""
         seqs: list[int] = []

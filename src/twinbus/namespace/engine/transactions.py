@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from twinbus.amqp.routing_fields import Envelope
+from twinbus.amqp import RoutingFields
 from twinbus.namespace.engine.effects import (
     MESSAGE_LOCK_LOST,
     AnswerRequest,
@@ -94,7 +94,7 @@ def _refusal_of_settled(entity: Entity, event: MessagesSettled, settled: set[byt
 
 def _recall(operations: Sequence[TransactionOperation], now: int) -> Generator[StoreRead, Any, None]:
     """Ask the stores of duplicate detection now: a read that fails must not come after a change."""
-    sent: defaultdict[Queue | Topic, list[Envelope]] = defaultdict(list)
+    sent: defaultdict[Queue | Topic, list[RoutingFields]] = defaultdict(list)
     for entity, event in operations:
         if isinstance(event, MessagesSent) and not isinstance(entity, Subscription):
             sent[entity] += event.messages

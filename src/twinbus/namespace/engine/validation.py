@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from twinbus.amqp.errors import EncodeError
+from twinbus.amqp import EncodeError
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.description_json import rule_text
 from twinbus.namespace.engine.descriptions import (

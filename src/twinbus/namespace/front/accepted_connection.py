@@ -9,9 +9,7 @@ import ssl
 from http import HTTPStatus
 from typing import Protocol, cast
 
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import Opened
-from twinbus.amqp.limits import KIB, LimitExceededError, Limits
+from twinbus.amqp import KIB, Connection, LimitExceededError, Limits, Opened
 from twinbus.namespace.front.amqp_connection import AmqpConnection
 from twinbus.namespace.front.byte_stream import ByteStream, HandshakeTooLargeError, TlsLayer
 from twinbus.namespace.front.connection_faults import ConnectionFaults, FaultyHttpHandler

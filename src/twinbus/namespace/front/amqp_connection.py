@@ -15,27 +15,35 @@ from functools import cache
 from http import HTTPStatus
 from typing import assert_never
 
-from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import (
+from twinbus.amqp import (
+    RECEIVER,
+    SENDER,
+    Accepted,
+    Connection,
     ConnectionClosed,
+    ConnectionEvent,
     Delivered,
+    DeliveryState,
     Disposed,
-    Event,
+    Error,
+    LimitExceededError,
+    Limits,
+    Link,
     LinkAccepted,
     LinkAttached,
     LinkDetached,
     LinkFlowed,
     Opened,
+    Rejected,
+    Released,
     SaslReceived,
+    Session,
     SessionBegun,
     SessionEnded,
+    consecutive_runs,
+    memory_of,
+    read_transactional,
 )
-from twinbus.amqp.limits import LimitExceededError, Limits, memory_of
-from twinbus.amqp.link import Link
-from twinbus.amqp.performatives import RECEIVER, SENDER, Accepted, DeliveryState, Error, Rejected, Released
-from twinbus.amqp.serial_numbers import consecutive_runs
-from twinbus.amqp.session import Session
-from twinbus.amqp.transactions import read_transactional
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import MESSAGE_LOCK_LOST, Refusal, session_lock_lost
 from twinbus.namespace.engine.registry import Entity
@@ -267,7 +275,7 @@ class AmqpConnection:
 
     # --- events of the core ------------------------------------------------------------------------------------
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: ConnectionEvent) -> None:
         match event:
             case Delivered():
                 link = self._links.get(event.link)

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from twinbus.amqp.limits import KIB, MIB, LimitExceededError
+from twinbus.amqp import KIB, MIB, LimitExceededError
 from twinbus.namespace.resources import ConnectionAccount
 
 # What a black hole holds back of one connection before links are asked to wait, as for a peer that does not read.

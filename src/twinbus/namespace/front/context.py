@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from twinbus.amqp.limits import LimitExceededError
+from twinbus.amqp import LimitExceededError
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.sas_verifier import SasVerifier
 from twinbus.namespace.meter import OperationMeter

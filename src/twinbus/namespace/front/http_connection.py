@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import h11
 
-from twinbus.amqp.limits import LimitExceededError
+from twinbus.amqp import LimitExceededError
 from twinbus.namespace.front.http_handler import HttpHandler
 from twinbus.namespace.front.http_messages import (
     AbandonedError,

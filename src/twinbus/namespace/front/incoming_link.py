@@ -6,14 +6,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from twinbus.amqp.errors import DecodeError
-from twinbus.amqp.events import Delivered
-from twinbus.amqp.link import Link
-from twinbus.amqp.message_sections import BATCH_FORMAT, batch_messages
-from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected
-from twinbus.amqp.routing_fields import read_envelope
-from twinbus.amqp.transactions import read_transactional
-from twinbus.amqp.transactions import transactional as transactional_state
+from twinbus.amqp import (
+    BATCH_FORMAT,
+    Accepted,
+    DecodeError,
+    Delivered,
+    DeliveryState,
+    Link,
+    Rejected,
+    batch_messages,
+    read_routing_fields,
+    read_transactional,
+    transactional_state,
+)
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import MessagesSent
@@ -68,7 +73,7 @@ class IncomingLink:
         try:
             batched = delivery.message_format == BATCH_FORMAT
             messages = batch_messages(delivery.payload) if batched else [delivery.payload]
-            envelopes = tuple(map(read_envelope, messages))
+            envelopes = tuple(map(read_routing_fields, messages))
             transactional = None if delivery.state is None else read_transactional(delivery.state)
         except DecodeError as error:
             answer(Refusal(Condition.DECODE_ERROR, error.description))

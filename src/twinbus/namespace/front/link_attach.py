@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from twinbus.amqp.link import Link, LinkState
-from twinbus.amqp.performatives import Source
-from twinbus.amqp.transactions import is_coordinator
+from twinbus.amqp import Link, LinkState, Source, is_coordinator
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.effects import Refusal

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final, cast
 
-from twinbus.amqp.limits import KIB, LimitExceededError
+from twinbus.amqp import KIB, LimitExceededError
 from twinbus.namespace.front.accepted_connection import AcceptedConnection
 from twinbus.namespace.front.context import NamespaceContext
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from twinbus.amqp.errors import DecodeError
-from twinbus.amqp.routing_fields import Envelope, read_envelope
+from twinbus.amqp import DecodeError, RoutingFields, read_routing_fields
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import (
     FALSE_EXPRESSION,
@@ -388,14 +387,14 @@ class RequestBody:
     def tokens(self, name: str) -> tuple[bytes, ...]:
         return tuple(token.bytes_le for token in self.many(name, UUID))
 
-    def messages(self) -> tuple[Envelope, ...]:
+    def messages(self) -> tuple[RoutingFields, ...]:
         envelopes = []
         for entry in self.many("messages", dict):
             raw = {str(key): value for key, value in entry.items()}.get("message")
             if not isinstance(raw, bytes):
                 raise BadRequestError(f"Each of 'messages' of '{self._operation}' needs 'message' as binary.")
             try:
-                envelopes.append(read_envelope(raw))
+                envelopes.append(read_routing_fields(raw))
             except DecodeError as error:
                 raise BadRequestError(f"A message of '{self._operation}' is malformed: {error.description}") from error
         return tuple(envelopes)

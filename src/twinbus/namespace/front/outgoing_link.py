@@ -9,12 +9,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from twinbus.amqp.delivery_splicing import broker_annotations, delivered, delivered_under_lock, lock_token
-from twinbus.amqp.events import Disposed
-from twinbus.amqp.limits import KIB, MIB
-from twinbus.amqp.link import Link
-from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
-from twinbus.amqp.serial_numbers import consecutive_runs
+from twinbus.amqp import (
+    KIB,
+    MIB,
+    Accepted,
+    DeliveryState,
+    Disposed,
+    Link,
+    Modified,
+    Rejected,
+    Released,
+    broker_annotations,
+    consecutive_runs,
+    lock_token_annotation,
+    splice_delivery,
+    splice_locked_delivery,
+)
 from twinbus.namespace.engine.effects import Deliver, Refusal
 from twinbus.namespace.engine.events import (
     Abandon,
@@ -64,7 +74,7 @@ _STATES = {
 def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[bytes]:
     """A stored message as a receiver gets it."""
     if token is not None and locked_until is not None and _is_plain(row):
-        usual = delivered_under_lock(
+        usual = splice_locked_delivery(
             row.raw, row.delivery_count, token, row.seq, row.enqueued, locked_until, row.origin_seq
         )
         if usual is not None:
@@ -75,11 +85,11 @@ def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[
     # The life of a message that is scheduled begins when it is due.
     begins = row.enqueued if row.due is None else row.due
     ttl = None if row.expires is None else min(max(0, row.expires - begins), _LONGEST_TTL)
-    return delivered(
+    return splice_delivery(
         row.raw,
         delivery_count=row.delivery_count,
         ttl=ttl,
-        delivery_annotations=None if token is None else lock_token(UUID(bytes_le=token)),
+        delivery_annotations=None if token is None else lock_token_annotation(UUID(bytes_le=token)),
         message_annotations=annotations,
         overlay=properties_of(row.overlay),
     )

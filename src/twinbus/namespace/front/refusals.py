@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinbus.amqp.performatives import Error
+from twinbus.amqp import Error
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.values import Condition
 

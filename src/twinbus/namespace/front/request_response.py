@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from twinbus.amqp.errors import DecodeError
-from twinbus.amqp.events import Delivered
-from twinbus.amqp.link import Link
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Properties, split
-from twinbus.amqp.performatives import Rejected, Target
-from twinbus.amqp.session import Session
-from twinbus.amqp.transactions import read_transactional
+from twinbus.amqp import (
+    DecodeError,
+    Delivered,
+    Link,
+    Properties,
+    Rejected,
+    Session,
+    Target,
+    build_message,
+    read_transactional,
+    split_sections,
+)
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import LinkAddress
@@ -175,7 +179,7 @@ class NodeRequestLink:
             self._connection.dispose_received(self._link.session, delivery.delivery_id, state)
             return
         try:
-            sections = split(delivery.payload)
+            sections = split_sections(delivery.payload)
             properties, application = sections.properties, sections.application_properties
             body = sections.value
         except DecodeError as error:
@@ -205,7 +209,7 @@ def _encoded(reply: NodeReply, request: Properties) -> bytes:
     }
     if reply.condition is not None:
         status["errorCondition"] = Symbol(reply.condition)
-    return message(
+    return build_message(
         properties=Properties(correlation_id=request.message_id),
         application_properties=status,
         value=reply.body,

@@ -10,13 +10,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from twinbus.amqp.errors import DecodeError
-from twinbus.amqp.events import Delivered
-from twinbus.amqp.limits import MIB, LimitExceededError
-from twinbus.amqp.link import Link
-from twinbus.amqp.message_sections import split
-from twinbus.amqp.performatives import Accepted, DeliveryState, Rejected
-from twinbus.amqp.transactions import Declare, declared, read_request
+from twinbus.amqp import (
+    MIB,
+    Accepted,
+    Declare,
+    DecodeError,
+    Delivered,
+    DeliveryState,
+    LimitExceededError,
+    Link,
+    Rejected,
+    declared_state,
+    read_coordinator_request,
+    split_sections,
+)
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.limits import MAX_TRANSACTION_MESSAGES, TRANSACTION_TIMEOUT
 from twinbus.namespace.engine.transactions import TransactionOperation, discharge
@@ -194,7 +201,7 @@ class CoordinatorLink:
         if self._link.credit <= _CREDIT // 2:
             self.grant()
         try:
-            request = read_request(split(delivery.payload).value)
+            request = read_coordinator_request(split_sections(delivery.payload).value)
         except DecodeError as error:
             self._answer(delivery, Refusal(Condition.DECODE_ERROR, error.description))
             return
@@ -205,7 +212,7 @@ class CoordinatorLink:
                 if len(self._names) > 2 * _MOST:  # some timed out and were forgotten
                     self._names = set(filter(transactions.knows, self._names))
                 self._names.add(name)
-                self._dispose(delivery, declared(name))
+                self._dispose(delivery, declared_state(name))
             else:
                 self._answer(delivery, name)
         else:

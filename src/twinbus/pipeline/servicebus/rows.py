@@ -17,9 +17,7 @@ from math import isfinite
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.amqp.decoding import decode, skip
-from twinbus.amqp.errors import AmqpError
-from twinbus.amqp.message_sections import MESSAGE_ANNOTATIONS, map_items, section_at
+from twinbus.amqp import MESSAGE_ANNOTATIONS, AmqpError, decode, read_map_header, section_at, skip
 from twinbus.connect import MessageState, ReceivedMessage
 from twinbus.errors import CallerError
 from twinbus.message import BodyType, Message
@@ -127,7 +125,7 @@ def _broker_annotations(raw: bytes) -> dict[str, Any]:
         while pos < len(raw):
             code, start, pos = section_at(raw, pos)
             if code == MESSAGE_ANNOTATIONS:
-                count, at = map_items(raw, start)
+                count, at = read_map_header(raw, start)
                 for _ in range(count >> 1):
                     at = _take_annotation(raw, at, found)
                 break

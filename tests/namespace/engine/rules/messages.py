@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Header, Properties
+from twinbus.amqp import Header, Properties, build_message
 from twinbus.namespace.engine.rules.message_view import MessageView
 from twinbus.values import Byte, Described, Float32, Int, Short, Symbol, Timestamp, UByte, UInt, ULong
 
@@ -49,7 +48,7 @@ USER: Mapping[str, Any] = {
     "odd": Described(Symbol("com.example:odd"), 1),
 }
 
-RAW = message(
+RAW = build_message(
     header=Header(ttl=60_000),
     message_annotations={"x-opt-partition-key": "p1"},
     properties=Properties(

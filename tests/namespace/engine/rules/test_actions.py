@@ -7,8 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import Header, Properties, split
+from twinbus.amqp import Header, Properties, build_message, split_sections
 from twinbus.namespace.engine.rules.actions import compile_action
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration
@@ -74,19 +73,19 @@ SYSTEM: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("action", "changes"), PROPERTIES)
 def test_an_action_changes_properties_of_the_user(action: str, changes: dict[str, Any]) -> None:
-    made = split(compile_action(action, {})(view()).written())
+    made = split_sections(compile_action(action, {})(view()).written())
     expected = {name: value for name, value in {**USER, **changes}.items() if value is not GONE}
     assert made.application_properties == expected
     for name, value in changes.items():
         if value is not GONE:
             assert type(made.application_properties[name]) is (Long if type(value) is int else type(value))
-    assert made.properties == split(RAW).properties
+    assert made.properties == split_sections(RAW).properties
 
 
 @pytest.mark.parametrize(("action", "changes"), SYSTEM)
 def test_an_action_changes_properties_of_the_system(action: str, changes: dict[str, Any]) -> None:
-    made = split(compile_action(action, {})(view()).written()).properties
-    before = split(RAW).properties
+    made = split_sections(compile_action(action, {})(view()).written()).properties
+    before = split_sections(RAW).properties
     assert {field: getattr(made, field) for field in Properties.__dataclass_fields__} == {
         **{field: getattr(before, field) for field in Properties.__dataclass_fields__},
         **changes,
@@ -94,7 +93,7 @@ def test_an_action_changes_properties_of_the_system(action: str, changes: dict[s
 
 
 def test_all_that_is_not_named_comes_through_byte_by_byte() -> None:
-    raw = message(
+    raw = build_message(
         header=Header(durable=True, priority=7, ttl=5),
         delivery_annotations={"d": 1},
         message_annotations={"x-opt-mine": "m"},
@@ -103,7 +102,7 @@ def test_all_that_is_not_named_comes_through_byte_by_byte() -> None:
         sequence=[[1, 2], [3]],
         footer={"f": 1},
     )
-    made, was = split(compile_action("SET a = 2", {})(view(raw)).written()), split(raw)
+    made, was = split_sections(compile_action("SET a = 2", {})(view(raw)).written()), split_sections(raw)
     assert made.application_properties == {"a": 2}
     for code, (start, _, end) in was.spans.items():
         if code != 0x74:
@@ -113,20 +112,22 @@ def test_all_that_is_not_named_comes_through_byte_by_byte() -> None:
 
 
 def test_a_message_without_properties_is_given_some() -> None:
-    made = split(compile_action("SET a = 1; SET sys.Label = 'l'", {})(view(message(data=b"x"))).written())
+    made = split_sections(
+        compile_action("SET a = 1; SET sys.Label = 'l'", {})(view(build_message(data=b"x"))).written()
+    )
     assert (made.application_properties, made.properties.subject, made.data) == ({"a": 1}, "l", [b"x"])
 
 
 def test_a_time_to_live_is_set_in_the_header() -> None:
     draft = compile_action("SET sys.TimeToLive = @ttl", {"@ttl": Duration(5_000)})(view())
-    assert (draft.ttl, split(draft.written()).header.ttl) == (5_000, 5_000)
+    assert (draft.ttl, split_sections(draft.written()).header.ttl) == (5_000, 5_000)
 
 
 def test_annotations_are_set_and_removed() -> None:
     action = "SET sys.PartitionKey = 'p2'; SET sys.ScheduledEnqueueTimeUtc = @at"
-    made = split(compile_action(action, {"at": Timestamp(NOW)})(view()).written())
+    made = split_sections(compile_action(action, {"at": Timestamp(NOW)})(view()).written())
     assert made.message_annotations == {"x-opt-partition-key": "p2", "x-opt-scheduled-enqueue-time": NOW}
-    made = split(compile_action("REMOVE sys.PartitionKey; SET gone = sys.PartitionKey", {})(view()).written())
+    made = split_sections(compile_action("REMOVE sys.PartitionKey; SET gone = sys.PartitionKey", {})(view()).written())
     assert made.message_annotations == {}
     assert made.application_properties["gone"] is None
 

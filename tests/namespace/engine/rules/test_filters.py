@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.amqp.errors import DecodeError
-from twinbus.amqp.message_builder import message
+from twinbus.amqp import DecodeError, build_message
 from twinbus.namespace.engine.rules.compiler import compile_filter
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration
@@ -362,7 +361,7 @@ def test_new_ids_come_from_outside() -> None:
 
 
 def test_a_message_without_sections_has_no_properties() -> None:
-    bare = view(message(data=b"x"))
+    bare = view(build_message(data=b"x"))
     assert compile_filter("EXISTS(color) OR sys.Label IS NOT NULL", {}).run(bare) is False
 
 
@@ -376,7 +375,7 @@ def test_the_body_is_never_decoded() -> None:
 
 def test_a_filter_is_compiled_once_for_all_messages() -> None:
     run = compile_filter("n % 2 = 0", {}).run
-    found = [run(view(message(application_properties={"n": n}))) for n in range(4)]
+    found = [run(view(build_message(application_properties={"n": n}))) for n in range(4)]
     assert found == [True, False, True, False]
 
 
@@ -388,5 +387,5 @@ def test_constants_are_worked_out_when_the_filter_is_made() -> None:
 
 def test_no_pattern_takes_long() -> None:
     pattern = "%a" * 200 + "b"
-    text = message(application_properties={"t": "a" * 20_000})
+    text = build_message(application_properties={"t": "a" * 20_000})
     assert compile_filter(f"t LIKE '{pattern}'", {}).run(view(text)) is False

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp import build_message, read_routing_fields
 from twinbus.namespace.engine.descriptions import RuleDescription, SqlFilter
 from twinbus.namespace.engine.rules.compiler import compile_filter
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError, RuleSyntaxError
@@ -17,9 +16,9 @@ from .messages import view
 def test_a_pattern_that_a_message_brings_is_as_long_as_a_rule_at_most() -> None:
     run = compile_filter("t LIKE pattern", {}).run
     text = {"t": "a" * 32_000}
-    assert run(view(message(application_properties={**text, "pattern": "%" + "_" * 1_022 + "b"}))) is False
+    assert run(view(build_message(application_properties={**text, "pattern": "%" + "_" * 1_022 + "b"}))) is False
     with pytest.raises(RuleEvaluationError, match="the pattern of LIKE is longer than 1024 characters"):
-        run(view(message(application_properties={**text, "pattern": "%" + "_" * 1_023 + "b"})))
+        run(view(build_message(application_properties={**text, "pattern": "%" + "_" * 1_023 + "b"})))
 
 
 @pytest.mark.parametrize(
@@ -33,8 +32,8 @@ def test_a_pattern_that_a_message_brings_is_as_long_as_a_rule_at_most() -> None:
 def test_a_message_that_was_accepted_but_cannot_be_read_is_an_error_of_evaluation(
     section: bytes, expression: str
 ) -> None:
-    raw = section + message(data=b"x")
-    read_envelope(raw)
+    raw = section + build_message(data=b"x")
+    read_routing_fields(raw)
     rules = RuleSet([RuleDescription("r", SqlFilter("color = 'blue'")), RuleDescription("s", SqlFilter(expression))])
     selection = rules.select(view(raw))
     assert not selection.as_it_is

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.message_builder import message
-from twinbus.amqp.message_sections import split
+from twinbus.amqp import build_message, split_sections
 from twinbus.namespace.engine.descriptions import (
     CorrelationFilter,
     FalseFilter,
@@ -100,7 +99,7 @@ def test_each_rule_with_an_action_gives_a_copy_of_its_own() -> None:
     )
     told: list[Any] = []
     for copy in found.copies:
-        properties = split(copy.raw).application_properties
+        properties = split_sections(copy.raw).application_properties
         told.append((properties["RuleName"], properties["x"], copy.session))
     assert (found.as_it_is, told, found.fault) == (True, [("four", 4, "s1"), ("five", 5, "five")], None)
 
@@ -119,7 +118,7 @@ def test_the_first_rule_that_cannot_be_evaluated_is_told() -> None:
 
 def test_an_action_that_fails_makes_no_copy() -> None:
     found = select(rule("bad", TrueFilter(), "SET sys.MessageId = missing"), rule("good", TrueFilter(), "SET a = 1"))
-    assert [split(copy.raw).application_properties["RuleName"] for copy in found.copies] == ["good"]
+    assert [split_sections(copy.raw).application_properties["RuleName"] for copy in found.copies] == ["good"]
     assert found.fault is not None
     assert "'bad'" in found.fault
 
@@ -150,7 +149,7 @@ MANY = [f"color = '{color}' AND quantity > {most}" for color in ("red", "blue", 
     ],
 )
 def test_rules_found_by_a_text_say_what_each_says_by_itself(properties: dict[str, Any], filters: list[str]) -> None:
-    raw = message(application_properties=properties)
+    raw = build_message(application_properties=properties)
     alone = [RuleSet([rule("r", text)]).select(view(raw)) for text in filters]
     together = RuleSet([rule("r", text) for text in filters]).select(view(raw))
     assert together.as_it_is == any(one.as_it_is for one in alone)

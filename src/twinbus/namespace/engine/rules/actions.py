@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from twinbus.amqp.errors import EncodeError
-from twinbus.amqp.message_builder import with_sections
+from twinbus.amqp import EncodeError, with_sections
 from twinbus.namespace.engine.rules.compiler import Evaluator, ExpressionCompiler, PropertyName
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.grammar import SyntaxTree, parse

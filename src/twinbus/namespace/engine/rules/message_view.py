@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.amqp.errors import DecodeError
-from twinbus.amqp.message_sections import Properties, Sections, split
+from twinbus.amqp import DecodeError, Properties, Sections, split_sections
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration, plain
 from twinbus.values import Timestamp
@@ -39,7 +38,7 @@ class MessageView:
     @property
     def sections(self) -> Sections:
         if self._sections is None:
-            self._sections = split(self.raw)
+            self._sections = split_sections(self.raw)
         return self._sections
 
     @property

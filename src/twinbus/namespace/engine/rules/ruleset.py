@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from twinbus.amqp.routing_fields import read_envelope
+from twinbus.amqp import read_routing_fields
 from twinbus.namespace.engine.descriptions import (
     CorrelationFilter,
     FalseFilter,
@@ -167,7 +167,7 @@ def _changed(rule: CompiledRule, view: MessageView) -> ChangedCopy:
     draft = rule.act(view)
     draft.set_user(RULE_NAME, rule.name)
     raw = draft.written()
-    if (refusal := excess_of(read_envelope(raw))) is not None:
+    if (refusal := excess_of(read_routing_fields(raw))) is not None:
         raise RuleEvaluationError(f"its action makes a message beyond the limits: {refusal.description.rstrip('.')}")
     return ChangedCopy(raw, draft.ttl, draft.session)
 
