@@ -156,6 +156,8 @@ class PackedTransfer:
 
 def pack_transfers(messages: Sequence[bytes], limit: int) -> list[PackedTransfer]:
     """Transfers of at most `limit` bytes that carry all messages, in their order."""
+    if len(messages) == 1 and len(messages[0]) <= limit:
+        return [_batch(messages, 0, 1)]
     batches: list[PackedTransfer] = []
     first, size = 0, 0
     for index, raw in enumerate(messages):

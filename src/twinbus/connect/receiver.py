@@ -106,8 +106,9 @@ class Receiver:
         await self.close()
 
     async def open(self, *, timeout: float | None = None) -> None:
-        """Attaches, unless it is attached. A session receiver waits for its session."""
-        await self._attached_in_time(timeout)
+        """Attach, unless attached. A session receiver waits for its session."""
+        if self._link is None or not self._link.is_open or self._is_closed:
+            await self._attached_in_time(timeout)
 
     # --- receiving ---------------------------------------------------------------------------------------------
 

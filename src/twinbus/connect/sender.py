@@ -79,9 +79,10 @@ class Sender:
         return self._link.max_message_size if self._link is not None else None
 
     async def open(self, *, timeout: float | None = None) -> None:
-        """Attaches, unless it is attached."""
-        async with deadline(self._seconds(timeout), "attach", self.entity):
-            await self._attached()
+        """Attach, unless attached."""
+        if self._link is None or not self._link.is_open or self._is_closed:
+            async with deadline(self._seconds(timeout), "attach", self.entity):
+                await self._attached()
 
     async def send(self, messages: Sequence[Message | bytes], *, timeout: float | None = None) -> None:
         """Returns when all are accepted. Otherwise the error's `failed` are the messages that may not be."""
