@@ -24,10 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import Figure, ProcessMeter, Samples, ratios, show, write_json
 from tests.pipeline import oracle
-from twinbus.pipeline.jobs import JOBS, over_history
-from twinbus.pipeline.reconcile import JUDGED
+from twinbus.pipeline import JOBS, JUDGED, OPERATIONS, TablePart, Tables, TablesVersion, result_over_history
 from twinbus.pipeline.session import session
-from twinbus.pipeline.tables import OPERATIONS, TablePart, Tables, TablesVersion
 
 AIM: Final = 2.0
 _AIMED_FROM: Final = 20_000_000
@@ -89,12 +87,12 @@ class Spent:
 
 
 def spark_reconcile(tables: Tables) -> dict[str, int]:
-    rows = over_history(tables, JOBS["reconcile"]).collect()
+    rows = result_over_history(tables, JOBS["reconcile"]).collect()
     return {name: sum(row[name] for row in rows) for name in ("messages", *JUDGED) if name != "in_flight"}
 
 
 def spark_cost(tables: Tables) -> list[tuple[Any, ...]]:
-    return sorted(map(tuple, over_history(tables, JOBS["cost"]).collect()))
+    return sorted(map(tuple, result_over_history(tables, JOBS["cost"]).collect()))
 
 
 def measure(tables: Tables, entries: int, rounds: int, meter: ProcessMeter) -> dict[str, tuple[Spent, Spent]]:

@@ -24,8 +24,8 @@ from pyspark.sql.types import StructType
 from tests.pipeline.backlogs import MOVES, first, is_first_try, watched
 from tests.syphon.fixed_queues import FixedQueues
 from twinbus.connect import ReceivedMessage, Receiver
-from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.jobs import following
+from twinbus.pipeline.ingest import ingest_ledger
+from twinbus.pipeline.jobs import follow_jobs
 from twinbus.pipeline.servicebus import ServiceBusDataSource, broker
 from twinbus.pipeline.servicebus.offsets import Offset
 from twinbus.pipeline.servicebus.options import SourceOptions
@@ -183,7 +183,7 @@ def follow(spark: SparkSession, folder: Path, ledger: Path, tables: Path) -> Non
     """Once there is a lane at each step, so that it has the machine for itself."""
     while not all((folder / step.name).exists() for step in MOVES):
         time.sleep(0.1)
-    ingest(spark, ledger, tables, every=1, most_bytes=20_000, extend=following(FOLLOWED))
+    ingest_ledger(spark, ledger, tables, every=1, most_bytes=20_000, extend=follow_jobs(FOLLOWED))
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------

@@ -32,9 +32,9 @@ from twinbus.ledger import (
     read_ledger,
 )
 from twinbus.pipeline import latency, timeline
-from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.jobs import JOBS, following, incomplete, over_history, so_far
-from twinbus.pipeline.jobs import history as history_of
+from twinbus.pipeline.ingest import ingest_ledger
+from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history, why_incomplete
+from twinbus.pipeline.jobs import read_history as history_of
 from twinbus.pipeline.reconcile import JUDGED, LISTED
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables
 from twinbus.pipeline.time_window import TimeWindow
@@ -74,7 +74,7 @@ class Ingested:
         return balance(read_ledger(self.ledger, lambda _: None))
 
     def found(self, job: str, *, followed: bool = False) -> list[Row]:
-        return (so_far if followed else over_history)(self.tables, JOBS[job]).collect()
+        return (current_result if followed else result_over_history)(self.tables, JOBS[job]).collect()
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +88,12 @@ def books(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Inge
     whole, torn = text[: text.rindex("\n") + 1], text[text.rindex("\n") + 1 :]
     lines = whole.splitlines(keepends=True)
     being_written.write_text("".join(lines[: len(lines) // 2]) + torn)
-    ingest(spark, made.ledger, made.tables.root).awaitTermination()
+    ingest_ledger(spark, made.ledger, made.tables.root).awaitTermination()
     being_written.unlink()
     (made.ledger / being_written.name.removesuffix(".open")).write_text(
         "".join([*lines, "rubbish\n", '{"v":1,"kind":"gap","at":"no number"}\n', '{"v":2,"kind":"state"}\n']) + torn
     )
-    ingest(spark, made.ledger, made.tables.root).awaitTermination()
+    ingest_ledger(spark, made.ledger, made.tables.root).awaitTermination()
     return made
 
 
@@ -115,7 +115,7 @@ def test_d3_every_entry_is_there_once_and_intents_and_outcomes_have_met(books: I
 def test_d3_lines_that_cannot_be_read_are_told_with_file_and_line_as_the_ledger_tells_them(books: Ingested) -> None:
     problems: list[str] = []
     read = read_ledger(books.ledger, lambda problem: problems.append(str(problem)))
-    assert Counter(incomplete(books.tables)) == Counter([*balance(read).incomplete, *problems])
+    assert Counter(why_incomplete(books.tables)) == Counter([*balance(read).incomplete, *problems])
     assert len(problems) == books.tables.read(PROBLEMS).count() == 3
 
 
@@ -129,7 +129,7 @@ def test_d3_reconcile_agrees_with_the_balance_by_id_and_with_duckdb(books: Inges
 
 
 def test_m1_d3_cost_agrees_with_duckdb(books: Ingested) -> None:
-    found = over_history(books.tables, JOBS["cost"])
+    found = result_over_history(books.tables, JOBS["cost"])
     database = oracle.connect(books.tables.root, books.tables.version())
     assert sorted(map(tuple, found.collect())) == oracle.rows(database, oracle.COST)
 
@@ -175,7 +175,7 @@ def test_d4_the_spread_agrees_with_duckdb(books: Ingested) -> None:
     assert (found.diverted, found.returned) == (len(seconds), sum(one is not None for one in seconds))
     home = sorted(one for one in seconds if one is not None)
     assert found.counts == [
-        sum(low < one <= high for one in home) for low, high in pairwise([-math.inf, *latency.EDGES, math.inf])
+        sum(low < one <= high for one in home) for low, high in pairwise([-math.inf, *latency.LATENCY_EDGES, math.inf])
     ]
     assert sum(found.counts) == found.returned
     assert (found.least, found.p50, found.most) == (home[0], pytest.approx(statistics.median(home)), home[-1])
@@ -202,11 +202,11 @@ def test_d3_a_stream_that_dies_at_any_step_goes_on_from_its_state_and_ends_where
     books: Ingested, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = Tables(spark, tmp_path / "tables")
-    follow = following(tuple(JOBS))
+    follow = follow_jobs(tuple(JOBS))
 
     def run() -> bool:
         """Whether it came to its end."""
-        query = ingest(spark, books.ledger, tables.root, most_bytes=200_000, extend=follow)
+        query = ingest_ledger(spark, books.ledger, tables.root, most_bytes=200_000, extend=follow)
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
@@ -254,7 +254,7 @@ def test_d3_a_ledger_read_anew_from_its_beginning_brings_nothing_twice(books: In
     before = {table: books.tables.read(table).count() for table in SCHEMAS}
     for folder in (books.tables.root / "checkpoints").iterdir():
         folder.rename(folder.with_suffix(".before"))
-    ingest(spark, books.ledger, books.tables.root).awaitTermination()
+    ingest_ledger(spark, books.ledger, books.tables.root).awaitTermination()
     assert {table: books.tables.read(table).count() for table in SCHEMAS} == before
 
 
@@ -298,10 +298,10 @@ def test_d3_what_may_yet_be_told_at_the_edges_is_in_flight_and_what_came_home_la
         ],
     )
     tables = Tables(spark, tmp_path / "tables")
-    ingest(spark, tmp_path / "ledger", tables.root).awaitTermination()
+    ingest_ledger(spark, tmp_path / "ledger", tables.root).awaitTermination()
 
     def found(window: TimeWindow) -> dict[str | None, dict[str, int]]:
-        rows = over_history(tables, JOBS["reconcile"], window).collect()
+        rows = result_over_history(tables, JOBS["reconcile"], window).collect()
         return {row.id: {name: row[name] for name in ("messages", *JUDGED) if row[name]} for row in rows}
 
     lost = {"messages": 1, "accepted": 1, "lost": 1}
@@ -319,7 +319,7 @@ def test_d3_what_may_yet_be_told_at_the_edges_is_in_flight_and_what_came_home_la
     assert found(TimeWindow(until=DAY)) == {None: {"messages": 1, "accepted": 1, "delivered": 1}}
     days = {
         row.day.day: row.operations
-        for row in over_history(tables, JOBS["cost"], TimeWindow(DAY))
+        for row in result_over_history(tables, JOBS["cost"], TimeWindow(DAY))
         .groupBy("day")
         .agg({"operations": "sum"})
         .withColumnRenamed("sum(operations)", "operations")
@@ -361,19 +361,23 @@ def test_d3_what_was_redirected_is_accepted_where_it_went_as_often_as_it_was_bef
     tables, ledger = Tables(spark, tmp_path / "tables"), tmp_path / "ledger"
     for number, entries in enumerate((first, second), 1):
         write(ledger, number, entries)
-        ingest(spark, ledger, tables.root, extend=following(["reconcile"])).awaitTermination()
+        ingest_ledger(spark, ledger, tables.root, extend=follow_jobs(["reconcile"])).awaitTermination()
     found = balance(read_ledger(ledger))
     assert {(message.destination, message.id) for message in found.unconfirmed} == {
         ("contoso/elsewhere", "unsure"), ("contoso/third", "never"), ("contoso/another", "twice")
     }  # fmt: skip
     assert found.lost == {MessageKey("contoso/elsewhere", "lost"): 1}
-    for run in (over_history, so_far):
+    for run in (result_over_history, current_result):
         assert found_in(run(tables, JOBS["reconcile"]).collect()) == expected_of(found)
     sums = {name: getattr(found, name).total() for name in JUDGED if name != "in_flight"}
     said = oracle.named(oracle.connect(tables.root, tables.version()), oracle.RECONCILE)
     assert sums == {name: said[name] for name in sums}
     # A message that may have been accepted before the window may not be called unconfirmed without a word.
-    rows = over_history(tables, JOBS["reconcile"], TimeWindow(DAY.replace(day=23))).where("id is not null").collect()
+    rows = (
+        result_over_history(tables, JOBS["reconcile"], TimeWindow(DAY.replace(day=23)))
+        .where("id is not null")
+        .collect()
+    )
     assert {(row.destination, row.id): (row.unconfirmed, row.in_flight, row.lost) for row in rows} == {
         ("contoso/elsewhere", "unsure"): (1, 1, 0),
         ("contoso/third", "never"): (1, 1, 0),
@@ -400,10 +404,10 @@ def test_d3_operations_of_thousands_of_messages_of_which_many_failed_and_ids_bey
         ],
     )
     tables = Tables(spark, tmp_path / "tables")
-    ingest(spark, tmp_path / "ledger", tables.root).awaitTermination()
+    ingest_ledger(spark, tmp_path / "ledger", tables.root).awaitTermination()
     found = balance(read_ledger(tmp_path / "ledger"))
     assert found.lost == {MessageKey("contoso/orders", long): 1}
-    assert found_in(over_history(tables, JOBS["reconcile"]).collect()) == expected_of(found)
+    assert found_in(result_over_history(tables, JOBS["reconcile"]).collect()) == expected_of(found)
 
 
 @pytest.mark.thorough
@@ -428,8 +432,8 @@ def test_d3_an_incident_of_two_processes_lasts_from_the_first_failover_to_the_la
         ],
     )
     tables = Tables(spark, tmp_path / "tables")
-    ingest(spark, tmp_path / "ledger", tables.root).awaitTermination()
-    first, second = over_history(tables, JOBS["incidents"]).orderBy("began").collect()
+    ingest_ledger(spark, tmp_path / "ledger", tables.root).awaitTermination()
+    first, second = result_over_history(tables, JOBS["incidents"]).orderBy("began").collect()
     assert first.asDict() == {
         "destination": "contoso/orders",
         "began": MIDNIGHT,
@@ -443,6 +447,6 @@ def test_d3_an_incident_of_two_processes_lasts_from_the_first_failover_to_the_la
         "seconds_to_drain": 61.0,
     }
     assert (second.began, second.restored, second.drained, second.diverted) == (MIDNIGHT + 24 * HOUR, None, None, 1)
-    (latency,) = over_history(tables, JOBS["latency"], TimeWindow(DAY, DAY.replace(day=23))).collect()
+    (latency,) = result_over_history(tables, JOBS["latency"], TimeWindow(DAY, DAY.replace(day=23))).collect()
     assert (latency.diverted, latency.returned) == (3, 3)
     assert (latency.least, latency.p50, latency.most) == (120.75, 180.75, 180.75)

@@ -19,8 +19,8 @@ from tests.components import component_missing
 from tests.pipeline.books import operation, segment_name
 from twinbus.cli.main import app
 from twinbus.ledger import Stage, encode_entry
-from twinbus.pipeline.jobs import JOBS, over_history
-from twinbus.pipeline.sinks import RESULTS
+from twinbus.pipeline.jobs import JOBS, result_over_history
+from twinbus.pipeline.sinks import RESULTS_FOLDER
 from twinbus.pipeline.tables import Tables, struct
 
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
@@ -82,7 +82,7 @@ def test_d3_d4_cost_incidents_and_latency_are_told_and_land_in_files(
     assert code == 0, said
     assert "contoso/orders" in said
     for job in ("cost", "incidents", "latency"):
-        kept = spark.read.parquet(str(folder / RESULTS / job))
+        kept = spark.read.parquet(str(folder / RESULTS_FOLDER / job))
         assert kept.count() > 0
         assert [(one.name, one.dataType) for one in kept.schema] == [
             (one.name, one.dataType) for one in struct(JOBS[job].result)
@@ -207,5 +207,5 @@ def test_d4_results_land_in_postgresql_and_a_second_one_takes_the_place_of_the_f
     reader = spark.read.format("jdbc").option("url", postgres).option("driver", "org.postgresql.Driver")
     kept = reader.option("dbtable", "twinbus_cost").load()
     assert sorted(map(str, kept.collect())) == sorted(
-        map(str, over_history(Tables(spark, tables), JOBS["cost"]).collect())
+        map(str, result_over_history(Tables(spark, tables), JOBS["cost"]).collect())
     )

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.formats.sets import expected, sets_with, unpacked
 from tests.pipeline.queues import new_queue
 from twinbus.ledger import Ledger, Stage
-from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.jobs import JOBS, following, so_far
+from twinbus.pipeline.ingest import ingest_ledger
+from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, Tables
 from twinbus.testing import LocalNamespace
 
@@ -32,7 +32,7 @@ def test_d3_older_tables_are_read_and_their_stream_goes_on_where_it_stood(
     assert tables.version().followed["cost"] == tables.version().number
     with Ledger(ledger) as writer:
         writer.begin(Stage.SEND_PRIMARY, "contoso", "orders", "new", 1).end()
-    query = ingest(spark, ledger, root, extend=following(("cost",)))
+    query = ingest_ledger(spark, ledger, root, extend=follow_jobs(("cost",)))
     query.awaitTermination()
     assert sum(progress["numInputRows"] for progress in query.recentProgress) == 3, "header, operation, closed"
     prefix = writer.writer.rpartition("-")[2]
@@ -53,7 +53,7 @@ def test_l7_a_stream_whose_tables_are_gone_does_not_begin_new_ones_in_the_middle
     with Ledger(ledger) as writer:
         writer.begin(Stage.SEND_PRIMARY, "contoso", "orders", "new", 1).end()
     with pytest.raises(StreamingQueryException, match="are gone, but the checkpoint of their stream is there"):
-        ingest(spark, ledger, root).awaitTermination()
+        ingest_ledger(spark, ledger, root).awaitTermination()
     assert not (root / "current.json").exists()
     assert sorted(root.glob("**/*.parquet")) == left != []
 
@@ -76,7 +76,7 @@ def check(tables: Tables, said: dict[str, Any]) -> None:
     assert sorted([Path(row.file).name, row.line] for row in problems) == said["problems"]
     version = tables.version()
     assert version.followed == {"cost": version.number}, "the sums come from the tallies of all batches"
-    sums = so_far(tables, JOBS["cost"]).groupBy("stage").sum("operations", "units", "bytes").collect()
+    sums = current_result(tables, JOBS["cost"]).groupBy("stage").sum("operations", "units", "bytes").collect()
     assert {row[0]: dict(zip(("operations", "units", "bytes"), row[1:], strict=True)) for row in sums} == said["cost"]
 
 

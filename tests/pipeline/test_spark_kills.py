@@ -52,8 +52,8 @@ from twinbus.connect import connect
 from twinbus.ledger import balance, read_ledger
 from twinbus.message import Message
 from twinbus.namespace.free_port import free_port
-from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.jobs import JOBS, following, over_history, so_far
+from twinbus.pipeline.ingest import ingest_ledger
+from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history
 from twinbus.pipeline.reconcile import JUDGED
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import java_home
@@ -243,14 +243,14 @@ def goes_on(spark: SparkSession, ledger: Path, tables: Tables) -> None:
     reached = tables.version()
     assert reached.followed == dict.fromkeys(FOLLOWED, reached.number)
     assert tables.read(OPERATIONS).count() > 0
-    ingest(spark, ledger, tables.root, extend=following(FOLLOWED)).awaitTermination()
+    ingest_ledger(spark, ledger, tables.root, extend=follow_jobs(FOLLOWED)).awaitTermination()
     version = tables.version()
     assert version.number > reached.number
     assert version.followed == dict.fromkeys(FOLLOWED, version.number)
     for name in FOLLOWED:
-        followed, anew = so_far(tables, JOBS[name]).collect(), over_history(tables, JOBS[name]).collect()
+        followed, anew = current_result(tables, JOBS[name]).collect(), result_over_history(tables, JOBS[name]).collect()
         assert sorted(map(str, followed)) == sorted(map(str, anew))
-    rows, whole = so_far(tables, JOBS["reconcile"]).collect(), balance(read_ledger(ledger, lambda _: None))
+    rows, whole = current_result(tables, JOBS["reconcile"]).collect(), balance(read_ledger(ledger, lambda _: None))
     for name in (name for name in JUDGED if name != "in_flight"):
         assert sum(row[name] for row in rows) == getattr(whole, name).total()
 

@@ -17,9 +17,7 @@ from tests.pipeline.conftest import spark  # the fixture of that folder
 from twinbus import SendAvailabilityOptions, pair_connection_strings
 from twinbus.ledger import Closed, Entry, Move, Role, SegmentHeader, Stage, encode_entry
 from twinbus.money import Prices, Scenario
-from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.report_data import ReportData, collect_report_data
-from twinbus.pipeline.tables import Tables
+from twinbus.pipeline import ReportData, Tables, collect_report_data, ingest_ledger
 from twinbus.testing import LocalNamespace
 
 EVIL = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
@@ -110,7 +108,7 @@ def books(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Book
     folder = tmp_path_factory.mktemp("books")
     ledger, tables = write_ledger(folder / "ledger", losses()), Tables(spark, folder / "tables")
     survive_an_outage(ledger)
-    ingest(spark, ledger, tables.root).awaitTermination()
+    ingest_ledger(spark, ledger, tables.root).awaitTermination()
     return Books(tables, collect_report_data(tables, Prices.default(), Scenario()))
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 from twinbus.money import Prices, Scenario
-from twinbus.pipeline.report_data import ReportData
+from twinbus.pipeline import ReportData
 from twinbus.report.page import ReportInfo, render_page
 
 VOID = {"meta"}

@@ -9,7 +9,7 @@ import pytest
 
 from tests import chromium
 from tests.report.documents import Document, made
-from twinbus.pipeline.report_data import ReportData
+from twinbus.pipeline import ReportData
 
 pytestmark = [
     pytest.mark.thorough,

@@ -11,10 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from tests.pipeline.books import MIDNIGHT
 from tests.report.conftest import EVIL, EVIL_CAUSE, EVIL_ID, Books
 from tests.report.documents import MOMENT, Document, made
-from twinbus.pipeline.jobs import history
-from twinbus.pipeline.report_data import ENTITIES, IDS, INCIDENTS, ReportData, TopRows
-from twinbus.pipeline.time_window import TimeWindow
-from twinbus.pipeline.timeline import BUCKETS, RATES, Timeline, build_timeline
+from twinbus.pipeline import ReportData, Timeline, TimeWindow, TopRows, read_history
+from twinbus.pipeline.report_data import ENTITIES, IDS, INCIDENTS
+from twinbus.pipeline.timeline import BUCKETS, RATES, build_timeline
 
 DAY = datetime(2026, 9, 22, tzinfo=UTC)
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
@@ -52,7 +51,7 @@ def test_d4_the_overview_counts_what_the_ledger_holds(troubled: ReportData) -> N
 
 def test_d4_rates_and_depth_are_those_of_a_window_upon_what_waited_before_it(books: Books) -> None:
     tables, hour = books.tables, timedelta(hours=1)
-    operations, entries = history(tables, tables.version(), F.lit(True))
+    operations, entries = read_history(tables, tables.version(), F.lit(True))
     whole = build_timeline(operations, entries, TimeWindow(until=DAY + 2 * hour))
     assert whole is not None
     assert (whole.start, whole.width) == (MIDNIGHT, 30_000)

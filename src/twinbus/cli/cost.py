@@ -128,8 +128,7 @@ def actual(
         table = Prices.load(file)
         place = ingested_tables(tables, ledger, master)
         from twinbus.money import compare  # noqa: PLC0415 - other verbs start without
-        from twinbus.pipeline.actual_cost import ActualCost  # noqa: PLC0415 - there only with the extra
-        from twinbus.pipeline.time_window import TimeWindow  # noqa: PLC0415
+        from twinbus.pipeline import ActualCost, TimeWindow  # noqa: PLC0415 - there only with the extra
 
         values = given(asked)
         with spinner("computing cost"):

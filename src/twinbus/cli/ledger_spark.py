@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from twinbus.pipeline.tables import Tables, TablesVersion
+    from twinbus.pipeline import Tables, TablesVersion
 
 _POLL_SECONDS: Final = 1
 # The last line of a Python trace: the error, with the module it comes from.
@@ -242,17 +242,17 @@ def _opened(asked: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, Strea
     with spinner("starting Spark"):
         jars = {"spark.jars": asked.jars} if asked.jars else None
         spark = session("twinbus ledger", master=asked.master, settings=jars)
-    from twinbus.pipeline.ingest import ingest  # noqa: PLC0415 - there only with the extra
-    from twinbus.pipeline.jobs import following  # noqa: PLC0415
-    from twinbus.pipeline.tables import Tables  # noqa: PLC0415
+    from twinbus.pipeline import Tables, follow_jobs, ingest_ledger  # noqa: PLC0415 - there only with the extra
 
     tables = Tables(spark, asked.tables)
     if asked.ledger is None:
         if not tables.version().number:
             raise OperatorError(f"{asked.tables} holds no tables", "Bring a ledger into them: twinbus ledger ingest.")
         return tables, None
-    extend = following(jobs) if asked.follow else None
-    return tables, ingest(spark, asked.ledger, asked.tables, every=asked.every if asked.follow else None, extend=extend)
+    extend = follow_jobs(jobs) if asked.follow else None
+    return tables, ingest_ledger(
+        spark, asked.ledger, asked.tables, every=asked.every if asked.follow else None, extend=extend
+    )
 
 
 def _versions(tables: Tables, query: StreamingQuery | None, asked: LedgerJobOptions) -> Iterator[TablesVersion]:
@@ -291,17 +291,21 @@ def _spark_errors_explained() -> Iterator[None]:
 
 def _results(name: str, asked: LedgerJobOptions) -> Iterator[tuple[Tables, DataFrame]]:
     tables, query = _opened(asked, (name,))
-    from twinbus.pipeline.jobs import JOBS, so_far  # noqa: PLC0415 - there only with the extra
-    from twinbus.pipeline.sinks import landed, to_database  # noqa: PLC0415
-    from twinbus.pipeline.time_window import TimeWindow  # noqa: PLC0415
+    from twinbus.pipeline import (  # noqa: PLC0415 - there only with the extra
+        JOBS,
+        TimeWindow,
+        current_result,
+        saved_result,
+        write_to_database,
+    )
 
     job, window = JOBS[name], TimeWindow(in_utc(asked.since), in_utc(asked.until))
     for _ in _versions(tables, query, asked):
         with ExitStack() as stack:
             with spinner(f"computing {name}"):
-                rows = stack.enter_context(landed(tables, job, so_far(tables, job, window)))
+                rows = stack.enter_context(saved_result(tables, job, current_result(tables, job, window)))
             if asked.jdbc is not None:
-                to_database(job, rows, asked.jdbc)
+                write_to_database(job, rows, asked.jdbc)
             yield tables, rows
 
 
@@ -313,7 +317,7 @@ def in_utc(instant: datetime | None) -> datetime | None:
 
 
 def _print_ingested(tables: Tables, version: TablesVersion, form: Format) -> None:
-    from twinbus.pipeline.tables import PROBLEMS, SCHEMAS  # noqa: PLC0415 - there only with the extra
+    from twinbus.pipeline import PROBLEMS, SCHEMAS  # noqa: PLC0415 - there only with the extra
 
     counts = {table: tables.read(table, version=version).count() for table in SCHEMAS}
     problems = [row.asDict() for row in tables.read(PROBLEMS, version=version).orderBy("file", "line").collect()]
@@ -330,7 +334,7 @@ def _print_balance(tables: Tables, rows: DataFrame, form: Format) -> bool:
     """Whether something is lost."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody calls it
 
-    from twinbus.pipeline.jobs import incomplete  # noqa: PLC0415
+    from twinbus.pipeline import why_incomplete  # noqa: PLC0415
 
     names = (*SUMS, "in_flight")
     found = rows.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names)).first()
@@ -338,7 +342,7 @@ def _print_balance(tables: Tables, rows: DataFrame, form: Format) -> bool:
     sums = found.asDict()
     named = rows.where("id is not null").orderBy("destination", "id").collect()
     listed = {name: [((row.destination, row.id), row[name]) for row in named if row[name]] for name in LISTED}
-    missing = incomplete(tables)
+    missing = why_incomplete(tables)
     if form is Format.JSON:
         typer.echo(json_text.dumps(report(sums, listed, missing)))
     else:

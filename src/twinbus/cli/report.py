@@ -21,7 +21,7 @@ from twinbus.ledger import list_segments
 from twinbus.money import Prices, Scenario
 
 if TYPE_CHECKING:
-    from twinbus.pipeline.tables import Tables
+    from twinbus.pipeline import Tables
 
 # What `twinbus ledger ingest` leaves: docs/tables.md.
 _CURRENT: Final = "current.json"
@@ -64,16 +64,15 @@ def report(
       twinbus report ./tables --json
     """
     with errors_reported(debug=debug):
-        from twinbus.report.page import refuse_unwritable, write_page  # noqa: PLC0415 - other verbs start without
+        from twinbus.report import check_writable, write_page  # noqa: PLC0415 - other verbs start without
 
         billed, scenario = Prices.load(prices), Scenario(tier=tier, bandwidth=bandwidth)
         billed.tier(tier)
         billed.zone(bandwidth)
-        refuse_unwritable(output)
+        check_writable(output)
         with _brought_up(ledger, tables, master) as place, spinner("working out the report"):
-            from twinbus.pipeline.report_data import collect_report_data  # noqa: PLC0415 - there only with the extra
-            from twinbus.pipeline.time_window import TimeWindow  # noqa: PLC0415
-            from twinbus.report.page import ReportInfo, render_page  # noqa: PLC0415
+            from twinbus.pipeline import TimeWindow, collect_report_data  # noqa: PLC0415 - there only with the extra
+            from twinbus.report import ReportInfo, render_page  # noqa: PLC0415
 
             found = collect_report_data(place, billed, scenario, TimeWindow(in_utc(since), in_utc(until)))
             about = ReportInfo(title, ledger.absolute().name, datetime.now(UTC), billed, scenario, _asked(since, until))

@@ -1,1 +1,79 @@
-"""Everything that runs on Spark: the only home of pyspark, which comes with the extra `twinbus[spark]`."""
+"""Everything that runs on Spark: the only home of pyspark, which comes with the extra `twinbus[spark]`.
+
+A name of this face loads its module, and with it pyspark, at first use. `twinbus.pipeline.session`,
+`twinbus.pipeline.servicebus` and `twinbus.pipeline.syphon_job` are imported under their own names.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twinbus.pipeline.actual_cost import ActualCost
+    from twinbus.pipeline.ingest import ingest_ledger
+    from twinbus.pipeline.jobs import (
+        JOBS,
+        LedgerJob,
+        current_result,
+        follow_jobs,
+        read_history,
+        result_over_history,
+        why_incomplete,
+    )
+    from twinbus.pipeline.latency import LATENCY_EDGES
+    from twinbus.pipeline.reconcile import JUDGED
+    from twinbus.pipeline.report_data import ReportData, RowValues, TopRows, collect_report_data
+    from twinbus.pipeline.sinks import saved_result, write_to_database
+    from twinbus.pipeline.tables import OPERATIONS, PROBLEMS, SCHEMAS, TablePart, Tables, TablesVersion
+    from twinbus.pipeline.time_window import TimeWindow
+    from twinbus.pipeline.timeline import BUCKET_WIDTHS, Timeline
+
+__all__ = [
+    "BUCKET_WIDTHS",
+    "JOBS",
+    "JUDGED",
+    "LATENCY_EDGES",
+    "OPERATIONS",
+    "PROBLEMS",
+    "SCHEMAS",
+    "ActualCost",
+    "LedgerJob",
+    "ReportData",
+    "RowValues",
+    "TablePart",
+    "Tables",
+    "TablesVersion",
+    "TimeWindow",
+    "Timeline",
+    "TopRows",
+    "collect_report_data",
+    "current_result",
+    "follow_jobs",
+    "ingest_ledger",
+    "read_history",
+    "result_over_history",
+    "saved_result",
+    "why_incomplete",
+    "write_to_database",
+]
+
+_MODULES = {
+    "actual_cost": ("ActualCost",),
+    "ingest": ("ingest_ledger",),
+    "jobs": (
+        "JOBS", "LedgerJob", "current_result", "follow_jobs", "read_history", "result_over_history", "why_incomplete",
+    ),
+    "latency": ("LATENCY_EDGES",),
+    "reconcile": ("JUDGED",),
+    "report_data": ("ReportData", "RowValues", "TopRows", "collect_report_data"),
+    "sinks": ("saved_result", "write_to_database"),
+    "tables": ("OPERATIONS", "PROBLEMS", "SCHEMAS", "TablePart", "Tables", "TablesVersion"),
+    "time_window": ("TimeWindow",),
+    "timeline": ("BUCKET_WIDTHS", "Timeline"),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -27,7 +27,7 @@ from twinbus.money import (
     bill,
     unit_price,
 )
-from twinbus.pipeline.jobs import JOBS, history, so_far
+from twinbus.pipeline.jobs import JOBS, current_result, read_history
 from twinbus.pipeline.tables import ENTRIES, Tables, parallel_queries
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.syphon import NOT_TRIED
@@ -130,7 +130,7 @@ class ActualCost:
         return seen
 
     def _by_stage(self) -> list[Row]:
-        operations, _ = history(self._tables, self._tables.version(), self._window.days())
+        operations, _ = read_history(self._tables, self._tables.version(), self._window.days())
         rows = operations.groupBy(_month(), _stage().alias("stage"), _how().alias("how")).agg(
             F.count("*").alias("calls"),
             F.sum(F.size("ids")).alias("messages"),
@@ -148,7 +148,7 @@ class ActualCost:
         return sum(int(row[column]) for row in self._sums if (row.stage, row.how) == (stage, how))
 
     def _costs(self) -> list[Row]:
-        costs = so_far(self._tables, JOBS["cost"], self._window)
+        costs = current_result(self._tables, JOBS["cost"], self._window)
         return costs.groupBy(_month(), _stage().alias("stage")).agg(*_units_and_bytes()).collect()
 
     def _metered(self) -> list[Row]:
@@ -157,7 +157,7 @@ class ActualCost:
         return own.groupBy(_month(), "operation").agg(*_units_and_bytes()).collect()
 
     def _incidents(self) -> list[Row]:
-        incidents = so_far(self._tables, JOBS["incidents"], self._window)
+        incidents = current_result(self._tables, JOBS["incidents"], self._window)
         return incidents.where("began is not null").select("began", "restored").collect()
 
     def _told(self, costs: Sequence[Row], metered: Sequence[Row]) -> list[tuple[str, str, int, int]]:

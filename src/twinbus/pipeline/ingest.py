@@ -48,7 +48,7 @@ class ParsedBatch:
 # --- the stream ------------------------------------------------------------------------------------------------------
 
 
-def ingest(
+def ingest_ledger(
     spark: SparkSession,
     ledger: Path,
     root: Path,

@@ -67,15 +67,15 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
 # --- over history ----------------------------------------------------------------------------------------------------
 
 
-def over_history(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
+def result_over_history(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
     """What a job finds in all that was ingested, or in a window of it."""
     version, window = tables.version(), window or TimeWindow()
-    operations, entries = history(tables, version, window.days_onward() if job.onward else window.days())
+    operations, entries = read_history(tables, version, window.days_onward() if job.onward else window.days())
     sums = job.resolve(job.merge(job.tally(operations, entries)), entries)
     return job.settle(sums, window, version.newest)
 
 
-def history(tables: Tables, version: TablesVersion, days: Column) -> tuple[DataFrame, DataFrame]:
+def read_history(tables: Tables, version: TablesVersion, days: Column) -> tuple[DataFrame, DataFrame]:
     """Operations, those that were only begun included, and other entries, of these days."""
     tables.divide(version, OPERATIONS, PENDING, ENTRIES)
     operations = tables.read(OPERATIONS, version=version).unionByName(_begun(tables, version))
@@ -100,7 +100,7 @@ def _begun(tables: Tables, version: TablesVersion) -> DataFrame:
 # --- followed --------------------------------------------------------------------------------------------------------
 
 
-def following(names: Sequence[str]) -> Callable[[Tables, TablesVersion, TablesVersion], TablesVersion]:
+def follow_jobs(names: Sequence[str]) -> Callable[[Tables, TablesVersion, TablesVersion], TablesVersion]:
     """What `ingest` is to commit with every batch, so that these jobs need not read it again."""
     return partial(_follow, tuple(names))
 
@@ -128,11 +128,11 @@ def _advanced(tables: Tables, job: LedgerJob, before: TablesVersion, after: Tabl
     return tables.compacted(after, table, job.tallies, job.merge)
 
 
-def so_far(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
+def current_result(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
     """What a followed job finds, from its tallies."""
     version = tables.version()
     if version.followed.get(job.name) != version.number:
-        return over_history(tables, job, window)
+        return result_over_history(tables, job, window)
     tables.divide(version, TALLIES + job.name, PENDING)
     kept = tables.read(TALLIES + job.name, job.tallies, version)
     nothing = tables.read_parts((), SCHEMAS[ENTRIES])
@@ -144,7 +144,7 @@ def so_far(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> 
 # --- what is missing -------------------------------------------------------------------------------------------------
 
 
-def incomplete(tables: Tables) -> list[str]:
+def why_incomplete(tables: Tables) -> list[str]:
     """Why the ledger does not hold everything, in the balance's own words, and the lines that could not be read."""
     version = tables.version()
     kinds = [SegmentHeader.kind, Closed.kind, Gap.kind, Dropped.kind]

@@ -18,7 +18,7 @@ from twinbus.pipeline.time_window import TimeWindow
 TALLIES: Final = "destination string, id string, writer string, diverted long, home long"
 SHARES: Final = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
 # For a picture: a handful to every tenfold, and such as people count time in. Seconds.
-EDGES: Final = (
+LATENCY_EDGES: Final = (
     *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 45),
     *(60 * minutes for minutes in (1, 2, 3, 5, 10, 15, 20, 30)),
     *(3600 * hours for hours in (1, 2, 4, 8, 24, 48, 168)),
@@ -84,7 +84,7 @@ def spread(tallies: DataFrame, window: TimeWindow) -> DataFrame:
     rows = _timed(tallies, window)
     seconds, lower = F.col("seconds"), None
     counts = []
-    for edge in (*EDGES, None):
+    for edge in (*LATENCY_EDGES, None):
         inside = F.lit(True) if edge is None else seconds <= edge
         inside = inside if lower is None else inside & (seconds > lower)
         counts.append(F.count(F.when(seconds.isNotNull() & inside, 1)))

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from twinbus.money import Prices, Scenario, StageSpending
 from twinbus.pipeline import latency
 from twinbus.pipeline.actual_cost import ActualCost
-from twinbus.pipeline.jobs import JOBS, history, incomplete, so_far
+from twinbus.pipeline.jobs import JOBS, current_result, read_history, why_incomplete
 from twinbus.pipeline.reconcile import JUDGED, LISTED
 from twinbus.pipeline.tables import Tables, TablesVersion, parallel_queries
 from twinbus.pipeline.time_window import TimeWindow
@@ -30,7 +30,7 @@ IDS: Final = 100
 REASONS: Final = 25
 DAYS: Final = 50
 
-Values = Mapping[str, Any]
+RowValues = Mapping[str, Any]
 """A row of a result, by column."""
 _WORST: Final = ("lost", "unknown", "duplicated", "dead_lettered", "in_backlog", "accepted")
 
@@ -39,7 +39,7 @@ _WORST: Final = ("lost", "unknown", "duplicated", "dead_lettered", "in_backlog",
 class TopRows:
     """The first rows, and how many there are."""
 
-    rows: Sequence[Values]
+    rows: Sequence[RowValues]
     total: int
 
 
@@ -53,7 +53,7 @@ class ReportData:
     incidents: TopRows
     entities: TopRows
     timeline: Timeline | None
-    spread: Values
+    spread: RowValues
     latency: TopRows
     spent: Sequence[StageSpending]
 
@@ -89,16 +89,16 @@ def collect_report_data(
 
 
 def _found(tables: Tables, job: str, window: TimeWindow, most: int, *order: Column) -> TopRows:
-    return _some(so_far(tables, JOBS[job], window), most, *order)
+    return _some(current_result(tables, JOBS[job], window), most, *order)
 
 
 def _reasons(tables: Tables) -> TopRows:
-    reasons = sorted(incomplete(tables))
+    reasons = sorted(why_incomplete(tables))
     return TopRows([{"reason": reason} for reason in reasons[:REASONS]], len(reasons))
 
 
-def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> Values:
-    told = history(tables, version, window.days_onward())
+def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> RowValues:
+    told = read_history(tables, version, window.days_onward())
     found = latency.spread(latency.tally(*told), window).first()
     assert found is not None, "an aggregate without keys has a row"
     return found.asDict()
@@ -106,7 +106,7 @@ def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> Value
 
 def _over_time(tables: Tables, version: TablesVersion, window: TimeWindow) -> Timeline | None:
     # How deep the backlog was at the window's beginning is told before it; when messages came home, also after it.
-    return build_timeline(*history(tables, version, TimeWindow(until=window.until).days()), window)
+    return build_timeline(*read_history(tables, version, TimeWindow(until=window.until).days()), window)
 
 
 def _some(rows: DataFrame, most: int, *order: Column) -> TopRows:
@@ -117,7 +117,7 @@ def _some(rows: DataFrame, most: int, *order: Column) -> TopRows:
 
 
 def _balance(tables: Tables, window: TimeWindow) -> tuple[dict[str, int], dict[str, TopRows], TopRows]:
-    rows = so_far(tables, JOBS["reconcile"], window).persist()
+    rows = current_result(tables, JOBS["reconcile"], window).persist()
     try:
         by_entity = rows.groupBy("destination").agg(*(F.sum(name).alias(name) for name in JUDGED))
         return *_judged(rows), _some(by_entity, ENTITIES, *map(F.desc, _WORST))

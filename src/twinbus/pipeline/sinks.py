@@ -15,19 +15,19 @@ from twinbus.errors import OperatorError
 from twinbus.pipeline.jobs import LedgerJob
 from twinbus.pipeline.tables import Tables, columns
 
-RESULTS: Final = "results"
+RESULTS_FOLDER: Final = "results"
 _DRIVERS: Final = {"jdbc:postgresql:": "org.postgresql.Driver"}
 
 
 @contextmanager
-def landed(tables: Tables, job: LedgerJob, result: DataFrame) -> Iterator[DataFrame]:
+def saved_result(tables: Tables, job: LedgerJob, result: DataFrame) -> Iterator[DataFrame]:
     """The rows, worked out once; in the folder they have taken the place of those before.
 
     Others may land theirs meanwhile: whoever asks is told what it found itself.
     """
     found = result.select(*columns(job.result)).persist()
     try:
-        folder = tables.root / RESULTS
+        folder = tables.root / RESULTS_FOLDER
         new, old = folder / f".{uuid4().hex}", folder / f".{uuid4().hex}"
         found.write.parquet(str(new))
         place = folder / job.name
@@ -42,7 +42,7 @@ def landed(tables: Tables, job: LedgerJob, result: DataFrame) -> Iterator[DataFr
         found.unpersist()
 
 
-def to_database(job: LedgerJob, result: DataFrame, url: str) -> str:
+def write_to_database(job: LedgerJob, result: DataFrame, url: str) -> str:
     """Its table, which is made where it is not there and emptied where it is. The session has its driver."""
     table = f"twinbus_{job.name}"
     driver = next((name for prefix, name in _DRIVERS.items() if url.startswith(prefix)), None)

@@ -26,7 +26,7 @@ RATES: Final = ("direct", "diverted", "returned", "failed")
 COUNTS: Final = ("direct", "diverted", "returned", "failed", "came", "left")
 RESULT: Final = "destination string, bucket long, " + ", ".join(f"{name} long" for name in COUNTS)
 _MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
-WIDTHS: Final = (
+BUCKET_WIDTHS: Final = (
     *(1000 * seconds for seconds in (1, 2, 5, 10, 15, 30)),
     *(_MINUTE * minutes for minutes in (1, 2, 5, 10, 15, 30)),
     *(_HOUR * hours for hours in (1, 2, 3, 6, 12)),
@@ -82,8 +82,8 @@ def width_for(first: int, last: int, most: int) -> int:
 
 
 def _widths() -> tuple[int, ...]:
-    longest = WIDTHS[-1]
-    return (*WIDTHS, *(longest * 10**power for power in range(1, 12)))
+    longest = BUCKET_WIDTHS[-1]
+    return (*BUCKET_WIDTHS, *(longest * 10**power for power in range(1, 12)))
 
 
 def count_buckets(operations: DataFrame, entries: DataFrame, width: int, first: int, last: int) -> DataFrame:

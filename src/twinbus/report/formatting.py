@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
 
-from twinbus.pipeline.timeline import WIDTHS
+from twinbus.pipeline import BUCKET_WIDTHS
 
 _FIRST: Final = -62_135_596_800_000
 _LAST: Final = 253_402_300_799_000
@@ -69,7 +69,7 @@ def ceiling(most: float) -> float:
 def marks(first: int, last: int, most: int) -> list[tuple[int, str]]:
     """Instants of an axis, at most so many, each with its text: the date where a day begins, else the time."""
     years = math.ceil((last - first) / most / _YEAR) * _YEAR
-    step = next((step for step in WIDTHS if (last - first) / step <= most), years)
+    step = next((step for step in BUCKET_WIDTHS if (last - first) / step <= most), years)
     form = "%H:%M:%S" if step < _MINUTE else "%H:%M"
     day = "%d %b" if step < _YEAR else "%b %Y"
     found = range(first + -first % step, last + 1, step)

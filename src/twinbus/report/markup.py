@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from twinbus.pipeline.report_data import TopRows, Values
+from twinbus.pipeline import RowValues, TopRows
 from twinbus.report.formatting import number, span
 
 _UNSEEN: Final = "\N{REPLACEMENT CHARACTER}"
@@ -55,7 +55,7 @@ class Column:
     """`say` makes text or markup of a row; `look` is `name`, `number` or nothing."""
 
     title: str
-    say: Callable[[Values], object]
+    say: Callable[[RowValues], object]
     look: str = ""
 
 
@@ -68,7 +68,7 @@ def spanned(title: str, name: str) -> Column:
 
 
 def table(
-    columns: Iterable[Column], rows: Iterable[Values], foot: Markup | None = None, **attributes: object
+    columns: Iterable[Column], rows: Iterable[RowValues], foot: Markup | None = None, **attributes: object
 ) -> Markup:
     columns = list(columns)
     head = element("tr", *(element("th", one.title, scope="col", class_=one.look or None) for one in columns))

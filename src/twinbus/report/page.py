@@ -15,7 +15,7 @@ from pathlib import Path
 
 from twinbus.errors import OperatorError
 from twinbus.money import Prices, Scenario
-from twinbus.pipeline.report_data import ReportData
+from twinbus.pipeline import ReportData
 from twinbus.report.formatting import at
 from twinbus.report.markup import Markup, element, joined, text
 from twinbus.report.sections import cost, entities, latency
@@ -80,7 +80,7 @@ def _footer(about: ReportInfo) -> Markup:
     return joined(element("footer", element("p", "Made ", made, " by twinbus report. All times are UTC.")), tip)
 
 
-def refuse_unwritable(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Told before the work, not after it."""
     if path.is_dir():
         raise OperatorError(f"{path} is a folder", "Name a file: -o report.html.")
@@ -92,7 +92,7 @@ def refuse_unwritable(path: Path) -> None:
 
 def write_page(path: Path, text: str) -> None:
     """In the place of what was there before; who reads that meanwhile keeps it."""
-    refuse_unwritable(path)
+    check_writable(path)
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with made.open("w", encoding="utf-8") as file:

@@ -10,8 +10,7 @@ from typing import Final
 
 from twinbus.ledger import Stage
 from twinbus.money import Prices, Scenario
-from twinbus.pipeline.latency import EDGES
-from twinbus.pipeline.report_data import ReportData, Values
+from twinbus.pipeline import LATENCY_EDGES, ReportData, RowValues
 from twinbus.report.charts import bar, legend
 from twinbus.report.formatting import money, number, span
 from twinbus.report.markup import Column, Markup, counted, element, more, spanned, table
@@ -53,7 +52,7 @@ def latency(found: ReportData) -> Markup:
     return element("section", *parts, class_="card", aria_labelledby="latency")
 
 
-def _shares(spread: Values) -> Markup:
+def _shares(spread: RowValues) -> Markup:
     told = {"p50": "half within", "p90": "90 % within", "p99": "99 % within", "most": "the longest"}
     tiles = [
         element("div", element("dt", label), element("dd", element("b", span(spread[name]))), class_="tile")
@@ -66,9 +65,9 @@ def _histogram(counts: Sequence[int], total: int) -> Markup:
     """From the first class that has any to the last."""
     there = [place for place, count in enumerate(counts) if count]
     classes = [
-        f"up to {span(EDGES[0])}",
-        *(f"{span(low)} – {span(high)}" for low, high in pairwise(EDGES)),
-        f"over {span(EDGES[-1])}",
+        f"up to {span(LATENCY_EDGES[0])}",
+        *(f"{span(low)} – {span(high)}" for low, high in pairwise(LATENCY_EDGES)),
+        f"over {span(LATENCY_EDGES[-1])}",
     ]
     rows = [{"class": classes[place], "count": counts[place]} for place in range(there[0], there[-1] + 1)]
     most = max(counts)
@@ -128,11 +127,11 @@ def cost(found: ReportData, prices: Prices, scenario: Scenario) -> Markup:
     return element("section", heading, element("p", lead), keys, drawn, *notes, class_="card", aria_labelledby="cost")
 
 
-def _stage(row: Values) -> tuple[str, str]:
+def _stage(row: RowValues) -> tuple[str, str]:
     return _STAGES.get(row["stage"], ("doubt", str(row["stage"]).replace("_", " ").capitalize()))
 
 
-def _stages(rows: Sequence[Values], currency: str) -> Markup:
+def _stages(rows: Sequence[RowValues], currency: str) -> Markup:
     most = max(row["units"] for row in rows) or 1
     columns = [
         Column("Stage", lambda row: _stage(row)[1], look="class"),

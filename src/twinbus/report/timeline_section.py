@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from twinbus.pipeline.report_data import ReportData, Values
-from twinbus.pipeline.timeline import Timeline
+from twinbus.pipeline import ReportData, RowValues, Timeline
 from twinbus.report.charts import Axis, Layer, legend, plot, span_bar, time_axis
 from twinbus.report.formatting import at, number, rate_unit, span
 from twinbus.report.markup import Column, Markup, counted, element, joined, more, table
@@ -52,12 +51,12 @@ def happened(found: ReportData) -> Markup:
 # --- incidents -------------------------------------------------------------------------------------------------------
 
 
-def _ended(incident: Values, last: int) -> int:
+def _ended(incident: RowValues, last: int) -> int:
     """When its failover ended, or else the end of the picture."""
     return last if incident["restored"] is None else int(incident["restored"])
 
 
-def _merged(incidents: Sequence[Values], last: int) -> Iterator[tuple[int, int]]:
+def _merged(incidents: Sequence[RowValues], last: int) -> Iterator[tuple[int, int]]:
     """The spans in which any entity was failed over."""
     start = end = None
     for began, ended in sorted((one["began"], _ended(one, last)) for one in incidents if one["began"] is not None):
@@ -71,7 +70,7 @@ def _merged(incidents: Sequence[Values], last: int) -> Iterator[tuple[int, int]]
         yield start, end
 
 
-def _lanes(incidents: Sequence[Values], axis: Axis) -> Markup | None:
+def _lanes(incidents: Sequence[RowValues], axis: Axis) -> Markup | None:
     """One for each entity: first those that are failed over still, then those with most diverted messages."""
     told = sorted(
         (one for one in incidents if one["began"] is not None), key=lambda one: (one["destination"], one["began"])
@@ -87,11 +86,11 @@ def _lanes(incidents: Sequence[Values], axis: Axis) -> Markup | None:
     return joined(_titled("Failovers", keys), *(_lane(*entity, axis) for entity in entities[:_LANES]), note)
 
 
-def _is_open(incidents: Sequence[Values]) -> bool:
+def _is_open(incidents: Sequence[RowValues]) -> bool:
     return any(one["restored"] is None for one in incidents)
 
 
-def _lane(entity: str, incidents: Sequence[Values], axis: Axis) -> Markup:
+def _lane(entity: str, incidents: Sequence[RowValues], axis: Axis) -> Markup:
     causes = ", ".join(dict.fromkeys(str(one["cause"]) for one in incidents if one["cause"]))
     times = f"{number(len(incidents))} failover{'' if len(incidents) == 1 else 's'}"
     diverted = f"{number(sum(one['diverted'] for one in incidents))} diverted"
@@ -105,7 +104,7 @@ def _lane(entity: str, incidents: Sequence[Values], axis: Axis) -> Markup:
     )
 
 
-def _bars(one: Values, axis: Axis) -> Markup:
+def _bars(one: RowValues, axis: Axis) -> Markup:
     tip = _tip(one)
     failed = span_bar(
         axis, "trouble" if one["restored"] is not None else "trouble open", one["began"], _ended(one, axis.last), tip
@@ -117,14 +116,14 @@ def _bars(one: Values, axis: Axis) -> Markup:
     return joined(failed, span_bar(axis, "backlog", since, one["drained"], tip) if one["drained"] > since else "")
 
 
-def _restored(one: Values) -> tuple[str, str]:
+def _restored(one: RowValues) -> tuple[str, str]:
     """How long it took, and when it was."""
     if one["restored"] is None:
         return ("not yet" if one["began"] is not None else "–"), ""
     return f"after {span(one['seconds_to_restore'])}", at(one["restored"])
 
 
-def _drained(one: Values) -> tuple[str, str]:
+def _drained(one: RowValues) -> tuple[str, str]:
     if one["drained"] is None:
         return (f"{number(one['diverted'] - one['returned'])} not home" if one["diverted"] else "–"), ""
     seconds = one["seconds_to_drain"]
@@ -133,7 +132,7 @@ def _drained(one: Values) -> tuple[str, str]:
     return (f"{span(seconds)} later" if seconds else "before that"), at(one["drained"])
 
 
-def _tip(one: Values) -> str:
+def _tip(one: RowValues) -> str:
     told = {
         "cause": one["cause"] or "not told",
         "failed over": at(one["began"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from twinbus.pipeline.report_data import ReportData, TopRows
+from twinbus.pipeline import ReportData, TopRows
 from twinbus.report.formatting import number
 from twinbus.report.markup import Column, Markup, element, joined, more, table
 

@@ -15,12 +15,9 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.formats.sets import packed, write_expected
-from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.jobs import JOBS, following, so_far
+from twinbus.pipeline import JOBS, Tables, current_result, follow_jobs, ingest_ledger, saved_result
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import session
-from twinbus.pipeline.sinks import landed
-from twinbus.pipeline.tables import Tables
 from twinbus.testing import LocalNamespace
 
 QUEUE = "events"
@@ -71,10 +68,10 @@ def _tables(spark: SparkSession, folder: Path, work: Path, sealed: Path) -> None
     for batch in batches:
         for file in batch:
             shutil.copy(file, ledger)
-        ingest(spark, ledger, tables, extend=following(tuple(JOBS))).awaitTermination()
+        ingest_ledger(spark, ledger, tables, extend=follow_jobs(tuple(JOBS))).awaitTermination()
     place = Tables(spark, tables)
     for job in JOBS.values():
-        with landed(place, job, so_far(place, job)):
+        with saved_result(place, job, current_result(place, job)):
             pass
     (checkpoint,) = (tables / "checkpoints").iterdir()
     checkpoint.rename(checkpoint.with_name("ledger"))
