@@ -10,7 +10,7 @@ from twinbus.namespace.engine.descriptions import QueueDescription, Subscription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import MessagesPeeked, MessagesSent
 from twinbus.namespace.engine.storage_protocol import KnownIds, StoreRead
-from twinbus.namespace.engine.transactions import discharge
+from twinbus.namespace.engine.transactions import commit_transaction
 from twinbus.namespace.runtime import NamespaceRuntime
 from twinbus.namespace.store.memory import MemoryStore
 
@@ -39,7 +39,7 @@ def commit(runtime: NamespaceRuntime, *paths: str, name: str) -> asyncio.Future[
     entities = [entity for path in paths if (entity := runtime.namespace.find(path)) is not None]
     operations = [(entity, MessagesSent(None, (envelope(name),))) for entity in entities]
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    runtime.submit_together(entities, lambda now: discharge(operations, done.set_result, now), done.set_result)
+    runtime.submit_together(entities, lambda now: commit_transaction(operations, done.set_result, now), done.set_result)
     return done
 
 

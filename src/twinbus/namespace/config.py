@@ -34,7 +34,7 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
     TrueFilter,
 )
-from twinbus.namespace.engine.validation import refusal_of_rule
+from twinbus.namespace.engine.validation import rule_refusal
 from twinbus.namespace.iso8601 import parse_duration, render_duration
 from twinbus.namespace.own_names import parse_authority
 
@@ -537,7 +537,7 @@ def _checked(found: list[tuple[ConfigValue, RuleDescription]], rules: ConfigValu
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         rules.bad(f"{name!r} is there twice")
     for node, rule in found:
-        refusal = refusal_of_rule(rule)
+        refusal = rule_refusal(rule)
         if refusal is not None and rule.name:
             node.bad(refusal.description)
     return tuple(rule for _, rule in found) or _BORN_WITH

@@ -106,7 +106,7 @@ class NamespaceRuntime:
             store, failed=failed, committed=meter.commit_seconds.observe, freed=self.namespace.free
         )
         self._boxes: dict[RootEntity, Mailbox] = {}
-        for family in self.namespace.families():
+        for family in self.namespace.root_entities():
             self._arm(self._box(family))
         self._forwards_soon = False
         self._forward_soon()
@@ -121,7 +121,7 @@ class NamespaceRuntime:
 
     def submit(self, entity: Entity, event: Event) -> None:
         """Let the entity decide about the event, after all before it of the same family."""
-        box = self._box(entity.family)
+        box = self._box(entity.root)
         if box.busy:
             box.waiting.append((lambda now: entity.advance(event, now), getattr(event, "reply", None)))
         else:
@@ -129,7 +129,7 @@ class NamespaceRuntime:
 
     def after(self, entity: Entity, call: Callable[[], None]) -> None:
         """Calls `call` once all events submitted before for the entity's family were decided and carried out."""
-        box = self._box(entity.family)
+        box = self._box(entity.root)
         if box.busy:
             box.waiting.append((lambda _: _answering(call), None))
         else:
@@ -138,7 +138,7 @@ class NamespaceRuntime:
     def submit_together(self, entities: Iterable[Entity], begin: Callable[[int], PendingDecision], reply: Any) -> None:
         """Let one decision be made over several entities, all of it or nothing: `reply` is told if it fails."""
         # Always in the same order, so that two that wait for each other's families cannot be.
-        families = {entity.family.counters.queue: entity.family for entity in entities}
+        families = {entity.root.counters.queue: entity.root for entity in entities}
         boxes = [self._box(families[queue]) for queue in sorted(families)]
 
         def hold(count: int) -> None:
@@ -180,7 +180,7 @@ class NamespaceRuntime:
             return step
         entity = self.namespace.find(description.path)
         assert entity is not None, "just created"
-        box = self._box(entity.family)
+        box = self._box(entity.root)
         self._carry_out(box, step)
         self._arm(box)
         await self._on_disk(box)
@@ -208,7 +208,7 @@ class NamespaceRuntime:
         before = self.namespace.info(path)
         if entity is None or before is None:
             return _gone(path)
-        box = self._box(entity.family)
+        box = self._box(entity.root)
         done: asyncio.Future[Refusal | None] = self._loop.create_future()
 
         def begin(now: int) -> PendingDecision:
@@ -308,13 +308,13 @@ class NamespaceRuntime:
 
     def _forward_soon(self) -> None:
         # Not in the midst of a family's loop; and before the commit of what is to be forwarded, to go with it.
-        if self.namespace.has_forwards and not self._forwards_soon:
+        if self.namespace.has_pending_forwards and not self._forwards_soon:
             self._forwards_soon = True
             self._loop.call_soon(self._forward)
 
     def _forward(self) -> None:
         self._forwards_soon = False
-        for source, feed, target in self.namespace.forwards():
+        for source, feed, target in self.namespace.pending_forwards():
             self._forward_one(source, feed, target)
 
     def _forward_one(self, source: Queue | Subscription, feed: DeliveryLane, target: Queue | Topic | None) -> None:
@@ -365,7 +365,7 @@ class NamespaceRuntime:
 
     def _arm(self, box: Mailbox) -> None:
         at = box.next_timer
-        if box.family.life.ended:
+        if box.family.lifecycle.ended:
             self._boxes.pop(box.family, None)  # whoever still has the entity in hand is told so from a new one
         if at is None or (box.timer is not None and box.timer_at <= at):
             return  # a timer that comes too early looks again

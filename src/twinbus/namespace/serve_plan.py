@@ -16,7 +16,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.engine.validation import refusal_of_new
+from twinbus.namespace.engine.validation import new_entity_refusal
 from twinbus.namespace.own_names import parse_authority
 from twinbus.namespace.resources import ResourceLimits
 
@@ -155,7 +155,7 @@ def _topic(text: str) -> tuple[Description, ...]:
 def _with_entities(config: NamespaceConfig, wanted: tuple[Description, ...], option: str, hint: str) -> NamespaceConfig:
     """The namespace with these entities too. One that the file has already stays as the file has it."""
     for description in wanted:
-        if (refusal := refusal_of_new(description)) is not None:
+        if (refusal := new_entity_refusal(description)) is not None:
             raise OperatorError(f"{option}: {refusal.description}", hint)
         same = [one for one in config.entities if one.path.lower() == description.path.lower()]
         if same and type(same[0]) is not type(description):

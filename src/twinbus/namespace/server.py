@@ -22,7 +22,7 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
 )
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.registry import targets_first
+from twinbus.namespace.engine.registry import forward_targets_first
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front import (
     DEFAULT_KEY,
@@ -184,7 +184,7 @@ class NamespaceServer:
         """Create what is missing. Raises OperatorError if one exists as another kind; then nothing is created."""
         options, namespace = self.options, self.runtime.namespace
         missing: list[Description] = []
-        for description in targets_first(options.entities):
+        for description in forward_targets_first(options.entities):
             existing = namespace.info(description.path)
             if existing is None:
                 missing.append(description)

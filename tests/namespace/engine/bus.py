@@ -205,12 +205,12 @@ class Bus:
     def settle(self) -> None:
         """Fire every timer whose instant has come."""
         for _ in range(1000):
-            for source, feed, target in self.namespace.forwards():
+            for source, feed, target in self.namespace.pending_forwards():
                 self.carry_out(forward(source, feed, target, self.now))
-            due = [each for each in self.namespace.families() if each.next_timer is not None]
+            due = [each for each in self.namespace.root_entities() if each.next_timer is not None]
             due = [family for family in due if (family.next_timer or 0) <= self.now]
             if not due:
-                if self.namespace.has_forwards:
+                if self.namespace.has_pending_forwards:
                     continue
                 return
             for family in due:
@@ -227,7 +227,7 @@ class Bus:
         self.now = end
 
     def next_timer(self) -> int | None:
-        instants = [family.next_timer for family in self.namespace.families()]
+        instants = [family.next_timer for family in self.namespace.root_entities()]
         return min((instant for instant in instants if instant is not None), default=None)
 
     # --- administration ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from twinbus.namespace.engine.descriptions import (
 )
 from twinbus.namespace.engine.effects import MeteredOperation, Refusal
 from twinbus.namespace.engine.forwarding import forward
-from twinbus.namespace.engine.settlement import hops_of, properties_of
+from twinbus.namespace.engine.settlement import hops_of, overlay_properties
 from twinbus.namespace.engine.topic import Topic
 from twinbus.values import Condition
 
@@ -29,7 +29,7 @@ def forwarding_bus(**settings: Any) -> Bus:
 def transferred(bus: Bus, path: str) -> list[tuple[str, str]]:
     """Body and reason of what stands in the transfer dead-letter queue."""
     rows = bus.receive(path, transfer=True).rows
-    return [(text_of(row), (properties_of(row.overlay) or {})["DeadLetterReason"]) for row in rows]
+    return [(text_of(row), (overlay_properties(row.overlay) or {})["DeadLetterReason"]) for row in rows]
 
 
 def test_what_is_sent_to_a_forwarding_queue_is_received_from_its_target() -> None:
@@ -79,7 +79,7 @@ def test_many_pages_move_in_order() -> None:
 def test_source_and_target_change_in_one_step() -> None:
     bus = forwarding_bus()
     bus.carry_out(bus.entity("source").advance(events.MessagesSent("reply", (envelope("a"),)), bus.now))
-    ((source, feed, target),) = bus.namespace.forwards()
+    ((source, feed, target),) = bus.namespace.pending_forwards()
     step = bus.carry_out(forward(source, feed, target, bus.now))
     touched = {type(write).__name__ for write in step.writes}
     assert touched == {"PutRow", "DropRow", "PutQueue"}
@@ -89,7 +89,7 @@ def test_a_read_that_fails_leaves_the_messages_where_they_are() -> None:
     bus = Bus(queue("target", requires_duplicate_detection=True), queue("source", forward_to="target"))
     bus.carry_out(bus.entity("source").advance(events.MessagesSent("reply", (envelope("a"),)), bus.now))
     bus.restart()
-    ((source, feed, target),) = bus.namespace.forwards()
+    ((source, feed, target),) = bus.namespace.pending_forwards()
     decision = forward(source, feed, target, bus.now)
     with pytest.raises(OSError, match="disk"):
         bus.fail(decision)
@@ -229,7 +229,7 @@ def test_what_abandoning_set_goes_with_the_message() -> None:
     bus.update("source", forward_to="target")
     (row,) = bus.receive("target").rows
     assert split_sections(row.raw).application_properties == {"tried": True}
-    assert properties_of(row.overlay) is None
+    assert overlay_properties(row.overlay) is None
 
 
 def test_a_life_is_not_longer_for_being_forwarded() -> None:

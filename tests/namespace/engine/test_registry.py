@@ -46,8 +46,8 @@ def test_a_queue_is_found_whatever_the_case_and_keeps_its_spelling(path: str) ->
 def test_a_subscription_is_found_below_its_topic_and_spells_it_as_created(path: str) -> None:
     bus = Bus(TOPIC, SUBSCRIPTION)
     assert bus.entity(path).path == "News/Today/Subscriptions/Sub"
-    assert bus.entity(path).family is bus.entity("news/today")
-    assert bus.entity("news/today").family.entities == [bus.entity("news/today"), bus.entity(path)]
+    assert bus.entity(path).root is bus.entity("news/today")
+    assert bus.entity("news/today").root.entities == [bus.entity("news/today"), bus.entity(path)]
 
 
 @pytest.mark.parametrize("second", [queue("Q"), TopicDescription(path="q")])
@@ -121,7 +121,7 @@ def test_removing_a_queue_detaches_its_receivers_and_frees_the_path() -> None:
     for receiver in (holder, waiting, dead):
         assert condition(receiver.refusal) is Condition.NOT_FOUND
     assert condition(bus.delete("q")) is Condition.NOT_FOUND
-    assert old.family.next_timer is None
+    assert old.root.next_timer is None
     assert bus.namespace._supplies.budget.used == 0
     assert bus.create(queue()) is None
     assert bus.counts("q") == (0, 0, 0, 0)
@@ -174,7 +174,7 @@ def test_entities_are_listed_by_name_with_their_figures() -> None:
     assert subscription.counts.active == 1
     assert bus.namespace.subscriptions("a") == bus.namespace.subscriptions("missing") == []
     assert bus.namespace.info("missing") is None
-    assert set(bus.namespace.families()) == {bus.entity(path) for path in ("a", "b", "news/today")}
+    assert set(bus.namespace.root_entities()) == {bus.entity(path) for path in ("a", "b", "news/today")}
 
 
 def test_sequence_numbers_go_on_after_a_restart() -> None:

@@ -340,7 +340,7 @@ def test_a_receiver_is_told_of_its_lost_session_though_the_next_cannot_be_found(
     holder = bus.session(path, "red")
     waiting = bus.session(path, wait=60_000)
     bus.now += 5_000
-    bus.fail(bus.entity(path).family.advance(events.EntityTimerFired(), bus.now))
+    bus.fail(bus.entity(path).root.advance(events.EntityTimerFired(), bus.now))
     assert holder.refusal is not None
     assert holder.refusal.condition is Condition.SESSION_LOCK_LOST
     assert waiting.session is None

@@ -19,7 +19,7 @@ from twinbus.namespace.engine.descriptions import (
 )
 from twinbus.namespace.engine.storage_protocol import BrowseRows, QueueLane, Row
 from twinbus.namespace.engine.topic import Topic
-from twinbus.namespace.engine.transactions import TransactionOperation, discharge
+from twinbus.namespace.engine.transactions import TransactionOperation, commit_transaction
 
 from .bus import Bus, envelope, queue
 
@@ -110,7 +110,7 @@ class World:
                 path = self._rng.choice(("a", "b", *TOPICS))
                 sent = events.MessagesSent(None, self._messages(path))
                 operations.append((self.bus.entity(path), sent))
-        self.bus.carry_out(discharge(operations, "reply", self.bus.now))
+        self.bus.carry_out(commit_transaction(operations, "reply", self.bus.now))
 
     def _add_rule(self) -> None:
         path = self._existing(SUBSCRIPTIONS)
@@ -132,7 +132,7 @@ class World:
 
     def check(self) -> None:
         opened = {stored.entity.queue: stored for stored in self.bus.store.open().entities}
-        for family in self.bus.namespace.families():
+        for family in self.bus.namespace.root_entities():
             shared: dict[int, int] = {}
             for entity in family.entities:
                 need = BrowseRows(entity.counters.queue, tuple(QueueLane), 0, 1_000_000, 1 << 40)

@@ -8,7 +8,7 @@ from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import EntityStatus, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import MeteredOperation as Metered
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.transactions import TransactionOperation, discharge
+from twinbus.namespace.engine.transactions import TransactionOperation, commit_transaction
 from twinbus.values import Condition
 
 from .bus import Bus, envelope, ping, queue
@@ -16,7 +16,7 @@ from .bus import Bus, envelope, ping, queue
 
 def commit(bus: Bus, *operations: TransactionOperation) -> Any:
     bus.answers.clear()
-    bus.carry_out(discharge(operations, "reply", bus.now))
+    bus.carry_out(commit_transaction(operations, "reply", bus.now))
     answer = bus.answers[-1]
     bus.settle()
     return answer
@@ -128,7 +128,7 @@ def test_a_read_that_fails_changes_nothing() -> None:
     bus = Bus(queue("plain"), queue(requires_duplicate_detection=True))
     bus.restart()
     with pytest.raises(OSError, match="disk"):
-        bus.fail(discharge([sent(bus, "plain", "a"), sent(bus, "q", "b")], "reply", bus.now))
+        bus.fail(commit_transaction([sent(bus, "plain", "a"), sent(bus, "q", "b")], "reply", bus.now))
     assert bus.counts("plain") == (0, 0, 0, 0)
     assert commit(bus, sent(bus, "plain", "a"), sent(bus, "q", "b")) is None
     assert bus.receive("plain").bodies == ["a"]

@@ -15,7 +15,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.engine.validation import refusal_of_change, refusal_of_new
+from twinbus.namespace.engine.validation import change_refusal, new_entity_refusal
 from twinbus.values import Condition
 
 ARGUMENT, RANGE, ALLOWED = Condition.ARGUMENT_ERROR, Condition.ARGUMENT_OUT_OF_RANGE, Condition.NOT_ALLOWED
@@ -53,7 +53,7 @@ def rule(name: str = "r", key: str = "k", claims: frozenset[Claim] = ALL) -> Aut
     ],
 )
 def test_a_path_the_service_does_not_take_is_refused(entity: Description, path: str, condition: Condition) -> None:
-    refusal = refusal_of_new(replace(entity, path=path))  # type: ignore[arg-type]  # both of these have a path
+    refusal = new_entity_refusal(replace(entity, path=path))  # type: ignore[arg-type]  # both of these have a path
     assert refusal is not None
     assert refusal.condition is condition
 
@@ -64,7 +64,7 @@ def test_a_path_the_service_does_not_take_is_refused(entity: Description, path: 
 )
 @pytest.mark.parametrize("entity", [QUEUE, TOPIC])
 def test_a_path_of_letters_digits_and_marks_is_taken(entity: Description, path: str) -> None:
-    assert refusal_of_new(replace(entity, path=path)) is None  # type: ignore[arg-type]  # both of these have a path
+    assert new_entity_refusal(replace(entity, path=path)) is None  # type: ignore[arg-type]  # both of these have a path
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_a_path_of_letters_digits_and_marks_is_taken(entity: Description, path: 
     [("", ARGUMENT), ("a/b", ARGUMENT), ("a b", ARGUMENT), ("$Default", ARGUMENT), ("x" * 51, RANGE)],
 )
 def test_a_subscription_name_is_shorter_and_has_no_slash(name: str, condition: Condition) -> None:
-    refusal = refusal_of_new(replace(SUBSCRIPTION, name=name))
+    refusal = new_entity_refusal(replace(SUBSCRIPTION, name=name))
     assert refusal is not None
     assert refusal.condition is condition
-    assert refusal_of_new(replace(SUBSCRIPTION, name="x" * 50)) is None
+    assert new_entity_refusal(replace(SUBSCRIPTION, name="x" * 50)) is None
 
 
 REFUSED: list[tuple[Description, dict[str, Any], Condition, str]] = [
@@ -128,7 +128,7 @@ def test_a_value_out_of_its_range_is_refused_by_name_on_create_and_on_update(
     entity: Description, changes: dict[str, Any], condition: Condition, named: str
 ) -> None:
     wrong = replace(entity, **changes)
-    for refusal in (refusal_of_new(wrong), refusal_of_change(entity, wrong)):
+    for refusal in (new_entity_refusal(wrong), change_refusal(entity, wrong)):
         assert refusal is not None
         assert refusal.condition is condition
         assert named in refusal.description
@@ -151,7 +151,7 @@ def test_a_value_out_of_its_range_is_refused_by_name_on_create_and_on_update(
     ],
 )
 def test_a_value_at_the_edge_of_its_range_is_taken(entity: Description, changes: dict[str, Any]) -> None:
-    assert refusal_of_new(replace(entity, **changes)) is None
+    assert new_entity_refusal(replace(entity, **changes)) is None
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_value_at_the_edge_of_its_range_is_taken(entity: Description, changes:
 )
 def test_what_an_entity_is_born_with_cannot_be_changed(entity: Description, name: str) -> None:
     for before, after in ((False, True), (True, False)):
-        refusal = refusal_of_change(replace(entity, **{name: before}), replace(entity, **{name: after}))  # type: ignore[arg-type]  # the names are right
+        refusal = change_refusal(replace(entity, **{name: before}), replace(entity, **{name: after}))  # type: ignore[arg-type]  # the names are right
         assert refusal is not None
         assert refusal.condition is ARGUMENT
         assert name.replace("_", "") in refusal.description.lower()

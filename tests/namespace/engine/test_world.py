@@ -447,7 +447,7 @@ class World(RuleBasedStateMachine):
             entity = self.bus.entity(path)
             assert not isinstance(entity, Topic), "a topic holds no locks"
             held = {each.token for each in model.messages.values() if each.held}
-            assert set(entity.shelf.locks.by_token) == held
+            assert set(entity.receive_state.locks.by_token) == held
 
 
 TestWorld = World.TestCase

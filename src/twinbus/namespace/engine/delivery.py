@@ -20,8 +20,8 @@ from twinbus.namespace.engine.storage_protocol import StoreRead
 _RETRY: Final = SECOND
 
 
-def grant(shelf: ReceiveState, event: CreditGranted, step: EngineDecision) -> None:
-    consumer = shelf.consumers.get(event.receiver)
+def grant(state: ReceiveState, event: CreditGranted, step: EngineDecision) -> None:
+    consumer = state.consumers.get(event.receiver)
     if consumer is None:
         return
     had_credit = consumer.limit > consumer.taken
@@ -35,31 +35,31 @@ def grant(shelf: ReceiveState, event: CreditGranted, step: EngineDecision) -> No
             consumer.feed.leave(consumer)
         elif consumer.feed is not None:
             consumer.feed.queue_up(consumer)
-            shelf.wake(consumer.feed)
+            state.wake(consumer.feed)
         return
     if had_credit:
-        end_grant(shelf, consumer, step)
+        end_grant(state, consumer, step)
     if event.drain:
         step.effects.append(Drain(consumer.receiver))
 
 
-def end_grant(shelf: ReceiveState, consumer: AttachedReceiver, step: EngineDecision) -> None:
+def end_grant(state: ReceiveState, consumer: AttachedReceiver, step: EngineDecision) -> None:
     """Credit ended. A grant that brought nothing was a receive of its own kind (Y2)."""
     if consumer.feed is not None:
         consumer.feed.leave(consumer)
     if not consumer.fed:
-        step.effects.append(Meter(shelf.path, MeteredOperation.RECEIVE_EMPTY, 1))
+        step.effects.append(Meter(state.path, MeteredOperation.RECEIVE_EMPTY, 1))
 
 
-def serve(shelf: ReceiveState, feed: DeliveryLane, now: int, step: EngineDecision) -> Generator[StoreRead, Any, bool]:
+def serve(state: ReceiveState, feed: DeliveryLane, now: int, step: EngineDecision) -> Generator[StoreRead, Any, bool]:
     """False if rows must be read that this step may be writing."""
     window = feed.window
     while feed.hungry:
-        _deliver_ready(shelf, feed, now, step)
+        _deliver_ready(state, feed, now, step)
         if not feed.hungry:
             break
         if window.exhausted:
-            _drain(shelf, feed, step)
+            _drain(state, feed, step)
             break
         if step.writes:
             return False
@@ -68,22 +68,22 @@ def serve(shelf: ReceiveState, feed: DeliveryLane, now: int, step: EngineDecisio
             rows = yield need
         except Exception:  # the store could not be read: nothing must be forgotten for that
             window.restore(need)
-            shelf.pending.append(feed)
-            shelf.arm(now + _RETRY)
+            state.pending.append(feed)
+            state.arm(now + _RETRY)
             raise
-        window.fill(need, rows, shelf.locks.by_seq)
+        window.fill(need, rows, state.locks.by_seq)
     return True
 
 
-def _deliver_ready(shelf: ReceiveState, feed: DeliveryLane, now: int, step: EngineDecision) -> None:
+def _deliver_ready(state: ReceiveState, feed: DeliveryLane, now: int, step: EngineDecision) -> None:
     session, hungry, effects = feed.session, feed.hungry, step.effects
-    until = now + shelf.settings.lock_duration if session is None else session.until
-    take, new_token, lock = feed.window.take, shelf.supplies.new_token, shelf.locks.take
+    until = now + state.settings.lock_duration if session is None else session.until
+    take, new_token, lock = feed.window.take, state.supplies.new_token, state.locks.take
     runs: dict[AttachedReceiver, Deliver] = {}
     count = size = more = 0
     while hungry and (row := take()) is not None:
         if row.expires is not None and row.expires <= now:
-            expire(shelf, row, step)
+            expire(state, row, step)
             continue
         consumer = hungry[0]
         consumer.taken += 1
@@ -97,7 +97,7 @@ def _deliver_ready(shelf: ReceiveState, feed: DeliveryLane, now: int, step: Engi
             token = new_token()
             lock(token, row, until, session)
         else:
-            drop(shelf, row, step)
+            drop(state, row, step)
         run.rows.append(row)
         run.tokens.append(token)
         count += 1
@@ -116,14 +116,14 @@ def _deliver_ready(shelf: ReceiveState, feed: DeliveryLane, now: int, step: Engi
         elif len(hungry) > 1:
             hungry.rotate(-1)
     if count:
-        effects.append(Meter(shelf.path, MeteredOperation.RECEIVE, count, size, more))
+        effects.append(Meter(state.path, MeteredOperation.RECEIVE, count, size, more))
         if session is None:
-            shelf.arm(until)
+            state.arm(until)
 
 
-def _drain(shelf: ReceiveState, feed: DeliveryLane, step: EngineDecision) -> None:
+def _drain(state: ReceiveState, feed: DeliveryLane, step: EngineDecision) -> None:
     """Nothing is there: who drains has used up the credit."""
     for consumer in [consumer for consumer in feed.hungry if consumer.drain]:
         consumer.taken = consumer.limit
-        end_grant(shelf, consumer, step)
+        end_grant(state, consumer, step)
         step.effects.append(Drain(consumer.receiver))

@@ -13,7 +13,7 @@ from twinbus.amqp import encode_annotations, read_routing_fields, splice_deliver
 from twinbus.namespace.engine.effects import EngineDecision, PendingDecision, Refusal, not_found
 from twinbus.namespace.engine.limits import MAX_HOPS, MIB
 from twinbus.namespace.engine.passing import ForwardedMessage
-from twinbus.namespace.engine.queries import expired
+from twinbus.namespace.engine.queries import is_expired
 from twinbus.namespace.engine.queue import Queue
 from twinbus.namespace.engine.receive_state import DeliveryLane, ReceiveState
 from twinbus.namespace.engine.receiving import follow_up
@@ -24,7 +24,7 @@ from twinbus.namespace.engine.settlement import (
     expire,
     hops_of,
     of_hops,
-    properties_of,
+    overlay_properties,
 )
 from twinbus.namespace.engine.storage_protocol import QueueLane, Row, StoreRead
 from twinbus.namespace.engine.topic import Subscription, Topic
@@ -47,11 +47,11 @@ def forward(
     source: Queue | Subscription, feed: DeliveryLane, target: Queue | Topic | None, now: int
 ) -> PendingDecision:
     """Move what stands ready, a page at a time. The families of both are to be idle meanwhile."""
-    shelf, step = source.shelf, EngineDecision()
-    if feed.onward is None or not shelf.settings.status.gives_receives:
+    state, step = source.receive_state, EngineDecision()
+    if feed.onward is None or not state.settings.status.gives_receives:
         return step
-    rows = yield from _take(shelf, feed)
-    moving = [row for row in rows if not expired(row, now) and hops_of(row.overlay) < MAX_HOPS]
+    rows = yield from _take(state, feed)
+    moving = [row for row in rows if not is_expired(row, now) and hops_of(row.overlay) < MAX_HOPS]
     results: list[Refusal | None] = [not_found(feed.onward)] * len(moving)
     if target is not None and moving:
         try:
@@ -62,22 +62,22 @@ def forward(
             raise
     refusals = {row.seq: refusal for row, refusal in zip(moving, results, strict=True)}
     for row in rows:
-        if expired(row, now):
-            expire(shelf, row, step)
+        if is_expired(row, now):
+            expire(state, row, step)
         elif row.seq not in refusals:
-            bury(shelf, row, step, _TOO_FAR, QueueLane.TRANSFER_DEAD)
+            bury(state, row, step, _TOO_FAR, QueueLane.TRANSFER_DEAD)
         elif (refusal := refusals[row.seq]) is not None:
-            bury(shelf, row, step, _why(refusal), QueueLane.TRANSFER_DEAD)
+            bury(state, row, step, _why(refusal), QueueLane.TRANSFER_DEAD)
         else:
-            drop(shelf, row, step)
-    shelf.wake(feed)  # where more is left
-    if shelf.pending:
-        yield from follow_up(shelf, now, step)
+            drop(state, row, step)
+    state.wake(feed)  # where more is left
+    if state.pending:
+        yield from follow_up(state, now, step)
     source.finish(step)
     return step
 
 
-def _take(shelf: ReceiveState, feed: DeliveryLane) -> Generator[StoreRead, Any, list[Row]]:
+def _take(state: ReceiveState, feed: DeliveryLane) -> Generator[StoreRead, Any, list[Row]]:
     rows: list[Row] = []
     size, window = 0, feed.window
     while len(rows) < _PAGE and size < MIB:
@@ -95,7 +95,7 @@ def _take(shelf: ReceiveState, feed: DeliveryLane) -> Generator[StoreRead, Any, 
             window.restore(need)
             _give_back(feed, rows)
             raise
-        window.fill(need, found, shelf.locks.by_seq)
+        window.fill(need, found, state.locks.by_seq)
     return rows
 
 
@@ -106,7 +106,7 @@ def _give_back(feed: DeliveryLane, rows: list[Row]) -> None:
 
 def _passed(row: Row, source: str, now: int) -> ForwardedMessage:
     raw = row.raw
-    told, annotations = properties_of(row.overlay), {}
+    told, annotations = overlay_properties(row.overlay), {}
     if row.lane == QueueLane.DEAD:
         annotations["x-opt-deadletter-source"] = source
     if told or annotations:  # what settling it set becomes part of the message

@@ -18,7 +18,7 @@ class ForwardedMessage(NamedTuple):
     envelope: RoutingFields
     origin_seq: int
     ttl: int | None
-    """What is left of its life."""
+    """What is left of its lifecycle."""
     overlay: bytes
     """Tells how often it was forwarded."""
 

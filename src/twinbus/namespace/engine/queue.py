@@ -41,7 +41,7 @@ from twinbus.namespace.engine.passing import ForwardedMessage, admit, life_of
 from twinbus.namespace.engine.receive_state import EngineResources, ReceiveState
 from twinbus.namespace.engine.receiving import shelve
 from twinbus.namespace.engine.schedule import Schedule, remaining
-from twinbus.namespace.engine.send_checks import meter, refusal_of, sift, time_to_live
+from twinbus.namespace.engine.send_checks import meter, sift, time_to_live, transfer_refusal
 from twinbus.namespace.engine.storage_protocol import MoveRow, PutRow, QueueLane, Row, StoreRead
 
 Asking = Generator[StoreRead, Any, None]
@@ -50,12 +50,12 @@ Asking = Generator[StoreRead, Any, None]
 class Queue:
     """One queue at work."""
 
-    __slots__ = ("counters", "description", "life", "schedule", "seen", "shelf", "supplies")
+    __slots__ = ("counters", "description", "lifecycle", "receive_state", "schedule", "seen", "supplies")
 
     def __init__(
         self,
         description: QueueDescription,
-        life: Lifecycle,
+        lifecycle: Lifecycle,
         supplies: EngineResources,
         *,
         next_expiry: int | None = None,
@@ -63,10 +63,10 @@ class Queue:
         new: bool,
     ) -> None:
         self.description = description
-        self.life = life
-        self.counters: EntityCounters = life.counters
+        self.lifecycle = lifecycle
+        self.counters: EntityCounters = lifecycle.counters
         self.supplies = supplies
-        self.shelf = ReceiveState(self.counters, description, supplies, next_expiry)
+        self.receive_state = ReceiveState(self.counters, description, supplies, next_expiry)
         self.schedule = Schedule(self.counters, next_due)
         self.seen: SeenIds | None = None
         if description.requires_duplicate_detection:
@@ -78,7 +78,7 @@ class Queue:
         return self.description.path
 
     @property
-    def family(self) -> Queue:
+    def root(self) -> Queue:
         return self
 
     @property
@@ -87,18 +87,18 @@ class Queue:
 
     @property
     def next_timer(self) -> int | None:
-        return None if self.life.ended else self.shelf.next_timer
+        return None if self.lifecycle.ended else self.receive_state.next_timer
 
     def advance(self, event: Event, now: int, step: EngineDecision | None = None) -> PendingDecision:
         """Decide about one event; with a step of others, what is decided is added to it."""
-        if self.life.ended:
+        if self.lifecycle.ended:
             return refuse_as_gone(event, self.path)
-        step, shelf = step or EngineDecision(), self.shelf
+        step, state = step or EngineDecision(), self.receive_state
         if not isinstance(event, EntityTimerFired):
             self.counters.accessed = now
         match event:
             case MessagesSettled() | CreditGranted():  # the most frequent first; they never ask
-                receiving.decide(shelf, event, now, step)
+                receiving.decide(state, event, now, step)
             case MessagesSent():
                 yield from self._sent(event, now, step)
             case MessagesScheduled():
@@ -116,11 +116,11 @@ class Queue:
                 refusal = not_allowed(f"'{self.path}' is a queue: only subscriptions have rules.")
                 step.effects.append(AnswerRequest(event.reply, refusal))
             case _:
-                asking = receiving.decide(shelf, event, now, step)
+                asking = receiving.decide(state, event, now, step)
                 if asking is not None:
                     yield from asking
-        if shelf.pending or shelf.sessions.search:
-            yield from receiving.follow_up(shelf, now, step)
+        if state.pending or state.sessions.search:
+            yield from receiving.follow_up(state, now, step)
         self.finish(step)
         return step
 
@@ -131,7 +131,7 @@ class Queue:
     # --- arrival -------------------------------------------------------------------------------------------------
 
     def _sent(self, event: MessagesSent, now: int, step: EngineDecision) -> Asking:
-        refusal = refusal_of(event.messages, self.description, self.counters.size)
+        refusal = transfer_refusal(event.messages, self.description, self.counters.size)
         if refusal is None:
             messages = yield from sift(event.messages, self.seen, now, step)
             self._store(messages, now, step)
@@ -139,7 +139,7 @@ class Queue:
         step.effects.append(AnswerRequest(event.reply, refusal))
 
     def _scheduled(self, event: MessagesScheduled, now: int, step: EngineDecision) -> Asking:
-        refusal = refusal_of(event.messages, self.description, self.counters.size)
+        refusal = transfer_refusal(event.messages, self.description, self.counters.size)
         if refusal is not None:
             step.effects.append(AnswerRequest(event.reply, refusal))
             return
@@ -178,7 +178,7 @@ class Queue:
             counters.add(0, size)
             fresh.append(row)
             seqs.append(seq)
-        shelve(self.shelf, fresh, now, step)
+        shelve(self.receive_state, fresh, now, step)
         self._arm()
         return seqs
 
@@ -186,11 +186,11 @@ class Queue:
         self, passed: Sequence[ForwardedMessage], now: int, step: EngineDecision
     ) -> Generator[StoreRead, Any, list[Refusal | None]]:
         """Messages that another entity forwards: for each, why it is not taken."""
-        if self.life.ended:
+        if self.lifecycle.ended:
             return [not_found(self.path)] * len(passed)
         counters, wants_session = self.counters, self.description.requires_session
         kept, results = admit(
-            passed, counters.size, lambda message, size: refusal_of((message,), self.description, size)
+            passed, counters.size, lambda message, size: transfer_refusal((message,), self.description, size)
         )
         messages = [each.envelope for each in kept]
         sifted = yield from sift(messages, self.seen, now, step)
@@ -218,11 +218,11 @@ class Queue:
             step.writes.append(PutRow(row))
             counters.add(row.lane, row.size)
             fresh.append(row)
-        shelve(self.shelf, fresh, now, step)
+        shelve(self.receive_state, fresh, now, step)
         self._arm()
         meter(self.path, MeteredOperation.SEND, messages, step)
-        if self.shelf.pending or self.shelf.sessions.search:
-            yield from receiving.follow_up(self.shelf, now, step)
+        if self.receive_state.pending or self.receive_state.sessions.search:
+            yield from receiving.follow_up(self.receive_state, now, step)
         self.finish(step)
         return results
 
@@ -237,25 +237,25 @@ class Queue:
             step.writes.append(MoveRow(*place, now, expires, row.delivery_count, row.overlay))
             self.counters.move(row.lane, QueueLane.ACTIVE)
             fresh.append(row._replace(lane=QueueLane.ACTIVE, seq=seq, enqueued=now, expires=expires, due=None))
-        shelve(self.shelf, fresh, now, step)
+        shelve(self.receive_state, fresh, now, step)
 
     # --- time and administration ---------------------------------------------------------------------------------
 
     def _fired(self, now: int, step: EngineDecision) -> Asking:
-        expired = yield from receiving.read_expired(self.shelf, now)
+        expired = yield from receiving.read_expired(self.receive_state, now)
         try:
             due = yield from self.schedule.read_due(now)
         except Exception:  # the store could not be read: what was read before must not be forgotten for that
             if not expired:
                 raise
             due = []
-        receiving.lapse(self.shelf, expired, now, step)
+        receiving.lapse(self.receive_state, expired, now, step)
         self._activate(due, now, step)
-        yield from receiving.follow_up(self.shelf, now, step)
-        receiving.time_out(self.shelf, now, step)
+        yield from receiving.follow_up(self.receive_state, now, step)
+        receiving.time_out(self.receive_state, now, step)
         if self.seen is not None:
             self.seen.purge(now, step.writes)
-        if self.life.is_idle(self.description.auto_delete_on_idle, bool(self.shelf.consumers), now):
+        if self.lifecycle.is_idle(self.description.auto_delete_on_idle, bool(self.receive_state.consumers), now):
             self._delete(now, step)
         else:
             self._rearm(now)
@@ -264,28 +264,28 @@ class Queue:
         description = event.description
         assert isinstance(description, QueueDescription), "the namespace keeps the kind of an entity"
         self.description = description
-        self.life.updated = now
+        self.lifecycle.updated = now
         if self.seen is not None:
             self.seen.window = description.duplicate_window
-        receiving.change_settings(self.shelf, description, now, step)
+        receiving.change_settings(self.receive_state, description, now, step)
         self._rearm(now)
-        step.writes.append(self.life.record(description))
+        step.writes.append(self.lifecycle.record(description))
         confirm(event, step)
 
     def _delete(self, now: int, step: EngineDecision) -> None:
-        receiving.close(self.shelf, now, step)
+        receiving.close(self.receive_state, now, step)
         if self.seen is not None:
             self.seen.close()
-        self.life.end(self.path)
+        self.lifecycle.end(self.path)
 
     def _arm(self) -> None:
         for at in (self.schedule.next_due, self.seen.purge_at if self.seen is not None else None):
             if at is not None:
-                self.shelf.arm(at)
+                self.receive_state.arm(at)
 
     def _rearm(self, now: int) -> None:
-        self.shelf.next_timer = receiving.next_instant(self.shelf, now)
+        self.receive_state.next_timer = receiving.next_instant(self.receive_state, now)
         self._arm()
-        idle = self.life.idle_at(self.description.auto_delete_on_idle)
+        idle = self.lifecycle.idle_at(self.description.auto_delete_on_idle)
         if idle is not None:
-            self.shelf.arm(idle)
+            self.receive_state.arm(idle)

@@ -28,7 +28,7 @@ from twinbus.namespace.engine.read_ahead import ReadAheadBudget
 from twinbus.namespace.engine.receive_state import DeliveryLane, EngineResources
 from twinbus.namespace.engine.storage_protocol import OpenedStore, StoredEntity
 from twinbus.namespace.engine.topic import Subscription, Topic
-from twinbus.namespace.engine.validation import refusal_of_change, refusal_of_new
+from twinbus.namespace.engine.validation import change_refusal, new_entity_refusal
 from twinbus.values import Condition
 
 Entity = Queue | Topic | Subscription
@@ -52,18 +52,22 @@ class EntityRegistry:
             self._open(description, stored)
 
     def _open(self, description: Description, stored: StoredEntity) -> None:
-        life = self._life(EntityCounters(stored.queue), stored.entity.created, stored.entity.updated, reopened=True)
+        lifecycle = self._life(
+            EntityCounters(stored.queue), stored.entity.created, stored.entity.updated, reopened=True
+        )
         entity: Entity
         if isinstance(description, QueueDescription):
             instants = {"next_expiry": stored.next_expiry, "next_due": stored.next_due}
-            entity = Queue(description, life, self._supplies, **instants, new=False)
+            entity = Queue(description, lifecycle, self._supplies, **instants, new=False)
         elif isinstance(description, TopicDescription):
             shared = stored.shared_bytes
-            entity = Topic(description, life, self._supplies, next_due=stored.next_due, shared_bytes=shared, new=False)
+            entity = Topic(
+                description, lifecycle, self._supplies, next_due=stored.next_due, shared_bytes=shared, new=False
+            )
         else:
             topic = self._topic(description.topic)
             assert topic is not None, "a topic is removed with its subscriptions, in one commit"
-            entity = Subscription(description, topic, life, self._supplies, next_expiry=stored.next_expiry)
+            entity = Subscription(description, topic, lifecycle, self._supplies, next_expiry=stored.next_expiry)
             topic.adopt(entity)
         self._keep(entity)
 
@@ -86,7 +90,7 @@ class EntityRegistry:
         """A queue, a topic, or `topic/Subscriptions/name`."""
         return self._entities.get(_key(path))
 
-    def families(self) -> list[RootEntity]:
+    def root_entities(self) -> list[RootEntity]:
         """What is serial and has timers of its own."""
         return [entity for entity in self._entities.values() if not isinstance(entity, Subscription)]
 
@@ -116,18 +120,18 @@ class EntityRegistry:
 
     # --- forwarding ----------------------------------------------------------------------------------------------
 
-    def forwards(self) -> list[tuple[Queue | Subscription, DeliveryLane, Queue | Topic | None]]:
+    def pending_forwards(self) -> list[tuple[Queue | Subscription, DeliveryLane, Queue | Topic | None]]:
         """What has to be forwarded, from where to where; whoever asks has it done. The target may be missing."""
         noticed, self._supplies.onward = self._supplies.onward, {}
         found: list[tuple[Queue | Subscription, DeliveryLane, Queue | Topic | None]] = []
-        for shelf, feed in noticed:
-            source = self.find(shelf.path)
-            if feed.onward is not None and isinstance(source, Queue | Subscription) and source.shelf is shelf:
+        for state, feed in noticed:
+            source = self.find(state.path)
+            if feed.onward is not None and isinstance(source, Queue | Subscription) and source.receive_state is state:
                 found.append((source, feed, self._target(feed.onward)))
         return found
 
     @property
-    def has_forwards(self) -> bool:
+    def has_pending_forwards(self) -> bool:
         return bool(self._supplies.onward)
 
     def _target(self, address: str) -> Queue | Topic | None:
@@ -154,7 +158,7 @@ class EntityRegistry:
     # --- administration ------------------------------------------------------------------------------------------
 
     def create(self, description: Description, now: int) -> EngineDecision | Refusal:
-        refusal = refusal_of_new(description)
+        refusal = new_entity_refusal(description)
         if refusal is not None:
             return refusal
         if self.find(description.path) is not None:
@@ -163,12 +167,12 @@ class EntityRegistry:
         if (refusal := self._forwarding_fault(description)) is not None:
             return refusal
         queue = self._next_queue
-        life = self._life(EntityCounters.new(queue, now), now, now, reopened=False)
+        lifecycle = self._life(EntityCounters.new(queue, now), now, now, reopened=False)
         entity: Entity
         if isinstance(description, QueueDescription):
-            entity = Queue(description, life, self._supplies, new=True)
+            entity = Queue(description, lifecycle, self._supplies, new=True)
         elif isinstance(description, TopicDescription):
-            entity = Topic(description, life, self._supplies, new=True)
+            entity = Topic(description, lifecycle, self._supplies, new=True)
         else:
             topic = self._topic(description.topic)
             if topic is None:
@@ -176,18 +180,18 @@ class EntityRegistry:
             rules = tuple(replace(rule, created=now) for rule in description.rules)
             description = replace(description, topic=topic.path, rules=rules)
             topic.counters.accessed = now
-            entity = Subscription(description, topic, life, self._supplies)
+            entity = Subscription(description, topic, lifecycle, self._supplies)
             topic.adopt(entity)
         self._next_queue += 1
         self._keep(entity)
-        return EngineDecision(writes=[life.record(description), life.counters.put()])
+        return EngineDecision(writes=[lifecycle.record(description), lifecycle.counters.put()])
 
     def update(self, description: Description, now: int) -> PendingDecision | Refusal:
         entity = self.find(description.path)
         if entity is None or type(entity.description) is not type(description):
             return not_found(description.path)
         before = entity.description
-        refusal = refusal_of_change(before, description) or self._forwarding_fault(description)
+        refusal = change_refusal(before, description) or self._forwarding_fault(description)
         if refusal is not None:
             return refusal
         return entity.advance(DescriptionChanged(None, _renamed(description, before)), now)
@@ -201,7 +205,7 @@ def _key(path: str) -> str:
     return path.lower()
 
 
-def targets_first(descriptions: Sequence[Description]) -> list[Description]:
+def forward_targets_first(descriptions: Sequence[Description]) -> list[Description]:
     """In an order in which each can be created: what another one forwards to before that one. Circles stay as given."""
     waiting, ordered = list(descriptions), list[Description]()
     while waiting:
@@ -236,11 +240,11 @@ def _renamed(description: Description, before: Description) -> Description:
 
 
 def _info(entity: Entity) -> EntityInfo:
-    life, counts = entity.life, entity.counters.counts()
-    if not isinstance(entity, Topic) and entity.shelf.main.onward is not None:
+    lifecycle, counts = entity.lifecycle, entity.counters.counts()
+    if not isinstance(entity, Topic) and entity.receive_state.main.onward is not None:
         # Nobody receives from here: what has not been moved yet waits for its transfer.
         counts = replace(counts, active=0, transfer=counts.active)
-    info = EntityInfo(entity.description, life.created, life.updated, entity.counters.accessed, counts)
+    info = EntityInfo(entity.description, lifecycle.created, lifecycle.updated, entity.counters.accessed, counts)
     if not isinstance(entity, Topic):
         return info
     filters = [rule.filter for each in entity.subscriptions.values() for rule in each.description.rules]

@@ -23,7 +23,7 @@ _UNBOUNDED_TTL: Final = 0xFFFF_FFFF
 """What clients write for a time to live that does not fit the header; then absolute-expiry-time tells it."""
 
 
-def refusal_of(
+def transfer_refusal(
     messages: Sequence[RoutingFields], description: QueueDescription | TopicDescription, size: int
 ) -> Refusal | None:
     """Why this transfer is refused as a whole; `size` is what the entity holds already."""

@@ -48,11 +48,11 @@ _DEFERRED_TWIN: Final = {
 }
 
 
-def settle(shelf: ReceiveState, event: MessagesSettled, now: int, step: EngineDecision) -> None:
+def settle(state: ReceiveState, event: MessagesSettled, now: int, step: EngineDecision) -> None:
     """Settle by token: whoever has the token may, from any link, until the lock runs out."""
     lost = MESSAGE_LOCK_LOST
     if event.session is not None:
-        held = shelf.sessions.held.get(event.session)
+        held = state.sessions.held.get(event.session)
         if held is None or held.until <= now:
             lost = session_lock_lost(event.session)
             step.effects.append(AnswerRequest(event.reply, [lost] * len(event.tokens)))
@@ -61,39 +61,39 @@ def settle(shelf: ReceiveState, event: MessagesSettled, now: int, step: EngineDe
     completes = type(outcome) is Complete
     results: list[Refusal | None] = []
     for token in event.tokens:
-        lock = shelf.locks.held(token, now)
+        lock = state.locks.held(token, now)
         if lock is None:
             results.append(lost)
         elif completes:
-            shelf.locks.drop(lock)
-            drop(shelf, lock.row, step)
+            state.locks.drop(lock)
+            drop(state, lock.row, step)
             results.append(None)
         else:
-            results.append(_settle_one(shelf, lock, outcome, now, step))
+            results.append(_settle_one(state, lock, outcome, now, step))
     step.effects.append(AnswerRequest(event.reply, results))
     settled = results.count(None)
     if settled:
-        step.effects.append(Meter(shelf.path, _OPERATIONS[type(outcome)], settled))
+        step.effects.append(Meter(state.path, _OPERATIONS[type(outcome)], settled))
 
 
 def _settle_one(
-    shelf: ReceiveState, lock: MessageLock, outcome: MessageOutcome, now: int, step: EngineDecision
+    state: ReceiveState, lock: MessageLock, outcome: MessageOutcome, now: int, step: EngineDecision
 ) -> Refusal | None:
     row = lock.row
     if (refusal := refusal_of_outcome(row, outcome)) is not None:
         return refusal
-    shelf.locks.drop(lock)
+    state.locks.drop(lock)
     match outcome:
         case Complete():
-            drop(shelf, row, step)
+            drop(state, row, step)
         case Abandon(properties):
-            give_back(shelf, row, now, step, failed=True, properties=properties)
+            give_back(state, row, now, step, failed=True, properties=properties)
         case Defer(properties):
-            _defer(shelf, row, step, properties)
+            _defer(state, row, step, properties)
         case MoveToDeadLetter(reason, description, properties):
-            bury(shelf, row, step, dead_letter_properties(reason, description, properties))
+            bury(state, row, step, dead_letter_properties(reason, description, properties))
         case Release():
-            give_back(shelf, row, now, step, failed=False)
+            give_back(state, row, now, step, failed=False)
         case _:
             assert_never(outcome)
     return None
@@ -121,8 +121,8 @@ def _told_by(outcome: MessageOutcome) -> Mapping[str, Any] | None:
             return None
 
 
-def renew(shelf: ReceiveState, event: LocksRenewed, now: int, step: EngineDecision) -> None:
-    locks = [shelf.locks.held(token, now) for token in event.tokens]
+def renew(state: ReceiveState, event: LocksRenewed, now: int, step: EngineDecision) -> None:
+    locks = [state.locks.held(token, now) for token in event.tokens]
     held = [lock for lock in locks if lock is not None]
     if len(held) < len(locks):
         step.effects.append(AnswerRequest(event.reply, MESSAGE_LOCK_LOST))
@@ -131,31 +131,31 @@ def renew(shelf: ReceiveState, event: LocksRenewed, now: int, step: EngineDecisi
         refusal = not_allowed("The lock of a session's message is renewed with its session.")
         step.effects.append(AnswerRequest(event.reply, refusal))
         return
-    until = now + shelf.settings.lock_duration
+    until = now + state.settings.lock_duration
     for lock in held:
-        shelf.locks.renew(lock, until)
+        state.locks.renew(lock, until)
     step.effects += (
         AnswerRequest(event.reply, [until] * len(held)),
-        Meter(shelf.path, MeteredOperation.RENEW_LOCK, len(held)),
+        Meter(state.path, MeteredOperation.RENEW_LOCK, len(held)),
     )
 
 
-def drop(shelf: ReceiveState, row: Row, step: EngineDecision) -> None:
+def drop(state: ReceiveState, row: Row, step: EngineDecision) -> None:
     step.writes.append(tuple.__new__(DropRow, row[:3]))  # the key is how a row begins
-    shelf.counters.drop(row.lane, row.charge)
+    state.counters.drop(row.lane, row.charge)
 
 
-def expire(shelf: ReceiveState, row: Row, step: EngineDecision) -> None:
+def expire(state: ReceiveState, row: Row, step: EngineDecision) -> None:
     """The time to live of an unlocked message is over."""
-    if shelf.settings.dead_lettering_on_expiration:
+    if state.settings.dead_lettering_on_expiration:
         told = dead_letter_properties("TTLExpiredException", "The message expired and was dead lettered.")
-        bury(shelf, row, step, told)
+        bury(state, row, step, told)
     else:
-        drop(shelf, row, step)
+        drop(state, row, step)
 
 
 def give_back(
-    shelf: ReceiveState,
+    state: ReceiveState,
     row: Row,
     now: int,
     step: EngineDecision,
@@ -168,44 +168,44 @@ def give_back(
         row = row._replace(delivery_count=row.delivery_count + 1)
     if row.lane < QueueLane.DEAD:  # neither time nor the number of deliveries ends a message of the dead-letter queue
         if row.lane == QueueLane.ACTIVE and row.expires is not None and row.expires <= now:
-            expire(shelf, row, step)
+            expire(state, row, step)
             return
-        if failed and row.delivery_count >= shelf.settings.max_delivery_count:
+        if failed and row.delivery_count >= state.settings.max_delivery_count:
             told = dead_letter_properties(
                 "MaxDeliveryCountExceeded",
-                f"Message could not be consumed after {shelf.settings.max_delivery_count} delivery attempts.",
+                f"Message could not be consumed after {state.settings.max_delivery_count} delivery attempts.",
                 properties,
             )
-            bury(shelf, row, step, told)
+            bury(state, row, step, told)
             return
     if failed or properties:
         overlay = merged(row.overlay, properties)
         place = (row.queue, row.lane, row.seq, row.lane, row.seq)
         step.writes.append(MoveRow(*place, row.enqueued, row.expires, row.delivery_count, overlay))
-    if row.lane in _DEFERRED_TWIN and (feed := shelf.feed_of(row)) is not None:
+    if row.lane in _DEFERRED_TWIN and (feed := state.feed_of(row)) is not None:
         feed.window.arrived(row.seq, row.size)
-        shelf.wake(feed)
+        state.wake(feed)
 
 
 def bury(
-    shelf: ReceiveState, row: Row, step: EngineDecision, told: Mapping[str, Any], lane: QueueLane = QueueLane.DEAD
+    state: ReceiveState, row: Row, step: EngineDecision, told: Mapping[str, Any], lane: QueueLane = QueueLane.DEAD
 ) -> None:
     """To a dead-letter sub-queue, where nothing expires."""
     overlay = merged(row.overlay, told)
     place = (row.queue, row.lane, row.seq, lane, row.seq)
     step.writes.append(MoveRow(*place, row.enqueued, None, row.delivery_count, overlay))
-    shelf.counters.move(row.lane, lane)
-    feed = shelf.dead if lane == QueueLane.DEAD else shelf.transfer
+    state.counters.move(row.lane, lane)
+    feed = state.dead if lane == QueueLane.DEAD else state.transfer
     feed.window.arrived(row.seq, row.size)
-    shelf.wake(feed)
+    state.wake(feed)
 
 
-def _defer(shelf: ReceiveState, row: Row, step: EngineDecision, properties: Mapping[str, Any] | None) -> None:
+def _defer(state: ReceiveState, row: Row, step: EngineDecision, properties: Mapping[str, Any] | None) -> None:
     to_lane = _DEFERRED_TWIN.get(QueueLane(row.lane), QueueLane(row.lane))
     overlay = merged(row.overlay, properties)
     place = (row.queue, row.lane, row.seq, to_lane, row.seq)
     step.writes.append(MoveRow(*place, row.enqueued, row.expires, row.delivery_count, overlay))
-    shelf.counters.move(row.lane, to_lane)
+    state.counters.move(row.lane, to_lane)
 
 
 REASON: Final = "DeadLetterReason"
@@ -221,7 +221,7 @@ def merged(overlay: bytes | None, properties: Mapping[str, Any] | None) -> bytes
     return encode({**(decode_all(overlay) if overlay else {}), **properties})
 
 
-def properties_of(overlay: bytes | None) -> dict[str, Any] | None:
+def overlay_properties(overlay: bytes | None) -> dict[str, Any] | None:
     """The application properties in it."""
     if overlay is None:
         return None

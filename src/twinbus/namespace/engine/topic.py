@@ -48,8 +48,8 @@ from twinbus.namespace.engine.receiving import ReceivingEvent, follow_up, shelve
 from twinbus.namespace.engine.rules.message_view import MessageView
 from twinbus.namespace.engine.rules.ruleset import RuleSet
 from twinbus.namespace.engine.schedule import Schedule, remaining
-from twinbus.namespace.engine.send_checks import meter, refusal_of, sift, time_to_live
-from twinbus.namespace.engine.settlement import dead_letter_properties, merged, properties_of
+from twinbus.namespace.engine.send_checks import meter, sift, time_to_live, transfer_refusal
+from twinbus.namespace.engine.settlement import dead_letter_properties, merged, overlay_properties
 from twinbus.namespace.engine.storage_protocol import (
     COPY_BYTES,
     DropEntity,
@@ -128,23 +128,23 @@ def fan_out(
 class Subscription:
     """One subscription at work."""
 
-    __slots__ = ("_rules", "counters", "description", "life", "shelf", "topic")
+    __slots__ = ("_rules", "counters", "description", "lifecycle", "receive_state", "topic")
 
     def __init__(
         self,
         description: SubscriptionDescription,
         topic: Topic,
-        life: Lifecycle,
+        lifecycle: Lifecycle,
         supplies: EngineResources,
         *,
         next_expiry: int | None = None,
     ) -> None:
         self.description = description
         self.topic = topic
-        self.life = life
+        self.lifecycle = lifecycle
         self._rules: RuleSet | None = None
-        self.counters: EntityCounters = life.counters
-        self.shelf = ReceiveState(self.counters, description, supplies, next_expiry)
+        self.counters: EntityCounters = lifecycle.counters
+        self.receive_state = ReceiveState(self.counters, description, supplies, next_expiry)
         self._rearm(self.counters.accessed)
 
     @property
@@ -159,18 +159,18 @@ class Subscription:
         return self._rules
 
     @property
-    def family(self) -> Topic:
+    def root(self) -> Topic:
         return self.topic
 
     @property
     def next_timer(self) -> int | None:
-        return None if self.life.ended else self.shelf.next_timer
+        return None if self.lifecycle.ended else self.receive_state.next_timer
 
     def advance(self, event: Event, now: int, step: EngineDecision | None = None) -> PendingDecision:
         """Decide about one event; with a step of others, what is decided is added to it."""
-        if self.life.ended:
+        if self.lifecycle.ended:
             return refuse_as_gone(event, self.path)
-        step, shelf = step or EngineDecision(), self.shelf
+        step, state = step or EngineDecision(), self.receive_state
         if not isinstance(event, EntityTimerFired):
             self.counters.accessed = self.topic.counters.accessed = now
         match event:
@@ -178,11 +178,11 @@ class Subscription:
                 refusal = not_allowed(f"'{self.path}' is a subscription: messages are sent to its topic.")
                 step.effects.append(AnswerRequest(event.reply, refusal))
             case EntityTimerFired():
-                expired = yield from receiving.read_expired(shelf, now)
-                receiving.lapse(shelf, expired, now, step)
-                yield from receiving.follow_up(shelf, now, step)
-                receiving.time_out(shelf, now, step)
-                if self.life.is_idle(self.description.auto_delete_on_idle, bool(shelf.consumers), now):
+                expired = yield from receiving.read_expired(state, now)
+                receiving.lapse(state, expired, now, step)
+                yield from receiving.follow_up(state, now, step)
+                receiving.time_out(state, now, step)
+                if self.lifecycle.is_idle(self.description.auto_delete_on_idle, bool(state.consumers), now):
                     self.delete(now, step)
                 else:
                     self._rearm(now)
@@ -197,11 +197,11 @@ class Subscription:
                 self.delete(now, step)
                 confirm(event, step)
             case _:
-                asking = receiving.decide(shelf, event, now, step)
+                asking = receiving.decide(state, event, now, step)
                 if asking is not None:
                     yield from asking
-        if shelf.pending or shelf.sessions.search:
-            yield from receiving.follow_up(shelf, now, step)
+        if state.pending or state.sessions.search:
+            yield from receiving.follow_up(state, now, step)
         self.finish(step)
         return step
 
@@ -209,12 +209,12 @@ class Subscription:
         """Write what changed, and let the topic know when to look again."""
         if self.counters.changed:
             step.writes.append(self.counters.put())
-        if self.shelf.next_timer is not None and not self.life.ended:
-            self.topic.arm(self.shelf.next_timer)
+        if self.receive_state.next_timer is not None and not self.lifecycle.ended:
+            self.topic.arm(self.receive_state.next_timer)
 
     def take(self, arrivals: Iterable[SubscriptionCopy], now: int, step: EngineDecision) -> None:
         """Messages of the topic enter the subscription, each under a number of its own."""
-        counters, writes, dead = self.counters, step.writes, self.shelf.dead
+        counters, writes, dead = self.counters, step.writes, self.receive_state.dead
         queue, default = counters.queue, self.description.default_time_to_live
         wants_session = self.description.requires_session
         fresh: list[Row] = []
@@ -225,7 +225,7 @@ class Subscription:
                 (0, None if shortest is None else now + shortest) if fault is None else (QueueLane.DEAD, None)
             )
             # With how often it was forwarded: a circle of dead letters has to end too.
-            overlay = passed if fault is None else merged(passed, properties_of(fault))
+            overlay = passed if fault is None else merged(passed, overlay_properties(fault))
             kept = session if wants_session else None
             seq, size = counters.take_seq(), len(raw)
             key = (queue, lane, seq, origin_seq)
@@ -236,17 +236,17 @@ class Subscription:
                 fresh.append(row)
             else:
                 dead.window.append(row)
-                self.shelf.wake(dead)
-        shelve(self.shelf, fresh, now, step)
+                self.receive_state.wake(dead)
+        shelve(self.receive_state, fresh, now, step)
 
     def _changed(self, event: DescriptionChanged, now: int, step: EngineDecision) -> None:
         description = event.description
         assert isinstance(description, SubscriptionDescription), "the namespace keeps the kind of an entity"
         self.description = description = replace(description, rules=self.description.rules)
-        self.life.updated = now
-        receiving.change_settings(self.shelf, description, now, step)
+        self.lifecycle.updated = now
+        receiving.change_settings(self.receive_state, description, now, step)
         self._rearm(now)
-        step.writes.append(self.life.record(description))
+        step.writes.append(self.lifecycle.record(description))
         confirm(event, step)
 
     def _rules_changed(self, event: RuleAdded | RuleChanged | RuleRemoved, now: int, step: EngineDecision) -> None:
@@ -256,20 +256,20 @@ class Subscription:
             return
         self._rules = RuleSet(rules, self._rules)
         self.description = replace(self.description, rules=rules)
-        self.shelf.settings = self.description
-        step.writes.append(self.life.record(self.description))
+        self.receive_state.settings = self.description
+        step.writes.append(self.lifecycle.record(self.description))
         step.effects.append(AnswerRequest(event.reply, None))
 
     def delete(self, now: int, step: EngineDecision) -> None:
-        receiving.close(self.shelf, now, step)
-        self.life.end(self.path)
+        receiving.close(self.receive_state, now, step)
+        self.lifecycle.end(self.path)
         self.topic.forget(self)
 
     def _rearm(self, now: int) -> None:
-        self.shelf.next_timer = receiving.next_instant(self.shelf, now)
-        idle = self.life.idle_at(self.description.auto_delete_on_idle)
+        self.receive_state.next_timer = receiving.next_instant(self.receive_state, now)
+        idle = self.lifecycle.idle_at(self.description.auto_delete_on_idle)
         if idle is not None:
-            self.shelf.arm(idle)
+            self.receive_state.arm(idle)
 
 
 class Topic:
@@ -280,7 +280,7 @@ class Topic:
         "_next_timer",
         "counters",
         "description",
-        "life",
+        "lifecycle",
         "schedule",
         "seen",
         "shared_bytes",
@@ -291,7 +291,7 @@ class Topic:
     def __init__(
         self,
         description: TopicDescription,
-        life: Lifecycle,
+        lifecycle: Lifecycle,
         supplies: EngineResources,
         *,
         next_due: int | None = None,
@@ -299,8 +299,8 @@ class Topic:
         new: bool,
     ) -> None:
         self.description = description
-        self.life = life
-        self.counters: EntityCounters = life.counters
+        self.lifecycle = lifecycle
+        self.counters: EntityCounters = lifecycle.counters
         self.shared_bytes = shared_bytes
         """Bodies that several subscriptions hold, each once. The store tells when one has gone."""
         self.supplies = supplies
@@ -318,7 +318,7 @@ class Topic:
         return self.description.path
 
     @property
-    def family(self) -> Topic:
+    def root(self) -> Topic:
         return self
 
     @property
@@ -327,7 +327,7 @@ class Topic:
 
     @property
     def next_timer(self) -> int | None:
-        return None if self.life.ended else self._next_timer
+        return None if self.lifecycle.ended else self._next_timer
 
     @property
     def size(self) -> int:
@@ -348,7 +348,7 @@ class Topic:
 
     def advance(self, event: Event, now: int, step: EngineDecision | None = None) -> PendingDecision:
         """Decide about one event; with a step of others, what is decided is added to it."""
-        if self.life.ended:
+        if self.lifecycle.ended:
             return refuse_as_gone(event, self.path)
         step = step or EngineDecision()
         if not isinstance(event, EntityTimerFired):
@@ -389,7 +389,7 @@ class Topic:
     # --- arrival -------------------------------------------------------------------------------------------------
 
     def _sent(self, event: MessagesSent, now: int, step: EngineDecision) -> Asking:
-        refusal = refusal_of(event.messages, self.description, self.size)
+        refusal = transfer_refusal(event.messages, self.description, self.size)
         if refusal is None:
             messages = yield from sift(event.messages, self.seen, now, step)
             yield from self._publish(self._store(messages, now, step)[1], now, step)
@@ -397,7 +397,7 @@ class Topic:
         step.effects.append(AnswerRequest(event.reply, refusal))
 
     def _scheduled(self, event: MessagesScheduled, now: int, step: EngineDecision) -> Asking:
-        refusal = refusal_of(event.messages, self.description, self.size)
+        refusal = transfer_refusal(event.messages, self.description, self.size)
         if refusal is not None:
             step.effects.append(AnswerRequest(event.reply, refusal))
             return
@@ -436,9 +436,11 @@ class Topic:
         self, passed: Sequence[ForwardedMessage], now: int, step: EngineDecision
     ) -> Generator[StoreRead, Any, list[Refusal | None]]:
         """Messages that another entity forwards: for each, why it is not taken."""
-        if self.life.ended:
+        if self.lifecycle.ended:
             return [not_found(self.path)] * len(passed)
-        kept, results = admit(passed, self.size, lambda message, size: refusal_of((message,), self.description, size))
+        kept, results = admit(
+            passed, self.size, lambda message, size: transfer_refusal((message,), self.description, size)
+        )
         messages = [each.envelope for each in kept]
         sifted = yield from sift(messages, self.seen, now, step)
         self.counters.accessed = now
@@ -475,9 +477,9 @@ class Topic:
         for subscription, taken in arrivals.items():
             if taken:
                 subscription.take(taken, now, step)
-            shelf = subscription.shelf
-            if shelf.pending or shelf.sessions.search:
-                yield from follow_up(shelf, now, step)
+            state = subscription.receive_state
+            if state.pending or state.sessions.search:
+                yield from follow_up(state, now, step)
             subscription.finish(step)
 
     # --- time and administration ---------------------------------------------------------------------------------
@@ -494,8 +496,8 @@ class Topic:
             yield from self._publish([self._activate(row, step) for row in due], now, step)
         if self.seen is not None:
             self.seen.purge(now, step.writes)
-        in_use = any(subscription.shelf.consumers for subscription in self.subscriptions.values())
-        if self.life.is_idle(self.description.auto_delete_on_idle, in_use, now):
+        in_use = any(subscription.receive_state.consumers for subscription in self.subscriptions.values())
+        if self.lifecycle.is_idle(self.description.auto_delete_on_idle, in_use, now):
             self._delete(now, step)
         else:
             self._rearm()
@@ -522,11 +524,11 @@ class Topic:
         description = event.description
         assert isinstance(description, TopicDescription), "the namespace keeps the kind of an entity"
         self.description = description
-        self.life.updated = now
+        self.lifecycle.updated = now
         if self.seen is not None:
             self.seen.window = description.duplicate_window
         self._rearm()
-        step.writes.append(self.life.record(description))
+        step.writes.append(self.lifecycle.record(description))
         confirm(event, step)
 
     def _delete(self, now: int, step: EngineDecision) -> None:
@@ -541,7 +543,7 @@ class Topic:
         step.effects.append(ForgetEntity(self.path))
         if self.seen is not None:
             self.seen.close()
-        self.life.end(self.path)
+        self.lifecycle.end(self.path)
 
     def _arm(self) -> None:
         for at in (self.schedule.next_due, self.seen.purge_at if self.seen is not None else None):
@@ -549,7 +551,7 @@ class Topic:
                 self.arm(at)
 
     def _rearm(self) -> None:
-        self._next_timer = self.life.idle_at(self.description.auto_delete_on_idle)
+        self._next_timer = self.lifecycle.idle_at(self.description.auto_delete_on_idle)
         self._arm()
         for subscription in self.subscriptions.values():
             if subscription.next_timer is not None:

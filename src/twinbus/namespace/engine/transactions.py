@@ -22,7 +22,7 @@ from twinbus.namespace.engine.effects import (
 )
 from twinbus.namespace.engine.events import MessagesSent, MessagesSettled
 from twinbus.namespace.engine.queue import Queue
-from twinbus.namespace.engine.send_checks import refusal_of
+from twinbus.namespace.engine.send_checks import transfer_refusal
 from twinbus.namespace.engine.settlement import refusal_of_outcome
 from twinbus.namespace.engine.storage_protocol import PutCounters, StoreRead, StoreWrite
 from twinbus.namespace.engine.topic import Subscription, Topic
@@ -32,7 +32,7 @@ Entity = Queue | Topic | Subscription
 TransactionOperation = tuple[Entity, MessagesSent | MessagesSettled]
 
 
-def discharge(operations: Sequence[TransactionOperation], reply: Any, now: int) -> PendingDecision:
+def commit_transaction(operations: Sequence[TransactionOperation], reply: Any, now: int) -> PendingDecision:
     """Carry out all operations in their order. Answer: None, or why none of them was carried out."""
     refusal = _refusal(operations, now)
     if refusal is not None:
@@ -56,7 +56,7 @@ def _refusal(operations: Sequence[TransactionOperation], now: int) -> Refusal | 
     added: defaultdict[Entity, int] = defaultdict(int)
     settled: set[bytes] = set()
     for entity, event in operations:
-        if entity.life.ended:
+        if entity.lifecycle.ended:
             refusal: Refusal | None = not_found(entity.path)
         elif isinstance(event, MessagesSent):
             refusal = _refusal_of_sent(entity, event, added[entity])
@@ -73,18 +73,18 @@ def _refusal_of_sent(entity: Entity, event: MessagesSent, added: int) -> Refusal
     if isinstance(entity, Subscription):
         return not_allowed(f"'{entity.path}' is a subscription: messages are sent to its topic.")
     size = entity.size if isinstance(entity, Topic) else entity.counters.size
-    return refusal_of(event.messages, entity.description, size + added)
+    return transfer_refusal(event.messages, entity.description, size + added)
 
 
 def _refusal_of_settled(entity: Entity, event: MessagesSettled, settled: set[bytes], now: int) -> Refusal | None:
     if isinstance(entity, Topic):
         return not_allowed(f"'{entity.path}' is a topic: its subscriptions have receivers.")
     if event.session is not None:
-        held = entity.shelf.sessions.held.get(event.session)
+        held = entity.receive_state.sessions.held.get(event.session)
         if held is None or held.until <= now:
             return session_lock_lost(event.session)
     for token in event.tokens:
-        lock = entity.shelf.locks.held(token, now)
+        lock = entity.receive_state.locks.held(token, now)
         if lock is None or token in settled:
             return MESSAGE_LOCK_LOST
         if (refusal := refusal_of_outcome(lock.row, event.outcome)) is not None:

@@ -39,24 +39,24 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._~-]+")
 _FIXED: Final = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
 
 
-def refusal_of_new(description: Description) -> Refusal | None:
+def new_entity_refusal(description: Description) -> Refusal | None:
     """Why no entity can be made like this."""
     return next(_faults(description), None)
 
 
-def refusal_of_change(before: Description, after: Description) -> Refusal | None:
+def change_refusal(before: Description, after: Description) -> Refusal | None:
     """Why the entity cannot be changed like this."""
     for name in _FIXED:
         if getattr(before, name, None) != getattr(after, name, None):
             return _argument(f"The value of {_wire_name(name)} cannot be changed once '{before.path}' exists.")
-    return refusal_of_new(after)
+    return new_entity_refusal(after)
 
 
 def _faults(description: Description) -> Iterator[Refusal]:
     yield from _name_faults(description)
     if isinstance(description, SubscriptionDescription):
         yield from _receiving_faults(description)
-        if (refusal := refusal_of_rules(description.rules)) is not None:
+        if (refusal := rules_refusal(description.rules)) is not None:
             yield refusal
     elif isinstance(description, TopicDescription):
         yield from _sending_faults(description)
@@ -159,7 +159,7 @@ _NO_NAME: Final = frozenset("@?#*/\\")
 Rules = tuple[RuleDescription, ...]
 
 
-def refusal_of_rule(rule: RuleDescription) -> Refusal | None:
+def rule_refusal(rule: RuleDescription) -> Refusal | None:
     """Why there cannot be such a rule."""
     if not rule.name or rule.name.isspace():
         return Refusal(Condition.ARGUMENT_ERROR, "The name of a rule cannot be empty.")
@@ -193,14 +193,14 @@ def _refusal_of_texts(rule: RuleDescription) -> Refusal | None:
     return None
 
 
-def refusal_of_rules(rules: Rules) -> Refusal | None:
+def rules_refusal(rules: Rules) -> Refusal | None:
     """Why no subscription can be born with these."""
     names: set[str] = set()
     for rule in rules:
         if rule.name.lower() in names:
             return Refusal(Condition.ARGUMENT_ERROR, f"Two rules have the name '{rule.name}'.")
         names.add(rule.name.lower())
-        refusal = refusal_of_rule(rule)
+        refusal = rule_refusal(rule)
         if refusal is not None:
             return refusal
     return None
@@ -213,13 +213,13 @@ def changed(rules: Rules, event: RuleAdded | RuleChanged | RuleRemoved, path: st
     if isinstance(event, RuleAdded):
         if before is not None:
             return Refusal(Condition.ENTITY_ALREADY_EXISTS, f"The rule '{name}' of '{path}' already exists.")
-        return refusal_of_rule(event.rule) or (*rules, replace(event.rule, created=now))
+        return rule_refusal(event.rule) or (*rules, replace(event.rule, created=now))
     if before is None:
         return not_found(f"{path}/Rules/{name}")
     if isinstance(event, RuleRemoved):
         return tuple(rule for rule in rules if rule is not before)
     after = replace(event.rule, name=before.name, created=before.created)
-    return refusal_of_rule(after) or tuple(after if rule is before else rule for rule in rules)
+    return rule_refusal(after) or tuple(after if rule is before else rule for rule in rules)
 
 
 def _is_named(rule: RuleDescription, name: str) -> bool:

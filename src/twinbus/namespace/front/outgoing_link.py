@@ -38,7 +38,7 @@ from twinbus.namespace.engine.events import (
     Release,
 )
 from twinbus.namespace.engine.registry import Entity
-from twinbus.namespace.engine.settlement import properties_of
+from twinbus.namespace.engine.settlement import overlay_properties
 from twinbus.namespace.engine.storage_protocol import QueueLane, Row
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, FaultPoint
@@ -91,7 +91,7 @@ def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[
         ttl=ttl,
         delivery_annotations=None if token is None else lock_token_annotation(UUID(bytes_le=token)),
         message_annotations=annotations,
-        overlay=properties_of(row.overlay),
+        overlay=overlay_properties(row.overlay),
     )
 
 
@@ -215,7 +215,7 @@ class OutgoingLink:
 
     def is_locked(self, token: bytes) -> bool:
         """Whether a delivery can still be settled."""
-        return not isinstance(self.entity, Topic) and token in self.entity.shelf.locks.by_token
+        return not isinstance(self.entity, Topic) and token in self.entity.receive_state.locks.by_token
 
     def pause(self) -> None:
         """The peer leaves too much unread: the engine delivers nothing on this link until `resume`."""

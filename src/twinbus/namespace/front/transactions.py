@@ -26,7 +26,7 @@ from twinbus.amqp import (
 )
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.limits import MAX_TRANSACTION_MESSAGES, TRANSACTION_TIMEOUT
-from twinbus.namespace.engine.transactions import TransactionOperation, discharge
+from twinbus.namespace.engine.transactions import TransactionOperation, commit_transaction
 from twinbus.namespace.front import refusals
 from twinbus.namespace.resources import ConnectionAccount
 from twinbus.namespace.runtime import NamespaceRuntime
@@ -148,7 +148,7 @@ class Transactions:
         else:
             operations = transaction.operations
             entities = [entity for entity, _ in operations]
-            self._runtime.submit_together(entities, lambda now: discharge(operations, done, now), done)
+            self._runtime.submit_together(entities, lambda now: commit_transaction(operations, done, now), done)
 
     def forget(self) -> None:
         """The connection is gone: what was not ended comes to nothing."""
