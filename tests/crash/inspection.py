@@ -17,8 +17,15 @@ from defusedxml import ElementTree  # type: ignore[import-untyped]  # it ships n
 from tests.crash.books import Account, Books, Sighting, Where
 from tests.crash.entities import SESSIONS, TOPIC
 from tests.crash.load import TIMEOUT, settlement, sighting
-from twinbus.connect import ConnectionString, MessageState, ReceivedMessage, Receiver, ServiceBusConnection, connect
-from twinbus.connect.tokens import make_token
+from twinbus.connect import (
+    ConnectionString,
+    MessageState,
+    ReceivedMessage,
+    Receiver,
+    ServiceBusConnection,
+    connect,
+    make_sas_token,
+)
 
 DRAIN_SECONDS = 30.0
 _STATES = {
@@ -104,7 +111,7 @@ async def _peek_all(bus: ServiceBusConnection, name: str) -> list[Sighting]:
 def _counts(connection_string: str) -> dict[str, dict[Where, int]]:
     """The management API's figures of all queues and subscriptions, by their paths in lower case."""
     at = ConnectionString.parse(connection_string)
-    token = make_token(at.resource(), at.key_name, at.key, int(time.time()) + 300)
+    token = make_sas_token(at.resource(), at.key_name, at.key, int(time.time()) + 300)
     found: dict[str, dict[Where, int]] = {}
     connection = http.client.HTTPConnection(at.host, at.port, timeout=TIMEOUT)
     try:

@@ -28,19 +28,17 @@ from tests.crash.entities import (
 from twinbus.connect import (
     NEXT_AVAILABLE,
     RECEIVE_AND_DELETE,
+    MessageNotFoundError,
+    OperationTimeoutError,
     ReceivedMessage,
     Receiver,
     Sender,
-    ServiceBusConnection,
-    connect,
-)
-from twinbus.connect.errors import (
-    MessageNotFoundError,
-    OperationTimeoutError,
     ServiceBusCommunicationError,
+    ServiceBusConnection,
     ServiceBusConnectionError,
     ServiceBusError,
     SessionLockLostError,
+    connect,
 )
 from twinbus.message import Message
 

@@ -13,7 +13,7 @@ from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from twinbus.backlog import FailureKind, backlog_queue_paths
-from twinbus.connect.connection_string import ConnectionString
+from twinbus.connect import ConnectionString
 from twinbus.errors import OperatorError
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
 from twinbus.pairing.administration import Administration, AioAdministration

@@ -9,8 +9,7 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 
-from twinbus.connect import SasTokenSource
-from twinbus.connect.tokens import JWT_TYPE, SAS_TYPE
+from twinbus.connect import JWT_TYPE, SAS_TYPE, SasTokenSource
 from twinbus.syphon.credentials import SCOPE, AzureTokenSource, CredentialError, NamespaceAccess
 
 HOST = "contoso.servicebus.windows.net"

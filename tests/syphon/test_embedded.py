@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings, pair_namespaces
 from twinbus.cli.main import app
-from twinbus.connect import MessageState, ReceivedMessage, connect
-from twinbus.connect.tokens import make_token
+from twinbus.connect import MessageState, ReceivedMessage, connect, make_sas_token
 from twinbus.errors import OperatorError, OptionError
 from twinbus.ledger import Intent, Operation, Role, SegmentHeader, Stage, balance, read_ledger
 from twinbus.pairing.pair_sides import OTHER_SIDE_SECONDS, OtherSideLostError
@@ -54,7 +53,7 @@ class Tokens:
 
     def get_token(self, *_scopes: str, **_: Any) -> AccessToken:
         until = int(time.time()) + 3600
-        return AccessToken(make_token(f"sb://{self._host}/", "app", KEY, until), until)
+        return AccessToken(make_sas_token(f"sb://{self._host}/", "app", KEY, until), until)
 
 
 class AioTokens(Tokens):

@@ -15,8 +15,7 @@ from twinbus.amqp import (
     lock_token_annotation,
     splice_delivery,
 )
-from twinbus.connect.message_encoding import encode_message
-from twinbus.connect.received_message import ReceivedMessage
+from twinbus.connect import ReceivedMessage, encode_message
 from twinbus.message import BodyType, Message
 from twinbus.syphon.fast_translation import fast_translate
 from twinbus.syphon.translation import translate

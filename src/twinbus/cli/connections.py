@@ -58,10 +58,7 @@ Seconds = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for 
 def endpoint(side: str, text: str) -> Endpoint:
     """Where it is. Nothing is contacted."""
     from twinbus.backlog import Endpoint  # noqa: PLC0415
-    from twinbus.connect.connection_string import (  # noqa: PLC0415 - other verbs start without it
-        ConnectionString,
-        ConnectionStringError,
-    )
+    from twinbus.connect import ConnectionString, ConnectionStringError  # noqa: PLC0415
 
     try:
         found = ConnectionString.parse(text)

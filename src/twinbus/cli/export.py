@@ -30,7 +30,7 @@ def export(
     with errors_reported(debug=debug):
         import json  # noqa: PLC0415 - other verbs start without these
 
-        from twinbus.connect.connection_string import ConnectionStringError  # noqa: PLC0415
+        from twinbus.connect import ConnectionStringError  # noqa: PLC0415
         from twinbus.errors import OperatorError  # noqa: PLC0415
         from twinbus.namespace.http_client import NamespaceHttpClient  # noqa: PLC0415
 

@@ -136,7 +136,7 @@ def list_faults(connection_string: Connection, ca: Authority = None, json: Json 
 
 
 def _client(connection_string: str, ca: Path | None) -> FaultClient:
-    from twinbus.connect.connection_string import ConnectionStringError  # noqa: PLC0415 - `serve` starts without it
+    from twinbus.connect import ConnectionStringError  # noqa: PLC0415 - `serve` starts without it
     from twinbus.errors import OperatorError  # noqa: PLC0415
     from twinbus.namespace.http_client import FaultClient  # noqa: PLC0415
 

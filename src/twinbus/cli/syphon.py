@@ -112,7 +112,7 @@ def syphon(
       twinbus syphon --drain --engine spark --lanes 4    # at scale, on Spark
     """
     with errors_reported(debug=debug):
-        from twinbus.connect.connection_string import ConnectionString  # noqa: PLC0415 - other verbs start without
+        from twinbus.connect import ConnectionString  # noqa: PLC0415 - other verbs start without
         from twinbus.namespace import logs  # noqa: PLC0415
         from twinbus.syphon import SyphonOptions  # noqa: PLC0415
 

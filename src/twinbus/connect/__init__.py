@@ -1,32 +1,124 @@
-"""A fast Service Bus client on our codec: sockets, TLS, SAS tokens, reconnecting."""
+"""Asyncio client for Service Bus on our own codec: sockets, TLS, SAS and other tokens, reconnecting.
 
-from twinbus.connect.client import ServiceBusConnection, connect
-from twinbus.connect.connection_string import ConnectionString
-from twinbus.connect.management import Management
-from twinbus.connect.message_encoding import encode_message
-from twinbus.connect.received_message import MessageState, ReceivedMessage
-from twinbus.connect.receiver import NEXT_AVAILABLE, ReceiveMode, Receiver
-from twinbus.connect.sender import Sender
-from twinbus.connect.tokens import SasTokenSource, Token, TokenSource
+    async with connect(connection_string) as bus:
+        sender = await bus.sender("orders")
+        await sender.send([Message(b"hello")])
 
-PEEK_LOCK = ReceiveMode.PEEK_LOCK
-RECEIVE_AND_DELETE = ReceiveMode.RECEIVE_AND_DELETE
+Names load their module when they are first used: code that only needs a connection string or an error class does not
+load the codec.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from twinbus.connect.bisection import bisect_refused
+    from twinbus.connect.client import ServiceBusConnection, connect
+    from twinbus.connect.connection_string import PLAIN_PORT, TLS_PORT, ConnectionString, ConnectionStringError
+    from twinbus.connect.errors import (
+        MessageLockLostError,
+        MessageNotFoundError,
+        OperationTimeoutError,
+        ServiceBusArgumentError,
+        ServiceBusCommunicationError,
+        ServiceBusConnectionError,
+        ServiceBusError,
+        SessionLockLostError,
+    )
+    from twinbus.connect.management import Management
+    from twinbus.connect.message_encoding import encode_message, to_millis
+    from twinbus.connect.received_message import MessageState, ReceivedMessage
+    from twinbus.connect.receiver import NEXT_AVAILABLE, PEEK_LOCK, RECEIVE_AND_DELETE, ReceiveMode, Receiver
+    from twinbus.connect.sender import Sender
+    from twinbus.connect.settlement import (
+        COMPLETE,
+        RELEASE,
+        SettlementOutcome,
+        abandon_outcome,
+        dead_letter_outcome,
+        defer_outcome,
+    )
+    from twinbus.connect.timeouts import deadline
+    from twinbus.connect.tokens import (
+        JWT_TYPE,
+        SAS_SCHEME,
+        SAS_TYPE,
+        SasTokenSource,
+        Token,
+        TokenSource,
+        make_sas_token,
+        sas_signature,
+    )
+
+_NAMES_BY_MODULE: Final = {
+    "bisection": "bisect_refused",
+    "client": "ServiceBusConnection connect",
+    "connection_string": "ConnectionString ConnectionStringError PLAIN_PORT TLS_PORT",
+    "errors": (
+        "MessageLockLostError MessageNotFoundError OperationTimeoutError ServiceBusArgumentError "
+        "ServiceBusCommunicationError ServiceBusConnectionError ServiceBusError SessionLockLostError"
+    ),
+    "management": "Management",
+    "message_encoding": "encode_message to_millis",
+    "received_message": "MessageState ReceivedMessage",
+    "receiver": "NEXT_AVAILABLE PEEK_LOCK RECEIVE_AND_DELETE ReceiveMode Receiver",
+    "sender": "Sender",
+    "settlement": "COMPLETE RELEASE SettlementOutcome abandon_outcome dead_letter_outcome defer_outcome",
+    "timeouts": "deadline",
+    "tokens": "JWT_TYPE SAS_SCHEME SAS_TYPE SasTokenSource Token TokenSource make_sas_token sas_signature",
+}
+_MODULES: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 __all__ = [
+    "COMPLETE",
+    "JWT_TYPE",
     "NEXT_AVAILABLE",
     "PEEK_LOCK",
+    "PLAIN_PORT",
     "RECEIVE_AND_DELETE",
+    "RELEASE",
+    "SAS_SCHEME",
+    "SAS_TYPE",
+    "TLS_PORT",
     "ConnectionString",
+    "ConnectionStringError",
     "Management",
+    "MessageLockLostError",
+    "MessageNotFoundError",
     "MessageState",
+    "OperationTimeoutError",
     "ReceiveMode",
     "ReceivedMessage",
     "Receiver",
     "SasTokenSource",
     "Sender",
+    "ServiceBusArgumentError",
+    "ServiceBusCommunicationError",
     "ServiceBusConnection",
+    "ServiceBusConnectionError",
+    "ServiceBusError",
+    "SessionLockLostError",
+    "SettlementOutcome",
     "Token",
     "TokenSource",
+    "abandon_outcome",
+    "bisect_refused",
     "connect",
+    "dead_letter_outcome",
+    "deadline",
+    "defer_outcome",
     "encode_message",
+    "make_sas_token",
+    "sas_signature",
+    "to_millis",
 ]
+
+
+if not TYPE_CHECKING:  # hidden from mypy, which would otherwise accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -436,6 +436,10 @@ class ReceiveMode(Enum):
     RECEIVE_AND_DELETE = "receive-and-delete"
 
 
+PEEK_LOCK: Final = ReceiveMode.PEEK_LOCK
+RECEIVE_AND_DELETE: Final = ReceiveMode.RECEIVE_AND_DELETE
+
+
 class NextAvailable(Enum):
     """Asks for any session that has messages and no receiver."""
 

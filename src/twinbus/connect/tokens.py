@@ -39,21 +39,21 @@ class SasTokenSource:
 
     async def token(self, audience: str) -> Token:
         expires_at = self._clock.now() // 1000 + self._lifetime
-        text = make_token(audience, self._endpoint.key_name, self._endpoint.key, expires_at)
+        text = make_sas_token(audience, self._endpoint.key_name, self._endpoint.key, expires_at)
         return Token(text, SAS_TYPE, expires_at)
 
 
-SCHEME: Final = "SharedAccessSignature"
+SAS_SCHEME: Final = "SharedAccessSignature"
 
 
-def signature(key: str, encoded_resource: str, expires_at: str) -> str:
+def sas_signature(key: str, encoded_resource: str, expires_at: str) -> str:
     """The key is used as text, never base64-decoded; resource and expiry exactly as they stand in the token."""
     signed = f"{encoded_resource}\n{expires_at}".encode()
     return base64.b64encode(hmac.digest(key.encode(), signed, hashlib.sha256)).decode()
 
 
-def make_token(resource: str, key_name: str, key: str, expires_at: int) -> str:
+def make_sas_token(resource: str, key_name: str, key: str, expires_at: int) -> str:
     """A token for a resource such as `sb://host/entity` and all below it, until `expires_at` (epoch seconds)."""
     encoded = quote(resource, safe="")
-    signed = quote(signature(key, encoded, str(expires_at)), safe="")
-    return f"{SCHEME} sr={encoded}&sig={signed}&se={expires_at}&skn={quote(key_name, safe='')}"
+    signed = quote(sas_signature(key, encoded, str(expires_at)), safe="")
+    return f"{SAS_SCHEME} sr={encoded}&sig={signed}&se={expires_at}&skn={quote(key_name, safe='')}"

@@ -16,8 +16,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from twinbus.clock import Clock, SystemClock
-from twinbus.connect.connection_string import ConnectionString
-from twinbus.connect.tokens import make_token
+from twinbus.connect import ConnectionString, make_sas_token
 from twinbus.errors import OperatorError
 
 _TOKEN_SECONDS: Final = 300
@@ -94,7 +93,7 @@ class NamespaceHttpClient:
 
     def _token(self) -> str:
         expires_at = self._clock.now() // 1000 + _TOKEN_SECONDS
-        return make_token(self._at.resource(), self._at.key_name, self._at.key, expires_at)
+        return make_sas_token(self._at.resource(), self._at.key_name, self._at.key, expires_at)
 
 
 def _detail(answer: bytes) -> str:

@@ -12,9 +12,18 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from twinbus.clock import SystemClock
-from twinbus.connect import ConnectionString, SasTokenSource, ServiceBusConnection, Token, TokenSource, connect
-from twinbus.connect.connection_string import PLAIN_PORT, TLS_PORT
-from twinbus.connect.tokens import JWT_TYPE, SAS_TYPE
+from twinbus.connect import (
+    JWT_TYPE,
+    PLAIN_PORT,
+    SAS_TYPE,
+    TLS_PORT,
+    ConnectionString,
+    SasTokenSource,
+    ServiceBusConnection,
+    Token,
+    TokenSource,
+    connect,
+)
 from twinbus.errors import CallerError
 
 SCOPE: Final = "https://servicebus.azure.net//.default"

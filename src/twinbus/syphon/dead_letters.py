@@ -14,9 +14,7 @@ from datetime import UTC, datetime
 from typing import Final, Self
 
 from twinbus.backlog import failure_kind, was_refused
-from twinbus.connect import ReceivedMessage, Receiver, Sender, ServiceBusConnection
-from twinbus.connect.errors import ServiceBusError
-from twinbus.connect.management import Management
+from twinbus.connect import Management, ReceivedMessage, Receiver, Sender, ServiceBusConnection, ServiceBusError
 from twinbus.errors import OperatorError, RetryError
 from twinbus.ledger import OK, UNKNOWN, Ledger, LedgerUnavailableError, Move, Stage, id_text, result_of_failure
 from twinbus.message import MessageId

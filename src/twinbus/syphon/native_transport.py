@@ -12,15 +12,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from twinbus.backlog import failure_kind, was_refused
-from twinbus.connect import MessageState, ReceivedMessage, Receiver, Sender, ServiceBusConnection
-from twinbus.connect.errors import (
-    MessageLockLostError,
-    OperationTimeoutError,
-    ServiceBusError,
-)
-from twinbus.connect.settlement import (
+from twinbus.connect import (
     COMPLETE,
     RELEASE,
+    MessageLockLostError,
+    MessageState,
+    OperationTimeoutError,
+    ReceivedMessage,
+    Receiver,
+    Sender,
+    ServiceBusConnection,
+    ServiceBusError,
     SettlementOutcome,
     abandon_outcome,
     dead_letter_outcome,

@@ -12,8 +12,7 @@ from typing import Any
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusReceivedMessage
 
 from twinbus.amqp import read_routing_fields
-from twinbus.connect import ReceivedMessage
-from twinbus.connect.message_encoding import to_millis
+from twinbus.connect import ReceivedMessage, to_millis
 from twinbus.sdk.handlers import LinkLimits
 from twinbus.sdk.private_names import (
     REQUEST_RESPONSE_PEEK_OPERATION,

@@ -17,9 +17,7 @@ from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundError
 
 from twinbus.backlog import failure_kind, was_refused
-from twinbus.connect.bisection import bisect_refused
-from twinbus.connect.message_encoding import to_millis
-from twinbus.connect.timeouts import deadline
+from twinbus.connect import bisect_refused, deadline, to_millis
 from twinbus.pairing.batching import LONG_SECTION, split
 from twinbus.pairing.outgoing import ENVELOPE
 from twinbus.sdk.handlers import (

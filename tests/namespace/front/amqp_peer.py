@@ -29,7 +29,7 @@ from twinbus.amqp import (
     build_message,
     split_sections,
 )
-from twinbus.connect.tokens import make_token
+from twinbus.connect import make_sas_token
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Symbol, Timestamp
@@ -227,7 +227,7 @@ class Peer(asyncio.Protocol):
     ) -> int:
         """Put a token signed for a path (on an audience, if that is another); the status of the answer."""
         resource = f"sb://localhost:{self.port}/{path}"
-        token = make_token(resource, name, key, expires_at)
+        token = make_sas_token(resource, name, key, expires_at)
         asked = resource if audience is None else f"sb://localhost:{self.port}/{audience}"
         properties = {
             "type": "servicebus.windows.net:sastoken",

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from tests.namespace.front.bare_namespace import BORN, at_work
 from twinbus.clock import SystemClock
-from twinbus.connect.tokens import make_token
+from twinbus.connect import make_sas_token
 from twinbus.namespace.engine.descriptions import AuthorizationRule
 from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.http_connection import HttpConnection, HttpHandler
@@ -22,7 +22,7 @@ from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.runtime import NamespaceRuntime
 
 NAMES = OwnNames(5672)
-TOKEN = make_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000 + 3600)
+TOKEN = make_sas_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000 + 3600)
 
 Result = TypeVar("Result")
 

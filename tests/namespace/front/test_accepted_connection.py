@@ -8,8 +8,7 @@ import pytest
 
 from tests.namespace.front.amqp_peer import SECONDS, Peer
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER
-from twinbus.connect import connect
-from twinbus.connect.tokens import make_token
+from twinbus.connect import connect, make_sas_token
 from twinbus.message import Message
 from twinbus.namespace.front import accepted_connection
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
@@ -92,7 +91,7 @@ async def test_http_answers_a_peer_that_closed_its_side(server: NamespaceServer)
 
 
 async def test_tls_ends_with_a_word(server: NamespaceServer, trust: ssl.SSLContext) -> None:
-    token = make_token(f"sb://localhost:{server.port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
+    token = make_sas_token(f"sb://localhost:{server.port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
     request = (
         f"GET /$faults HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nConnection: close\r\n\r\n".encode()
     )

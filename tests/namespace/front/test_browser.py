@@ -20,7 +20,7 @@ from urllib.parse import quote
 import pytest
 
 from tests import chromium
-from twinbus.connect.tokens import make_token
+from twinbus.connect import make_sas_token
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.testing import LocalNamespace
 
@@ -127,7 +127,7 @@ def namespace() -> Iterator[LocalNamespace]:
 
 def page(origin: str, target: str, reports_to: Attacker, **more: Any) -> str:
     """The address of the page on this origin, which attacks the namespace under that name."""
-    token = make_token(f"{target}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
+    token = make_sas_token(f"{target}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
     report = f"http://127.0.0.1:{reports_to.port}/results"
     return f"{origin}/page#{quote(json.dumps({'target': target, 'token': token, 'report': report, **more}))}"
 
@@ -177,7 +177,7 @@ def test_x3_pages_of_another_origin_read_nothing_and_change_nothing(namespace: L
     assert namespace.running
     assert namespace.faults.list() == []
     with socket.create_connection(("127.0.0.1", port)) as here:
-        token = make_token(f"http://localhost:{port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
+        token = make_sas_token(f"http://localhost:{port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
         lines = ["GET /$config HTTP/1.1", f"Host: localhost:{port}", f"Authorization: {token}", "Connection: close"]
         here.sendall("\r\n".join([*lines, "", ""]).encode())
         told = b"".join(iter(lambda: here.recv(65536), b"")).decode()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.namespace.front.amqp_peer import Peer
 from twinbus.amqp import Connection, ConnectionClosed, Link, LinkAccepted, LinkDetached
-from twinbus.connect.tokens import make_token
+from twinbus.connect import make_sas_token
 from twinbus.namespace.engine.descriptions import Claim, QueueDescription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.front.cbs import GrantedClaims
@@ -174,7 +174,7 @@ async def test_a_connection_keeps_tokens_for_so_many_audiences(server: Namespace
 
     def put(path: str, now: int) -> Refusal | None:
         resource = f"sb://localhost:{server.port}/{path}"
-        return claims.put(resource, make_token(resource, DEFAULT_KEY_NAME, DEFAULT_KEY, now // 1000 + 60), now)
+        return claims.put(resource, make_sas_token(resource, DEFAULT_KEY_NAME, DEFAULT_KEY, now // 1000 + 60), now)
 
     now = 1_700_000_000_000
     assert [put("orders", now), put("bills", now + 30_000)] == [None, None]

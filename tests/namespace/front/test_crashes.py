@@ -11,8 +11,7 @@ import pytest
 
 from tests.namespace.front.amqp_peer import SECONDS
 from tests.namespace.front.test_accepted_connection import talk
-from twinbus.connect import ServiceBusConnection, connect
-from twinbus.connect.errors import ServiceBusError
+from twinbus.connect import ServiceBusConnection, ServiceBusError, connect
 from twinbus.message import Message
 from twinbus.namespace.server import NamespaceServer
 from twinbus.testing import LocalNamespace

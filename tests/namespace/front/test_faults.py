@@ -22,8 +22,7 @@ from twinbus.amqp import (
     build_message,
     split_sections,
 )
-from twinbus.connect import ServiceBusConnection, connect
-from twinbus.connect.tokens import make_token
+from twinbus.connect import ServiceBusConnection, connect, make_sas_token
 from twinbus.message import Message
 from twinbus.namespace.engine.events import MessagesPeeked
 from twinbus.namespace.front import accepted_connection
@@ -361,7 +360,7 @@ async def test_a_connection_is_delayed_or_swallowed_and_goes_on(server: Namespac
 
 
 def _request(server: NamespaceServer, method: str, path: str, body: bytes = b"") -> bytes:
-    token = make_token(f"sb://localhost:{server.port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
+    token = make_sas_token(f"sb://localhost:{server.port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: {len(body)}\r\n"
     return f"{head}Connection: close\r\n\r\n".encode() + body
 

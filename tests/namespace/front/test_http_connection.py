@@ -12,7 +12,7 @@ from tests.namespace.front import recorded_requests
 from tests.namespace.front.bare_namespace import BORN, at_work
 from tests.namespace.front.http_peer import NAMES, TOKEN, Recorder, converse, handler, settle
 from tests.namespace.front.recorded_requests import request
-from twinbus.connect.tokens import make_token
+from twinbus.connect import make_sas_token
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
@@ -369,7 +369,7 @@ async def test_health_metrics_and_a_page_are_there_for_anyone_on_this_machine(ht
 
 
 async def test_metrics_need_the_manage_claim_from_elsewhere(http: HttpHandler) -> None:
-    own = make_token("sb://localhost/", "own", "own-key", BORN // 1000 + 60)
+    own = make_sas_token("sb://localhost/", "own", "own-key", BORN // 1000 + 60)
     assert (await ask(http, "GET", "/metrics", loopback=False)).status == 401
     assert (await ask(http, "GET", "/metrics", None, SIGNED, loopback=False)).status == 401
     assert (await ask(http, "GET", "/metrics", None, [("Authorization", own)], loopback=False)).status == 200
@@ -403,7 +403,7 @@ async def test_a_fault_that_makes_no_sense_is_refused(http: HttpHandler, body: b
 
 
 async def test_faults_need_the_manage_claim(http: HttpHandler) -> None:
-    sender = make_token("sb://localhost/", "sender", "send-key", BORN // 1000 + 60)
+    sender = make_sas_token("sb://localhost/", "sender", "send-key", BORN // 1000 + 60)
     for headers in ([], [("Authorization", sender)], [("Authorization", "nonsense")]):
         for method in ("GET", "POST", "DELETE"):
             assert (await ask(http, method, "/$faults", b"{}", headers)).status == 401
@@ -418,11 +418,11 @@ async def test_faults_need_the_manage_claim(http: HttpHandler) -> None:
     [
         (None, "no Authorization header"),
         ("Bearer x.y.z", "SharedAccessSignature"),
-        (make_token("sb://localhost/", DEFAULT_KEY_NAME, "wrong", BORN // 1000 + 60), "signature"),
-        (make_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000), "expired"),
-        (make_token("sb://localhost/", "nobody", DEFAULT_KEY, BORN // 1000 + 60), "nobody"),
-        (make_token("sb://localhost/news", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000 + 60), "not for"),
-        (make_token("sb://localhost/", "sender", "send-key", BORN // 1000 + 60), "Manage claim is required"),
+        (make_sas_token("sb://localhost/", DEFAULT_KEY_NAME, "wrong", BORN // 1000 + 60), "signature"),
+        (make_sas_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000), "expired"),
+        (make_sas_token("sb://localhost/", "nobody", DEFAULT_KEY, BORN // 1000 + 60), "nobody"),
+        (make_sas_token("sb://localhost/news", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000 + 60), "not for"),
+        (make_sas_token("sb://localhost/", "sender", "send-key", BORN // 1000 + 60), "Manage claim is required"),
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
@@ -437,7 +437,7 @@ async def test_no_one_manages_without_a_token_for_it(
 
 
 async def test_a_rule_of_an_entity_manages_that_entity_only(http: HttpHandler) -> None:
-    headers = [("Authorization", make_token("sb://localhost/", "of-orders", "orders-key", BORN // 1000 + 60))]
+    headers = [("Authorization", make_sas_token("sb://localhost/", "of-orders", "orders-key", BORN // 1000 + 60))]
     assert (await ask(http, "GET", f"/Orders?{V}", None, headers)).status == 200
     for other in ("/metrics", "/$Resources/queues", "/$namespaceinfo", "/new", "/orders2"):
         assert (await ask(http, "GET", f"{other}?{V}", None, headers)).status == 401

@@ -33,8 +33,7 @@ from twinbus.amqp import (
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, performative_frame
 from twinbus.amqp.performatives import Attach, Begin, Flow, Open, Transfer
 from twinbus.amqp.transactions import coordinator
-from twinbus.connect import connect
-from twinbus.connect.tokens import make_token
+from twinbus.connect import connect, make_sas_token
 from twinbus.message import Message
 from twinbus.namespace.engine import queries
 from twinbus.namespace.engine.descriptions import QueueDescription
@@ -525,7 +524,7 @@ async def test_x1_many_receivers_of_one_connection_get_their_messages_after_a_pa
 
 async def test_x1_an_http_connection_whose_token_was_accepted_does_not_make_room(tls_folder: Path) -> None:
     async with serving(tls_folder, max_connections=2, http_connection_memory=8 * KIB) as server:
-        token = make_token(f"sb://localhost:{server.port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
+        token = make_sas_token(f"sb://localhost:{server.port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
         head = f"GET /$config HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n".encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(head + b"\r\n")

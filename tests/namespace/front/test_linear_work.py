@@ -14,8 +14,7 @@ from tests.fuzz import hostile_maps
 from tests.namespace.front.amqp_peer import Peer
 from twinbus.amqp import RECEIVER, Connection, Link, Session
 from twinbus.amqp.frames import AMQP_HEADER, encode_frame
-from twinbus.connect import ServiceBusConnection
-from twinbus.connect.tokens import make_token
+from twinbus.connect import ServiceBusConnection, make_sas_token
 from twinbus.message import BodyType, Message
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.storage_protocol import distinct
@@ -70,7 +69,7 @@ async def test_x1_a_path_of_many_segments_is_not_looked_up_prefix_by_prefix(serv
     with counted() as calls:
         assert not claims.allow(Claim.SEND, path, 0)
     assert calls[0] < 50
-    token = make_token("sb://localhost/orders", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
+    token = make_sas_token("sb://localhost/orders", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
     assert claims.put("orders", token, 0) is None
     with counted() as calls:
         assert claims.allow(Claim.SEND, f"orders/{path}", 0), "a token is for what lies below its audience"

@@ -12,7 +12,7 @@ import pytest
 from tests.namespace.front.amqp_peer import SECONDS, Peer
 from tests.namespace.front.recorded_requests import PYTHON_QUEUE
 from twinbus.amqp import Connection, ConnectionClosed, LinkDetached
-from twinbus.connect.tokens import make_token
+from twinbus.connect import make_sas_token
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer
 
@@ -44,7 +44,7 @@ ROUTES = [
 
 def signed(host: str) -> tuple[str, str]:
     """An Authorization header made with the public default key for everything on this host."""
-    return "Authorization", make_token(f"http://{host}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
+    return "Authorization", make_sas_token(f"http://{host}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
 
 
 async def ask(
@@ -319,7 +319,7 @@ async def test_x3_an_amqp_connection_for_a_foreign_name_opens_nothing(server: Na
     reply = await peer.ask(
         "$cbs",
         "put-token",
-        make_token(f"sb://localhost:{server.port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000),
+        make_sas_token(f"sb://localhost:{server.port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000),
         {"name": f"sb://localhost:{server.port}/orders"},
     )
     assert (reply["statusCode"], reply["errorCondition"]) == (401, "amqp:unauthorized-access")
@@ -362,7 +362,7 @@ async def test_x3_a_token_or_an_audience_of_a_foreign_name_is_refused_on_cbs(
     server: NamespaceServer, dial: Dial, audience: str, resource: str
 ) -> None:
     peer = await dial()
-    token = make_token(resource.format(port=server.port), DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
+    token = make_sas_token(resource.format(port=server.port), DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
     reply = await peer.ask("$cbs", "put-token", token, {"name": audience.format(port=server.port)})
     assert reply["statusCode"] == 401
     assert "--host-name" in reply["statusDescription"]

@@ -8,7 +8,7 @@ from azure.servicebus._pyamqp.utils import generate_sas_token
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.connect.tokens import make_token, signature
+from twinbus.connect import make_sas_token, sas_signature
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
 from twinbus.namespace.front.sas_verifier import (
     DEFAULT_KEY,
@@ -46,7 +46,7 @@ def fault(token: str, resource: str = "orders") -> TokenProblem:
 
 
 def token(resource: str, key_name: str = DEFAULT_KEY_NAME, key: str = DEFAULT_KEY, expires_at: int = LATER) -> str:
-    return make_token(resource, key_name, key, expires_at)
+    return make_sas_token(resource, key_name, key, expires_at)
 
 
 def of_python(resource: str, key_name: str = DEFAULT_KEY_NAME, key: str = DEFAULT_KEY) -> str:
@@ -55,7 +55,7 @@ def of_python(resource: str, key_name: str = DEFAULT_KEY_NAME, key: str = DEFAUL
 
 
 def raw(sr: str, key: str = DEFAULT_KEY, key_name: str = DEFAULT_KEY_NAME, order: str = "sr sig se skn") -> str:
-    fields = {"sr": sr, "sig": quote(signature(key, sr, str(LATER)), safe=""), "se": str(LATER), "skn": key_name}
+    fields = {"sr": sr, "sig": quote(sas_signature(key, sr, str(LATER)), safe=""), "se": str(LATER), "skn": key_name}
     return "SharedAccessSignature " + "&".join(f"{name}={fields[name]}" for name in order.split())
 
 
@@ -269,7 +269,7 @@ def test_a_token_opens_its_resource_and_all_below_whatever_the_names(
 ) -> None:
     key = key.encode("utf-8", "replace").decode()
     verifier = SasVerifier([AuthorizationRule(key_name, key, key, frozenset({Claim.SEND}))], NAMES)
-    made = make_token("sb://localhost/" + "/".join(path), key_name, key, LATER)
+    made = make_sas_token("sb://localhost/" + "/".join(path), key_name, key, LATER)
     assert verifier.verify(made, "/".join(path + below), (), NOW, peer_is_loopback=True) == {Claim.SEND}
 
 

@@ -21,7 +21,7 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind, failure_kind
-from twinbus.connect.tokens import make_token
+from twinbus.connect import make_sas_token
 from twinbus.ledger import UNKNOWN, Outcome, balance, read_ledger
 from twinbus.pairing.pair_sides import CredentialRefusedError
 from twinbus.testing import LocalNamespace
@@ -44,7 +44,7 @@ class Tokens:
     def get_token(self, *_scopes: str, **_: Any) -> AccessToken:
         self.given += 1
         until = self.until or int(time.time()) + self.seconds
-        return AccessToken(make_token(f"sb://localhost:{self._namespace.port}/", ALL, self.key, until), until)
+        return AccessToken(make_sas_token(f"sb://localhost:{self._namespace.port}/", ALL, self.key, until), until)
 
 
 class AioTokens(Tokens):

@@ -20,8 +20,7 @@ from twinbus.backlog import (
     TIME_TO_LIVE_PROPERTY,
     FailureKind,
 )
-from twinbus.connect import MessageState
-from twinbus.connect.tokens import make_token
+from twinbus.connect import MessageState, make_sas_token
 from twinbus.syphon.sdk_transport import SdkTransport
 from twinbus.syphon.transport import (
     CannotCarryError,
@@ -207,7 +206,7 @@ class Ending:
         self._audience = f"sb://{host}/"
 
     async def get_token(self, *_scopes: str, **_: Any) -> AccessToken:
-        token = make_token(self._audience, "RootManageSharedAccessKey", "SAS_KEY_VALUE", self.until)
+        token = make_sas_token(self._audience, "RootManageSharedAccessKey", "SAS_KEY_VALUE", self.until)
         return AccessToken(token, self.until)
 
     async def close(self) -> None: ...

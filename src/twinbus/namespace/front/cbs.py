@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from twinbus.connect.tokens import SCHEME
+from twinbus.connect import SAS_SCHEME
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim, QueueDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.registry import EntityRegistry
@@ -152,7 +152,7 @@ def put_token(request: NodeRequest, claims: GrantedClaims, now: int) -> NodeRepl
     if request.operation != "put-token" or not isinstance(audience, str) or not isinstance(token, str):
         return NodeReply(400, "A put-token request needs the property 'name' and a token as text in its body.")
     # By the text alone: Python's client gives a SAS token the type jwt.
-    if not token.startswith(SCHEME):
+    if not token.startswith(SAS_SCHEME):
         return NodeReply(401, "This namespace has no identity provider: it takes SAS tokens only.")
     try:
         refusal = claims.put(audience, token, now)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import unquote, unquote_plus, urlsplit
 
-from twinbus.connect.tokens import SCHEME, signature
+from twinbus.connect import SAS_SCHEME, sas_signature
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
 from twinbus.namespace.own_names import OwnNames
 
@@ -144,7 +144,7 @@ class SasVerifier:
         given = token.signature.encode()
         for rule in named:
             for key in (rule.primary_key, rule.secondary_key):
-                right = signature(key, token.resource, token.expires_at).encode()
+                right = sas_signature(key, token.resource, token.expires_at).encode()
                 if key and hmac.compare_digest(right, given):
                     return allowed(rule.claims), key
         raise TokenRefusedError(TokenProblem.BAD_SIGNATURE, "the signature does not match the key")
@@ -162,8 +162,8 @@ def _covers(encoded: str, path: str) -> bool:
 
 def _parse(token: str) -> _Token:
     scheme, _, rest = token.strip().partition(" ")
-    if scheme.lower() != SCHEME.lower():
-        raise TokenRefusedError(TokenProblem.MALFORMED, f"a token of the form '{SCHEME} sr=…' is required")
+    if scheme.lower() != SAS_SCHEME.lower():
+        raise TokenRefusedError(TokenProblem.MALFORMED, f"a token of the form '{SAS_SCHEME} sr=…' is required")
     if len(token) > _LONGEST_TOKEN:
         raise TokenRefusedError(TokenProblem.MALFORMED, f"the token is longer than {_LONGEST_TOKEN} characters")
     fields: dict[str, str] = {}

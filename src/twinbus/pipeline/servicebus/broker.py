@@ -22,9 +22,16 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeVar
 
-from twinbus.connect import Management, ReceivedMessage, Receiver, ServiceBusConnection, connect
-from twinbus.connect.errors import MessageLockLostError, ServiceBusArgumentError
-from twinbus.connect.sender import Sender
+from twinbus.connect import (
+    Management,
+    MessageLockLostError,
+    ReceivedMessage,
+    Receiver,
+    Sender,
+    ServiceBusArgumentError,
+    ServiceBusConnection,
+    connect,
+)
 from twinbus.message import Message
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
