@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from twinbus.pairing.pair_sides import PairForkedError as PairForkedError
     from twinbus.pairing.pair_sides import PairingRefusedError as PairingRefusedError
     from twinbus.pairing.pair_sides import PairLoopError as PairLoopError
-    from twinbus.pairing.pair_state import Partnership
-    from twinbus.pairing.pair_state import Syphon as _Syphon
+    from twinbus.pairing.pair_state import PairState
+    from twinbus.pairing.pair_state import PairSyphon as _Syphon
     from twinbus.pairing.provisioning import ProvisioningError as ProvisioningError
     from twinbus.pairing.sync.pair import Pair as Pair
 
@@ -86,7 +86,7 @@ def pair_connection_strings(
     return pair.pair_connection_strings(primary, secondary, options=options, syphon=_syphon, **kwargs)
 
 
-def _syphon(primary: Any, secondary: Any, admin: Any, pair: Partnership) -> _Syphon:
+def _syphon(primary: Any, secondary: Any, admin: Any, pair: PairState) -> _Syphon:
     """For pairs with `enable_syphon` alone."""
     from twinbus.syphon import ThreadPairSyphon  # noqa: PLC0415 - as above
 

@@ -10,10 +10,11 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from twinbus.pairing.aio import pair
 from twinbus.pairing.aio.pair import Pair, PairSide
 from twinbus.pairing.aio.sender import PairedSender
-from twinbus.pairing.aio_receivers import QuietReceiver
 from twinbus.pairing.calls import BacklogHandle
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.pair_state import EntityState, Syphon
+from twinbus.pairing.pair_state import EntityState
+from twinbus.pairing.pair_state import PairSyphon as Syphon
+from twinbus.pairing.receivers import AioQuietReceiver as QuietReceiver
 from twinbus.syphon import AioPairSyphon
 
 __all__ = [

@@ -59,9 +59,9 @@ def test_g2_s3_pings_and_the_restore_fall_where_the_failover_machine_has_them(se
 
 def walked(seconds: float, chance: float) -> tuple[int, float]:
     """Pings until the primary is back after so many seconds, and when sends go there again."""
-    entity = failover.Entity("orders", failover.Policy(), 0.0)
+    entity = failover.Entity("orders", failover.FailoverPolicy(), 0.0)
     entity = failover.advance(entity, failover.PrimarySendFailed(FailureKind.TIMEOUT), 0.0).entity
-    entity = failover.advance(entity, failover.TimerFired(), 60.0, chance).entity
+    entity = failover.advance(entity, failover.FailoverTimerFired(), 60.0, chance).entity
     pings = 0
     while entity.next_ping is not None:
         at, pings = entity.next_ping, pings + 1

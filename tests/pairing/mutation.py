@@ -27,17 +27,17 @@ OURS = ("twinbus.backlog", "twinbus.pairing", "tests.pairing.")
 SEEDS = 300
 SECONDS = 20
 """Of CPU: one that hangs is killed after that."""
-FAILOVER = ("pairing/test_failover.py", "pairing/test_failover_pings.py")
+FAILOVER = ("pairing/decide/test_failover.py", "pairing/decide/test_failover_pings.py")
 PARTS = {
-    "pairing/failover/table.py": (*FAILOVER, "pairing/test_diagram.py"),
-    "pairing/failover/machine.py": (*FAILOVER, "pairing/test_options.py"),
-    "pairing/failover/events.py": FAILOVER,
-    "pairing/failover/effects.py": FAILOVER,
-    "pairing/rotation.py": ("pairing/test_rotation.py",),
+    "pairing/decide/failover.py": (
+        *FAILOVER,
+        "pairing/decide/test_failover_diagram.py",
+        "pairing/test_options.py",
+    ),
+    "pairing/decide/rotation.py": ("pairing/decide/test_rotation.py",),
     "backlog/message_format.py": ("backlog/test_message_format.py",),
-    "pairing/batching.py": ("pairing/test_batching.py",),
     "backlog/body_compression.py": ("backlog/test_body_compression.py",),
-    "pairing/calls.py": ("pairing/test_calls.py",),
+    "pairing/calls.py": ("pairing/decide/test_send_flow.py",),
 }
 """Each pure part, and the tests that must notice a mutant of it. Paths start in `src/twinbus` and in `tests`."""
 
@@ -59,7 +59,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mult: ast.Add,
     ast.FloorDiv: ast.Mult,
 }
-ENUMS = {"Trigger", "Mode", "Action", "Route", "_T", "_A"}
+ENUMS = {"Trigger", "Mode", "Action", "SendRoute", "_T", "_A"}
 
 
 class Mutant(NamedTuple):
@@ -70,7 +70,7 @@ class Mutant(NamedTuple):
 
 
 def members(name: str) -> list[str]:
-    table = importlib.import_module("twinbus.pairing.decide.failover.table")
+    table = importlib.import_module("twinbus.pairing.decide.failover")
     return list(getattr(table, {"_T": "Trigger", "_A": "Action"}.get(name, name)).__members__)
 
 

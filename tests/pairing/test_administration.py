@@ -16,8 +16,14 @@ from twinbus.backlog import FailureKind, backlog_queue_paths
 from twinbus.connect import ConnectionString
 from twinbus.errors import OperatorError
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
-from twinbus.pairing.administration import Administration, AioAdministration
-from twinbus.pairing.local_authority import LocalAuthority, fetch_authority, is_loopback, split_namespace
+from twinbus.pairing.administration import (
+    Administration,
+    AioAdministration,
+    LocalAuthority,
+    fetch_authority,
+    is_loopback,
+    split_namespace,
+)
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.provisioning import Provisioned, ProvisioningError, provisioning
 from twinbus.testing import LocalEndpoint, LocalNamespaces
@@ -242,7 +248,7 @@ def test_the_port_of_a_namespace_is_told_apart_from_an_address() -> None:
 def test_a_certificate_of_a_stranger_is_still_refused(
     secondary: LocalEndpoint, paths: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.pairing.local_authority.is_loopback", lambda _: False)
+    monkeypatch.setattr("twinbus.pairing.administration.is_loopback", lambda _: False)
     with Administration.from_connection_string(secondary.connection_string) as administration:
         done = administration.provision_again(paths)
     assert {cause.kind for cause in done.failed} == {FailureKind.CERTIFICATE}

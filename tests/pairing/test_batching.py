@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from twinbus.amqp import batch_payload
-from twinbus.pairing.batching import Parts, section_size, split, tally
+from twinbus.pairing.message_copies import Parts, section_size, split, tally
 
 sizes_of_messages = st.lists(st.integers(1, 400), max_size=30)
 

@@ -19,13 +19,21 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from twinbus.backlog import FailureKind
 from twinbus.pairing.decide.backlog_watch import BacklogUnattended, Watch
-from twinbus.pairing.decide.failover import Drill, Entity, FailoverEngaged, Mode, Policy, PrimaryUnusable, Restored
+from twinbus.pairing.decide.failover import (
+    DrillCause,
+    Entity,
+    FailoverEngaged,
+    FailoverPolicy,
+    Mode,
+    PrimaryUnusable,
+    Restored,
+)
 from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned, Rotation
 from twinbus.pairing.events import (
     EVENTS,
     BacklogDrained,
+    EventPublisher,
     Notice,
-    PairEvents,
     SideClosed,
     SideFaulted,
     UnknownEventError,
@@ -52,8 +60,8 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def events(registry: CollectorRegistry) -> Iterator[PairEvents]:
-    made = PairEvents("contoso", threaded=True, registry=registry)
+def events(registry: CollectorRegistry) -> Iterator[EventPublisher]:
+    made = EventPublisher("contoso", threaded=True, registry=registry)
     yield made
     made.close()
 
@@ -65,7 +73,7 @@ def shown(registry: CollectorRegistry) -> list[str]:
 # --- callbacks -------------------------------------------------------------------------------------------------------
 
 
-def test_s11_every_event_reaches_its_callback_and_the_one_for_all(events: PairEvents) -> None:
+def test_s11_every_event_reaches_its_callback_and_the_one_for_all(events: EventPublisher) -> None:
     named: list[Notice] = []
     everything: list[Notice] = []
     for event in EVENTS:
@@ -84,7 +92,7 @@ def test_s11_the_events_of_the_clause_are_there() -> None:
 
 
 def test_a_callback_that_raises_is_logged_and_the_next_is_called(
-    events: PairEvents, caplog: pytest.LogCaptureFixture
+    events: EventPublisher, caplog: pytest.LogCaptureFixture
 ) -> None:
     called: list[Notice] = []
 
@@ -99,7 +107,7 @@ def test_a_callback_that_raises_is_logged_and_the_next_is_called(
     assert "from the callback" in caplog.text
 
 
-def test_a_callback_that_waits_holds_up_nobody_and_the_order_stays(events: PairEvents) -> None:
+def test_a_callback_that_waits_holds_up_nobody_and_the_order_stays(events: EventPublisher) -> None:
     gate, order = threading.Event(), list[str]()
 
     def slow(notice: Notice) -> None:
@@ -116,7 +124,7 @@ def test_a_callback_that_waits_holds_up_nobody_and_the_order_stays(events: PairE
 
 
 def test_a_callback_for_which_no_thread_can_be_started_is_called_with_the_next(
-    events: PairEvents, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    events: EventPublisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     called: list[Notice] = []
     events.on("*", called.append)
@@ -133,7 +141,7 @@ def test_a_callback_for_which_no_thread_can_be_started_is_called_with_the_next(
     assert called == list(NOTICES[:2])
 
 
-def test_a_callback_may_close_the_events_it_is_called_by(events: PairEvents) -> None:
+def test_a_callback_may_close_the_events_it_is_called_by(events: EventPublisher) -> None:
     closed = threading.Event()
 
     def close(_: Notice) -> None:
@@ -145,7 +153,7 @@ def test_a_callback_may_close_the_events_it_is_called_by(events: PairEvents) -> 
     assert closed.wait(10)
 
 
-def test_c3_closing_ends_the_thread_of_the_callbacks(events: PairEvents) -> None:
+def test_c3_closing_ends_the_thread_of_the_callbacks(events: EventPublisher) -> None:
     events.on("restored", lambda _: None)
     events.emit(RESTORED)
     assert any("twinbus-events-contoso" in thread.name for thread in threading.enumerate())
@@ -153,7 +161,7 @@ def test_c3_closing_ends_the_thread_of_the_callbacks(events: PairEvents) -> None
     assert not any("twinbus-events-contoso" in thread.name for thread in threading.enumerate())
 
 
-def test_a_callback_can_be_taken_off_again(events: PairEvents) -> None:
+def test_a_callback_can_be_taken_off_again(events: EventPublisher) -> None:
     called: list[Notice] = []
     off = events.on("restored", called.append)
     off()
@@ -163,7 +171,7 @@ def test_a_callback_can_be_taken_off_again(events: PairEvents) -> None:
     assert called == []
 
 
-def test_an_event_that_does_not_exist_is_refused_with_those_that_do(events: PairEvents) -> None:
+def test_an_event_that_does_not_exist_is_refused_with_those_that_do(events: EventPublisher) -> None:
     with pytest.raises(UnknownEventError, match="failover_engaged"):
         events.on("failover", print)
 
@@ -171,7 +179,7 @@ def test_an_event_that_does_not_exist_is_refused_with_those_that_do(events: Pair
 async def test_in_an_event_loop_a_coroutine_function_is_awaited_and_may_raise(
     registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    events = PairEvents("contoso", threaded=False, registry=registry)
+    events = EventPublisher("contoso", threaded=False, registry=registry)
     called: asyncio.Queue[Notice] = asyncio.Queue()
 
     async def broken(_: Notice) -> None:
@@ -188,7 +196,7 @@ async def test_in_an_event_loop_a_coroutine_function_is_awaited_and_may_raise(
     events.close()
 
 
-def test_a_coroutine_function_is_refused_where_there_is_no_loop(events: PairEvents) -> None:
+def test_a_coroutine_function_is_refused_where_there_is_no_loop(events: EventPublisher) -> None:
     async def callback(_: Notice) -> None: ...
 
     with pytest.raises(TypeError, match=r"twinbus\.aio"):
@@ -199,7 +207,7 @@ def test_a_coroutine_function_is_refused_where_there_is_no_loop(events: PairEven
 
 
 def test_every_event_is_a_log_line_with_its_facts_as_fields(
-    events: PairEvents, caplog: pytest.LogCaptureFixture
+    events: EventPublisher, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "twinbus.pairing")
     for notice in NOTICES:
@@ -215,8 +223,8 @@ def test_every_event_is_a_log_line_with_its_facts_as_fields(
 # --- Prometheus ------------------------------------------------------------------------------------------------------
 
 
-def test_what_happened_is_counted(events: PairEvents, registry: CollectorRegistry) -> None:
-    for notice in (*NOTICES, FailoverEngaged("orders", 100.0, 2, Drill.FORCED)):
+def test_what_happened_is_counted(events: EventPublisher, registry: CollectorRegistry) -> None:
+    for notice in (*NOTICES, FailoverEngaged("orders", 100.0, 2, DrillCause.FORCED)):
         events.emit(notice)
     events.diverted("orders", "contoso/x-servicebus-transfer/3", 5, 0.01)
     events.diverted("orders", "contoso/x-servicebus-transfer/3", 2, 0.01)
@@ -239,15 +247,15 @@ def test_what_happened_is_counted(events: PairEvents, registry: CollectorRegistr
 
 
 def test_gauges_show_the_pair_as_it_is_now_and_nothing_once_it_is_closed(
-    events: PairEvents, registry: CollectorRegistry
+    events: EventPublisher, registry: CollectorRegistry
 ) -> None:
-    entities = [Entity("orders", Policy(), 0.0)]
+    entities = [Entity("orders", FailoverPolicy(), 0.0)]
     rotation = Rotation(("a", "b"), 30.0)
     watches = [Watch("a", oldest=75.0, unattended=True), Watch("b", empty=True)]
     events.watch(lambda: entities, lambda: rotation, lambda: watches)
     state = 'twinbus_pair_entity_state{entity="orders",pair="contoso",state="%s"} %.1f'
     assert state % ("healthy", 1) in shown(registry)
-    entities[0] = Entity("orders", Policy(), 0.0, Mode.FAILED_OVER)
+    entities[0] = Entity("orders", FailoverPolicy(), 0.0, Mode.FAILED_OVER)
     lines = shown(registry)
     assert state % ("healthy", 0) in lines
     assert state % ("failed_over", 1) in lines
@@ -261,7 +269,7 @@ def test_gauges_show_the_pair_as_it_is_now_and_nothing_once_it_is_closed(
 
 
 def test_two_pairs_share_a_registry(registry: CollectorRegistry) -> None:
-    pairs = [PairEvents(name, threaded=True, registry=registry) for name in ("contoso", "fabrikam")]
+    pairs = [EventPublisher(name, threaded=True, registry=registry) for name in ("contoso", "fabrikam")]
     for pair in pairs:
         pair.emit(ENGAGED)
         pair.close()
@@ -294,7 +302,7 @@ def measured(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
 
 
 def test_a_diverted_send_is_a_producer_span_with_the_conventions_attributes(
-    telemetry: tuple[InMemorySpanExporter, InMemoryMetricReader], events: PairEvents
+    telemetry: tuple[InMemorySpanExporter, InMemoryMetricReader], events: EventPublisher
 ) -> None:
     exporter, reader = telemetry
     exporter.clear()
@@ -329,10 +337,10 @@ def test_without_opentelemetry_a_pair_announces_as_ever() -> None:
     program = """
 import sys
 sys.modules["opentelemetry"] = None
-from twinbus.pairing.events import PairEvents
-from twinbus.pairing.decide.failover import FailoverEngaged, Drill
-events = PairEvents("contoso", threaded=True)
-events.emit(FailoverEngaged("orders", 1.0, 1, Drill.FORCED))
+from twinbus.pairing.events import EventPublisher
+from twinbus.pairing.decide.failover import FailoverEngaged, DrillCause
+events = EventPublisher("contoso", threaded=True)
+events.emit(FailoverEngaged("orders", 1.0, 1, DrillCause.FORCED))
 events.diverted("orders", "q", 1, 0.1)
 events.pinged("orders", None, 0.1)
 events.close()

@@ -13,7 +13,7 @@ from twinbus.pairing.administration import Administration, AioAdministration
 from twinbus.pairing.inspection import (
     SCRATCH,
     Cleaned,
-    Difference,
+    PropertyDifference,
     Visibility,
     check_pings,
     clean_extra,
@@ -109,10 +109,10 @@ def test_p6_differing_properties_are_told_with_what_was_wanted(administration: A
     administration.ask(administration.client.create_queue, paths(name, 1)[0], **unlike, requires_session=True)
     (queue,) = inspect_backlog(administration, name, 1).queues
     assert set(queue.differences) == {
-        Difference("lock_duration", "PT1M", "0:00:30"),
-        Difference("max_delivery_count", "2147483647", "10"),
-        Difference("auto_delete_on_idle", "P10675199DT2H48M5.4775807S", "1 day, 0:00:00"),
-        Difference("requires_session", "False", "True"),
+        PropertyDifference("lock_duration", "PT1M", "0:00:30"),
+        PropertyDifference("max_delivery_count", "2147483647", "10"),
+        PropertyDifference("auto_delete_on_idle", "P10675199DT2H48M5.4775807S", "1 day, 0:00:00"),
+        PropertyDifference("requires_session", "False", "True"),
     }
 
 

@@ -12,7 +12,7 @@ import pytest
 from twinbus.backlog import COUNTING_FAILURES, FailureKind
 from twinbus.errors import OptionError
 from twinbus.ledger import Ledger, LedgerOptions
-from twinbus.pairing.decide.failover import Policy
+from twinbus.pairing.decide.failover import FailoverPolicy
 from twinbus.pairing.options import SendAvailabilityOptions
 
 Options = SendAvailabilityOptions
@@ -121,8 +121,12 @@ def test_s2_failover_on_reaches_the_machine() -> None:
 
 
 def test_p2_the_machines_own_defaults_are_those_of_the_options() -> None:
-    assert Options().policy == Policy()
-    assert (Policy().failover_interval, Policy().ping_interval, Policy().ping_jitter) == (60.0, 60.0, 0.1)
+    assert Options().policy == FailoverPolicy()
+    assert (FailoverPolicy().failover_interval, FailoverPolicy().ping_interval, FailoverPolicy().ping_jitter) == (
+        60.0,
+        60.0,
+        0.1,
+    )
 
 
 def test_the_machine_gets_seconds() -> None:

@@ -9,13 +9,13 @@ from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.provisioning import (
     BACKGROUND_PAUSES,
     PROPERTIES,
-    Answer,
     CreateQueues,
-    Failure,
     GetQueues,
     Pause,
     Provisioned,
     ProvisioningError,
+    QueueAnswer,
+    QueueFailure,
     Request,
     Steps,
     background_pause,
@@ -24,9 +24,9 @@ from twinbus.pairing.provisioning import (
 )
 
 A, B, C = (f"contoso/x-servicebus-transfer/{index}" for index in range(3))
-LOST = Failure(FailureKind.CONNECTION_LOST, "refused")
-DENIED = Failure(FailureKind.UNAUTHORIZED, "Manage claim is required")
-Scripted = Mapping[str, Iterable[Answer | Failure]]
+LOST = QueueFailure(FailureKind.CONNECTION_LOST, "refused")
+DENIED = QueueFailure(FailureKind.UNAUTHORIZED, "Manage claim is required")
+Scripted = Mapping[str, Iterable[QueueAnswer | QueueFailure]]
 
 
 class Secondary:
@@ -50,7 +50,7 @@ class Secondary:
     def count(self, kind: type[Request], path: str) -> int:
         return sum(1 for request in self.asked if isinstance(request, kind) and path in getattr(request, "paths", ()))
 
-    def _answers(self, request: GetQueues | CreateQueues) -> dict[str, Answer | Failure]:
+    def _answers(self, request: GetQueues | CreateQueues) -> dict[str, QueueAnswer | QueueFailure]:
         script = self._looks if isinstance(request, GetQueues) else self._creates
         return {path: script[path].pop(0) if len(script[path]) > 1 else script[path][0] for path in request.paths}
 
@@ -68,13 +68,13 @@ def test_p5_a_backlog_queue_has_exactly_these_properties() -> None:
 
 
 def test_p6_what_is_found_is_not_created() -> None:
-    secondary = Secondary({A: [Answer.FOUND], B: [Answer.FOUND]})
+    secondary = Secondary({A: [QueueAnswer.FOUND], B: [QueueAnswer.FOUND]})
     assert secondary.run(provisioning([A, B])) == Provisioned(found=(A, B))
     assert secondary.asked == [GetQueues((A, B))]
 
 
 def test_p6_only_what_is_missing_is_created() -> None:
-    secondary = Secondary({A: [Answer.FOUND], B: [Answer.MISSING]}, {B: [Answer.CREATED]})
+    secondary = Secondary({A: [QueueAnswer.FOUND], B: [QueueAnswer.MISSING]}, {B: [QueueAnswer.CREATED]})
     assert secondary.run(provisioning([A, B])) == Provisioned(found=(A, B), created=(B,))
     assert secondary.asked == [GetQueues((A, B)), CreateQueues((B,))]
 
@@ -83,7 +83,7 @@ def test_p6_only_what_is_missing_is_created() -> None:
     "failing",
     [
         lambda: Secondary({A: [LOST]}),
-        lambda: Secondary({A: [Answer.MISSING]}, {A: [LOST]}),
+        lambda: Secondary({A: [QueueAnswer.MISSING]}, {A: [LOST]}),
     ],
     ids=["looking", "creating"],
 )
@@ -98,14 +98,14 @@ def test_p7_a_queue_is_tried_three_times_with_pauses(failing: Callable[[], Secon
 
 
 def test_p7_only_those_that_failed_are_tried_again() -> None:
-    secondary = Secondary({A: [Answer.FOUND], B: [LOST, Answer.MISSING]}, {B: [Answer.CREATED]})
+    secondary = Secondary({A: [QueueAnswer.FOUND], B: [LOST, QueueAnswer.MISSING]}, {B: [QueueAnswer.CREATED]})
     assert secondary.run(provisioning([A, B])) == Provisioned(found=(A, B), created=(B,))
     assert secondary.asked == [GetQueues((A, B)), Pause(1.0), GetQueues((B,)), CreateQueues((B,))]
 
 
 @pytest.mark.parametrize("kind", [FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION])
 def test_p7_an_authorization_failure_ends_it_at_once(kind: FailureKind) -> None:
-    secondary = Secondary({A: [Failure(kind, "no")], B: [Answer.MISSING]}, {B: [Failure(kind, "no")]})
+    secondary = Secondary({A: [QueueFailure(kind, "no")], B: [QueueAnswer.MISSING]}, {B: [QueueFailure(kind, "no")]})
     with pytest.raises(ProvisioningError) as raised:
         secondary.run(provisioning([A, B]))
     assert secondary.asked == [GetQueues((A, B)), CreateQueues((B,))]
@@ -114,24 +114,24 @@ def test_p7_an_authorization_failure_ends_it_at_once(kind: FailureKind) -> None:
 
 
 def test_p7_already_exists_counts_as_found() -> None:
-    secondary = Secondary({A: [Answer.MISSING, Answer.FOUND]}, {A: [Answer.EXISTS]})
+    secondary = Secondary({A: [QueueAnswer.MISSING, QueueAnswer.FOUND]}, {A: [QueueAnswer.EXISTS]})
     assert secondary.run(provisioning([A])) == Provisioned(found=(A,))
 
 
 def test_p7_already_exists_counts_as_found_even_if_it_cannot_be_seen() -> None:
-    secondary = Secondary({A: [Answer.MISSING, LOST]}, {A: [Answer.EXISTS]})
+    secondary = Secondary({A: [QueueAnswer.MISSING, LOST]}, {A: [QueueAnswer.EXISTS]})
     assert secondary.run(provisioning([A])).found == (A,)
 
 
 def test_p7_a_topic_of_that_name_is_no_backlog_queue() -> None:
-    secondary = Secondary({A: [Answer.MISSING], B: [Answer.FOUND]}, {A: [Answer.EXISTS]})
+    secondary = Secondary({A: [QueueAnswer.MISSING], B: [QueueAnswer.FOUND]}, {A: [QueueAnswer.EXISTS]})
     done = secondary.run(provisioning([A, B]))
     assert done.found == (B,)
     assert [cause.queue for cause in done.failed] == [A]
 
 
 def test_p7_queues_that_failed_drop_out_with_their_causes() -> None:
-    secondary = Secondary({A: [DENIED], B: [Answer.FOUND], C: [LOST]})
+    secondary = Secondary({A: [DENIED], B: [QueueAnswer.FOUND], C: [LOST]})
     done = secondary.run(provisioning([A, B, C]))
     assert done.found == (B,)
     assert done.failed == (
@@ -168,7 +168,7 @@ def test_p8_in_the_background_a_refused_credential_is_still_an_error() -> None:
 
 
 def test_p8_it_goes_on_trying_without_ever_raising() -> None:
-    secondary = Secondary({A: [LOST, DENIED, Answer.MISSING]}, {A: [Answer.CREATED]})
+    secondary = Secondary({A: [LOST, DENIED, QueueAnswer.MISSING]}, {A: [QueueAnswer.CREATED]})
     rounds = [secondary.run(provisioning_again([A])) for _ in range(3)]
     assert [len(done.found) for done in rounds] == [0, 0, 1]
     assert not any(isinstance(request, Pause) for request in secondary.asked)

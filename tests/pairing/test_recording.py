@@ -29,7 +29,7 @@ from twinbus.ledger import (
     group_writer,
     read_ledger,
 )
-from twinbus.pairing.outgoing import _wrapped, encoded_size
+from twinbus.pairing.message_copies import _wrapped, encoded_size
 from twinbus.pairing.recording import Recording, aio_sent, sent
 
 HUGE = 64 * 1024

@@ -42,7 +42,7 @@ from twinbus.backlog import (
     SESSION_ID_PROPERTY,
     TIME_TO_LIVE_PROPERTY,
 )
-from twinbus.pairing.outgoing import diverted
+from twinbus.pairing.message_copies import diverted
 from twinbus.syphon.translation import DeadLetterReason, destination_of, resubmittable, translate
 from twinbus.syphon.transport import NeverDeliverableError
 from twinbus.values import Described, Int, Long, Symbol, Timestamp, UInt

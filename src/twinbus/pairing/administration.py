@@ -6,6 +6,11 @@ What is asked and when it is given up is decided in `provisioning`; every reques
 from __future__ import annotations
 
 import asyncio
+import http.client
+import ipaddress
+import ssl
+import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,17 +26,16 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from twinbus.backlog import FailureKind, evidence_of
 from twinbus.errors import OperatorError
-from twinbus.pairing.local_authority import LocalAuthority
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.provisioning import (
     PROPERTIES,
-    Answer,
     CreateQueues,
-    Failure,
     GetQueues,
     Outcomes,
     Pause,
     Provisioned,
+    QueueAnswer,
+    QueueFailure,
     Steps,
     provisioning,
     provisioning_again,
@@ -142,25 +146,25 @@ class Administration:
         self.close()
 
     def _each(
-        self, paths: tuple[str, ...], one: Callable[[ServiceBusAdministrationClient, str], Answer | Failure]
+        self, paths: tuple[str, ...], one: Callable[[ServiceBusAdministrationClient, str], QueueAnswer | QueueFailure]
     ) -> Outcomes:
         client = self.client
         with ThreadPoolExecutor(min(len(paths), _AT_ONCE), thread_name_prefix="twinbus-provision") as pool:
             return dict(zip(paths, pool.map(partial(one, client), paths), strict=True))
 
-    def _look(self, client: ServiceBusAdministrationClient, path: str) -> Answer | Failure:
+    def _look(self, client: ServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
         try:
             self.ask(client.get_queue, path)
         except Exception as error:
             return looked(error)
-        return Answer.FOUND
+        return QueueAnswer.FOUND
 
-    def _create(self, client: ServiceBusAdministrationClient, path: str) -> Answer | Failure:
+    def _create(self, client: ServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
         try:
             self.ask(client.create_queue, path, **PROPERTIES)
         except Exception as error:
             return created(error)
-        return Answer.CREATED
+        return QueueAnswer.CREATED
 
 
 class AioAdministration:
@@ -259,29 +263,29 @@ class AioAdministration:
     async def _each(
         self,
         paths: tuple[str, ...],
-        one: Callable[[AioServiceBusAdministrationClient, str], Awaitable[Answer | Failure]],
+        one: Callable[[AioServiceBusAdministrationClient, str], Awaitable[QueueAnswer | QueueFailure]],
     ) -> Outcomes:
         client, permits = self.client, asyncio.Semaphore(_AT_ONCE)
 
-        async def permitted(path: str) -> Answer | Failure:
+        async def permitted(path: str) -> QueueAnswer | QueueFailure:
             async with permits:
                 return await one(client, path)
 
         return dict(zip(paths, await asyncio.gather(*map(permitted, paths)), strict=True))
 
-    async def _look(self, client: AioServiceBusAdministrationClient, path: str) -> Answer | Failure:
+    async def _look(self, client: AioServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
         try:
             await self.ask(client.get_queue, path)
         except Exception as error:
             return looked(error)
-        return Answer.FOUND
+        return QueueAnswer.FOUND
 
-    async def _create(self, client: AioServiceBusAdministrationClient, path: str) -> Answer | Failure:
+    async def _create(self, client: AioServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
         try:
             await self.ask(client.create_queue, path, **PROPERTIES)
         except Exception as error:
             return created(error)
-        return Answer.CREATED
+        return QueueAnswer.CREATED
 
 
 # --- what both share -------------------------------------------------------------------------------------------------
@@ -333,15 +337,15 @@ def credential_of(client: ServiceBusClient | AioServiceBusClient) -> Any:
     return credential
 
 
-def looked(error: Exception) -> Answer | Failure:
+def looked(error: Exception) -> QueueAnswer | QueueFailure:
     failure = failure_of(error)
-    return Answer.MISSING if failure.kind is FailureKind.ENTITY_NOT_FOUND else failure
+    return QueueAnswer.MISSING if failure.kind is FailureKind.ENTITY_NOT_FOUND else failure
 
 
-def created(error: Exception) -> Answer | Failure:
+def created(error: Exception) -> QueueAnswer | QueueFailure:
     # 40901 is a conflict with an operation under way, not with a queue that exists.
     if getattr(error, "status_code", None) == 409 and "40901" not in str(error):
-        return Answer.EXISTS
+        return QueueAnswer.EXISTS
     return failure_of(error)
 
 
@@ -377,9 +381,9 @@ _NAMES: Final = (
 )
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> QueueFailure:
     """What an error of an administration client is called: by its status, or by how the service was not reached."""
-    return Failure(_kind_of(error), " ".join(str(error).split())[:_LONGEST_DETAIL])
+    return QueueFailure(_kind_of(error), " ".join(str(error).split())[:_LONGEST_DETAIL])
 
 
 def _kind_of(error: BaseException) -> FailureKind:
@@ -395,3 +399,88 @@ def _kind_of(error: BaseException) -> FailureKind:
             return kind
     names = evidence_of(error).names
     return next((kind for name, kind in _NAMES if name in names), FailureKind.UNKNOWN)
+
+
+AUTHORITY_PATH: Final = "/$ca"
+_HTTPS_PORT: Final = 443
+_MOST_BYTES: Final = 64 * 1024
+
+
+class LocalAuthority:
+    """The certificate file for `connection_verify=`, fetched when it is first wanted, removed on close."""
+
+    def __init__(self, namespace: str, seconds: float) -> None:
+        self._host, self._port = split_namespace(namespace)
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._fetches = 0
+        self._file: tempfile._TemporaryFileWrapper[bytes] | None = None
+
+    @property
+    def is_for(self) -> bool:
+        """Whether the namespace is one on this machine."""
+        return is_loopback(self._host)
+
+    def file(self) -> str | None:
+        """None where nothing is offered: then the client verifies as it always does. Blocks."""
+        before = self._fetches
+        with self._lock:
+            # Whoever waited here for another's fetch takes what came of it: ten queues ask a silent namespace once.
+            if self._file is None and self.is_for and self._fetches == before:
+                self._fetches += 1
+                offered = fetch_authority(self._host, self._port, self._seconds)
+                if offered is not None:
+                    # Kept open: closing removes it.
+                    self._file = tempfile.NamedTemporaryFile(prefix="twinbus-ca-", suffix=".pem")  # noqa: SIM115
+                    self._file.write(offered.encode("ascii"))
+                    self._file.flush()
+            return None if self._file is None else self._file.name
+
+    def forget(self) -> None:
+        """A namespace that was started anew may have another authority."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    close = forget
+
+
+def split_namespace(namespace: str) -> tuple[str, int]:
+    """Host and port of a `fully_qualified_namespace`."""
+    host, colon, port = namespace.rpartition(":")
+    if colon and port.isdigit() and not host.endswith(":") and (":" not in host or host.startswith("[")):
+        return host.strip("[]"), int(port)
+    return namespace.strip("[]"), _HTTPS_PORT
+
+
+def is_loopback(host: str) -> bool:
+    plain = host.rstrip(".").lower()
+    if plain == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(plain.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def fetch_authority(host: str, port: int, seconds: float) -> str | None:
+    """The PEM text that a local namespace offers; None if nobody there offers one."""
+    connection = http.client.HTTPConnection(host, port, timeout=seconds)
+    try:
+        connection.connect()
+        # Whatever the machine's resolver makes of the name: the certificate comes from this machine or not at all.
+        if not is_loopback(str(connection.sock.getpeername()[0])):
+            return None
+        connection.request("GET", AUTHORITY_PATH)
+        response = connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            return None
+        text = response.read(_MOST_BYTES).decode("ascii")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+        return text
+    except (OSError, http.client.HTTPException, ValueError):
+        # ssl.SSLError is an OSError: what is no certificate is not trusted.
+        return None
+    finally:
+        connection.close()

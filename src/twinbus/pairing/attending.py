@@ -15,7 +15,6 @@ from typing import Any
 from azure.servicebus import ServiceBusClient, ServiceBusMessageState
 
 from twinbus.backlog import PATH_PROPERTY, failure_kind
-from twinbus.pairing.attempts import Attempts
 from twinbus.pairing.decide import backlog_watch
 from twinbus.pairing.decide.backlog_watch import (
     ArmLook,
@@ -33,7 +32,8 @@ from twinbus.pairing.decide.backlog_watch import (
 )
 from twinbus.pairing.recording import Recording
 from twinbus.pairing.retrying import ONCE
-from twinbus.pairing.shared_state import Now, Timer
+from twinbus.pairing.shared_state import DriverTimer, Now
+from twinbus.pairing.sync.timeouts import ThreadTimeouts
 from twinbus.sdk.handlers import interrupt, open_sync_link, refuse_calls
 
 _log = logging.getLogger("twinbus.pairing")
@@ -42,15 +42,15 @@ _log = logging.getLogger("twinbus.pairing")
 FailedOver = Callable[[str], bool]
 
 
-class AttendanceCell:
+class SharedBacklogWatch:
     """Of one pair. `attendance` is read without a lock, and replaced by `advance` alone. `look` only begins it."""
 
     def __init__(
         self,
         interval: timedelta,
         patience: timedelta,
-        timer: Callable[[Callable[[], object]], Timer],
-        look: Callable[[AttendanceCell, tuple[Peek, ...]], None],
+        timer: Callable[[Callable[[], object]], DriverTimer],
+        look: Callable[[SharedBacklogWatch, tuple[Peek, ...]], None],
         emit: Callable[[BacklogUnattended], None],
         *,
         now: Now = time.monotonic,
@@ -122,11 +122,11 @@ def not_seen(queue: str, error: Exception) -> QueueNotSeen:
     return QueueNotSeen(queue, kind)
 
 
-class Looks:
+class BacklogPeeker:
     """Those of a sync pair, one queue after the other in one worker."""
 
     def __init__(
-        self, client: ServiceBusClient, attempts: Attempts, recording: Recording, failed_over: FailedOver
+        self, client: ServiceBusClient, attempts: ThreadTimeouts, recording: Recording, failed_over: FailedOver
     ) -> None:
         self._client = client
         self._attempts = attempts
@@ -135,7 +135,7 @@ class Looks:
         self._receiver: Any = None
         self._stopped = False
 
-    def begin(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:
+    def begin(self, cell: SharedBacklogWatch, peeks: tuple[Peek, ...]) -> None:
         self._attempts.keeper.soon(lambda: self._look(cell, peeks))
 
     def stop(self) -> None:
@@ -146,7 +146,7 @@ class Looks:
             refuse_calls(receiver)
             interrupt(receiver)
 
-    def _look(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:
+    def _look(self, cell: SharedBacklogWatch, peeks: tuple[Peek, ...]) -> None:
         for peek in peeks:
             if self._stopped or cell.attendance.ended:
                 break

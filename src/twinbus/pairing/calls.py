@@ -18,8 +18,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, OperationTimeoutError
 
 from twinbus.backlog import FailureKind, failure_kind
-from twinbus.pairing.batching import tally
-from twinbus.pairing.decide.failover import MessagesDiverted, PrimarySendFailed, RaiseUnusable, Route, SendToBacklog
+from twinbus.pairing.decide.failover import MessagesDiverted, PrimarySendFailed, RaiseUnusable, SendRoute, SendToBacklog
 from twinbus.pairing.decide.rotation import choose
 from twinbus.pairing.errors import (
     BacklogUnavailableError,
@@ -28,11 +27,11 @@ from twinbus.pairing.errors import (
     QueueCause,
     ScheduledInBacklogError,
 )
-from twinbus.pairing.events import PairEvents
+from twinbus.pairing.events import EventPublisher
+from twinbus.pairing.message_copies import Diversion, Payload, fit, id_of, tally
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.outgoing import Diversion, Payload, fit, id_of
 from twinbus.pairing.pair_sides import Side, SideState
-from twinbus.pairing.shared_state import Chance, EntityCell, Now, RotationCell
+from twinbus.pairing.shared_state import Chance, Now, SharedEntity, SharedRotation
 from twinbus.sdk.handlers import LinkLimits
 
 T = TypeVar("T")
@@ -63,8 +62,8 @@ class ToBacklog(NamedTuple):
     seconds: float
 
 
-Step = OnPrimary | LimitsOf | ToBacklog
-Steps = Generator[Step, Any, T]
+SendStep = OnPrimary | LimitsOf | ToBacklog
+SendSteps = Generator[SendStep, Any, T]
 
 
 class QueueLeftMeanwhileError(Exception):
@@ -102,8 +101,8 @@ class Shared(Protocol):
 
     primary: Side
     secondary: Side
-    rotation: RotationCell
-    events: PairEvents
+    rotation: SharedRotation
+    events: EventPublisher
     options: SendAvailabilityOptions
 
     def notice_closed_clients(self) -> None: ...
@@ -111,13 +110,13 @@ class Shared(Protocol):
     def backlog_answered(self, queue: str, error: Exception | None = None) -> None: ...
 
 
-class Place:
+class SendContext:
     """Where a sender stands: its entity, its pair, the backlog queue it stays on (S6)."""
 
     def __init__(
         self,
         path: str,
-        cell: EntityCell,
+        cell: SharedEntity,
         pair: Shared,
         *,
         now: Now = time.monotonic,
@@ -184,7 +183,7 @@ def end_of_call(closed: bool, timeout: float | None) -> float | None:
     """Where a call that begins now must be over, on the monotonic clock, if its caller said so. Of a closed sender none
     begins."""
     if closed:
-        raise shut()
+        raise closed_error()
     if timeout is None:
         return None
     if timeout <= 0:
@@ -192,7 +191,7 @@ def end_of_call(closed: bool, timeout: float | None) -> float | None:
     return time.monotonic() + timeout
 
 
-def shut() -> ValueError:
+def closed_error() -> ValueError:
     """As the SDK's own sender refuses."""
     return ValueError("The handler has already been shutdown. Please use the pair to create a new instance.")
 
@@ -201,15 +200,15 @@ def shut() -> ValueError:
 
 
 def call(
-    place: Place, backlog: Callable[[], Steps[T]], failed: Exception | None = None, until: float | None = None
-) -> Steps[T]:
+    place: SendContext, backlog: Callable[[], SendSteps[T]], failed: Exception | None = None, until: float | None = None
+) -> SendSteps[T]:
     """Any call of a sender. `backlog` is what it does instead while failed over; `failed`: it was tried already.
 
     `until` is where the caller's time-out ends, on the monotonic clock.
     """
     while failed is None:
         match place.cell.entity.route:
-            case Route.PRIMARY:
+            case SendRoute.PRIMARY:
                 try:
                     result: T = yield OnPrimary(place.primary_seconds(until))
                 except FailedOverMeanwhileError:
@@ -219,16 +218,16 @@ def call(
                 else:
                     place.cell.succeeded()
                     return result
-            case Route.BACKLOG:
+            case SendRoute.BACKLOG:
                 return (yield from backlog())
-            case Route.UNUSABLE:
+            case SendRoute.UNUSABLE:
                 raise _unusable(place)
-            case Route.CLOSED:
+            case SendRoute.CLOSED:
                 raise place.primary.refusal()
     return (yield from _after(place, backlog, failed))
 
 
-def _after(place: Place, backlog: Callable[[], Steps[T]], failed: Exception) -> Steps[T]:
+def _after(place: SendContext, backlog: Callable[[], SendSteps[T]], failed: Exception) -> SendSteps[T]:
     place.notice_closed_clients()
     match place.cell.advance(PrimarySendFailed(failure_kind(failed))):
         case SendToBacklog():
@@ -241,14 +240,14 @@ def _after(place: Place, backlog: Callable[[], Steps[T]], failed: Exception) -> 
         case RaiseUnusable():
             raise _unusable(place) from failed
         case _:
-            if place.cell.entity.route is Route.CLOSED:
+            if place.cell.entity.route is SendRoute.CLOSED:
                 raise place.primary.refusal() from failed
             if failure_kind(failed) is FailureKind.ENTITY_NOT_FOUND:
                 raise _missing(place) from failed
             raise failed
 
 
-def _missing(place: Place) -> MessagingEntityNotFoundError:
+def _missing(place: SendContext) -> MessagingEntityNotFoundError:
     """The SDK's error often has another type, does not name the entity and does not say that it is missing."""
     where = f"{place.primary.endpoint.host}:{place.primary.endpoint.port}"
     return MessagingEntityNotFoundError(
@@ -256,7 +255,7 @@ def _missing(place: Place) -> MessagingEntityNotFoundError:
     )
 
 
-def _unusable(place: Place) -> PrimaryUnusableError:
+def _unusable(place: SendContext) -> PrimaryUnusableError:
     cause = place.cell.entity.cause
     return PrimaryUnusableError(place.path, cause if isinstance(cause, FailureKind) else FailureKind.UNKNOWN)
 
@@ -264,20 +263,20 @@ def _unusable(place: Place) -> PrimaryUnusableError:
 # --- what a call does while failed over ------------------------------------------------------------------------------
 
 
-def nothing() -> Steps[None]:
+def nothing() -> SendSteps[None]:
     """Opening and entering: there is nothing to divert (S3)."""
     yield from ()
 
 
-def instead(make: Callable[[], T]) -> Steps[T]:
+def instead(make: Callable[[], T]) -> SendSteps[T]:
     """Something that needs no namespace: a batch (S3)."""
     yield from ()
     return make()
 
 
 def divert(
-    place: Place, raws: Sequence[AmqpAnnotatedMessage], until: float | None, at: datetime | None = None
-) -> Steps[None]:
+    place: SendContext, raws: Sequence[AmqpAnnotatedMessage], until: float | None, at: datetime | None = None
+) -> SendSteps[None]:
     """Send copies to the backlog, in as many transfers as it takes, all of them by then (S6, S7, S9)."""
     end = place.end_in_backlog(until)
     failed: dict[str, QueueCause] = {}
@@ -299,17 +298,19 @@ def divert(
         place.events.diverted(place.path, queue, messages, place.now() - begun)
 
 
-def _to_backlog(payload: Payload, queue: str, seconds: float) -> Step:
+def _to_backlog(payload: Payload, queue: str, seconds: float) -> SendStep:
     return ToBacklog(queue, payload, seconds)
 
 
-def schedule(place: Place, raws: Sequence[AmqpAnnotatedMessage], until: float | None, at: datetime) -> Steps[list[int]]:
+def schedule(
+    place: SendContext, raws: Sequence[AmqpAnnotatedMessage], until: float | None, at: datetime
+) -> SendSteps[list[int]]:
     """The messages wait in the backlog; the syphon schedules them on the primary (S10)."""
     yield from divert(place, raws, until, at)
     return [BacklogHandle.new(id_of(raw)) for raw in raws]
 
 
-def cannot_cancel(numbers: Sequence[int]) -> Steps[None]:
+def cannot_cancel(numbers: Sequence[int]) -> SendSteps[None]:
     """Nothing is sent to the primary now, so nothing can be cancelled there: that is said, not passed over (S10)."""
     yield from ()
     raise ScheduledInBacklogError(numbers)
@@ -322,8 +323,8 @@ def in_backlog(numbers: int | Sequence[int]) -> list[int]:
 
 
 def _on_a_queue(
-    place: Place, step: Callable[[str, float], Step], end: float, failed: dict[str, QueueCause]
-) -> Steps[tuple[str, Any]]:
+    place: SendContext, step: Callable[[str, float], SendStep], end: float, failed: dict[str, QueueCause]
+) -> SendSteps[tuple[str, Any]]:
     """The sender's queue, or another while there is one and time is left, each once in a call (S6); and its answer."""
     while True:
         queue = place.pick(failed)

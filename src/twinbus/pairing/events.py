@@ -93,7 +93,7 @@ class UnknownEventError(CallerError, ValueError):
         self.event = event
 
 
-class PairEvents:
+class EventPublisher:
     """The voice of one pair. `pair` is the primary's name.
 
     With `threaded`, callbacks run one after the other in a thread of their own, so that one that waits, or that uses

@@ -27,7 +27,7 @@ from twinbus.backlog import (
     extra_backlog_queues,
 )
 from twinbus.pairing.administration import Administration, AioAdministration
-from twinbus.pairing.pings import ping_message
+from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.provisioning import LONGEST, PROPERTIES
 
 # What P5 leaves at its default and a backlog queue cannot do without: a diverted message has no session id.
@@ -48,7 +48,7 @@ _COUNTS: Final = (
 )
 
 
-class Difference(NamedTuple):
+class PropertyDifference(NamedTuple):
     property: str
     wanted: str
     found: str
@@ -73,7 +73,7 @@ class FoundQueue:
 
     path: str
     depth: Depth
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[PropertyDifference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +135,13 @@ def orphans(name: str, paths: Iterable[str]) -> list[str]:
     return sorted(found, key=str.lower)
 
 
-def differences(queue: Any) -> tuple[Difference, ...]:
+def differences(queue: Any) -> tuple[PropertyDifference, ...]:
     """What of a queue's properties is not as a backlog queue's should be."""
     wanted = {**PROPERTIES, **DEFAULTS}
     pairs = ((name, value, _plain(getattr(queue, name))) for name, value in wanted.items())
-    return tuple(Difference(name, str(value), str(found)) for name, value, found in pairs if _differs(value, found))
+    return tuple(
+        PropertyDifference(name, str(value), str(found)) for name, value, found in pairs if _differs(value, found)
+    )
 
 
 def _differs(wanted: object, found: object) -> bool:

@@ -13,12 +13,12 @@ from typing import Any, Final, Literal, NamedTuple, Self
 from twinbus.backlog import PRIMARY_NAME_PATTERN, FailureKind, counting_kinds
 from twinbus.errors import OptionError
 from twinbus.ledger import Ledger
-from twinbus.pairing.decide.failover import Policy
+from twinbus.pairing.decide.failover import FailoverPolicy
 
 _SECOND, _MINUTE, _HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 
 
-class Range(NamedTuple):
+class DurationRange(NamedTuple):
     """Both ends are allowed."""
 
     least: timedelta
@@ -28,13 +28,13 @@ class Range(NamedTuple):
         return f"a timedelta from {_spoken(self.least)} to {_spoken(self.most)}"
 
 
-RANGES: Final[Mapping[str, Range]] = {
-    "failover_interval": Range(timedelta(0), 60 * _MINUTE),
-    "ping_interval": Range(_SECOND, 30 * _MINUTE),
-    "try_timeout": Range(_SECOND / 10, 5 * _MINUTE),
-    "probation": Range(_SECOND, _HOUR),
-    "backlog_check_interval": Range(timedelta(0), _HOUR),
-    "backlog_unattended_after": Range(_SECOND, 24 * _HOUR),
+RANGES: Final[Mapping[str, DurationRange]] = {
+    "failover_interval": DurationRange(timedelta(0), 60 * _MINUTE),
+    "ping_interval": DurationRange(_SECOND, 30 * _MINUTE),
+    "try_timeout": DurationRange(_SECOND / 10, 5 * _MINUTE),
+    "probation": DurationRange(_SECOND, _HOUR),
+    "backlog_check_interval": DurationRange(timedelta(0), _HOUR),
+    "backlog_unattended_after": DurationRange(_SECOND, 24 * _HOUR),
 }
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "on_unusable": ("divert", "raise"),
@@ -118,9 +118,9 @@ class SendAvailabilityOptions:
             _check("ledger_on_error", chosen, holds, "left out where a Ledger is given: it has an on_error of its own")
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> FailoverPolicy:
         """What the failover machine needs of it."""
-        return Policy(
+        return FailoverPolicy(
             failover_interval=self.failover_interval.total_seconds(),
             ping_interval=self.ping_interval.total_seconds(),
             ping_jitter=self.ping_jitter,

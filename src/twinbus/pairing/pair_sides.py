@@ -150,7 +150,7 @@ class Side:
         self.state = SideState.FAULTED
 
 
-class Refusals:
+class CredentialRefusals:
     """Whether the secondary's credential is refused for good (C1).
 
     It is when every backlog queue in use has answered nothing but that, each over REFUSED_FOR_GOOD_SECONDS from its

@@ -19,19 +19,19 @@ from weakref import WeakSet
 from twinbus.backlog import CREDENTIAL_REFUSED, backlog_queue_paths, failure_kind, primary_name
 from twinbus.errors import OptionError
 from twinbus.ledger import Ledger
-from twinbus.pairing.attending import AttendanceCell
-from twinbus.pairing.calls import Place
+from twinbus.pairing.attending import SharedBacklogWatch
+from twinbus.pairing.calls import SendContext
 from twinbus.pairing.decide import rotation
 from twinbus.pairing.decide.backlog_watch import Peek
 from twinbus.pairing.decide.failover import Cause, FailoverForced, Mode, PairClosed, RestoreForced
-from twinbus.pairing.events import PairEvents, SideClosed, SideFaulted
+from twinbus.pairing.events import EventPublisher, SideClosed, SideFaulted
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import (
     OTHER_SIDE_SECONDS,
+    CredentialRefusals,
     CredentialRefusedError,
     OtherSideLostError,
     PairingRefusedError,
-    Refusals,
     Side,
     SideState,
     forget_all,
@@ -40,7 +40,7 @@ from twinbus.pairing.pair_sides import (
 )
 from twinbus.pairing.provisioning import Provisioned
 from twinbus.pairing.recording import Recording, ledger_of
-from twinbus.pairing.shared_state import Driver, EntityCell, RotationCell
+from twinbus.pairing.shared_state import PairDriver, SharedEntity, SharedRotation
 from twinbus.sdk.handlers import client_endpoint, client_entity, is_closed, unopened_sender
 
 _log = logging.getLogger("twinbus.pairing")
@@ -57,7 +57,7 @@ class EntityState:
     diverted: int
 
 
-class Syphon(Protocol):
+class PairSyphon(Protocol):
     """A pair's syphon, if it has one: a component that is started and stopped with the pair (C2).
 
     Nothing of it may block: it is asked in the event loop, or in the thread that keeps the deadlines.
@@ -76,7 +76,7 @@ class Syphon(Protocol):
         """Wait until they have, though not for long; awaited where the pair is of asyncio. Told to stop before."""
 
 
-class Partnership:
+class PairState:
     """The state of one pair.
 
     `let_go` is called once for each side that leaves OPEN. `look` begins a look at the backlog. `react` runs what
@@ -87,11 +87,11 @@ class Partnership:
         self,
         clients: tuple[Any, Any],
         options: SendAvailabilityOptions,
-        driver: Driver,
+        driver: PairDriver,
         *,
         threaded: bool,
         let_go: Callable[[Side], None],
-        look: Callable[[AttendanceCell, tuple[Peek, ...]], None],
+        look: Callable[[SharedBacklogWatch, tuple[Peek, ...]], None],
         react: Callable[[Callable[[], None]], None] = lambda change: change(),
     ) -> None:
         primary, secondary = clients
@@ -105,16 +105,16 @@ class Partnership:
         """What its syphon writes to as well."""
         self.on_primary = Recording(self.ledger, self.name)
         self.on_secondary = Recording(self.ledger, primary_name(self.secondary.endpoint))
-        self.events = PairEvents(self.name, threaded=threaded, ledger=self.ledger)
-        self.syphon: Syphon | None = None
+        self.events = EventPublisher(self.name, threaded=threaded, ledger=self.ledger)
+        self.syphon: PairSyphon | None = None
         self._canaries = {self.primary: unopened_sender(primary), self.secondary: unopened_sender(secondary)}
-        self._refusals = Refusals()
+        self._refusals = CredentialRefusals()
         self._driver = driver
         self._let_go = let_go
-        self._cells: dict[str, EntityCell] = {}
+        self._cells: dict[str, SharedEntity] = {}
         self._making = threading.Lock()
-        self.rotation = RotationCell(self.queues, options.probation.total_seconds(), driver)
-        self.attendance = AttendanceCell(
+        self.rotation = SharedRotation(self.queues, options.probation.total_seconds(), driver)
+        self.attendance = SharedBacklogWatch(
             options.backlog_check_interval, options.backlog_unattended_after, driver.timer, look, self.events.emit
         )
         self._other_side = driver.timer(self._other_side_due)
@@ -150,16 +150,16 @@ class Partnership:
             self.syphon = make(*clients, admin, self)
             self.syphon.start()
 
-    def place(self, path: str) -> Place:
+    def place(self, path: str) -> SendContext:
         """For one more sender of this entity."""
-        return Place(path, self.cell(path), self)
+        return SendContext(path, self.cell(path), self)
 
-    def cell(self, path: str) -> EntityCell:
+    def cell(self, path: str) -> SharedEntity:
         key = _key(path)
         with self._making:
             found = self._cells.get(key)
             if found is None:
-                found = self._cells[key] = EntityCell(path, self.options.policy, self._driver)
+                found = self._cells[key] = SharedEntity(path, self.options.policy, self._driver)
                 if self.primary.state is not SideState.OPEN:
                     found.advance(PairClosed())
         return found
@@ -267,9 +267,9 @@ def _key(path: str) -> str:
 
 
 # Primary and secondary client, the secondary's admin client where the caller gave one, and the pair.
-SyphonFactory = Callable[[Any, Any, Any, Partnership], Syphon]
+SyphonFactory = Callable[[Any, Any, Any, PairState], PairSyphon]
 
-_partnerships: WeakSet[Partnership] = WeakSet()
+_partnerships: WeakSet[PairState] = WeakSet()
 
 
 def _after_fork_in_child() -> None:

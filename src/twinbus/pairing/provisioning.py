@@ -59,19 +59,19 @@ class Pause:
 Request = GetQueues | CreateQueues | Pause
 
 
-class Answer(Enum):
+class QueueAnswer(Enum):
     FOUND = "found"
     MISSING = "missing"
     CREATED = "created"
     EXISTS = "already exists"
 
 
-class Failure(NamedTuple):
+class QueueFailure(NamedTuple):
     kind: FailureKind
     detail: str = ""
 
 
-Outcomes = Mapping[str, Answer | Failure]
+Outcomes = Mapping[str, QueueAnswer | QueueFailure]
 
 
 class Provisioned(NamedTuple):
@@ -125,7 +125,7 @@ def background_pause(tries: int) -> float:
 
 def _tries(wanted: tuple[str, ...], pauses: Sequence[float]) -> Steps:
     """All queues take their tries together: ten that fail pause as long as one."""
-    outcomes: dict[str, Answer | Failure] = {}
+    outcomes: dict[str, QueueAnswer | QueueFailure] = {}
     left = wanted
     for number in range(len(pauses) + 1):
         if number:
@@ -134,33 +134,33 @@ def _tries(wanted: tuple[str, ...], pauses: Sequence[float]) -> Steps:
         left = tuple(path for path in left if _is_worth_another_try(outcomes[path]))
         if not left:
             break
-    failures = [(path, outcome) for path, outcome in outcomes.items() if isinstance(outcome, Failure)]
+    failures = [(path, outcome) for path, outcome in outcomes.items() if isinstance(outcome, QueueFailure)]
     return Provisioned(
-        found=tuple(path for path in wanted if not isinstance(outcomes[path], Failure)),
+        found=tuple(path for path in wanted if not isinstance(outcomes[path], QueueFailure)),
         failed=tuple(QueueCause(path, failure.kind, failure.detail) for path, failure in failures),
-        created=tuple(path for path in wanted if outcomes[path] is Answer.CREATED),
+        created=tuple(path for path in wanted if outcomes[path] is QueueAnswer.CREATED),
     )
 
 
-def _once(paths: tuple[str, ...]) -> Generator[Request, Outcomes, dict[str, Answer | Failure]]:
+def _once(paths: tuple[str, ...]) -> Generator[Request, Outcomes, dict[str, QueueAnswer | QueueFailure]]:
     """P6: look first, create only what is missing."""
     outcomes = dict((yield GetQueues(paths)))
-    if missing := _with(outcomes, Answer.MISSING):
+    if missing := _with(outcomes, QueueAnswer.MISSING):
         outcomes.update((yield CreateQueues(missing)))
-    if existing := _with(outcomes, Answer.EXISTS):
+    if existing := _with(outcomes, QueueAnswer.EXISTS):
         # Another pair was quicker, which is as good as found (P7); but a topic of that name would swallow messages.
         again = yield GetQueues(existing)
-        for path in _with(again, Answer.MISSING):
-            outcomes[path] = Failure(FailureKind.ENTITY_NOT_FOUND, "something that is no queue has this name")
+        for path in _with(again, QueueAnswer.MISSING):
+            outcomes[path] = QueueFailure(FailureKind.ENTITY_NOT_FOUND, "something that is no queue has this name")
     return outcomes
 
 
-def _with(outcomes: Outcomes, answer: Answer) -> tuple[str, ...]:
+def _with(outcomes: Outcomes, answer: QueueAnswer) -> tuple[str, ...]:
     return tuple(path for path, outcome in outcomes.items() if outcome is answer)
 
 
-def _is_worth_another_try(outcome: Answer | Failure) -> bool:
-    return isinstance(outcome, Failure) and outcome.kind not in REFUSED
+def _is_worth_another_try(outcome: QueueAnswer | QueueFailure) -> bool:
+    return isinstance(outcome, QueueFailure) and outcome.kind not in REFUSED
 
 
 def _hint(causes: Sequence[QueueCause]) -> str:

@@ -5,11 +5,17 @@ The receiver stays the SDK's own object, sync or asyncio; some of its methods ar
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
+from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
+from azure.servicebus.aio import ServiceBusReceiver as AioServiceBusReceiver
+
+from twinbus.backlog import COUNTING_FAILURES, failure_kind
 from twinbus.ledger import OK, Ledger, Stage
 from twinbus.pairing.recording import Recording, outcome_of, size_of
 
@@ -121,3 +127,120 @@ def _told(receiver: Any, name: str, ended: _Ended, begun: Callable[[], None] = l
         return result
 
     setattr(receiver, name, aio_tried if inspect.iscoroutinefunction(call) else tried)
+
+
+LONGEST_PAUSE: Final = 1.0
+
+
+def quiet_pause(max_wait_time: float | None) -> float:
+    return LONGEST_PAUSE if max_wait_time is None else min(max_wait_time, LONGEST_PAUSE)
+
+
+class QuietReceiver:
+    """A ServiceBusReceiver whose receiving calls return nothing for S2's first list; all else is the SDK's."""
+
+    def __init__(self, receiver: ServiceBusReceiver) -> None:
+        self._receiver = receiver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._receiver, name)
+
+    def receive_messages(
+        self, max_message_count: int | None = 1, max_wait_time: float | None = None
+    ) -> list[ServiceBusReceivedMessage]:
+        try:
+            return self._receiver.receive_messages(max_message_count, max_wait_time)
+        except Exception as error:
+            self._quiet(error, max_wait_time)
+            return []
+
+    def peek_messages(self, *arguments: Any, **keywords: Any) -> list[ServiceBusReceivedMessage]:
+        try:
+            return self._receiver.peek_messages(*arguments, **keywords)
+        except Exception as error:
+            self._quiet(error, keywords.get("timeout"))
+            return []
+
+    def __enter__(self) -> Self:
+        try:
+            self._receiver.__enter__()
+        except Exception as error:
+            self._quiet(error, 0.0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._receiver.__exit__(kind, error, trace)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ServiceBusReceivedMessage:
+        while True:
+            try:
+                return self._receiver.__next__()
+            except StopIteration:
+                raise
+            except Exception as error:
+                self._quiet(error, None)
+
+    def _quiet(self, error: Exception, max_wait_time: float | None) -> None:
+        if failure_kind(error) not in COUNTING_FAILURES:
+            raise error
+        time.sleep(quiet_pause(max_wait_time))
+
+
+class AioQuietReceiver:
+    """A ServiceBusReceiver whose receiving calls return nothing for S2's first list; all else is the SDK's."""
+
+    def __init__(self, receiver: AioServiceBusReceiver) -> None:
+        self._receiver = receiver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._receiver, name)
+
+    async def receive_messages(
+        self, max_message_count: int | None = 1, max_wait_time: float | None = None
+    ) -> list[ServiceBusReceivedMessage]:
+        try:
+            return await self._receiver.receive_messages(max_message_count, max_wait_time)
+        except Exception as error:
+            await self._quiet(error, max_wait_time)
+            return []
+
+    async def peek_messages(self, *arguments: Any, **keywords: Any) -> list[ServiceBusReceivedMessage]:
+        try:
+            return await self._receiver.peek_messages(*arguments, **keywords)
+        except Exception as error:
+            await self._quiet(error, keywords.get("timeout"))
+            return []
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._receiver.__aenter__()
+        except Exception as error:
+            await self._quiet(error, 0.0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._receiver.__aexit__(kind, error, trace)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ServiceBusReceivedMessage:
+        while True:
+            try:
+                return await self._receiver.__anext__()
+            except StopAsyncIteration:
+                raise
+            except Exception as error:
+                await self._quiet(error, None)
+
+    async def _quiet(self, error: Exception, max_wait_time: float | None) -> None:
+        if failure_kind(error) not in COUNTING_FAILURES:
+            raise error
+        await asyncio.sleep(quiet_pause(max_wait_time))

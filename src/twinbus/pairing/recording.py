@@ -32,8 +32,8 @@ from twinbus.ledger import (
 )
 from twinbus.ledger.group_writer import LOOK_EVERY
 from twinbus.ledger.running_operation import NOTHING
+from twinbus.pairing.message_copies import encoded_size, raws_of
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.outgoing import encoded_size, raws_of
 from twinbus.sdk.handlers import CANCELLED_AT_DEADLINE, open_sync_link, was_interrupted_at_deadline
 
 T = TypeVar("T")

@@ -18,28 +18,28 @@ from twinbus.pairing.decide.failover import (
     ArmFailoverTimer,
     ArmPing,
     DisarmFailoverTimer,
-    Emit,
     Entity,
+    FailoverPolicy,
+    FailoverTimerFired,
     PairClosed,
     PingDue,
-    Policy,
     PrimarySendSucceeded,
+    PublishNotice,
     RaiseToCaller,
     RaiseUnusable,
     SendPing,
     SendToBacklog,
     StopPings,
-    TimerFired,
 )
 from twinbus.pairing.decide.rotation import ArmProbation, ProbationEnded, Rotation
 from twinbus.pairing.errors import QueueCause
 
-Verdict = RaiseToCaller | SendToBacklog | RaiseUnusable
+FailedCallEffect = RaiseToCaller | SendToBacklog | RaiseUnusable
 Now = Callable[[], float]
 Chance = Callable[[], float]
 
 
-class Timer(Protocol):
+class DriverTimer(Protocol):
     """Calls back once, at a time on the monotonic clock; armed anew it forgets the time before."""
 
     def arm(self, at: float) -> None: ...
@@ -47,23 +47,29 @@ class Timer(Protocol):
     def disarm(self) -> None: ...
 
 
-class Driver(Protocol):
+class PairDriver(Protocol):
     """What a driver does for the cells. None of it may block: it is asked for under a cell's lock."""
 
-    def timer(self, due: Callable[[], object]) -> Timer: ...
+    def timer(self, due: Callable[[], object]) -> DriverTimer: ...
 
-    def ping(self, cell: EntityCell, episode: int) -> None: ...
+    def ping(self, cell: SharedEntity, episode: int) -> None: ...
 
-    def stop_ping(self, cell: EntityCell) -> None: ...
+    def stop_ping(self, cell: SharedEntity) -> None: ...
 
-    def emit(self, notice: failover.Notice | rotation.QueueLeft | rotation.QueueReturned) -> None: ...
+    def emit(self, notice: failover.FailoverNotice | rotation.QueueLeft | rotation.QueueReturned) -> None: ...
 
 
-class EntityCell:
+class SharedEntity:
     """One entity of one pair: `entity` is read without a lock, and replaced by `advance` alone."""
 
     def __init__(
-        self, path: str, policy: Policy, driver: Driver, *, now: Now = time.monotonic, chance: Chance = random.random
+        self,
+        path: str,
+        policy: FailoverPolicy,
+        driver: PairDriver,
+        *,
+        now: Now = time.monotonic,
+        chance: Chance = random.random,
     ) -> None:
         self.entity = Entity(path, policy, now())
         self._driver = driver
@@ -72,13 +78,13 @@ class EntityCell:
         self._lock = threading.Lock()
         # Called when calls go another way than before, in the thread that found out: no waiting there (S5).
         self.rerouted: set[Callable[[], None]] = set()
-        self._failover_timer = driver.timer(lambda: self.advance(TimerFired()))
+        self._failover_timer = driver.timer(lambda: self.advance(FailoverTimerFired()))
         self._ping_timer = driver.timer(lambda: self.advance(PingDue()))
 
-    def advance(self, event: failover.Event) -> Verdict | None:
+    def advance(self, event: failover.Event) -> FailedCallEffect | None:
         """What becomes of the call that failed, if the event is one."""
-        verdict: Verdict | None = None
-        notices: list[failover.Notice] = []
+        verdict: FailedCallEffect | None = None
+        notices: list[failover.FailoverNotice] = []
         with self._lock:
             before = self.entity.route
             step = failover.advance(self.entity, event, self._now(), self._chance())
@@ -87,7 +93,7 @@ class EntityCell:
                 match effect:
                     case RaiseToCaller() | SendToBacklog() | RaiseUnusable():
                         verdict = effect
-                    case Emit(notice):
+                    case PublishNotice(notice):
                         notices.append(notice)
                     case _:
                         self._arrange(effect)
@@ -127,10 +133,12 @@ class EntityCell:
                 self._driver.stop_ping(self)
 
 
-class RotationCell:
+class SharedRotation:
     """The backlog queues, for all senders of a pair. `rotation` is read without a lock."""
 
-    def __init__(self, queues: tuple[str, ...], probation: float, driver: Driver, *, now: Now = time.monotonic) -> None:
+    def __init__(
+        self, queues: tuple[str, ...], probation: float, driver: PairDriver, *, now: Now = time.monotonic
+    ) -> None:
         self.rotation = Rotation(queues, probation)
         self._driver = driver
         self._now = now
@@ -148,11 +156,11 @@ class RotationCell:
                 match effect:
                     case rotation.TryAnother():
                         another = True
-                    case rotation.RaiseToCaller():
+                    case rotation.RaiseSendError():
                         another = False
                     case ArmProbation(at):
                         self._timer.arm(at)
-                    case rotation.Emit(notice):
+                    case rotation.PublishQueueNotice(notice):
                         notices.append(notice)
         for notice in notices:
             self._driver.emit(notice)

@@ -20,7 +20,7 @@ from twinbus.errors import OperatorError
 from twinbus.ledger import Ledger, Role
 from twinbus.pairing.administration import Administration, AioAdministration, credential_of
 from twinbus.pairing.events import BacklogDrained
-from twinbus.pairing.pair_state import Partnership
+from twinbus.pairing.pair_state import PairState
 from twinbus.pairing.recording import Recording
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import (
@@ -47,7 +47,7 @@ class _Running:
 
     def __init__(
         self,
-        pair: Partnership,
+        pair: PairState,
         transport: Callable[[], Transport],
         listed: Callable[[Recording], Discovery] | None,
     ) -> None:
@@ -129,7 +129,7 @@ class _Running:
 class AioPairSyphon:
     """Tasks of the loop it is started on. Made and kept by a pair of `twinbus.aio`."""
 
-    def __init__(self, primary: Any, secondary: Any, admin: Any, pair: Partnership) -> None:
+    def __init__(self, primary: Any, secondary: Any, admin: Any, pair: PairState) -> None:
         self._clients = (primary, secondary)
         self._admin = admin
         self._pair = pair
@@ -168,7 +168,7 @@ class AioPairSyphon:
 class ThreadPairSyphon:
     """A thread with a loop of its own. Made and kept by a sync pair."""
 
-    def __init__(self, primary: Any, secondary: Any, admin: Any, pair: Partnership) -> None:
+    def __init__(self, primary: Any, secondary: Any, admin: Any, pair: PairState) -> None:
         if any(map(_needs_sdk, (primary, secondary))):
             raise OperatorError(
                 "enable_syphon: the syphon of a sync pair goes through no WebSocket, proxy or custom endpoint",

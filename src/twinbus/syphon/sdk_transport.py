@@ -18,8 +18,7 @@ from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundErr
 
 from twinbus.backlog import failure_kind, was_refused
 from twinbus.connect import bisect_refused, deadline, to_millis
-from twinbus.pairing.batching import LONG_SECTION, split
-from twinbus.pairing.outgoing import ENVELOPE
+from twinbus.pairing.message_copies import ENVELOPE, LONG_SECTION, split
 from twinbus.sdk.handlers import (
     LinkLimits,
     disable_retries,

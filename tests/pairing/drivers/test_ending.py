@@ -14,12 +14,12 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.exceptions import ServiceBusError
 
+from tests.pairing.drivers.test_pair_sides import RunningSyphon
 from twinbus import PairFaultedError, PairingRefusedError, ProvisioningError
 from twinbus.errors import TwinbusError
 from twinbus.pairing import pair_state
 
 from .conftest import KEY, World, open_sockets
-from .test_sides import RunningSyphon
 
 LONG = timedelta(minutes=1)
 

@@ -37,7 +37,7 @@ from twinbus.ledger import (
     billable_units,
     read_ledger,
 )
-from twinbus.pairing.outgoing import encoded_size
+from twinbus.pairing.message_copies import encoded_size
 from twinbus.pairing.recording import size_of
 from twinbus.testing import LocalNamespace
 

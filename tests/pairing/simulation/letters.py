@@ -16,7 +16,7 @@ from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
 
 from twinbus.backlog import PATH_PROPERTY, AliasInUseError, MessageFields, restore
-from twinbus.pairing import outgoing
+from twinbus.pairing import message_copies
 from twinbus.pairing.errors import MessageTooLargeForBacklogError
 from twinbus.sdk.handlers import LinkLimits
 from twinbus.values import Long, Timestamp
@@ -112,23 +112,23 @@ def contents(letters: Iterable[Letter]) -> list[object]:
 
 
 @cache
-def fit(raws: Raws, path: str, limits: LinkLimits, at: datetime | None = None) -> outgoing.Diversion:
+def fit(raws: Raws, path: str, limits: LinkLimits, at: datetime | None = None) -> message_copies.Diversion:
     """The product's, whose copies are looked at once: they lead back to the messages and where they were meant (S7)."""
-    made = outgoing.fit(raws, path, limits, at)
+    made = message_copies.fit(raws, path, limits, at)
     scheduled = None if at is None else int(at.timestamp() * 1000)
-    meant = {outgoing.id_of(raw): (path, _sendable(raw, scheduled)) for raw in raws}
-    copies = [raw for payload in made.payloads for raw in outgoing.raws_of(payload)]
-    found = {outgoing.id_of(raw): restore(_sendable(raw))[:2] for raw in copies}
+    meant = {message_copies.id_of(raw): (path, _sendable(raw, scheduled)) for raw in raws}
+    copies = [raw for payload in made.payloads for raw in message_copies.raws_of(payload)]
+    found = {message_copies.id_of(raw): restore(_sendable(raw))[:2] for raw in copies}
     if len(copies) != len(raws) or found != meant:
         raise ViolationError(f"{meant} comes back as {found}")
     return made
 
 
 @cache
-def parcel_of(payload: outgoing.Payload) -> Parcel:
-    copies = outgoing.raws_of(payload)
+def parcel_of(payload: message_copies.Payload) -> Parcel:
+    copies = message_copies.raws_of(payload)
     [path] = {restore(_sendable(raw)).path for raw in copies}
-    return Parcel(tuple(str(outgoing.id_of(raw)) for raw in copies), path=path)
+    return Parcel(tuple(str(message_copies.id_of(raw)) for raw in copies), path=path)
 
 
 def _sendable(raw: AmqpAnnotatedMessage, scheduled: int | None = None) -> MessageFields:

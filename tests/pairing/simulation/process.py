@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, cast
 from twinbus.backlog import Endpoint
 from twinbus.pairing import calls
 from twinbus.pairing.decide import failover, rotation
-from twinbus.pairing.events import PairEvents
+from twinbus.pairing.events import EventPublisher
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import Side, SideState
-from twinbus.pairing.shared_state import EntityCell, RotationCell
+from twinbus.pairing.shared_state import SharedEntity, SharedRotation
 
 from .judge import TRY_TIMEOUT, Belief, Rules, Shelf, ViolationError
 from .letters import Letter, fit
@@ -30,7 +30,7 @@ ENDPOINTS = {name: Endpoint.of(name, 5671) for name in ("primary", "secondary")}
 class Sender(NamedTuple):
     """`turn`: of a sync one, whose calls on the primary come one after the other."""
 
-    place: calls.Place
+    place: calls.SendContext
     turn: Turn | None
 
 
@@ -79,7 +79,7 @@ class Process:
     ) -> None:
         self.rules, self.chance, self.now, self.at, self.stock = rules, chance, now, at, stock
         self.options = OPTIONS
-        self.events = cast(PairEvents, self)
+        self.events = cast(EventPublisher, self)
         self.primary_places, self.backlog = sides
         self.primary, self.secondary = (Side(name, ENDPOINTS[name], self._side_changed) for name in ENDPOINTS)
         self.shut = {"primary": False, "secondary": False}
@@ -95,7 +95,7 @@ class Process:
     def _watch(self) -> None:
         """Cells and senders, and beside them what the clauses would have."""
         rules, now = self.rules, self.now
-        policy = failover.Policy(
+        policy = failover.FailoverPolicy(
             failover_interval=rules.failover_interval,
             ping_interval=rules.ping_interval,
             ping_jitter=rules.ping_jitter,
@@ -105,15 +105,15 @@ class Process:
         chance = self.chance.random
         self.beliefs = {path: Belief(rules) for path in self.primary_places}
         self.shelf = Shelf(rules, tuple(self.backlog))
-        self.rotation = RotationCell(tuple(self.backlog), rules.probation, self, now=now)
-        self.cells = {path: EntityCell(path, policy, self, now=now, chance=chance) for path in self.primary_places}
+        self.rotation = SharedRotation(tuple(self.backlog), rules.probation, self, now=now)
+        self.cells = {path: SharedEntity(path, policy, self, now=now, chance=chance) for path in self.primary_places}
         for path, cell in self.cells.items():
             cast(Timer, cell._failover_timer).before = partial(self._timer_due, self.beliefs[path])
         cast(Timer, self.rotation._timer).before = lambda: self.shelf.ended(self.now())
         self._gone = Sides(partial(self._is_gone, self.primary), partial(self._is_gone, self.secondary))
         self.senders = {
             path: [
-                Sender(calls.Place(path, cell, self, now=now, chance=chance, fit=fit), Turn() if number else None)
+                Sender(calls.SendContext(path, cell, self, now=now, chance=chance, fit=fit), Turn() if number else None)
                 for number in range(SENDERS)
             ]
             for path, cell in self.cells.items()
@@ -160,7 +160,7 @@ class Process:
     def timer(self, due: Callable[[], object]) -> Timer:
         return Timer(self, due)
 
-    def ping(self, cell: EntityCell, episode: int) -> None:
+    def ping(self, cell: SharedEntity, episode: int) -> None:
         path = cell.entity.path
         belief = self.beliefs[path]
         belief.ping(self.now())
@@ -174,10 +174,10 @@ class Process:
 
         self.primary_places[path].attempt(None, TRY_TIMEOUT, answered)
 
-    def stop_ping(self, cell: EntityCell) -> None:
+    def stop_ping(self, cell: SharedEntity) -> None:
         """Its answer comes all the same, as it may where threads are."""
 
-    def emit(self, notice: failover.Notice | rotation.QueueLeft | rotation.QueueReturned) -> None:
+    def emit(self, notice: failover.FailoverNotice | rotation.QueueLeft | rotation.QueueReturned) -> None:
         self.notices.append(notice)
 
     # --- what an operator does ---------------------------------------------------------------------------------------

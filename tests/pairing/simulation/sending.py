@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from twinbus.backlog import FailureKind
 from twinbus.pairing import calls
 from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, QueueLeftMeanwhileError, ToBacklog
-from twinbus.pairing.decide.failover import Route
+from twinbus.pairing.decide.failover import SendRoute
 
 from .judge import TRY_TIMEOUT, ViolationError
 from .letters import LIMITS, TOMORROW, Parcel, parcel_of
@@ -57,7 +57,7 @@ class Sending:
         self._sender = sender
         self._place = sender.place
         self.story = story
-        self._steps: calls.Steps[Any] | None = None
+        self._steps: calls.SendSteps[Any] | None = None
         self._turn: Turn | None = None
         self._trying: object = None
         self._tried = 0
@@ -66,7 +66,7 @@ class Sending:
     def begin(self) -> None:
         process, story = self._process, self.story
         story.begins(process.now())
-        if self._place.cell.entity.route is Route.PRIMARY and process.chance.random() < 0.7:
+        if self._place.cell.entity.route is SendRoute.PRIMARY and process.chance.random() < 0.7:
             # The healthy path of the drivers, which asks `calls` only when something was wrong.
             self._try(OnPrimary(self._place.primary_seconds(story.until)))
         else:
@@ -78,7 +78,7 @@ class Sending:
         self._steps = steps = calls.call(self._place, self._backlog, failed, self.story.until)
         self._carry_on(lambda: next(steps))
 
-    def _backlog(self) -> calls.Steps[Any]:
+    def _backlog(self) -> calls.SendSteps[Any]:
         story = self.story
         match story.what:
             case What.SEND:
@@ -92,7 +92,7 @@ class Sending:
             case What.CANCEL:
                 return calls.cannot_cancel(NUMBERS)
 
-    def _carry_on(self, resume: Callable[[], calls.Step]) -> None:
+    def _carry_on(self, resume: Callable[[], calls.SendStep]) -> None:
         try:
             step = resume()
         except StopIteration as end:
@@ -142,7 +142,7 @@ class Sending:
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def _try(self, step: calls.Step) -> None:
+    def _try(self, step: calls.SendStep) -> None:
         process = self._process
         now = process.now()
         self.story.tries(step, now)
@@ -203,7 +203,7 @@ class Sending:
 
     def _primary(self) -> None:
         process, story = self._process, self.story
-        if self._place.cell.entity.route is not Route.PRIMARY:
+        if self._place.cell.entity.route is not SendRoute.PRIMARY:
             self._failed_over_meanwhile()
             return
         if story.belief.over or story.belief.closed:
@@ -252,7 +252,7 @@ class Sending:
     # --- its answer --------------------------------------------------------------------------------------------------
 
     def _primary_answered(self, found: Failure | None) -> None:
-        rerouted = self._place.cell.entity.route is not Route.PRIMARY
+        rerouted = self._place.cell.entity.route is not SendRoute.PRIMARY
         if found is not None and rerouted and self._process.chance.random() < 0.5:
             # That was one of several tries, and a driver makes no other.
             self._failed_over_meanwhile()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, OperationTimeoutError
 
 from twinbus.backlog import FailureKind
-from twinbus.pairing.calls import BacklogHandle, LimitsOf, NoTurnError, OnPrimary, Step, ToBacklog, in_backlog
+from twinbus.pairing.calls import BacklogHandle, LimitsOf, NoTurnError, OnPrimary, SendStep, ToBacklog, in_backlog
 from twinbus.pairing.errors import (
     BacklogUnavailableError,
     PartialSendError,
@@ -168,7 +168,7 @@ class Story:
 
     # --- what the product does ---------------------------------------------------------------------------------------
 
-    def tries(self, step: Step, now: float) -> None:
+    def tries(self, step: SendStep, now: float) -> None:
         match step:
             case OnPrimary(seconds):
                 self._must(self.due.on is On.PRIMARY, step)
@@ -182,7 +182,7 @@ class Story:
                 self._must(self.opened and self.safe.isdisjoint(parcel.ids), step)
                 self._must(set(parcel.ids) <= set(self.letter.ids) and parcel.path == self.path, step)
 
-    def _tries_queue(self, queue: str, seconds: float, now: float, step: Step) -> None:
+    def _tries_queue(self, queue: str, seconds: float, now: float, step: SendStep) -> None:
         self._must(self.due.on is On.BACKLOG and queue in self.due.queues, step)
         self._must(seconds > 0 and abs(now + seconds - self.end) < SLACK, step)
         self.shelf.places[self.sender] = queue

@@ -12,16 +12,16 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.ledger import Stage
-from twinbus.pairing.aio_attempts import Attempts, wait
+from twinbus.pairing.aio.timeouts import TaskTimeouts, wait
 from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
-from twinbus.pairing.outgoing import Payload
+from twinbus.pairing.message_copies import Payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import Recording
-from twinbus.pairing.shared_state import RotationCell
+from twinbus.pairing.shared_state import SharedRotation
 from twinbus.sdk.handlers import LinkLimits, is_open, link_limits, open_aio_link, retry_settings
 
 
-class BacklogLink:
+class AioBacklogLink:
     """One backlog queue. The SDK's sender takes one call at a time, so they queue here, within their own time (S6)."""
 
     def __init__(
@@ -29,8 +29,8 @@ class BacklogLink:
         client: ServiceBusClient,
         side: Side,
         queue: str,
-        rotation: RotationCell,
-        attempts: Attempts,
+        rotation: SharedRotation,
+        attempts: TaskTimeouts,
         recording: Recording,
     ) -> None:
         self._client = client
@@ -129,23 +129,28 @@ class BacklogLink:
             self._attempts.discard(sender)
 
 
-class BacklogLinks:
+class AioBacklogLinks:
     """All of them, made when first needed."""
 
     def __init__(
-        self, client: ServiceBusClient, side: Side, rotation: RotationCell, attempts: Attempts, recording: Recording
+        self,
+        client: ServiceBusClient,
+        side: Side,
+        rotation: SharedRotation,
+        attempts: TaskTimeouts,
+        recording: Recording,
     ) -> None:
         self._client = client
         self._side = side
         self._rotation = rotation
         self._attempts = attempts
         self._recording = recording
-        self._links: dict[str, BacklogLink] = {}
+        self._links: dict[str, AioBacklogLink] = {}
 
-    def __getitem__(self, queue: str) -> BacklogLink:
+    def __getitem__(self, queue: str) -> AioBacklogLink:
         found = self._links.get(queue)
         if found is None:
-            found = BacklogLink(self._client, self._side, queue, self._rotation, self._attempts, self._recording)
+            found = AioBacklogLink(self._client, self._side, queue, self._rotation, self._attempts, self._recording)
             self._links[queue] = found
         return found
 

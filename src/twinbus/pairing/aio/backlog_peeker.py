@@ -7,18 +7,18 @@ from typing import Any
 
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.pairing.aio_attempts import Attempts, cancel
-from twinbus.pairing.attending import AttendanceCell, FailedOver, not_seen, seen
+from twinbus.pairing.aio.timeouts import TaskTimeouts, cancel
+from twinbus.pairing.attending import FailedOver, SharedBacklogWatch, not_seen, seen
 from twinbus.pairing.decide.backlog_watch import LookEnded, Peek, QueueNotSeen, QueueSeen
 from twinbus.pairing.recording import Recording
 from twinbus.sdk.handlers import open_aio_link
 
 
-class Looks:
+class AioBacklogPeeker:
     """One queue after the other, in one task."""
 
     def __init__(
-        self, client: ServiceBusClient, attempts: Attempts, recording: Recording, failed_over: FailedOver
+        self, client: ServiceBusClient, attempts: TaskTimeouts, recording: Recording, failed_over: FailedOver
     ) -> None:
         self._client = client
         self._attempts = attempts
@@ -26,7 +26,7 @@ class Looks:
         self._failed_over = failed_over
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:
+    def begin(self, cell: SharedBacklogWatch, peeks: tuple[Peek, ...]) -> None:
         self._task = self._attempts.start(self._look(cell, peeks))
 
     def stop(self) -> None:
@@ -34,7 +34,7 @@ class Looks:
         if self._task is not None:
             cancel(self._task)
 
-    async def _look(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:
+    async def _look(self, cell: SharedBacklogWatch, peeks: tuple[Peek, ...]) -> None:
         for peek in peeks:
             if cell.attendance.ended:
                 break

@@ -38,23 +38,21 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from twinbus.backlog import FailureKind, failure_kind
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import AioAdministration
-from twinbus.pairing.aio.backlog_link import BacklogLinks
-from twinbus.pairing.aio.backlog_peeker import Looks
-from twinbus.pairing.aio.deadlines import AioTimer
+from twinbus.pairing.aio.backlog_link import AioBacklogLinks
+from twinbus.pairing.aio.backlog_peeker import AioBacklogPeeker
 from twinbus.pairing.aio.sender import PairedSender
-from twinbus.pairing.aio_attempts import Attempts, cancel
-from twinbus.pairing.aio_receivers import QuietReceiver
-from twinbus.pairing.attending import AttendanceCell
+from twinbus.pairing.aio.timeouts import LoopTimer, TaskTimeouts, cancel
+from twinbus.pairing.attending import SharedBacklogWatch
 from twinbus.pairing.decide.backlog_watch import Peek
 from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
 from twinbus.pairing.events import Callback, Notice
+from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import NotPairedError, PairLoopError, Side, SideState
-from twinbus.pairing.pair_state import EntityState, Partnership, Syphon, SyphonFactory
-from twinbus.pairing.pings import ping_message
+from twinbus.pairing.pair_state import EntityState, PairState, PairSyphon, SyphonFactory
 from twinbus.pairing.provisioning import background_pause
-from twinbus.pairing.receivers import recorded
-from twinbus.pairing.shared_state import EntityCell
+from twinbus.pairing.receivers import AioQuietReceiver, recorded
+from twinbus.pairing.shared_state import SharedEntity
 from twinbus.sdk.handlers import hides_pings, open_aio_link, retry_settings
 from twinbus.sdk.private_names import check_version
 
@@ -123,12 +121,12 @@ class Pair:
         self._pairing: asyncio.Task[None] | None = None
         self._paired = False
         self._waiting = 0
-        self._attempts = Attempts(options.try_timeout.total_seconds())
-        self._pinging: dict[EntityCell, asyncio.Task[Any]] = {}
+        self._attempts = TaskTimeouts(options.try_timeout.total_seconds())
+        self._pinging: dict[SharedEntity, asyncio.Task[Any]] = {}
         self._senders: WeakSet[PairedSender] = WeakSet()
         self._provisioning: asyncio.Task[Any] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._state = Partnership(
+        self._state = PairState(
             (primary, secondary),
             options,
             self,
@@ -137,8 +135,8 @@ class Pair:
             look=self._look,
             react=self._attempts.in_loop,
         )
-        self._looks = Looks(secondary, self._attempts, self._state.on_secondary, self._state.failed_over)
-        self._links = BacklogLinks(
+        self._looks = AioBacklogPeeker(secondary, self._attempts, self._state.on_secondary, self._state.failed_over)
+        self._links = AioBacklogLinks(
             secondary, self._state.secondary, self._state.rotation, self._attempts, self._state.on_secondary
         )
         self.primary = PairSide(self, self._state.primary)
@@ -155,21 +153,21 @@ class Pair:
 
     def get_queue_receiver(
         self, queue_name: str, *, quiet_while_down: bool = False, **kwargs: Any
-    ) -> ServiceBusReceiver | QuietReceiver:
+    ) -> ServiceBusReceiver | AioQuietReceiver:
         receiver = recorded(
             self._clients["primary"].get_queue_receiver(queue_name, **kwargs), self._state.on_primary, queue_name
         )
-        return QuietReceiver(receiver) if quiet_while_down else receiver
+        return AioQuietReceiver(receiver) if quiet_while_down else receiver
 
     def get_subscription_receiver(
         self, topic_name: str, subscription_name: str, *, quiet_while_down: bool = False, **kwargs: Any
-    ) -> ServiceBusReceiver | QuietReceiver:
+    ) -> ServiceBusReceiver | AioQuietReceiver:
         receiver = recorded(
             self._clients["primary"].get_subscription_receiver(topic_name, subscription_name, **kwargs),
             self._state.on_primary,
             f"{topic_name}/Subscriptions/{subscription_name}",
         )
-        return QuietReceiver(receiver) if quiet_while_down else receiver
+        return AioQuietReceiver(receiver) if quiet_while_down else receiver
 
     def list_queue_sessions(
         self, queue_name: str, *, state_updated_after: datetime | None = None, timeout: float | None = None
@@ -221,11 +219,11 @@ class Pair:
         return self._state.rotation.rotation.usable if self._paired else ()
 
     @property
-    def syphon(self) -> Syphon | None:
+    def syphon(self) -> PairSyphon | None:
         return self._state.syphon
 
     @syphon.setter
-    def syphon(self, syphon: Syphon | None) -> None:
+    def syphon(self, syphon: PairSyphon | None) -> None:
         self._state.syphon = syphon
 
     def entities(self) -> tuple[EntityState, ...]:
@@ -397,22 +395,22 @@ class Pair:
 
     # --- what the cells ask of a driver ----------------------------------------------------------------------------
 
-    def timer(self, due: Callable[[], object]) -> AioTimer:
-        return AioTimer(due)
+    def timer(self, due: Callable[[], object]) -> LoopTimer:
+        return LoopTimer(due)
 
     def emit(self, notice: Notice) -> None:
         self._state.events.emit(notice)
 
-    def ping(self, cell: EntityCell, episode: int) -> None:
+    def ping(self, cell: SharedEntity, episode: int) -> None:
         self._pinging[cell] = self._attempts.start(self._ping(cell, episode))
 
-    def stop_ping(self, cell: EntityCell) -> None:
+    def stop_ping(self, cell: SharedEntity) -> None:
         task = self._pinging.pop(cell, None)
         # It may be the ping's own success that stops the pings.
         if task is not None and not task.get_loop().is_closed() and task is not asyncio.current_task():
             task.cancel()
 
-    async def _ping(self, cell: EntityCell, episode: int) -> None:
+    async def _ping(self, cell: SharedEntity, episode: int) -> None:
         begun = time.monotonic()
         failure: FailureKind | None = None
         answered = False
@@ -441,7 +439,7 @@ class Pair:
             send = primary.aio_recorded(there, ping, lambda link: link.send_messages(ping))
             await send(sender)
 
-    def _look(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:
+    def _look(self, cell: SharedBacklogWatch, peeks: tuple[Peek, ...]) -> None:
         self._looks.begin(cell, peeks)
 
     # --- backlog queues --------------------------------------------------------------------------------------------

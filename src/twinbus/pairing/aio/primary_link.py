@@ -11,15 +11,15 @@ from typing import Any
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.aio_attempts import PATIENCE_SECONDS, Attempts, cancel, closed, wait
+from twinbus.pairing.aio.timeouts import PATIENCE_SECONDS, TaskTimeouts, cancel, closed, wait
 from twinbus.sdk.concurrent_sends import allow_concurrent_sends
 from twinbus.sdk.handlers import abort_connection, keep_alive_of, open_aio_link
 
 
-class Link:
+class PrimaryLink:
     """`calls` are in flight on it, or wait for it to open: whoever comes adds one, and leaves."""
 
-    def __init__(self, sender: Any, attempts: Attempts, episode: int) -> None:
+    def __init__(self, sender: Any, attempts: TaskTimeouts, episode: int) -> None:
         self.sender = sender
         self.episode = episode
         self.calls = 0

@@ -18,22 +18,22 @@ from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.ledger import Stage
 from twinbus.pairing import calls
-from twinbus.pairing.aio.backlog_link import BacklogLinks
-from twinbus.pairing.aio.primary_link import Link
-from twinbus.pairing.aio_attempts import Attempts, wait
+from twinbus.pairing.aio.backlog_link import AioBacklogLinks
+from twinbus.pairing.aio.primary_link import PrimaryLink
+from twinbus.pairing.aio.timeouts import TaskTimeouts, wait
 from twinbus.pairing.calls import (
     FailedOverMeanwhileError,
     LimitsOf,
     OnPrimary,
-    Place,
-    Steps,
+    SendContext,
+    SendSteps,
     ToBacklog,
+    closed_error,
     end_of_call,
-    shut,
 )
-from twinbus.pairing.decide.failover import Route
+from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.errors import ScheduledInBacklogError
-from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
+from twinbus.pairing.message_copies import IdentifiedBatch, identified, is_empty, raws_of
 from twinbus.pairing.recording import Recording, aio_sent
 from twinbus.sdk.concurrent_sends import supports_concurrent_sends
 from twinbus.sdk.handlers import RetrySettings, empty_batch
@@ -42,7 +42,7 @@ T = TypeVar("T")
 # On an open link, without a time-out of the SDK's: ours holds.
 Call = Callable[[ServiceBusSender], Coroutine[Any, Any, T]]
 # Looked up once: a member of an Enum costs as much as half a microsecond at every use.
-_PRIMARY: Final = Route.PRIMARY
+_PRIMARY: Final = SendRoute.PRIMARY
 
 
 class PairedSender:
@@ -54,10 +54,10 @@ class PairedSender:
 
     def __init__(
         self,
-        place: Place,
+        place: SendContext,
         make: Callable[[], ServiceBusSender],
-        links: BacklogLinks,
-        attempts: Attempts,
+        links: AioBacklogLinks,
+        attempts: TaskTimeouts,
         retries: RetrySettings,
         recording: Recording,
         *,
@@ -74,8 +74,8 @@ class PairedSender:
         self._recording = recording
         self._sends = recording.place(Stage.SEND_PRIMARY, place.path)
         self._destination = f"{recording.namespace}/{place.path}"
-        self._link = Link(make(), attempts, place.cell.entity.episode)
-        self._before: WeakSet[Link] = WeakSet()
+        self._link = PrimaryLink(make(), attempts, place.cell.entity.episode)
+        self._before: WeakSet[PrimaryLink] = WeakSet()
         self._turn = None if supports_concurrent_sends(self._link.sender) else asyncio.Lock()
         self._closed = False
         self.fully_qualified_namespace: str = self._link.sender.fully_qualified_namespace
@@ -170,13 +170,13 @@ class PairedSender:
     def __del__(self) -> None:
         # Dropped without being closed, and no call under way: that would hold it.
         with contextlib.suppress(Exception):
-            open_ = not self._closed and self._place.cell.entity.route is not Route.CLOSED
+            open_ = not self._closed and self._place.cell.entity.route is not SendRoute.CLOSED
             if open_ and not sys.is_finalizing():
                 self._link.drop()
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 
-    async def _call(self, call: Call[T], backlog: Callable[[], Steps[T]], until: float | None) -> T:
+    async def _call(self, call: Call[T], backlog: Callable[[], SendSteps[T]], until: float | None) -> T:
         if asyncio.get_running_loop() is not self._attempts.loop:
             self._place.primary.refuse_unless_open()
             self._attempts.claim()
@@ -199,7 +199,7 @@ class PairedSender:
                 pass
             except Exception as error:
                 if self._closed:
-                    raise shut() from error
+                    raise closed_error() from error
                 failed = error
             else:
                 after = self._place.cell.entity
@@ -208,7 +208,7 @@ class PairedSender:
                 return result
         return await self._carry_out(calls.call(self._place, backlog, failed, until), call, until)
 
-    async def _carry_out(self, steps: Steps[T], call: Call[Any], until: float | None) -> T:
+    async def _carry_out(self, steps: SendSteps[T], call: Call[Any], until: float | None) -> T:
         try:
             step = next(steps)
             while True:
@@ -216,7 +216,7 @@ class PairedSender:
                     result = await self._try(step, call, until)
                 except Exception as error:
                     if self._closed and isinstance(step, OnPrimary):
-                        raise shut() from error
+                        raise closed_error() from error
                     step = steps.throw(error)
                 else:
                     step = steps.send(result)
@@ -225,7 +225,7 @@ class PairedSender:
         finally:
             steps.close()
 
-    async def _try(self, step: calls.Step, call: Call[Any], until: float | None) -> Any:
+    async def _try(self, step: calls.SendStep, call: Call[Any], until: float | None) -> Any:
         match step:
             case OnPrimary(seconds):
                 return await self._on_primary(call, seconds)
@@ -276,16 +276,16 @@ class PairedSender:
             link.leave()
             attempts.lift(deadline)
 
-    def _current(self) -> Link:
+    def _current(self) -> PrimaryLink:
         """The link for a try that begins now."""
         if self._closed:
-            raise shut()
+            raise closed_error()
         entity, link = self._place.cell.entity, self._link
         if entity.route is not _PRIMARY:
             raise FailedOverMeanwhileError
         if link.retired or entity.episode != link.episode:
             # After a failover the old link may be one that nobody answers on: begin anew.
-            self._link = Link(self._place.primary.made(self._make), self._attempts, entity.episode)
+            self._link = PrimaryLink(self._place.primary.made(self._make), self._attempts, entity.episode)
             self._before.add(link)
             link.retire()
         return self._link

@@ -100,7 +100,7 @@ class TryAnother:
 
 
 @dataclass(frozen=True, slots=True)
-class RaiseToCaller:
+class RaiseSendError:
     """The failed send's own error: another queue would fare no better."""
 
 
@@ -130,14 +130,14 @@ class QueueReturned:
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
+class PublishQueueNotice:
     notice: QueueLeft | QueueReturned
 
 
-Effect = TryAnother | RaiseToCaller | ArmProbation | Emit
+Effect = TryAnother | RaiseSendError | ArmProbation | PublishQueueNotice
 
 
-class Step(NamedTuple):
+class RotationDecision(NamedTuple):
     rotation: Rotation
     effects: tuple[Effect, ...] = ()
 
@@ -147,13 +147,13 @@ class Step(NamedTuple):
 _TRY_ANOTHER: Final = TryAnother()
 
 
-def advance(rotation: Rotation, event: Event, now: float) -> Step:
+def advance(rotation: Rotation, event: Event, now: float) -> RotationDecision:
     match event:
         case BacklogSendFailed():
             if event.kind not in EVICTING_FAILURES:
-                return Step(rotation, (RaiseToCaller(),))
+                return RotationDecision(rotation, (RaiseSendError(),))
             step = _leave(rotation, QueueCause(event.queue, event.kind, event.detail), now, now + rotation.probation)
-            return Step(step.rotation, (*step.effects, _TRY_ANOTHER))
+            return RotationDecision(step.rotation, (*step.effects, _TRY_ANOTHER))
         case ProbationEnded():
             over = [a.cause.queue for a in rotation.absent if a.until is not None and a.until <= now]
             return _return(rotation, over, now)
@@ -165,25 +165,25 @@ def advance(rotation: Rotation, event: Event, now: float) -> Step:
             assert_never(event)
 
 
-def _leave(rotation: Rotation, cause: QueueCause, now: float, until: float | None) -> Step:
+def _leave(rotation: Rotation, cause: QueueCause, now: float, until: float | None) -> RotationDecision:
     if cause.queue not in rotation.usable:
         # Another sender was told first; its probation is not drawn out by those that were still under way.
-        return Step(rotation)
+        return RotationDecision(rotation)
     after = replace(rotation, absent=(*rotation.absent, Absence(cause, now, until)))
-    left = Emit(QueueLeft(cause.queue, now, cause.kind, len(after.usable)))
-    return Step(after, (left, *_arm(after)))
+    left = PublishQueueNotice(QueueLeft(cause.queue, now, cause.kind, len(after.usable)))
+    return RotationDecision(after, (left, *_arm(after)))
 
 
-def _return(rotation: Rotation, queues: Iterable[str], now: float) -> Step:
+def _return(rotation: Rotation, queues: Iterable[str], now: float) -> RotationDecision:
     known, absent = rotation.queues, rotation.absent
     returned = []
     for queue in queues:
         if queue not in rotation.usable:
-            returned.append(Emit(QueueReturned(queue, now)))
+            returned.append(PublishQueueNotice(QueueReturned(queue, now)))
             absent = tuple(absence for absence in absent if absence.cause.queue != queue)
             known = known if queue in known else (*known, queue)
     after = replace(rotation, queues=known, absent=absent)
-    return Step(after, (*returned, *_arm(after)))
+    return RotationDecision(after, (*returned, *_arm(after)))
 
 
 def _arm(rotation: Rotation) -> tuple[Effect, ...]:

@@ -11,12 +11,12 @@ from typing import Any
 from azure.servicebus import ServiceBusClient, ServiceBusSender
 
 from twinbus.ledger import Stage
-from twinbus.pairing.attempts import Attempts
 from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
-from twinbus.pairing.outgoing import Payload
+from twinbus.pairing.message_copies import Payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import Recording
-from twinbus.pairing.shared_state import RotationCell
+from twinbus.pairing.shared_state import SharedRotation
+from twinbus.pairing.sync.timeouts import ThreadTimeouts
 from twinbus.sdk.handlers import LinkLimits, is_open, link_limits, open_sync_link, retry_settings
 
 
@@ -28,8 +28,8 @@ class BacklogLink:
         client: ServiceBusClient,
         side: Side,
         queue: str,
-        rotation: RotationCell,
-        attempts: Attempts,
+        rotation: SharedRotation,
+        attempts: ThreadTimeouts,
         recording: Recording,
     ) -> None:
         self._client = client
@@ -110,7 +110,12 @@ class BacklogLinks:
     """All of them, made when first needed."""
 
     def __init__(
-        self, client: ServiceBusClient, side: Side, rotation: RotationCell, attempts: Attempts, recording: Recording
+        self,
+        client: ServiceBusClient,
+        side: Side,
+        rotation: SharedRotation,
+        attempts: ThreadTimeouts,
+        recording: Recording,
     ) -> None:
         self._client = client
         self._side = side

@@ -17,23 +17,22 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from twinbus.backlog import FailureKind, failure_kind
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import Administration
-from twinbus.pairing.attempts import Attempts
-from twinbus.pairing.attending import AttendanceCell, Looks
+from twinbus.pairing.attending import BacklogPeeker, SharedBacklogWatch
 from twinbus.pairing.decide.backlog_watch import Peek
 from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
 from twinbus.pairing.events import Callback, Notice
+from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import Side, SideState
-from twinbus.pairing.pair_state import EntityState, Partnership, Syphon, SyphonFactory
-from twinbus.pairing.pings import ping_message
+from twinbus.pairing.pair_state import EntityState, PairState, PairSyphon, SyphonFactory
 from twinbus.pairing.provisioning import background_pause
-from twinbus.pairing.quiet_receivers import QuietReceiver
-from twinbus.pairing.receivers import recorded
+from twinbus.pairing.receivers import QuietReceiver, recorded
 from twinbus.pairing.retrying import ONCE
-from twinbus.pairing.shared_state import EntityCell
+from twinbus.pairing.shared_state import SharedEntity
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.sender import PairedSender
-from twinbus.pairing.sync.timeout_thread import Timer
+from twinbus.pairing.sync.timeout_thread import ThreadTimer
+from twinbus.pairing.sync.timeouts import ThreadTimeouts
 from twinbus.sdk.handlers import client_endpoint, hides_pings, interrupt, open_sync_link, retry_settings
 from twinbus.sdk.private_names import check_version
 
@@ -80,17 +79,17 @@ class Pair:
         self._clients = {"primary": primary, "secondary": secondary}
         self._owns_clients = owns_clients
         self._retries = retry_settings(primary)
-        self._attempts = Attempts(client_endpoint(primary).host, options.try_timeout.total_seconds())
-        self._pinging: dict[EntityCell, Any] = {}
+        self._attempts = ThreadTimeouts(client_endpoint(primary).host, options.try_timeout.total_seconds())
+        self._pinging: dict[SharedEntity, Any] = {}
         self._senders: WeakSet[PairedSender] = WeakSet()
         self._leaving = threading.Event()
         self._ending = threading.Lock()
         self._ended = threading.Event()
         self._this_thread = threading.local()
-        self._state = Partnership(
+        self._state = PairState(
             (primary, secondary), options, self, threaded=True, let_go=self._let_go, look=self._look
         )
-        self._looks = Looks(secondary, self._attempts, self._state.on_secondary, self._state.failed_over)
+        self._looks = BacklogPeeker(secondary, self._attempts, self._state.on_secondary, self._state.failed_over)
         self._links = BacklogLinks(
             secondary, self._state.secondary, self._state.rotation, self._attempts, self._state.on_secondary
         )
@@ -172,11 +171,11 @@ class Pair:
         return self._state.rotation.rotation.usable
 
     @property
-    def syphon(self) -> Syphon | None:
+    def syphon(self) -> PairSyphon | None:
         return self._state.syphon
 
     @syphon.setter
-    def syphon(self, syphon: Syphon | None) -> None:
+    def syphon(self, syphon: PairSyphon | None) -> None:
         self._state.syphon = syphon
 
     def entities(self) -> tuple[EntityState, ...]:
@@ -247,21 +246,21 @@ class Pair:
 
     # --- what the cells ask of a driver ----------------------------------------------------------------------------
 
-    def timer(self, due: Callable[[], object]) -> Timer:
-        return Timer(self._attempts.keeper, due)
+    def timer(self, due: Callable[[], object]) -> ThreadTimer:
+        return ThreadTimer(self._attempts.keeper, due)
 
     def emit(self, notice: Notice) -> None:
         self._state.events.emit(notice)
 
-    def ping(self, cell: EntityCell, episode: int) -> None:
+    def ping(self, cell: SharedEntity, episode: int) -> None:
         self._attempts.keeper.soon(lambda: self._ping(cell, episode))
 
-    def stop_ping(self, cell: EntityCell) -> None:
+    def stop_ping(self, cell: SharedEntity) -> None:
         sender = self._pinging.pop(cell, None)
         if sender is not None:
             interrupt(sender)
 
-    def _ping(self, cell: EntityCell, episode: int) -> None:
+    def _ping(self, cell: SharedEntity, episode: int) -> None:
         begun = time.monotonic()
         failure: FailureKind | None = None
         sender: Any = None
@@ -290,7 +289,7 @@ class Pair:
             send = primary.recorded(there, ping, lambda link, left: link.send_messages(ping, timeout=left))
             send(sender, None)
 
-    def _look(self, cell: AttendanceCell, peeks: tuple[Peek, ...]) -> None:
+    def _look(self, cell: SharedBacklogWatch, peeks: tuple[Peek, ...]) -> None:
         self._looks.begin(cell, peeks)
 
     # --- backlog queues --------------------------------------------------------------------------------------------

@@ -15,28 +15,28 @@ from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.ledger import Stage
 from twinbus.pairing import calls
-from twinbus.pairing.attempts import Attempts, Call
 from twinbus.pairing.calls import (
     FailedOverMeanwhileError,
     LimitsOf,
     NoTurnError,
     OnPrimary,
-    Place,
-    Steps,
+    SendContext,
+    SendSteps,
     ToBacklog,
+    closed_error,
     end_of_call,
-    shut,
 )
-from twinbus.pairing.decide.failover import Route
+from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.errors import ScheduledInBacklogError
-from twinbus.pairing.outgoing import IdentifiedBatch, identified, is_empty, raws_of
+from twinbus.pairing.message_copies import IdentifiedBatch, identified, is_empty, raws_of
 from twinbus.pairing.recording import Recording, sent
 from twinbus.pairing.sync.backlog_link import BacklogLinks
+from twinbus.pairing.sync.timeouts import Call, ThreadTimeouts
 from twinbus.sdk.handlers import RetrySettings, empty_batch, interrupt, is_open, keep_alive_of, open_sync_link
 
 T = TypeVar("T")
 # Looked up once: a member of an Enum costs as much as half a microsecond at every use.
-_PRIMARY: Final = Route.PRIMARY
+_PRIMARY: Final = SendRoute.PRIMARY
 
 
 class PairedSender:
@@ -48,10 +48,10 @@ class PairedSender:
 
     def __init__(
         self,
-        place: Place,
+        place: SendContext,
         make: Callable[[], ServiceBusSender],
         links: BacklogLinks,
-        attempts: Attempts,
+        attempts: ThreadTimeouts,
         retries: RetrySettings,
         recording: Recording,
     ) -> None:
@@ -162,7 +162,7 @@ class PairedSender:
         # Dropped without being closed: neither its connection nor the thread that keeps it alive stays behind. After a
         # fork both are the parent's.
         with contextlib.suppress(Exception):
-            open_ = not self._closed and self._place.cell.entity.route is not Route.CLOSED
+            open_ = not self._closed and self._place.cell.entity.route is not SendRoute.CLOSED
             if open_ and not sys.is_finalizing() and (keep_alive := keep_alive_of(self._sender)) is not None:
                 # No lock is taken here: whoever holds it may be gone, or be this very thread.
                 keep_alive.cancel()
@@ -170,7 +170,7 @@ class PairedSender:
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 
-    def _call(self, call: Call[T], backlog: Callable[[], Steps[T]], until: float | None) -> T:
+    def _call(self, call: Call[T], backlog: Callable[[], SendSteps[T]], until: float | None) -> T:
         entity = self._place.cell.entity
         failed: Exception | None = None
         if entity.route is _PRIMARY:
@@ -179,10 +179,10 @@ class PairedSender:
                 result = self._on_primary(call, until)
             except FailedOverMeanwhileError:
                 if self._closed:
-                    raise shut() from None
+                    raise closed_error() from None
             except Exception as error:
                 if self._closed:
-                    raise shut() from error
+                    raise closed_error() from error
                 failed = error
             else:
                 after = self._place.cell.entity
@@ -191,7 +191,7 @@ class PairedSender:
                 return result
         return self._carry_out(calls.call(self._place, backlog, failed, until), call, until)
 
-    def _carry_out(self, steps: Steps[T], call: Call[Any], until: float | None) -> T:
+    def _carry_out(self, steps: SendSteps[T], call: Call[Any], until: float | None) -> T:
         try:
             step = next(steps)
             while True:
@@ -199,7 +199,7 @@ class PairedSender:
                     result = self._try(step, call, until)
                 except Exception as error:
                     if self._closed and isinstance(step, OnPrimary):
-                        raise shut() from error
+                        raise closed_error() from error
                     step = steps.throw(error)
                 else:
                     step = steps.send(result)
@@ -208,7 +208,7 @@ class PairedSender:
         finally:
             steps.close()
 
-    def _try(self, step: calls.Step, call: Call[Any], until: float | None) -> Any:
+    def _try(self, step: calls.SendStep, call: Call[Any], until: float | None) -> Any:
         match step:
             case OnPrimary():
                 # Its seconds are counted anew when its turn has come.
@@ -226,7 +226,7 @@ class PairedSender:
             cut_short = self._wait_for_turn(until)
         try:
             if self._closed:
-                raise shut()
+                raise closed_error()
             entity = self._place.cell.entity
             if entity.route is not _PRIMARY:
                 # It failed over while this call waited for its turn.
@@ -273,12 +273,12 @@ class PairedSender:
     def _succeeded_late(self) -> None:
         """The entity was failing, or something happened to it, while this call was under way (S3, S5, C3)."""
         self._place.cell.succeeded()
-        if self._place.cell.entity.route is Route.CLOSED:
+        if self._place.cell.entity.route is SendRoute.CLOSED:
             self.let_go()
 
     def _replace(self) -> None:
         if not self._closed:
             old = self._sender
-            if self._place.cell.entity.route is not Route.CLOSED:
+            if self._place.cell.entity.route is not SendRoute.CLOSED:
                 self._sender = self._place.primary.made(self._make)
             self._attempts.discard(old)

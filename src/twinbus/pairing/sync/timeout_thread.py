@@ -21,7 +21,7 @@ _AGAIN_SECONDS: Final = 0.1
 _NO_THREAD_SECONDS: Final = 1.0
 
 
-class CallUnderWay:
+class TimedCall:
     """One call under way on a sender of the SDK. Set by `begin`: there is one at every send."""
 
     __slots__ = ("at", "expired", "sender")
@@ -31,10 +31,10 @@ class CallUnderWay:
     expired: bool
 
 
-class Timer:
+class ThreadTimer:
     """Calls back in a worker (entity.Timer)."""
 
-    def __init__(self, keeper: Timekeeper, due: Callable[[], object]) -> None:
+    def __init__(self, keeper: TimeoutThread, due: Callable[[], object]) -> None:
         self._keeper = keeper
         self.due = due
 
@@ -45,23 +45,23 @@ class Timer:
         self._keeper.disarm(self)
 
 
-class Timekeeper:
+class TimeoutThread:
     """Its thread is there while a call or a timer may need it, and begins anew with the next. `run`: in a worker."""
 
     def __init__(self, name: str, run: Callable[[Callable[[], object]], None]) -> None:
         self._name = name
         self._run_in_worker = run
         self._changed = threading.Condition()
-        self._watches: set[CallUnderWay] = set()
-        self._timers: dict[Timer, float] = {}
+        self._watches: set[TimedCall] = set()
+        self._timers: dict[ThreadTimer, float] = {}
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._next = math.inf
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    def begin(self, sender: Any, at: float) -> CallUnderWay:
-        watch = CallUnderWay()
+    def begin(self, sender: Any, at: float) -> TimedCall:
+        watch = TimedCall()
         watch.sender = sender
         watch.at = at
         watch.expired = False
@@ -76,12 +76,12 @@ class Timekeeper:
                 raise
         return watch
 
-    def end(self, watch: CallUnderWay) -> None:
+    def end(self, watch: TimedCall) -> None:
         self._watches.discard(watch)
 
     # --- timers ----------------------------------------------------------------------------------------------------
 
-    def arm(self, timer: Timer, at: float) -> None:
+    def arm(self, timer: ThreadTimer, at: float) -> None:
         with self._changed:
             if self._stopped:
                 return
@@ -91,7 +91,7 @@ class Timekeeper:
             with contextlib.suppress(RuntimeError):
                 self._wake()
 
-    def disarm(self, timer: Timer) -> None:
+    def disarm(self, timer: ThreadTimer) -> None:
         with self._changed:
             self._timers.pop(timer, None)
 
@@ -100,7 +100,7 @@ class Timekeeper:
         try:
             self._run_in_worker(job)
         except RuntimeError:
-            self.arm(Timer(self, job), time.monotonic() + _NO_THREAD_SECONDS)
+            self.arm(ThreadTimer(self, job), time.monotonic() + _NO_THREAD_SECONDS)
 
     def stop(self) -> None:
         """No timer is due any more; a call under way is still ended in time, and then the thread ends too."""
@@ -143,7 +143,7 @@ class Timekeeper:
                 except RuntimeError:
                     self._put_back(timer, time.monotonic() + _NO_THREAD_SECONDS)
 
-    def _put_back(self, timer: Timer, at: float) -> None:
+    def _put_back(self, timer: ThreadTimer, at: float) -> None:
         """Unless it was armed anew meanwhile."""
         with self._changed:
             if not self._stopped:
@@ -153,7 +153,7 @@ class Timekeeper:
         times = [watch.at for watch in list(self._watches)]
         return min([*times, *self._timers.values()], default=math.inf)
 
-    def _due_timers(self, now: float) -> list[Timer]:
+    def _due_timers(self, now: float) -> list[ThreadTimer]:
         due = [timer for timer, at in self._timers.items() if at <= now]
         for timer in due:
             del self._timers[timer]

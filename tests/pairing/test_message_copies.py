@@ -8,7 +8,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
 
 from twinbus import TimeToLiveError
-from twinbus.pairing.outgoing import LONGEST_TIME_TO_LIVE, id_of, identified, raws_of
+from twinbus.pairing.message_copies import LONGEST_TIME_TO_LIVE, id_of, identified, raws_of
 
 DAYS = timedelta(days=1)
 

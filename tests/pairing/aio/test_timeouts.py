@@ -6,7 +6,7 @@ import time
 import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.aio.deadlines import Deadlines
+from twinbus.pairing.aio.timeouts import CallDeadlines
 
 
 async def ends_when_cancelled(times: int) -> str:
@@ -23,7 +23,7 @@ async def ends_when_cancelled(times: int) -> str:
 async def test_s12_an_answer_in_the_last_moment_stands_and_the_task_is_not_cancelled(times: int) -> None:
     task = asyncio.current_task()
     assert task is not None
-    assert await Deadlines().bound(ends_when_cancelled(times), 0.01) == "answered in the last moment"
+    assert await CallDeadlines().bound(ends_when_cancelled(times), 0.01) == "answered in the last moment"
     assert task.cancelling() == 0
 
 
@@ -31,12 +31,12 @@ async def test_s12_a_call_past_its_deadline_is_a_time_out_and_no_cancellation_is
     task = asyncio.current_task()
     assert task is not None
     with pytest.raises(OperationTimeoutError):
-        await Deadlines().bound(asyncio.Event().wait(), 0.01)
+        await CallDeadlines().bound(asyncio.Event().wait(), 0.01)
     assert task.cancelling() == 0
 
 
 async def test_s12_deadlines_hold_in_a_loop_that_is_always_late() -> None:
-    late, deadlines = True, Deadlines()
+    late, deadlines = True, CallDeadlines()
 
     def block() -> None:
         if late:
@@ -52,7 +52,7 @@ async def test_s12_deadlines_hold_in_a_loop_that_is_always_late() -> None:
 
 
 async def test_s13_a_cancellation_by_anyone_else_goes_through() -> None:
-    task = asyncio.create_task(Deadlines().bound(asyncio.Event().wait(), 60))
+    task = asyncio.create_task(CallDeadlines().bound(asyncio.Event().wait(), 60))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -60,7 +60,7 @@ async def test_s13_a_cancellation_by_anyone_else_goes_through() -> None:
 
 
 async def test_c3_calls_under_way_are_past_their_deadlines_when_told_so() -> None:
-    deadlines = Deadlines()
+    deadlines = CallDeadlines()
     task = asyncio.create_task(deadlines.bound(asyncio.Event().wait(), 60))
     await asyncio.sleep(0)
     deadlines.expire()

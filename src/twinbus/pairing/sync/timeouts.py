@@ -7,7 +7,9 @@ trying again, which no socket can end (names, connecting, tokens), is done by a 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -16,11 +18,10 @@ from typing import Any, Final, TypeVar
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing.calls import FailedOverMeanwhileError
-from twinbus.pairing.decide.failover import Route
+from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.retrying import pause_before_next
-from twinbus.pairing.shared_state import EntityCell
-from twinbus.pairing.sync.timeout_thread import Timekeeper
-from twinbus.pairing.sync.workers import Workers
+from twinbus.pairing.shared_state import SharedEntity
+from twinbus.pairing.sync.timeout_thread import TimeoutThread
 from twinbus.sdk.handlers import (
     RetrySettings,
     disable_retries,
@@ -42,13 +43,13 @@ _PATIENCE_SECONDS: Final = 1.0
 Call = Callable[[Any, float | None], T]
 
 
-class Attempts:
+class ThreadTimeouts:
     """Those of one pair, with its threads: they end with it (C3)."""
 
     def __init__(self, name: str, seconds: float) -> None:
         self.seconds = seconds
         self.workers = Workers(f"twinbus-work-{name}")
-        self.keeper = Timekeeper(f"twinbus-time-{name}", self.workers.run)
+        self.keeper = TimeoutThread(f"twinbus-time-{name}", self.workers.run)
         self._process = os.getpid()
         self._issuers: dict[int, TokenIssuer] = {}
 
@@ -66,7 +67,7 @@ class Attempts:
         return disable_retries(speed_up_opening(sender))
 
     def attempt(
-        self, sender: Any, call: Call[T], seconds: float, retries: RetrySettings, cell: EntityCell | None = None
+        self, sender: Any, call: Call[T], seconds: float, retries: RetrySettings, cell: SharedEntity | None = None
     ) -> T:
         """OperationTimeoutError past the deadline; then the sender must not be used again.
 
@@ -90,7 +91,7 @@ class Attempts:
                 pause = pause_before_next(error, retries, 1, until - time.monotonic())
                 if pause is None:
                     raise
-        job = Job(self, sender, call, until, retries, pause, cell)
+        job = BackgroundCall(self, sender, call, until, retries, pause, cell)
         self.workers.run(job.run)
         result: T = job.result(seconds)
         return result
@@ -102,12 +103,12 @@ class Attempts:
             interrupt(sender)
             self.keeper.soon(lambda: self.closed(sender))
 
-    def retire(self, current: Callable[[], Any], turn: threading.Lock, cell: EntityCell) -> None:
+    def retire(self, current: Callable[[], Any], turn: threading.Lock, cell: SharedEntity) -> None:
         """Close a sender of the SDK in the background and with a word, after the call that has the turn on it."""
         if self.ours:
             self.keeper.soon(lambda: self._retired(current, turn, cell))
 
-    def _retired(self, current: Callable[[], Any], turn: threading.Lock, cell: EntityCell) -> None:
+    def _retired(self, current: Callable[[], Any], turn: threading.Lock, cell: SharedEntity) -> None:
         ended = turn.acquire(timeout=_PATIENCE_SECONDS)
         try:
             if not ended:
@@ -146,18 +147,18 @@ class Attempts:
             interrupt(sender)
 
 
-class Job:
+class BackgroundCall:
     """An attempt, or what is left of it, in a worker: try after try until the deadline, or until it is left behind."""
 
     def __init__(
         self,
-        attempts: Attempts,
+        attempts: ThreadTimeouts,
         sender: Any,
         call: Call[Any],
         until: float,
         retries: RetrySettings,
         pause: float | None,
-        cell: EntityCell | None,
+        cell: SharedEntity | None,
     ) -> None:
         self._attempts = attempts
         self._sender = sender
@@ -233,5 +234,72 @@ class Job:
             raise FailedOverMeanwhileError
 
     def _may_go_on(self) -> bool:
-        routed = self._cell is None or self._cell.entity.route is Route.PRIMARY
+        routed = self._cell is None or self._cell.entity.route is SendRoute.PRIMARY
         return routed and not self._left and not is_closed(self._sender)
+
+
+_log = logging.getLogger("twinbus.pairing")
+
+_IDLE_SECONDS: Final = 2.0
+
+
+class Workers:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._threads: set[threading.Thread] = set()
+        self._stopped = False
+
+    def run(self, job: Callable[[], object]) -> None:
+        """In a thread of ours, at once. RuntimeError where the process may have no more threads."""
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                thread = threading.Thread(target=self._work, args=(job,), name=self._name, daemon=True)
+                thread.start()
+                self._threads.add(thread)
+                return
+        self._jobs.put(job)
+
+    def stop(self, seconds: float) -> None:
+        """Let them end: those at work when their job does. It waits for them so long at most."""
+        with self._lock:
+            self._stopped = True
+            threads = list(self._threads)
+            for _ in range(self._idle):
+                self._jobs.put(None)
+            self._idle = 0
+        until = time.monotonic() + seconds
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(until - time.monotonic(), 0))
+
+    def _work(self, job: Callable[[], object]) -> None:
+        following: Callable[[], object] | None = job
+        while following is not None:
+            try:
+                following()
+            except Exception:
+                _log.exception("a worker of the pair failed")
+            following = self._next()
+        with self._lock:
+            self._threads.discard(threading.current_thread())
+
+    def _next(self) -> Callable[[], object] | None:
+        with self._lock:
+            if self._stopped:
+                return None
+            self._idle += 1
+        try:
+            return self._jobs.get(timeout=_IDLE_SECONDS)
+        except queue.Empty:
+            pass
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+                return None
+        # Counted on at the last moment: the job is on its way.
+        return self._jobs.get()

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import pytest
 
+from tests.pairing.decide.test_failover import (
+    CLOSED,
+    FAILED,
+    FAILING,
+    GONE,
+    HEALTHY,
+    OVER,
+    PINGING,
+    POLICY,
+    RAISING,
+    SENT,
+    K,
+    raising,
+)
 from twinbus.backlog import UNUSABLE_FAILURES, FailureKind
 from twinbus.pairing.decide import failover as f
-from twinbus.pairing.decide.failover import Mode, Route, Step, advance
-
-from .test_failover import CLOSED, FAILED, FAILING, GONE, HEALTHY, OVER, PINGING, POLICY, RAISING, SENT, K, raising
+from twinbus.pairing.decide.failover import FailoverDecision, Mode, SendRoute, advance
 
 # --- G2 --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("chance", "at"), [(0.0, 100.0), (0.5, 107.5), (0.999, 114.985)])
 def test_g2_the_first_ping_comes_one_interval_after_failover_spread_by_chance(chance: float, at: float) -> None:
-    entity, effects = advance(FAILING, f.TimerFired(), 70.0, chance)
+    entity, effects = advance(FAILING, f.FailoverTimerFired(), 70.0, chance)
     assert effects[-1] == f.ArmPing(pytest.approx(at))  # type: ignore[arg-type]  # approx stands in for the number
     assert entity.next_ping == pytest.approx(at)
 
@@ -32,7 +44,7 @@ def test_g2_a_ping_is_sent_when_due_and_the_next_one_an_interval_later(entity: f
 
 
 def test_g2_a_ping_that_is_due_early_waits_for_its_time() -> None:
-    assert advance(OVER, f.PingDue(), 99.9) == Step(OVER, (f.ArmPing(100.0),))
+    assert advance(OVER, f.PingDue(), 99.9) == FailoverDecision(OVER, (f.ArmPing(100.0),))
 
 
 def test_g2_after_a_ping_longer_than_its_interval_the_next_one_follows_at_once() -> None:
@@ -40,16 +52,16 @@ def test_g2_after_a_ping_longer_than_its_interval_the_next_one_follows_at_once()
 
 
 def test_g2_there_are_never_two_pings_at_once() -> None:
-    assert advance(PINGING, f.PingDue(), 200.0) == Step(PINGING)
+    assert advance(PINGING, f.PingDue(), 200.0) == FailoverDecision(PINGING)
 
 
 @pytest.mark.parametrize("entity", [PINGING, advance(GONE, f.PingDue(), 131.0).entity])
 def test_g2_a_ping_that_succeeds_restores_and_stops_the_pings(entity: f.Entity) -> None:
     after, effects = advance(entity, f.PingSucceeded(1), 132.0)
     restored = f.Restored("orders", 132.0, 1, outage=62.0, diverted=0, forced=False)
-    assert effects == (f.StopPings(), f.Emit(restored))
+    assert effects == (f.StopPings(), f.PublishNotice(restored))
     assert after == f.Entity("orders", POLICY, 132.0, episode=1)
-    assert after.route is Route.PRIMARY
+    assert after.route is SendRoute.PRIMARY
 
 
 @pytest.mark.parametrize("event", [f.PingSucceeded(1), f.PingFailed(1, K.TIMEOUT), f.PingFailed(1, K.UNAUTHORIZED)])
@@ -59,17 +71,17 @@ def test_g2_a_ping_of_an_earlier_failover_tells_nothing_about_this_one(event: f.
     pinging = advance(over, f.PingDue(), 132.0).entity
     assert pinging.pinging
     for entity in (back, over, pinging):
-        assert advance(entity, event, 133.0) == Step(entity)
+        assert advance(entity, event, 133.0) == FailoverDecision(entity)
 
 
 @pytest.mark.parametrize("event", [f.PingSucceeded(1), f.PingFailed(1, K.TIMEOUT), f.PingFailed(1, K.UNAUTHORIZED)])
 def test_g2_an_answer_that_nobody_waits_for_is_passed_over(event: f.Event) -> None:
-    assert advance(OVER, event, 133.0) == Step(OVER)
+    assert advance(OVER, event, 133.0) == FailoverDecision(OVER)
 
 
 @pytest.mark.parametrize("entity", [HEALTHY, FAILING, CLOSED])
 def test_g2_a_ping_timer_that_was_stopped_too_late_does_no_harm(entity: f.Entity) -> None:
-    assert advance(entity, f.PingDue(), 1e6) == Step(entity)
+    assert advance(entity, f.PingDue(), 1e6) == FailoverDecision(entity)
 
 
 # --- G4 --------------------------------------------------------------------------------------------------------------
@@ -78,7 +90,7 @@ def test_g2_a_ping_timer_that_was_stopped_too_late_does_no_harm(entity: f.Entity
 @pytest.mark.parametrize("kind", sorted(UNUSABLE_FAILURES))
 def test_g4_a_ping_that_finds_the_entity_gone_or_the_credential_refused_makes_it_unusable(kind: FailureKind) -> None:
     entity, effects = advance(PINGING, f.PingFailed(1, kind), 101.0)
-    assert effects == (f.Emit(f.PrimaryUnusable("orders", 101.0, 1, kind)), f.ArmPing(130.0))
+    assert effects == (f.PublishNotice(f.PrimaryUnusable("orders", 101.0, 1, kind)), f.ArmPing(130.0))
     assert (entity.mode, entity.cause, entity.since, entity.pinging) == (Mode.UNUSABLE, kind, 101.0, False)
     assert entity.engaged == 70.0
 
@@ -95,7 +107,7 @@ def test_g4_any_other_failure_goes_on_pinging(kind: FailureKind) -> None:
 
 
 def test_g4_while_unusable_sends_still_divert_and_pings_go_on() -> None:
-    assert GONE.route is Route.BACKLOG
+    assert GONE.route is SendRoute.BACKLOG
     pinging = advance(GONE, f.PingDue(), 130.0).entity
     for kind, cause in ((K.TIMEOUT, K.ENTITY_NOT_FOUND), (K.UNAUTHORIZED, K.UNAUTHORIZED)):
         entity, effects = advance(pinging, f.PingFailed(1, kind), 131.0)
@@ -107,12 +119,14 @@ def test_g4_while_unusable_sends_still_divert_and_pings_go_on() -> None:
 @pytest.mark.parametrize("kind", sorted(UNUSABLE_FAILURES))
 def test_g4_on_unusable_raise_makes_sends_raise(kind: FailureKind) -> None:
     entity = raising(kind)
-    assert entity.route is Route.UNUSABLE
-    assert advance(entity, FAILED, 32.0) == Step(entity, (f.RaiseUnusable(kind),))
-    assert advance(entity, f.PrimarySendFailed(K.SERVER_BUSY), 32.0) == Step(entity, (f.RaiseUnusable(kind),))
+    assert entity.route is SendRoute.UNUSABLE
+    assert advance(entity, FAILED, 32.0) == FailoverDecision(entity, (f.RaiseUnusable(kind),))
+    assert advance(entity, f.PrimarySendFailed(K.SERVER_BUSY), 32.0) == FailoverDecision(
+        entity, (f.RaiseUnusable(kind),)
+    )
 
 
 def test_g4_on_unusable_raise_diverts_as_long_as_the_entity_is_only_failed_over() -> None:
     over = advance(f.Entity("orders", RAISING, 0.0), FAILED, 0.0).entity
-    assert over.route is Route.BACKLOG
-    assert advance(over, FAILED, 1.0) == Step(over, (f.SendToBacklog(),))
+    assert over.route is SendRoute.BACKLOG
+    assert advance(over, FAILED, 1.0) == FailoverDecision(over, (f.SendToBacklog(),))

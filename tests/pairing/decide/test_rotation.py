@@ -6,7 +6,7 @@ import pytest
 
 from twinbus.backlog import COUNTING_FAILURES, EVICTING_FAILURES, FailureKind
 from twinbus.pairing.decide import rotation as r
-from twinbus.pairing.decide.rotation import Rotation, Step, advance, choose
+from twinbus.pairing.decide.rotation import Rotation, RotationDecision, advance, choose
 from twinbus.pairing.errors import BacklogUnavailableError, QueueCause
 
 K = FailureKind
@@ -30,7 +30,7 @@ def test_s6_a_sender_stays_on_its_queue(queue: str) -> None:
 def test_s6_a_queue_that_fails_for_a_reason_of_the_first_list_leaves_for_all_senders(kind: FailureKind) -> None:
     after, effects = advance(FULL, r.BacklogSendFailed("b1", kind, "text"), 5.0)
     assert after.usable == ("b0", "b2")
-    assert effects == (r.Emit(r.QueueLeft("b1", 5.0, kind, 2)), r.ArmProbation(35.0), r.TryAnother())
+    assert effects == (r.PublishQueueNotice(r.QueueLeft("b1", 5.0, kind, 2)), r.ArmProbation(35.0), r.TryAnother())
     assert after.causes == (("b1", kind, "text"),)
     assert after.absent == (r.Absence(QueueCause("b1", kind, "text"), 5.0, 35.0),)
     assert [choose(after, "b1", chance) for chance in (0.0, 0.49, 0.5, 0.99)] == ["b0", "b0", "b2", "b2"]
@@ -43,7 +43,7 @@ def test_s6_a_queue_that_is_gone_or_closed_to_us_alone_leaves_too() -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(FailureKind) - EVICTING_FAILURES))
 def test_s6_a_fault_of_the_message_and_server_busy_never_evict_a_queue(kind: FailureKind) -> None:
-    assert advance(FULL, r.BacklogSendFailed("b1", kind), 5.0) == Step(FULL, (r.RaiseToCaller(),))
+    assert advance(FULL, r.BacklogSendFailed("b1", kind), 5.0) == RotationDecision(FULL, (r.RaiseSendError(),))
 
 
 def test_s6_a_cause_without_a_text_has_none() -> None:
@@ -52,26 +52,28 @@ def test_s6_a_cause_without_a_text_has_none() -> None:
 
 
 def test_s6_those_still_under_way_to_a_queue_that_left_go_on_and_do_not_draw_out_its_probation() -> None:
-    assert advance(WITHOUT_1, r.BacklogSendFailed("b1", K.TIMEOUT), 20.0) == Step(WITHOUT_1, (r.TryAnother(),))
+    assert advance(WITHOUT_1, r.BacklogSendFailed("b1", K.TIMEOUT), 20.0) == RotationDecision(
+        WITHOUT_1, (r.TryAnother(),)
+    )
 
 
 def test_s6_the_earliest_probation_is_waited_for() -> None:
     after, effects = advance(WITHOUT_1, r.BacklogSendFailed("b0", K.TIMEOUT), 10.0)
     assert r.ArmProbation(35.0) in effects
     after, effects = advance(after, r.ProbationEnded(), 35.0)
-    assert effects == (r.Emit(r.QueueReturned("b1", 35.0)), r.ArmProbation(40.0))
+    assert effects == (r.PublishQueueNotice(r.QueueReturned("b1", 35.0)), r.ArmProbation(40.0))
     assert after.usable == ("b1", "b2")
     after, effects = advance(after, r.ProbationEnded(), 40.0)
-    assert effects == (r.Emit(r.QueueReturned("b0", 40.0)),)
+    assert effects == (r.PublishQueueNotice(r.QueueReturned("b0", 40.0)),)
     assert after == FULL
 
 
 def test_s6_a_probation_that_ends_early_is_waited_for_again() -> None:
-    assert advance(WITHOUT_1, r.ProbationEnded(), 34.9) == Step(WITHOUT_1, (r.ArmProbation(35.0),))
+    assert advance(WITHOUT_1, r.ProbationEnded(), 34.9) == RotationDecision(WITHOUT_1, (r.ArmProbation(35.0),))
 
 
 def test_s6_a_probation_timer_with_nobody_away_does_no_harm() -> None:
-    assert advance(FULL, r.ProbationEnded(), 1e6) == Step(FULL)
+    assert advance(FULL, r.ProbationEnded(), 1e6) == RotationDecision(FULL)
 
 
 def test_s6_a_queue_that_came_back_and_fails_again_leaves_again() -> None:
@@ -99,10 +101,10 @@ def test_s6_with_no_queue_at_all_the_error_says_so() -> None:
 
 def test_p7_a_queue_that_could_not_be_created_drops_out_without_probation() -> None:
     after, effects = advance(FULL, r.QueueMissing("b2", K.UNAUTHORIZED, "Manage"), 1.0)
-    assert effects == (r.Emit(r.QueueLeft("b2", 1.0, K.UNAUTHORIZED, 2)),)
+    assert effects == (r.PublishQueueNotice(r.QueueLeft("b2", 1.0, K.UNAUTHORIZED, 2)),)
     assert after.usable == ("b0", "b1")
     assert after.causes == (("b2", K.UNAUTHORIZED, "Manage"),)
-    assert advance(after, r.ProbationEnded(), 1e9) == Step(after)
+    assert advance(after, r.ProbationEnded(), 1e9) == RotationDecision(after)
 
 
 def test_p7_one_that_never_was_does_not_hide_the_probation_of_another() -> None:
@@ -112,7 +114,9 @@ def test_p7_one_that_never_was_does_not_hide_the_probation_of_another() -> None:
 
 def test_p8_a_queue_found_later_joins_in_its_place() -> None:
     missing = advance(FULL, r.QueueMissing("b0", K.TIMEOUT), 1.0).rotation
-    assert advance(missing, r.QueueFound("b0"), 9.0) == Step(FULL, (r.Emit(r.QueueReturned("b0", 9.0)),))
+    assert advance(missing, r.QueueFound("b0"), 9.0) == RotationDecision(
+        FULL, (r.PublishQueueNotice(r.QueueReturned("b0", 9.0)),)
+    )
 
 
 def test_p8_a_pair_may_begin_with_no_queue_and_get_them_one_by_one() -> None:
@@ -124,7 +128,7 @@ def test_p8_a_pair_may_begin_with_no_queue_and_get_them_one_by_one() -> None:
 
 
 def test_p8_a_queue_found_twice_is_one() -> None:
-    assert advance(FULL, r.QueueFound("b1"), 9.0) == Step(FULL)
+    assert advance(FULL, r.QueueFound("b1"), 9.0) == RotationDecision(FULL)
 
 
 def test_the_notices_have_names_of_their_own() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from twinbus.pairing.sync.timeout_thread import Timekeeper, Timer
-from twinbus.pairing.sync.workers import Workers
+from twinbus.pairing.sync.timeout_thread import ThreadTimer, TimeoutThread
+from twinbus.pairing.sync.timeouts import Workers
 
 SOON = 10.0
 
@@ -49,12 +49,12 @@ class Sender:
             self.ended.set()
 
 
-def keeper_of(workers: Workers) -> Timekeeper:
-    return Timekeeper("time", workers.run)
+def keeper_of(workers: Workers) -> TimeoutThread:
+    return TimeoutThread("time", workers.run)
 
 
-def armed(keeper: Timekeeper, due: Callable[[], Any]) -> None:
-    Timer(keeper, due).arm(time.monotonic())
+def armed(keeper: TimeoutThread, due: Callable[[], Any]) -> None:
+    ThreadTimer(keeper, due).arm(time.monotonic())
 
 
 def test_s12_a_call_that_cannot_be_watched_is_refused_and_the_next_has_its_deadline(limit: Limit) -> None:

@@ -6,17 +6,17 @@ import pytest
 
 from twinbus.backlog import CALLER_FAILURES, COUNTING_FAILURES, FAILURE_RULES, FailureKind
 from twinbus.pairing.decide import failover as f
-from twinbus.pairing.decide.failover import Mode, Route, Step, advance
+from twinbus.pairing.decide.failover import FailoverDecision, Mode, SendRoute, advance
 
 K = FailureKind
-POLICY = f.Policy(failover_interval=60, ping_interval=30, ping_jitter=0.5)
-AT_ONCE = f.Policy(failover_interval=0, ping_interval=30)
-RAISING = f.Policy(failover_interval=0, ping_interval=30, divert_while_unusable=False)
+POLICY = f.FailoverPolicy(failover_interval=60, ping_interval=30, ping_jitter=0.5)
+AT_ONCE = f.FailoverPolicy(failover_interval=0, ping_interval=30)
+RAISING = f.FailoverPolicy(failover_interval=0, ping_interval=30, divert_while_unusable=False)
 FAILED = f.PrimarySendFailed(K.TIMEOUT)
 SENT = f.PrimarySendSucceeded()
 HEALTHY = f.Entity("orders", POLICY, 0.0)
 FAILING = advance(HEALTHY, FAILED, 10.0).entity
-OVER = advance(FAILING, f.TimerFired(), 70.0).entity
+OVER = advance(FAILING, f.FailoverTimerFired(), 70.0).entity
 PINGING = advance(OVER, f.PingDue(), 100.0).entity
 GONE = advance(PINGING, f.PingFailed(1, K.ENTITY_NOT_FOUND), 101.0).entity
 CLOSED = advance(OVER, f.PairClosed(), 80.0).entity
@@ -31,10 +31,10 @@ def raising(kind: FailureKind = K.ENTITY_NOT_FOUND) -> f.Entity:
 
 
 def test_s1_a_healthy_entity_sends_to_the_primary_and_a_success_changes_nothing() -> None:
-    assert HEALTHY.route is Route.PRIMARY
+    assert HEALTHY.route is SendRoute.PRIMARY
     assert HEALTHY.deadline is None
     step = advance(HEALTHY, SENT, 5.0)
-    assert step == Step(HEALTHY)
+    assert step == FailoverDecision(HEALTHY)
     assert step.entity is HEALTHY
 
 
@@ -43,18 +43,18 @@ def test_s3_the_first_counting_failure_starts_the_timer(kind: FailureKind) -> No
     entity, effects = advance(HEALTHY, f.PrimarySendFailed(kind), 10.0)
     assert effects == (f.ArmFailoverTimer(70.0), f.RaiseToCaller())
     assert (entity.mode, entity.since, entity.cause, entity.deadline) == (Mode.FAILING, 10.0, kind, 70.0)
-    assert entity.route is Route.PRIMARY
+    assert entity.route is SendRoute.PRIMARY
 
 
 @pytest.mark.parametrize("kind", sorted(set(FailureKind) - COUNTING_FAILURES))
 def test_s2_a_failure_that_does_not_count_reaches_the_caller_and_starts_nothing(kind: FailureKind) -> None:
-    assert advance(HEALTHY, f.PrimarySendFailed(kind), 10.0) == Step(HEALTHY, (f.RaiseToCaller(),))
-    assert advance(FAILING, f.PrimarySendFailed(kind), 11.0) == Step(FAILING, (f.RaiseToCaller(),))
+    assert advance(HEALTHY, f.PrimarySendFailed(kind), 10.0) == FailoverDecision(HEALTHY, (f.RaiseToCaller(),))
+    assert advance(FAILING, f.PrimarySendFailed(kind), 11.0) == FailoverDecision(FAILING, (f.RaiseToCaller(),))
 
 
 def test_s3_further_failures_reach_the_caller_and_do_not_move_the_timer() -> None:
     later = advance(FAILING, f.PrimarySendFailed(K.DETACHED), 69.9)
-    assert later == Step(FAILING, (f.RaiseToCaller(),))
+    assert later == FailoverDecision(FAILING, (f.RaiseToCaller(),))
 
 
 def test_s3_any_success_stops_the_timer() -> None:
@@ -69,37 +69,37 @@ def test_s3_after_a_success_the_timer_starts_anew_with_the_next_failure() -> Non
 
 
 def test_s3_the_timer_fires_without_traffic() -> None:
-    entity, effects = advance(FAILING, f.TimerFired(), 70.0)
-    assert effects == (f.Emit(f.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT)), f.ArmPing(100.0))
+    entity, effects = advance(FAILING, f.FailoverTimerFired(), 70.0)
+    assert effects == (f.PublishNotice(f.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT)), f.ArmPing(100.0))
     assert (entity.mode, entity.since, entity.engaged, entity.deadline) == (Mode.FAILED_OVER, 70.0, 70.0, None)
     assert (entity.cause, entity.episode, entity.next_ping, entity.diverted) == (K.TIMEOUT, 1, 100.0, 0)
-    assert entity.route is Route.BACKLOG
+    assert entity.route is SendRoute.BACKLOG
 
 
 def test_s3_a_timer_that_fires_early_is_armed_again() -> None:
-    assert advance(FAILING, f.TimerFired(), 69.999) == Step(FAILING, (f.ArmFailoverTimer(70.0),))
+    assert advance(FAILING, f.FailoverTimerFired(), 69.999) == FailoverDecision(FAILING, (f.ArmFailoverTimer(70.0),))
 
 
 def test_s3_a_failure_after_the_deadline_need_not_wait_for_the_timer() -> None:
     entity, effects = advance(FAILING, f.PrimarySendFailed(K.DETACHED), 70.0)
-    engaged = f.Emit(f.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT))
+    engaged = f.PublishNotice(f.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT))
     assert effects == (f.DisarmFailoverTimer(), engaged, f.ArmPing(100.0), f.SendToBacklog())
     assert entity.mode is Mode.FAILED_OVER
 
 
 @pytest.mark.parametrize("entity", [HEALTHY, OVER, GONE, CLOSED])
 def test_s3_a_timer_that_was_disarmed_too_late_does_no_harm(entity: f.Entity) -> None:
-    assert advance(entity, f.TimerFired(), 1e6) == Step(entity)
+    assert advance(entity, f.FailoverTimerFired(), 1e6) == FailoverDecision(entity)
 
 
 def test_s2_failover_on_decides_what_counts() -> None:
-    busy = f.Entity("orders", f.Policy(counting=frozenset({K.SERVER_BUSY})), 0.0)
+    busy = f.Entity("orders", f.FailoverPolicy(counting=frozenset({K.SERVER_BUSY})), 0.0)
     assert advance(busy, f.PrimarySendFailed(K.SERVER_BUSY), 1.0).entity.mode is Mode.FAILING
-    assert advance(busy, FAILED, 1.0) == Step(busy, (f.RaiseToCaller(),))
+    assert advance(busy, FAILED, 1.0) == FailoverDecision(busy, (f.RaiseToCaller(),))
 
 
 def test_s2_a_fault_of_the_caller_counts_where_it_was_asked_for() -> None:
-    strict = f.Entity("orders", f.Policy(failover_interval=0, counting=frozenset({K.UNKNOWN})), 0.0)
+    strict = f.Entity("orders", f.FailoverPolicy(failover_interval=0, counting=frozenset({K.UNKNOWN})), 0.0)
     entity, effects = advance(strict, f.PrimarySendFailed(K.UNKNOWN), 1.0)
     assert (entity.mode, effects[-1]) == (Mode.FAILED_OVER, f.SendToBacklog())
 
@@ -109,35 +109,35 @@ def test_s2_a_fault_of_the_caller_counts_where_it_was_asked_for() -> None:
 
 def test_s4_with_interval_0_the_failing_call_itself_diverts() -> None:
     entity, effects = advance(f.Entity("orders", AT_ONCE, 0.0), f.PrimarySendFailed(K.DNS), 10.0)
-    assert effects == (f.Emit(f.FailoverEngaged("orders", 10.0, 1, K.DNS)), f.ArmPing(40.0), f.SendToBacklog())
+    assert effects == (f.PublishNotice(f.FailoverEngaged("orders", 10.0, 1, K.DNS)), f.ArmPing(40.0), f.SendToBacklog())
     assert (entity.mode, entity.cause, entity.engaged) == (Mode.FAILED_OVER, K.DNS, 10.0)
 
 
 def test_s4_with_an_interval_above_0_the_failing_call_does_not_divert() -> None:
-    policy = f.Policy(failover_interval=0.001)
+    policy = f.FailoverPolicy(failover_interval=0.001)
     assert advance(f.Entity("orders", policy, 0.0), FAILED, 0.0).effects[-1] == f.RaiseToCaller()
 
 
 @pytest.mark.parametrize("entity", [OVER, PINGING, GONE])
 @pytest.mark.parametrize("kind", sorted(set(FailureKind) - CALLER_FAILURES))
 def test_s5_a_call_in_flight_that_fails_after_failover_diverts(entity: f.Entity, kind: FailureKind) -> None:
-    assert advance(entity, f.PrimarySendFailed(kind), 102.0) == Step(entity, (f.SendToBacklog(),))
+    assert advance(entity, f.PrimarySendFailed(kind), 102.0) == FailoverDecision(entity, (f.SendToBacklog(),))
 
 
 @pytest.mark.parametrize("entity", [OVER, GONE, raising()])
 @pytest.mark.parametrize("kind", sorted(CALLER_FAILURES))
 def test_s5_a_call_in_flight_that_fails_by_its_own_fault_raises(entity: f.Entity, kind: FailureKind) -> None:
-    assert advance(entity, f.PrimarySendFailed(kind), 102.0) == Step(entity, (f.RaiseToCaller(),))
+    assert advance(entity, f.PrimarySendFailed(kind), 102.0) == FailoverDecision(entity, (f.RaiseToCaller(),))
 
 
 def test_s5_with_interval_0_a_call_in_flight_diverts_without_a_second_failover() -> None:
     over = advance(f.Entity("orders", AT_ONCE, 0.0), FAILED, 10.0).entity
-    assert advance(over, FAILED, 11.0) == Step(over, (f.SendToBacklog(),))
+    assert advance(over, FAILED, 11.0) == FailoverDecision(over, (f.SendToBacklog(),))
 
 
 @pytest.mark.parametrize("entity", [OVER, GONE])
 def test_s5_a_late_success_neither_restores_nor_errors(entity: f.Entity) -> None:
-    assert advance(entity, SENT, 102.0) == Step(entity)
+    assert advance(entity, SENT, 102.0) == FailoverDecision(entity)
 
 
 # --- S11 -------------------------------------------------------------------------------------------------------------
@@ -145,20 +145,20 @@ def test_s5_a_late_success_neither_restores_nor_errors(entity: f.Entity) -> None
 
 def test_s11_force_failover_diverts_a_healthy_entity_and_pings_it() -> None:
     entity, effects = advance(HEALTHY, f.FailoverForced(), 5.0)
-    assert effects == (f.Emit(f.FailoverEngaged("orders", 5.0, 1, f.Drill.FORCED)), f.ArmPing(35.0))
-    assert (entity.mode, entity.route, entity.cause) == (Mode.FAILED_OVER, Route.BACKLOG, f.Drill.FORCED)
+    assert effects == (f.PublishNotice(f.FailoverEngaged("orders", 5.0, 1, f.DrillCause.FORCED)), f.ArmPing(35.0))
+    assert (entity.mode, entity.route, entity.cause) == (Mode.FAILED_OVER, SendRoute.BACKLOG, f.DrillCause.FORCED)
 
 
 def test_s11_force_failover_takes_the_place_of_a_timer_that_runs() -> None:
     entity, effects = advance(FAILING, f.FailoverForced(), 20.0)
-    engaged = f.Emit(f.FailoverEngaged("orders", 20.0, 1, f.Drill.FORCED))
+    engaged = f.PublishNotice(f.FailoverEngaged("orders", 20.0, 1, f.DrillCause.FORCED))
     assert effects == (f.DisarmFailoverTimer(), engaged, f.ArmPing(50.0))
-    assert (entity.deadline, entity.cause) == (None, f.Drill.FORCED)
+    assert (entity.deadline, entity.cause) == (None, f.DrillCause.FORCED)
 
 
 @pytest.mark.parametrize("entity", [OVER, GONE, CLOSED])
 def test_s11_force_failover_of_what_does_not_send_to_the_primary_changes_nothing(entity: f.Entity) -> None:
-    assert advance(entity, f.FailoverForced(), 102.0) == Step(entity)
+    assert advance(entity, f.FailoverForced(), 102.0) == FailoverDecision(entity)
 
 
 @pytest.mark.parametrize("entity", [OVER, PINGING, GONE])
@@ -166,24 +166,24 @@ def test_s11_force_restore_sends_to_the_primary_again(entity: f.Entity) -> None:
     diverting = advance(entity, f.MessagesDiverted(7), 101.0).entity
     after, effects = advance(diverting, f.RestoreForced(), 130.0)
     restored = f.Restored("orders", 130.0, 1, outage=60.0, diverted=7, forced=True)
-    assert effects == (f.StopPings(), f.Emit(restored))
+    assert effects == (f.StopPings(), f.PublishNotice(restored))
     assert after == f.Entity("orders", POLICY, 130.0, episode=1, diverted=7)
-    assert after.route is Route.PRIMARY
+    assert after.route is SendRoute.PRIMARY
 
 
 def test_s11_force_restore_stops_a_timer_that_runs() -> None:
-    assert advance(FAILING, f.RestoreForced(), 20.0) == Step(
+    assert advance(FAILING, f.RestoreForced(), 20.0) == FailoverDecision(
         f.Entity("orders", POLICY, 20.0), (f.DisarmFailoverTimer(),)
     )
 
 
 @pytest.mark.parametrize("entity", [HEALTHY, CLOSED])
 def test_s11_force_restore_of_what_is_not_failed_over_changes_nothing(entity: f.Entity) -> None:
-    assert advance(entity, f.RestoreForced(), 102.0) == Step(entity)
+    assert advance(entity, f.RestoreForced(), 102.0) == FailoverDecision(entity)
 
 
 def test_s11_a_drill_says_that_it_is_one() -> None:
-    assert str(f.Drill.FORCED) == "forced"
+    assert str(f.DrillCause.FORCED) == "forced"
 
 
 def test_s11_the_notices_have_the_names_of_the_spec() -> None:
@@ -227,14 +227,14 @@ def test_c1_closing_stops_timers_and_pings(entity: f.Entity, effects: tuple[f.Ef
 
 
 def test_c3_a_closed_entity_refuses_sends_and_its_calls_in_flight_raise() -> None:
-    assert CLOSED.route is Route.CLOSED
+    assert CLOSED.route is SendRoute.CLOSED
     for kind in FailureKind:
-        assert advance(CLOSED, f.PrimarySendFailed(kind), 81.0) == Step(CLOSED, (f.RaiseToCaller(),))
+        assert advance(CLOSED, f.PrimarySendFailed(kind), 81.0) == FailoverDecision(CLOSED, (f.RaiseToCaller(),))
 
 
 def test_c3_with_interval_0_a_call_in_flight_of_a_closed_entity_raises() -> None:
     closed = advance(f.Entity("orders", AT_ONCE, 0.0), f.PairClosed(), 1.0).entity
-    assert advance(closed, FAILED, 2.0) == Step(closed, (f.RaiseToCaller(),))
+    assert advance(closed, FAILED, 2.0) == FailoverDecision(closed, (f.RaiseToCaller(),))
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_c3_with_interval_0_a_call_in_flight_of_a_closed_entity_raises() -> None
 EVENTS: tuple[f.Event, ...] = (
     SENT,
     *(f.PrimarySendFailed(kind) for kind in FailureKind),
-    f.TimerFired(),
+    f.FailoverTimerFired(),
     f.PingDue(),
     *(f.PingSucceeded(episode) for episode in (0, 1, 2)),
     *(f.PingFailed(1, kind) for kind in FailureKind),
@@ -267,7 +267,7 @@ def test_a_walk_through_every_state_that_can_be_reached_meets_every_cell_that_ca
     assert set(f.TABLE) - met == timers | pings
 
 
-def walk(policy: f.Policy) -> set[tuple[Mode, f.Trigger]]:
+def walk(policy: f.FailoverPolicy) -> set[tuple[Mode, f.Trigger]]:
     """Every event, soon and late, from every state it leads to; instants and counts are folded together."""
     waiting = [(f.Entity("orders", policy, 0.0), 0.0)]
     seen = set[tuple[Mode, bool, int]]()
@@ -295,7 +295,7 @@ def check_step(before: f.Entity, event: f.Event, after: f.Entity, effects: tuple
     answers = [e for e in effects if isinstance(e, f.RaiseToCaller | f.SendToBacklog | f.RaiseUnusable)]
     assert len(answers) == isinstance(event, f.PrimarySendFailed)
     if before.mode is Mode.FAILING and after.mode is not Mode.FAILING:
-        assert f.DisarmFailoverTimer() in effects or isinstance(event, f.TimerFired)
+        assert f.DisarmFailoverTimer() in effects or isinstance(event, f.FailoverTimerFired)
     if before.next_ping is not None and after.next_ping is None:
         assert f.StopPings() in effects
     if over and not after.pinging and (before.pinging or before.next_ping is None):

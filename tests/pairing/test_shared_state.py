@@ -8,16 +8,16 @@ from datetime import timedelta
 import pytest
 
 from twinbus.backlog import FailureKind
-from twinbus.pairing.attending import AttendanceCell
+from twinbus.pairing.attending import SharedBacklogWatch
 from twinbus.pairing.decide.backlog_watch import LookDue, QueueNotSeen
-from twinbus.pairing.sync.timeout_thread import Timekeeper, Timer
-from twinbus.pairing.sync.workers import Workers
+from twinbus.pairing.sync.timeout_thread import ThreadTimer, TimeoutThread
+from twinbus.pairing.sync.timeouts import Workers
 
 
 class ClosingHandler(logging.Handler):
     """Closes the cell in another thread, and waits for that."""
 
-    def __init__(self, cell: AttendanceCell) -> None:
+    def __init__(self, cell: SharedBacklogWatch) -> None:
         super().__init__(logging.WARNING)
         self._cell = cell
         self.told = ""
@@ -32,13 +32,13 @@ class ClosingHandler(logging.Handler):
 
 
 def test_y1_a_log_handler_that_is_told_of_a_refusal_does_not_hold_up_the_pair(request: pytest.FixtureRequest) -> None:
-    keeper = Timekeeper("time", Workers("work").run)
+    keeper = TimeoutThread("time", Workers("work").run)
     hour = timedelta(hours=1)
     passed = timedelta(0)
-    cell = AttendanceCell(
+    cell = SharedBacklogWatch(
         hour,
         hour,
-        lambda due: Timer(keeper, due),
+        lambda due: ThreadTimer(keeper, due),
         lambda *_: None,
         lambda _: None,
         now=lambda: time.monotonic() + passed.total_seconds(),

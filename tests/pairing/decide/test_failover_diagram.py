@@ -7,7 +7,7 @@ from pathlib import Path
 from twinbus.pairing.decide.failover import Mode, Trigger
 from twinbus.pairing.decide.failover_diagram import diagram, table
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "failover-machine.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "failover-machine.md"
 
 
 def test_the_guide_holds_the_diagram_and_the_table_as_drawn() -> None:

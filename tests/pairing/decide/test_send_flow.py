@@ -16,12 +16,12 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnect
 
 from twinbus.backlog import Endpoint, FailureKind
 from twinbus.pairing import calls
-from twinbus.pairing.decide.failover import Policy, PrimarySendFailed
+from twinbus.pairing.decide.failover import FailoverPolicy, PrimarySendFailed
 from twinbus.pairing.errors import BacklogUnavailableError, QueueCause, ScheduledInBacklogError
-from twinbus.pairing.events import PairEvents
+from twinbus.pairing.events import EventPublisher
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import Side
-from twinbus.pairing.shared_state import EntityCell, RotationCell
+from twinbus.pairing.shared_state import SharedEntity, SharedRotation
 from twinbus.sdk.handlers import LinkLimits
 
 K = FailureKind
@@ -36,14 +36,14 @@ class Pair:
         self.time = 0.0
         self.chance = 0.0
         self.options = SendAvailabilityOptions(try_timeout=timedelta(seconds=try_timeout))
-        self.events = cast(PairEvents, self)
+        self.events = cast(EventPublisher, self)
         self.told: list[tuple[object, ...]] = []
         names = tuple(f"b{index}" for index in range(queues))
         one, other = Endpoint.of("one", 5671), Endpoint.of("other", 5671)
         self.primary, self.secondary = Side("primary", one, self.emit), Side("secondary", other, self.emit)
-        self.rotation = RotationCell(names, 30.0, self, now=self.now)
-        cell = EntityCell("orders", Policy(failover_interval=interval), self, now=self.now)
-        self.place = calls.Place("orders", cell, self, now=self.now, chance=lambda: self.chance)
+        self.rotation = SharedRotation(names, 30.0, self, now=self.now)
+        cell = SharedEntity("orders", FailoverPolicy(failover_interval=interval), self, now=self.now)
+        self.place = calls.SendContext("orders", cell, self, now=self.now, chance=lambda: self.chance)
 
     def now(self) -> float:
         return self.time
@@ -62,9 +62,9 @@ class Pair:
 
     def disarm(self) -> None: ...
 
-    def ping(self, cell: EntityCell, episode: int) -> None: ...
+    def ping(self, cell: SharedEntity, episode: int) -> None: ...
 
-    def stop_ping(self, cell: EntityCell) -> None: ...
+    def stop_ping(self, cell: SharedEntity) -> None: ...
 
     def emit(self, notice: object) -> None: ...
 

@@ -1,0 +1,553 @@
+"""Decide when one entity fails over to the backlog and when it returns to the primary (S3, S4, S5, S11, G2, G4).
+
+An entity is in one mode. The mode says where a call that starts now goes:
+
+    healthy       to the primary
+    failing       to the primary; the failover timer has run since the first failure that counts
+    failed_over   to the backlog; the primary gets only pings
+    unusable      as failed_over; the last ping found the entity gone, or the credential refused
+    closed        nowhere: the call raises the error of the pair's state
+
+`TABLE` holds every decision as data: (mode, trigger) -> next mode and actions. A trigger is an event, classified as far
+as the table needs it: `PrimarySendFailed` becomes one of four triggers, depending on the kind of failure and on whether
+the failover timer is due. `advance` looks the trigger up, computes the next `Entity` and turns actions into effects.
+`failover_diagram` draws the table for docs/guides/failover-machine.md, and tests/pairing/mutation.py mutates it.
+
+Each failover is an *episode* with a number. The result of a ping carries the episode it belongs to, so that a result
+that arrives late cannot restore a later failover.
+
+This module is pure. Messages, queues, clocks and locks belong to the driver. Times are seconds on a monotonic clock;
+`chance` is a number in [0, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum
+from typing import ClassVar, Final, NamedTuple, assert_never
+
+from twinbus.backlog import CALLER_FAILURES, COUNTING_FAILURES, UNUSABLE_FAILURES, FailureKind
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+class Mode(StrEnum):
+    HEALTHY = "healthy"
+    FAILING = "failing"
+    FAILED_OVER = "failed_over"
+    UNUSABLE = "unusable"
+    CLOSED = "closed"
+
+
+class SendRoute(Enum):
+    """Where a call goes that begins now."""
+
+    PRIMARY = "primary"
+    BACKLOG = "backlog"
+    UNUSABLE = "raise PrimaryUnusableError"
+    CLOSED = "raise the error of the pair's state"
+
+
+ROUTES: Final[Mapping[Mode, SendRoute]] = {
+    Mode.HEALTHY: SendRoute.PRIMARY,
+    Mode.FAILING: SendRoute.PRIMARY,
+    Mode.FAILED_OVER: SendRoute.BACKLOG,
+    Mode.UNUSABLE: SendRoute.BACKLOG,
+    Mode.CLOSED: SendRoute.CLOSED,
+}
+
+
+class Trigger(StrEnum):
+    """An event, told apart as far as the table needs it."""
+
+    SENT = "a call succeeds"
+    FAILED_COUNTING = "a call fails, counting"
+    FAILED_AT_ONCE = "a call fails, counting, and no interval is left"
+    FAILED_OTHERWISE = "a call fails, not counting"
+    FAILED_BY_CALLER = "a call fails by its caller's fault"
+    TIMER_DUE = "the failover timer fires"
+    TIMER_EARLY = "the failover timer fires early"
+    PING_DUE = "a ping is due"
+    PING_EARLY = "a ping is due early"
+    PING_BUSY = "a ping is due while one is under way"
+    PING_SUCCEEDED = "a ping succeeds"
+    PING_REFUSED = "a ping finds the entity gone or the credential refused"
+    PING_FAILED = "a ping fails"
+    PING_STALE = "a ping of an earlier failover ends"
+    DIVERTED = "the backlog takes messages"
+    FORCED_OVER = "force_failover"
+    FORCED_BACK = "force_restore"
+    CLOSED = "the pair closes or faults"
+
+
+class Action(StrEnum):
+    ARM_TIMER = "arm the failover timer"
+    DISARM_TIMER = "disarm the failover timer"
+    ARM_PING = "arm the next ping"
+    PING = "send a ping"
+    STOP_PINGS = "stop the pings"
+    TELL_ENGAGED = "emit failover_engaged"
+    TELL_RESTORED = "emit restored"
+    TELL_UNUSABLE = "emit primary_unusable"
+    RAISE = "raise to the caller"
+    DIVERT = "send to the backlog"
+
+
+class Transition(NamedTuple):
+    """The mode that follows, and what is done on the way."""
+
+    mode: Mode
+    actions: tuple[Action, ...] = ()
+
+
+_HEALTHY, _FAILING, _FAILED_OVER, _UNUSABLE, _CLOSED = Mode
+_T, _A = Trigger, Action
+_ENGAGE: Final = (_A.TELL_ENGAGED, _A.ARM_PING)
+
+# While failed over, and the same while unusable but for what a ping that is refused does.
+_DIVERTING: Final = {
+    _T.FAILED_COUNTING: (_A.DIVERT,),
+    _T.FAILED_AT_ONCE: (_A.DIVERT,),
+    _T.FAILED_OTHERWISE: (_A.DIVERT,),
+    _T.FAILED_BY_CALLER: (_A.RAISE,),
+    _T.PING_DUE: (_A.PING,),
+    _T.PING_EARLY: (_A.ARM_PING,),
+    _T.PING_FAILED: (_A.ARM_PING,),
+}
+_RESTORE: Final = Transition(_HEALTHY, (_A.STOP_PINGS, _A.TELL_RESTORED))
+_CLOSE_PINGS: Final = Transition(_CLOSED, (_A.STOP_PINGS,))
+
+_CHANGES: Final[Mapping[Mode, Mapping[Trigger, Transition]]] = {
+    _HEALTHY: {
+        _T.FAILED_COUNTING: Transition(_FAILING, (_A.ARM_TIMER, _A.RAISE)),
+        _T.FAILED_AT_ONCE: Transition(_FAILED_OVER, (*_ENGAGE, _A.DIVERT)),
+        _T.FORCED_OVER: Transition(_FAILED_OVER, _ENGAGE),
+        _T.CLOSED: Transition(_CLOSED),
+    },
+    _FAILING: {
+        _T.SENT: Transition(_HEALTHY, (_A.DISARM_TIMER,)),
+        _T.FAILED_AT_ONCE: Transition(_FAILED_OVER, (_A.DISARM_TIMER, *_ENGAGE, _A.DIVERT)),
+        _T.TIMER_DUE: Transition(_FAILED_OVER, _ENGAGE),
+        _T.TIMER_EARLY: Transition(_FAILING, (_A.ARM_TIMER,)),
+        _T.FORCED_OVER: Transition(_FAILED_OVER, (_A.DISARM_TIMER, *_ENGAGE)),
+        _T.FORCED_BACK: Transition(_HEALTHY, (_A.DISARM_TIMER,)),
+        _T.CLOSED: Transition(_CLOSED, (_A.DISARM_TIMER,)),
+    },
+    _FAILED_OVER: {
+        _T.PING_SUCCEEDED: _RESTORE,
+        _T.PING_REFUSED: Transition(_UNUSABLE, (_A.TELL_UNUSABLE, _A.ARM_PING)),
+        _T.FORCED_BACK: _RESTORE,
+        _T.CLOSED: _CLOSE_PINGS,
+    },
+    _UNUSABLE: {
+        _T.PING_SUCCEEDED: _RESTORE,
+        _T.PING_REFUSED: Transition(_UNUSABLE, (_A.ARM_PING,)),
+        _T.FORCED_BACK: _RESTORE,
+        _T.CLOSED: _CLOSE_PINGS,
+    },
+    _CLOSED: {},
+}
+
+
+def _stay(mode: Mode, trigger: Trigger) -> Transition:
+    """What is not a change of mode: a failed call is answered, pings go on, anything else is passed over."""
+    if mode in (_FAILED_OVER, _UNUSABLE):
+        return Transition(mode, _DIVERTING.get(trigger, ()))
+    return Transition(mode, (_A.RAISE,) if trigger in FAILED else ())
+
+
+FAILED: Final = frozenset({_T.FAILED_COUNTING, _T.FAILED_AT_ONCE, _T.FAILED_OTHERWISE, _T.FAILED_BY_CALLER})
+
+TABLE: Final[Mapping[tuple[Mode, Trigger], Transition]] = {
+    (mode, trigger): _CHANGES[mode].get(trigger) or _stay(mode, trigger) for mode in Mode for trigger in Trigger
+}
+
+
+# --- events: what happened -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PrimarySendSucceeded:
+    """A call on the primary; opening, entering, making a batch and scheduling are calls like sends (S3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrimarySendFailed:
+    """Such a call failed for good. The step says what becomes of it."""
+
+    kind: FailureKind
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverTimerFired:
+    """The failover timer. One that was disarmed too late does no harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class PingDue:
+    """The ping timer. One that was stopped too late does no harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class PingSucceeded:
+    episode: int
+
+
+@dataclass(frozen=True, slots=True)
+class PingFailed:
+    episode: int
+    kind: FailureKind
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesDiverted:
+    """The backlog has taken them."""
+
+    messages: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverForced:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreForced:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class PairClosed:
+    """Closed or faulted (C1): the driver knows which, and with what error sends are refused."""
+
+
+Event = (
+    PrimarySendSucceeded
+    | PrimarySendFailed
+    | FailoverTimerFired
+    | PingDue
+    | PingSucceeded
+    | PingFailed
+    | MessagesDiverted
+    | FailoverForced
+    | RestoreForced
+    | PairClosed
+)
+
+
+# --- effects: what the driver must do --------------------------------------------------------------------------------
+
+
+class DrillCause(StrEnum):
+    """A cause that is no failure."""
+
+    FORCED = "forced"
+
+
+Cause = FailureKind | DrillCause
+
+
+@dataclass(frozen=True, slots=True)
+class ArmFailoverTimer:
+    """In place of any earlier one."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class DisarmFailoverTimer:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ArmPing:
+    """In place of any earlier one."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendPing:
+    """Report PingSucceeded or PingFailed with this episode, always: without it no further ping is armed."""
+
+    episode: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopPings:
+    """Disarm the ping timer and give up a ping under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseToCaller:
+    """The failed call's own error."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendToBacklog:
+    """The failed call goes on to the backlog, and its caller sees what comes of that (S4, S5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseUnusable:
+    """PrimaryUnusableError instead of the failed call's own error (G4)."""
+
+    cause: FailureKind
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverEngaged:
+    name: ClassVar[str] = "failover_engaged"
+    entity: str
+    at: float
+    episode: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """`forced`, or by a ping. `outage` in seconds since the failover."""
+
+    name: ClassVar[str] = "restored"
+    entity: str
+    at: float
+    episode: int
+    outage: float
+    diverted: int
+    forced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryUnusable:
+    name: ClassVar[str] = "primary_unusable"
+    entity: str
+    at: float
+    episode: int
+    cause: FailureKind
+
+
+FailoverNotice = FailoverEngaged | Restored | PrimaryUnusable
+
+
+@dataclass(frozen=True, slots=True)
+class PublishNotice:
+    """To callbacks, log, metrics and ledger (S11)."""
+
+    notice: FailoverNotice
+
+
+Effect = (
+    ArmFailoverTimer
+    | DisarmFailoverTimer
+    | ArmPing
+    | SendPing
+    | StopPings
+    | RaiseToCaller
+    | SendToBacklog
+    | RaiseUnusable
+    | PublishNotice
+)
+
+
+# --- state and decisions ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailoverPolicy:
+    """What of the options this machine needs."""
+
+    failover_interval: float = 60.0
+    ping_interval: float = 60.0
+    ping_jitter: float = 0.1
+    counting: frozenset[FailureKind] = COUNTING_FAILURES
+    divert_while_unusable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """One entity of one pair. It is never altered, only replaced: a sender reads `route` without a lock.
+
+    `since` is when the mode began, `engaged` when the failover did; `episode` counts failovers, `diverted` the messages
+    of the present or last one. While `deadline` is None a success tells the machine nothing new.
+    """
+
+    path: str
+    policy: FailoverPolicy
+    since: float
+    mode: Mode = Mode.HEALTHY
+    cause: Cause | None = None
+    deadline: float | None = None
+    engaged: float | None = None
+    episode: int = 0
+    next_ping: float | None = None
+    pinging: bool = False
+    diverted: int = 0
+    route: SendRoute = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "route", route_of(self.mode, self.policy))
+
+
+def route_of(mode: Mode, policy: FailoverPolicy) -> SendRoute:
+    if mode is Mode.UNUSABLE and not policy.divert_while_unusable:
+        return SendRoute.UNUSABLE
+    return ROUTES[mode]
+
+
+class FailoverDecision(NamedTuple):
+    """The entity as it is now, and what to do, in this order, after it has taken the old one's place."""
+
+    entity: Entity
+    effects: tuple[Effect, ...] = ()
+
+
+def advance(entity: Entity, event: Event, now: float, chance: float = 0.0) -> FailoverDecision:
+    """`chance` spreads the first ping of many processes that failed over together (P2)."""
+    trigger = trigger_of(entity, event, now)
+    decision = TABLE[entity.mode, trigger]
+    if decision.mode is entity.mode:
+        after = _stayed(entity, trigger, event, now)
+    else:
+        after = _entered(entity, decision.mode, event, now, chance)
+    return FailoverDecision(after, tuple([_effect(action, entity, after, event, now) for action in decision.actions]))
+
+
+# --- which trigger an event is ---------------------------------------------------------------------------------------
+
+
+def trigger_of(entity: Entity, event: Event, now: float) -> Trigger:
+    match event:
+        case PrimarySendSucceeded():
+            return Trigger.SENT
+        case PrimarySendFailed():
+            return _failure(entity, event.kind, now)
+        case FailoverTimerFired():
+            return Trigger.TIMER_DUE if _reached(entity.deadline, now) else Trigger.TIMER_EARLY
+        case PingDue():
+            if entity.pinging:
+                return Trigger.PING_BUSY
+            return Trigger.PING_DUE if _reached(entity.next_ping, now) else Trigger.PING_EARLY
+        case PingSucceeded() | PingFailed() if not entity.pinging or event.episode != entity.episode:
+            return Trigger.PING_STALE
+        case PingSucceeded():
+            return Trigger.PING_SUCCEEDED
+        case PingFailed():
+            return Trigger.PING_REFUSED if event.kind in UNUSABLE_FAILURES else Trigger.PING_FAILED
+        case MessagesDiverted():
+            return Trigger.DIVERTED
+        case FailoverForced():
+            return Trigger.FORCED_OVER
+        case RestoreForced():
+            return Trigger.FORCED_BACK
+        case PairClosed():
+            return Trigger.CLOSED
+        case _:
+            assert_never(event)
+
+
+def _failure(entity: Entity, kind: FailureKind, now: float) -> Trigger:
+    if kind in entity.policy.counting:
+        # A timer whose time has come, only not its turn, has fired for this call.
+        at_once = entity.policy.failover_interval <= 0 or _reached(entity.deadline, now)
+        return Trigger.FAILED_AT_ONCE if at_once else Trigger.FAILED_COUNTING
+    return Trigger.FAILED_BY_CALLER if kind in CALLER_FAILURES else Trigger.FAILED_OTHERWISE
+
+
+def _reached(at: float | None, now: float) -> bool:
+    return at is not None and now >= at
+
+
+# --- the state that follows ------------------------------------------------------------------------------------------
+
+
+def _entered(entity: Entity, mode: Mode, event: Event, now: float, chance: float) -> Entity:
+    match mode:
+        case Mode.FAILING:
+            assert isinstance(event, PrimarySendFailed)
+            deadline = now + entity.policy.failover_interval
+            return replace(entity, mode=mode, since=now, cause=event.kind, deadline=deadline)
+        case Mode.FAILED_OVER:
+            # The first ping comes one interval after the failover (G2), never sooner; spread, not synchronised.
+            wait = entity.policy.ping_interval * (1 + entity.policy.ping_jitter * chance)
+            return replace(
+                entity,
+                mode=mode,
+                since=now,
+                cause=_cause_of(entity, event),
+                deadline=None,
+                engaged=now,
+                episode=entity.episode + 1,
+                next_ping=now + wait,
+                diverted=0,
+            )
+        case Mode.UNUSABLE:
+            assert isinstance(event, PingFailed)
+            return replace(entity, mode=mode, since=now, cause=event.kind, pinging=False)
+        case Mode.HEALTHY | Mode.CLOSED:
+            return Entity(entity.path, entity.policy, now, mode, episode=entity.episode, diverted=entity.diverted)
+        case _:
+            assert_never(mode)
+
+
+def _stayed(entity: Entity, trigger: Trigger, event: Event, now: float) -> Entity:
+    if trigger is Trigger.PING_DUE:
+        return replace(entity, pinging=True, next_ping=now + entity.policy.ping_interval)
+    if trigger is Trigger.PING_FAILED:
+        return replace(entity, pinging=False)
+    if trigger is Trigger.PING_REFUSED:
+        assert isinstance(event, PingFailed)
+        return replace(entity, pinging=False, cause=event.kind)
+    if isinstance(event, MessagesDiverted):
+        return replace(entity, diverted=entity.diverted + event.messages)
+    return entity
+
+
+def _cause_of(entity: Entity, event: Event) -> Cause:
+    if isinstance(event, FailoverForced):
+        return DrillCause.FORCED
+    if entity.cause is None:
+        assert isinstance(event, PrimarySendFailed)
+        return event.kind
+    # The failure that started the timer, not the last before it fired.
+    return entity.cause
+
+
+# --- the effects -----------------------------------------------------------------------------------------------------
+
+
+def _effect(action: Action, before: Entity, after: Entity, event: Event, now: float) -> Effect:
+    match action:
+        case Action.ARM_TIMER:
+            assert after.deadline is not None
+            return ArmFailoverTimer(after.deadline)
+        case Action.DISARM_TIMER:
+            return DisarmFailoverTimer()
+        case Action.ARM_PING:
+            assert after.next_ping is not None
+            # A ping may take longer than its interval: the next one follows at once, never beside it.
+            return ArmPing(max(after.next_ping, now))
+        case Action.PING:
+            return SendPing(after.episode)
+        case Action.STOP_PINGS:
+            return StopPings()
+        case Action.RAISE:
+            return RaiseToCaller()
+        case Action.DIVERT:
+            if after.route is SendRoute.UNUSABLE:
+                assert isinstance(after.cause, FailureKind)
+                return RaiseUnusable(after.cause)
+            return SendToBacklog()
+        case Action.TELL_ENGAGED:
+            assert after.cause is not None
+            return PublishNotice(FailoverEngaged(after.path, now, after.episode, after.cause))
+        case Action.TELL_RESTORED:
+            assert before.engaged is not None
+            forced = isinstance(event, RestoreForced)
+            outage = now - before.engaged
+            return PublishNotice(Restored(after.path, now, after.episode, outage, after.diverted, forced))
+        case Action.TELL_UNUSABLE:
+            assert isinstance(after.cause, FailureKind)
+            return PublishNotice(PrimaryUnusable(after.path, now, after.episode, after.cause))
+        case _:
+            assert_never(action)
