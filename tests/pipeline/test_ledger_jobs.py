@@ -36,6 +36,7 @@ from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history, why_incomplete
 from twinbus.pipeline.jobs import read_history as history_of
 from twinbus.pipeline.reconcile import JUDGED, LISTED
+from twinbus.pipeline.report_data import LATENCY_EDGES
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables
 from twinbus.pipeline.time_window import TimeWindow
 
@@ -175,7 +176,7 @@ def test_d4_the_spread_agrees_with_duckdb(books: Ingested) -> None:
     assert (found.diverted, found.returned) == (len(seconds), sum(one is not None for one in seconds))
     home = sorted(one for one in seconds if one is not None)
     assert found.counts == [
-        sum(low < one <= high for one in home) for low, high in pairwise([-math.inf, *latency.LATENCY_EDGES, math.inf])
+        sum(low < one <= high for one in home) for low, high in pairwise([-math.inf, *LATENCY_EDGES, math.inf])
     ]
     assert sum(found.counts) == found.returned
     assert (found.least, found.p50, found.most) == (home[0], pytest.approx(statistics.median(home)), home[-1])

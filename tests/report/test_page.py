@@ -12,7 +12,7 @@ from tests.pipeline.books import MIDNIGHT
 from tests.report.conftest import EVIL, EVIL_CAUSE, EVIL_ID, Books
 from tests.report.documents import MOMENT, Document, made
 from twinbus.pipeline import ReportData, Timeline, TimeWindow, TopRows, read_history
-from twinbus.pipeline.report_data import ENTITIES, IDS, INCIDENTS
+from twinbus.pipeline.report_queries import ENTITIES, IDS, INCIDENTS
 from twinbus.pipeline.timeline import BUCKETS, RATES, build_timeline
 
 DAY = datetime(2026, 9, 22, tzinfo=UTC)

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
         result_over_history,
         why_incomplete,
     )
-    from twinbus.pipeline.latency import LATENCY_EDGES
     from twinbus.pipeline.reconcile import JUDGED
-    from twinbus.pipeline.report_data import ReportData, RowValues, TopRows, collect_report_data
+    from twinbus.pipeline.report_data import BUCKET_WIDTHS, LATENCY_EDGES, ReportData, RowValues, Timeline, TopRows
+    from twinbus.pipeline.report_queries import collect_report_data
     from twinbus.pipeline.sinks import saved_result, write_to_database
     from twinbus.pipeline.tables import OPERATIONS, PROBLEMS, SCHEMAS, TablePart, Tables, TablesVersion
     from twinbus.pipeline.time_window import TimeWindow
-    from twinbus.pipeline.timeline import BUCKET_WIDTHS, Timeline
 
 __all__ = [
     "BUCKET_WIDTHS",
@@ -62,13 +61,12 @@ _MODULES = {
     "jobs": (
         "JOBS", "LedgerJob", "current_result", "follow_jobs", "read_history", "result_over_history", "why_incomplete",
     ),
-    "latency": ("LATENCY_EDGES",),
     "reconcile": ("JUDGED",),
-    "report_data": ("ReportData", "RowValues", "TopRows", "collect_report_data"),
+    "report_data": ("BUCKET_WIDTHS", "LATENCY_EDGES", "ReportData", "RowValues", "Timeline", "TopRows"),
+    "report_queries": ("collect_report_data",),
     "sinks": ("saved_result", "write_to_database"),
     "tables": ("OPERATIONS", "PROBLEMS", "SCHEMAS", "TablePart", "Tables", "TablesVersion"),
     "time_window": ("TimeWindow",),
-    "timeline": ("BUCKET_WIDTHS", "Timeline"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

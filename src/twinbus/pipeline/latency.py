@@ -13,16 +13,11 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger import OK, Move, Movement, Stage
 from twinbus.pipeline.reconcile import concerned
+from twinbus.pipeline.report_data import LATENCY_EDGES
 from twinbus.pipeline.time_window import TimeWindow
 
 TALLIES: Final = "destination string, id string, writer string, diverted long, home long"
 SHARES: Final = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
-# For a picture: a handful to every tenfold, and such as people count time in. Seconds.
-LATENCY_EDGES: Final = (
-    *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 45),
-    *(60 * minutes for minutes in (1, 2, 3, 5, 10, 15, 20, 30)),
-    *(3600 * hours for hours in (1, 2, 4, 8, 24, 48, 168)),
-)
 RESULT: Final = (
     "destination string, day date, diverted long, returned long, mean double, least double, "
     + ", ".join(f"{name} double" for name in SHARES)

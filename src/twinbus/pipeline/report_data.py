@@ -1,145 +1,71 @@
-"""What all jobs find in the tables, as plain values for one page: few of them, however much the ledger holds.
+"""The data of one report as plain values. `report_queries` fills it with Spark; the report room draws it.
 
-What is too much to show is left out here, worst first to stay, with the number of what there is. How it is shown is not
-decided here.
+This module does not import pyspark, so the report room can be imported without Spark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import Window as Over
-from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from twinbus.money import StageSpending
 
-from twinbus.money import Prices, Scenario, StageSpending
-from twinbus.pipeline import latency
-from twinbus.pipeline.actual_cost import ActualCost
-from twinbus.pipeline.jobs import JOBS, current_result, read_history, why_incomplete
-from twinbus.pipeline.reconcile import JUDGED, LISTED
-from twinbus.pipeline.tables import Tables, TablesVersion, parallel_queries
-from twinbus.pipeline.time_window import TimeWindow
-from twinbus.pipeline.timeline import Timeline, build_timeline
-
-INCIDENTS: Final = 200
-ENTITIES: Final = 25
-IDS: Final = 100
-REASONS: Final = 25
-DAYS: Final = 50
+_MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
+BUCKET_WIDTHS: Final = (
+    *(1000 * seconds for seconds in (1, 2, 5, 10, 15, 30)),
+    *(_MINUTE * minutes for minutes in (1, 2, 5, 10, 15, 30)),
+    *(_HOUR * hours for hours in (1, 2, 3, 6, 12)),
+    *(_DAY * days for days in (1, 2, 7, 30, 365)),
+)
+"""Widths of time buckets in milliseconds, all of them steps that people count time in."""
+LATENCY_EDGES: Final = (
+    *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 45),
+    *(60 * minutes for minutes in (1, 2, 3, 5, 10, 15, 20, 30)),
+    *(3600 * hours for hours in (1, 2, 4, 8, 24, 48, 168)),
+)
+"""Upper edges of the latency histogram in seconds."""
 
 RowValues = Mapping[str, Any]
-"""A row of a result, by column."""
-_WORST: Final = ("lost", "unknown", "duplicated", "dead_lettered", "in_backlog", "accepted")
+"""One row of a result, by column name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopRows:
-    """The first rows, and how many there are."""
+    """The first rows of a result, and the number of all its rows."""
 
     rows: Sequence[RowValues]
     total: int
 
 
 @dataclass(frozen=True, slots=True)
-class ReportData:
-    """`listed`: of each word of the balance that is listed, the messages. `timeline`: None where nothing happened."""
+class Timeline:
+    """Message counts per time bucket. Every list has one number for each bucket."""
 
+    start: int
+    """Start of the first bucket, in milliseconds since the epoch."""
+    width: int
+    """Length of a bucket in milliseconds."""
+    counts: Mapping[str, Sequence[int]]
+    """Messages by what happened to them: `direct`, `diverted`, `returned` and `failed`."""
+    waiting: Sequence[int]
+    """Diverted messages that had not returned to the primary when the bucket ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
     sums: Mapping[str, int]
+    """Messages by each word of the balance."""
     listed: Mapping[str, TopRows]
+    """The messages themselves, for the words of the balance that are listed by id."""
     incomplete: TopRows
+    """Reasons why the ledger does not hold everything."""
     incidents: TopRows
     entities: TopRows
     timeline: Timeline | None
+    """None if nothing happened in the time window."""
     spread: RowValues
+    """Latency of all diverted messages together: percentiles, and `counts` between the LATENCY_EDGES."""
     latency: TopRows
+    """Latency by entity and day."""
     spent: Sequence[StageSpending]
-
-
-def collect_report_data(
-    tables: Tables, prices: Prices, scenario: Scenario, window: TimeWindow | None = None
-) -> ReportData:
-    """All of it, of the whole ledger or of a window. Of the scenario, tier and bandwidth are used."""
-    window, version = window or TimeWindow(), tables.version()
-    open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
-    with parallel_queries(tables) as pool:
-        balance = pool.submit(_balance, tables, window)
-        over_time = pool.submit(_over_time, tables, version, window)
-        incidents = pool.submit(
-            _found, tables, "incidents", window, INCIDENTS, open_first, F.desc("diverted"), F.col("began")
-        )
-        spread = pool.submit(_spread, tables, version, window)
-        days = pool.submit(_found, tables, "latency", window, DAYS, F.desc("diverted"), F.col("day"))
-        reasons = pool.submit(_reasons, tables)
-        spent = pool.submit(ActualCost, tables, window, outages=False)
-        sums, listed, entities = balance.result()
-        return ReportData(
-            sums,
-            listed,
-            reasons.result(),
-            incidents.result(),
-            entities,
-            over_time.result(),
-            spread.result(),
-            days.result(),
-            spent.result().spent(prices, scenario),
-        )
-
-
-def _found(tables: Tables, job: str, window: TimeWindow, most: int, *order: Column) -> TopRows:
-    return _some(current_result(tables, JOBS[job], window), most, *order)
-
-
-def _reasons(tables: Tables) -> TopRows:
-    reasons = sorted(why_incomplete(tables))
-    return TopRows([{"reason": reason} for reason in reasons[:REASONS]], len(reasons))
-
-
-def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> RowValues:
-    told = read_history(tables, version, window.days_onward())
-    found = latency.spread(latency.tally(*told), window).first()
-    assert found is not None, "an aggregate without keys has a row"
-    return found.asDict()
-
-
-def _over_time(tables: Tables, version: TablesVersion, window: TimeWindow) -> Timeline | None:
-    # How deep the backlog was at the window's beginning is told before it; when messages came home, also after it.
-    return build_timeline(*read_history(tables, version, TimeWindow(until=window.until).days()), window)
-
-
-def _some(rows: DataFrame, most: int, *order: Column) -> TopRows:
-    all_of_them = Over.partitionBy(F.lit(0))
-    counted = rows.withColumn("total", F.count(F.lit(1)).over(all_of_them))
-    kept = [row.asDict() for row in counted.orderBy(*order, "destination").limit(most).collect()]
-    return TopRows(kept, kept[0]["total"] if kept else 0)
-
-
-def _balance(tables: Tables, window: TimeWindow) -> tuple[dict[str, int], dict[str, TopRows], TopRows]:
-    rows = current_result(tables, JOBS["reconcile"], window).persist()
-    try:
-        by_entity = rows.groupBy("destination").agg(*(F.sum(name).alias(name) for name in JUDGED))
-        return *_judged(rows), _some(by_entity, ENTITIES, *map(F.desc, _WORST))
-    finally:
-        rows.unpersist()
-
-
-def _judged(rows: DataFrame) -> tuple[dict[str, int], dict[str, TopRows]]:
-    named = {name: F.col("id").isNotNull() & (F.col(name) != 0) for name in LISTED}
-    sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in JUDGED]
-    counts = [F.count(F.when(is_named, 1)).alias(f"listed_{name}") for name, is_named in named.items()]
-    found = rows.agg(*sums, *counts).first()
-    assert found is not None, "an aggregate without keys has a row"
-    total = {name: found[f"listed_{name}"] for name in LISTED}
-    wanted = [
-        rows.where(named[name])
-        .orderBy("destination", "id")
-        .limit(IDS)
-        .select(F.lit(name).alias("word"), "destination", "id", F.col(name).alias("count"))
-        for name in LISTED
-        if total[name]
-    ]
-    messages = [row.asDict() for row in reduce(DataFrame.unionAll, wanted).collect()] if wanted else []
-    listed = {name: TopRows([row for row in messages if row["word"] == name], total[name]) for name in LISTED}
-    return {name: found[name] for name in JUDGED}, listed

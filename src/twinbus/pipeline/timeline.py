@@ -5,8 +5,6 @@ As many buckets as a picture needs, whatever the span. What is drawn of them is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
@@ -17,6 +15,7 @@ from twinbus.ledger import OK, Stage, State
 from twinbus.pipeline import latency
 from twinbus.pipeline.incidents import ENGAGED, RESTORED
 from twinbus.pipeline.reconcile import concerned
+from twinbus.pipeline.report_data import BUCKET_WIDTHS, Timeline
 from twinbus.pipeline.time_window import TimeWindow
 
 _DIRECT: Final = (str(Stage.SEND_PRIMARY), str(Stage.SCHEDULE_PRIMARY))
@@ -25,26 +24,6 @@ BUCKETS: Final = 240
 RATES: Final = ("direct", "diverted", "returned", "failed")
 COUNTS: Final = ("direct", "diverted", "returned", "failed", "came", "left")
 RESULT: Final = "destination string, bucket long, " + ", ".join(f"{name} long" for name in COUNTS)
-_MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
-BUCKET_WIDTHS: Final = (
-    *(1000 * seconds for seconds in (1, 2, 5, 10, 15, 30)),
-    *(_MINUTE * minutes for minutes in (1, 2, 5, 10, 15, 30)),
-    *(_HOUR * hours for hours in (1, 2, 3, 6, 12)),
-    *(_DAY * days for days in (1, 2, 7, 30, 365)),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Buckets of `width` milliseconds from `start` on, one number of each in every list of `counts`.
-
-    `waiting`: how many diverted messages had not come home when the bucket ended.
-    """
-
-    start: int
-    width: int
-    counts: Mapping[str, Sequence[int]]
-    waiting: Sequence[int]
 
 
 def build_timeline(operations: DataFrame, entries: DataFrame, window: TimeWindow) -> Timeline | None:

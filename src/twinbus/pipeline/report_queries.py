@@ -1,0 +1,119 @@
+"""What all jobs find in the tables, as plain values for one page: few of them, however much the ledger holds.
+
+What is too much to show is left out here, worst first to stay, with the number of what there is. How it is shown is not
+decided here.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from twinbus.money import Prices, Scenario
+from twinbus.pipeline import latency
+from twinbus.pipeline.actual_cost import ActualCost
+from twinbus.pipeline.jobs import JOBS, current_result, read_history, why_incomplete
+from twinbus.pipeline.reconcile import JUDGED, LISTED
+from twinbus.pipeline.report_data import ReportData, RowValues, Timeline, TopRows
+from twinbus.pipeline.tables import Tables, TablesVersion, parallel_queries
+from twinbus.pipeline.time_window import TimeWindow
+from twinbus.pipeline.timeline import build_timeline
+
+INCIDENTS: Final = 200
+ENTITIES: Final = 25
+IDS: Final = 100
+REASONS: Final = 25
+DAYS: Final = 50
+
+_WORST: Final = ("lost", "unknown", "duplicated", "dead_lettered", "in_backlog", "accepted")
+
+
+def collect_report_data(
+    tables: Tables, prices: Prices, scenario: Scenario, window: TimeWindow | None = None
+) -> ReportData:
+    """All of it, of the whole ledger or of a window. Of the scenario, tier and bandwidth are used."""
+    window, version = window or TimeWindow(), tables.version()
+    open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
+    with parallel_queries(tables) as pool:
+        balance = pool.submit(_balance, tables, window)
+        over_time = pool.submit(_over_time, tables, version, window)
+        incidents = pool.submit(
+            _found, tables, "incidents", window, INCIDENTS, open_first, F.desc("diverted"), F.col("began")
+        )
+        spread = pool.submit(_spread, tables, version, window)
+        days = pool.submit(_found, tables, "latency", window, DAYS, F.desc("diverted"), F.col("day"))
+        reasons = pool.submit(_reasons, tables)
+        spent = pool.submit(ActualCost, tables, window, outages=False)
+        sums, listed, entities = balance.result()
+        return ReportData(
+            sums,
+            listed,
+            reasons.result(),
+            incidents.result(),
+            entities,
+            over_time.result(),
+            spread.result(),
+            days.result(),
+            spent.result().spent(prices, scenario),
+        )
+
+
+def _found(tables: Tables, job: str, window: TimeWindow, most: int, *order: Column) -> TopRows:
+    return _some(current_result(tables, JOBS[job], window), most, *order)
+
+
+def _reasons(tables: Tables) -> TopRows:
+    reasons = sorted(why_incomplete(tables))
+    return TopRows([{"reason": reason} for reason in reasons[:REASONS]], len(reasons))
+
+
+def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> RowValues:
+    told = read_history(tables, version, window.days_onward())
+    found = latency.spread(latency.tally(*told), window).first()
+    assert found is not None, "an aggregate without keys has a row"
+    return found.asDict()
+
+
+def _over_time(tables: Tables, version: TablesVersion, window: TimeWindow) -> Timeline | None:
+    # How deep the backlog was at the window's beginning is told before it; when messages came home, also after it.
+    return build_timeline(*read_history(tables, version, TimeWindow(until=window.until).days()), window)
+
+
+def _some(rows: DataFrame, most: int, *order: Column) -> TopRows:
+    all_of_them = Over.partitionBy(F.lit(0))
+    counted = rows.withColumn("total", F.count(F.lit(1)).over(all_of_them))
+    kept = [row.asDict() for row in counted.orderBy(*order, "destination").limit(most).collect()]
+    return TopRows(kept, kept[0]["total"] if kept else 0)
+
+
+def _balance(tables: Tables, window: TimeWindow) -> tuple[dict[str, int], dict[str, TopRows], TopRows]:
+    rows = current_result(tables, JOBS["reconcile"], window).persist()
+    try:
+        by_entity = rows.groupBy("destination").agg(*(F.sum(name).alias(name) for name in JUDGED))
+        return *_judged(rows), _some(by_entity, ENTITIES, *map(F.desc, _WORST))
+    finally:
+        rows.unpersist()
+
+
+def _judged(rows: DataFrame) -> tuple[dict[str, int], dict[str, TopRows]]:
+    named = {name: F.col("id").isNotNull() & (F.col(name) != 0) for name in LISTED}
+    sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in JUDGED]
+    counts = [F.count(F.when(is_named, 1)).alias(f"listed_{name}") for name, is_named in named.items()]
+    found = rows.agg(*sums, *counts).first()
+    assert found is not None, "an aggregate without keys has a row"
+    total = {name: found[f"listed_{name}"] for name in LISTED}
+    wanted = [
+        rows.where(named[name])
+        .orderBy("destination", "id")
+        .limit(IDS)
+        .select(F.lit(name).alias("word"), "destination", "id", F.col(name).alias("count"))
+        for name in LISTED
+        if total[name]
+    ]
+    messages = [row.asDict() for row in reduce(DataFrame.unionAll, wanted).collect()] if wanted else []
+    listed = {name: TopRows([row for row in messages if row["word"] == name], total[name]) for name in LISTED}
+    return {name: found[name] for name in JUDGED}, listed
