@@ -57,7 +57,7 @@ def test_d3_the_verbs_ingest_and_tell_and_a_loss_ends_with_1(ledger: Path, tmp_p
     code, said = run("reconcile", str(tmp_path / "tables"))
     assert code == 1
     assert "  contoso/orders  lost\n" in said
-    code, said = run("reconcile", str(tmp_path / "tables"), "--ledger", str(ledger), "--format", "json")
+    code, said = run("reconcile", str(tmp_path / "tables"), "--ledger", str(ledger), "--json")
     report = json.loads(said)
     assert (code, report["accepted"], report["delivered"], report["in_backlog"], report["lost"]) == (1, 3, 1, 1, 1)
     assert report["messages"]["lost"] == [{"destination": "contoso/orders", "id": "lost", "count": 1}]
@@ -71,11 +71,11 @@ def test_d3_d4_cost_incidents_and_latency_are_told_and_land_in_files(
     ledger: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
     folder = tmp_path / "tables"
-    code, said = run("cost", str(folder), "--ledger", str(ledger), "--format", "json")
+    code, said = run("cost", str(folder), "--ledger", str(ledger), "--json")
     assert code == 0, said
     first = json.loads(said)[0]
     assert (first["day"], first["stage"], first["units"], first["bytes"]) == ("2026-09-22", "complete_backlog", 2, 200)
-    code, said = run("incidents", str(folder), "--format", "json")
+    code, said = run("incidents", str(folder), "--json")
     assert code == 0, said
     assert [(row["began"], row["diverted"], row["returned"]) for row in json.loads(said)] == [(None, 3, 1)]
     code, said = run("latency", str(folder))
@@ -96,7 +96,7 @@ def test_d3_d4_cost_incidents_and_latency_are_told_and_land_in_files(
         (["cost", "tables", "--follow"], "--follow needs a ledger"),
     ],
 )
-def test_what_cannot_work_is_told_before_spark_starts(arguments: list[str], told: str) -> None:
+def test_impossible_options_are_refused_before_spark_starts(arguments: list[str], told: str) -> None:
     code, said = run(*arguments)
     assert code == 1
     assert told in said
@@ -104,14 +104,25 @@ def test_what_cannot_work_is_told_before_spark_starts(arguments: list[str], told
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("spark")
+def test_the_deprecated_format_json_prints_the_same_as_json_and_a_warning(ledger: Path, tmp_path: Path) -> None:
+    tables = str(tmp_path / "tables")
+    code, said = run("ingest", str(ledger), tables, "--json")
+    assert code == 0, said
+    done = CliRunner().invoke(app, ["ledger", "cost", tables, "--format", "json"])
+    assert (done.exit_code, done.stdout) == run("cost", tables, "--json")
+    assert "--format json is deprecated" in done.stderr
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("spark")
 def test_d3_a_ledger_without_entries_has_nothing_to_tell(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
-    code, said = run("ingest", str(tmp_path / "ledger"), str(tmp_path / "tables"), "--format", "json")
+    code, said = run("ingest", str(tmp_path / "ledger"), str(tmp_path / "tables"), "--json")
     assert (code, json.loads(said)) == (0, {"operations": 0, "pending": 0, "entries": 0, "problems": []})
     for verb in ("cost", "incidents", "latency"):
-        code, said = run(verb, str(tmp_path / "tables"), "--format", "json")
+        code, said = run(verb, str(tmp_path / "tables"), "--json")
         assert (code, json.loads(said)) == (0, [])
-    code, said = run("reconcile", str(tmp_path / "tables"), "--format", "json")
+    code, said = run("reconcile", str(tmp_path / "tables"), "--json")
     assert (code, json.loads(said)["accepted"]) == (0, 0)
 
 
@@ -201,7 +212,7 @@ def test_d4_results_land_in_postgresql_and_a_second_one_takes_the_place_of_the_f
     code, said = run("reconcile", tables, TWINBUS_JDBC=postgres.replace(PASSWORD, "wrong-word"))
     assert (code, "password authentication failed" in said, "wrong-word" in said) == (1, True, False)
     for _ in range(2):
-        code, said = run("cost", tables, "--format", "json", TWINBUS_JDBC=postgres)
+        code, said = run("cost", tables, "--json", TWINBUS_JDBC=postgres)
         assert code == 0, said
     assert PASSWORD not in said
     reader = spark.read.format("jdbc").option("url", postgres).option("driver", "org.postgresql.Driver")

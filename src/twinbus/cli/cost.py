@@ -14,7 +14,7 @@ import typer
 from twinbus.cli import cost_tables
 from twinbus.cli.cost_options import field_of, given, read, with_scenario
 from twinbus.cli.errors import Debug, errors_reported
-from twinbus.cli.ledger_spark import First, Folder, Master, Since, Until, in_utc, ingested_tables
+from twinbus.cli.ledger_spark import IngestFirst, Master, Since, TablesFolder, Until, in_utc, ingested_tables
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.money import Forecast, Prices, Scenario, ScenarioError, default_price_text
@@ -100,8 +100,8 @@ def forecast(
 @app.command()
 @with_scenario(default="as the ledger tells")
 def actual(
-    tables: Folder,
-    ledger: First = None,
+    tables: TablesFolder,
+    ledger: IngestFirst = None,
     since: Since = None,
     until: Until = None,
     file: PricesFile = None,

@@ -1,4 +1,4 @@
-"""`twinbus ledger ingest|reconcile|cost|incidents|latency`: the jobs of the pipeline, and how they are told."""
+"""`twinbus ledger ingest|reconcile|cost|incidents|latency`: run the jobs of the pipeline and print their results."""
 
 from __future__ import annotations
 
@@ -29,46 +29,50 @@ if TYPE_CHECKING:
     from twinbus.pipeline import Tables, TablesVersion
 
 _POLL_SECONDS: Final = 1
-# The last line of a Python trace: the error, with the module it comes from.
+# Last line of a Python traceback: the error's class and its text.
 _RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (.+)$", re.MULTILINE)
 
 
 class Format(StrEnum):
+    """Values of the deprecated option --format."""
+
     TABLE = "table"
     JSON = "json"
 
 
 Ledger = Annotated[Path, typer.Argument(help="Directory of the ledger.", show_default=False)]
-Folder = Annotated[Path, typer.Argument(help="Of the tables; shared by all machines of a cluster.", show_default=False)]
-First = Annotated[
+TablesFolder = Annotated[
+    Path, typer.Argument(help="Directory of the tables; on a cluster, one that all machines share.", show_default=False)
+]
+IngestFirst = Annotated[
     Path | None,
-    typer.Option("--ledger", help="Directory of a ledger, from which the tables are brought up to date first."),
+    typer.Option("--ledger", help="Directory of a ledger. Its new entries are ingested first."),
 ]
-Since = Annotated[datetime | None, typer.Option(help="From then on, in UTC.", show_default="the beginning")]
-Until = Annotated[datetime | None, typer.Option(help="Before then, in UTC.", show_default="the end")]
-Form = Annotated[Format, typer.Option("--format", help="For a person, or JSON: one object.")]
-Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
-Master = Annotated[
-    str | None, typer.Option(help="Where Spark runs, in its own words.", show_default="as submitted, or this machine")
+Since = Annotated[datetime | None, typer.Option(help="Start of the window, in UTC.", show_default="the beginning")]
+Until = Annotated[
+    datetime | None, typer.Option(help="End of the window, in UTC; not part of it.", show_default="the end")
 ]
-Follow = Annotated[bool, typer.Option("--follow", help="Go on: whenever there is something new. Needs --ledger.")]
-Every = Annotated[float, typer.Option(min=1, help="Seconds between two looks, with --follow.")]
+DeprecatedFormat = Annotated[Format, typer.Option("--format", hidden=True)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Master = Annotated[str | None, typer.Option(help="Spark master URL.", show_default="as submitted, or this machine")]
+Follow = Annotated[bool, typer.Option("--follow", help="Keep running: print again after new entries. Needs --ledger.")]
+Every = Annotated[float, typer.Option(min=1, help="With --follow: seconds between two checks for new entries.")]
 Jdbc = Annotated[
     str | None,
-    typer.Option(envvar="TWINBUS_JDBC", help="Address of a database that is to have the result too: jdbc:postgresql:…"),
+    typer.Option(envvar="TWINBUS_JDBC", help="JDBC URL of a database that also gets the result: jdbc:postgresql:…"),
 ]
-Jars = Annotated[str | None, typer.Option(help="Files with drivers, with commas between them.")]
+Jars = Annotated[str | None, typer.Option(help="JAR files with JDBC drivers, separated by commas.")]
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerJobOptions:
-    """What the verbs have in common."""
+    """Options that the verbs share."""
 
     tables: Path
     ledger: Path | None
     since: datetime | None
     until: datetime | None
-    form: Format
+    json: bool
     master: str | None
     follow: bool
     every: float
@@ -78,38 +82,38 @@ class LedgerJobOptions:
 
 def ingest(
     ledger: Ledger,
-    tables: Folder,
+    tables: TablesFolder,
     follow: Annotated[bool, typer.Option("--follow", help="Go on: whenever there is something new.")] = False,
     every: Every = 10.0,
-    form: Form = Format.TABLE,
+    form: DeprecatedFormat = Format.TABLE,
     json: Json = False,
     master: Master = None,
     debug: Debug = False,
 ) -> None:
-    """Bring what is new in a ledger into the tables: each entry once, by day.
+    """Ingest the new entries of a ledger into the tables: each entry once, by day.
 
-    It may be broken off and repeated.
+    It can be interrupted and repeated.
 
-    Lines that cannot be read are told with file and line, and are no reason to end with anything but 0.
+    Lines that cannot be read are listed with file and line. They do not change the exit code.
 
     Examples:
       twinbus ledger ingest ./ledger ./tables
       twinbus ledger ingest ./ledger ./tables --follow --every 60
     """
     with errors_reported(debug=debug):
-        form = Format.JSON if json else form
-        asked = LedgerJobOptions(tables, ledger, None, None, form, master, follow, every, None, None)
-        place, query = _opened(asked, ())
-        for version in _versions(place, query, asked):
-            _print_ingested(place, version, form)
+        json = _wants_json(json, form)
+        options = LedgerJobOptions(tables, ledger, None, None, json, master, follow, every, None, None)
+        place, query = _opened(options, ())
+        for version in _versions(place, query, options):
+            _print_ingested(place, version, json)
 
 
 def reconcile(
-    tables: Folder,
-    ledger: First = None,
+    tables: TablesFolder,
+    ledger: IngestFirst = None,
     since: Since = None,
     until: Until = None,
-    form: Form = Format.TABLE,
+    form: DeprecatedFormat = Format.TABLE,
     json: Json = False,
     master: Master = None,
     follow: Follow = False,
@@ -118,32 +122,32 @@ def reconcile(
     jars: Jars = None,
     debug: Debug = False,
 ) -> None:
-    """Does everything add up? On Spark, over any number of messages.
+    """Check on Spark that every message is accounted for.
 
-    The sums are those of `check`; for a window, of the messages that were accepted in it.
+    The sums are those of `twinbus ledger check`. With a window they count the messages accepted in it.
 
-    Ends with 1 when something is lost.
+    Exit code: 1 if a message is lost.
 
     Examples:
       twinbus ledger reconcile ./tables --ledger ./ledger
       twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
     """
     with errors_reported(debug=debug):
-        form = Format.JSON if json else form
-        asked = LedgerJobOptions(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
+        json = _wants_json(json, form)
+        options = LedgerJobOptions(tables, ledger, since, until, json, master, follow, every, jdbc, jars)
         lost = False
-        for place, rows in _results("reconcile", asked):
-            lost = _print_balance(place, rows, form)
+        for place, rows in _results("reconcile", options):
+            lost = _print_balance(place, rows, json)
         if lost:
             raise typer.Exit(FAILED)
 
 
 def cost(
-    tables: Folder,
-    ledger: First = None,
+    tables: TablesFolder,
+    ledger: IngestFirst = None,
     since: Since = None,
     until: Until = None,
-    form: Form = Format.TABLE,
+    form: DeprecatedFormat = Format.TABLE,
     json: Json = False,
     master: Master = None,
     follow: Follow = False,
@@ -152,25 +156,25 @@ def cost(
     jars: Jars = None,
     debug: Debug = False,
 ) -> None:
-    """Operations, billable units and bytes by day, stage and entity.
+    """Show operations, billable units and bytes by day, stage and entity.
 
     Examples:
       twinbus ledger cost ./tables --ledger ./ledger
       twinbus ledger cost ./tables --since 2026-11-01 --json
     """
     with errors_reported(debug=debug):
-        form = Format.JSON if json else form
-        asked = LedgerJobOptions(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
-        for _, rows in _results("cost", asked):
-            _print_rows(rows.orderBy("day", "stage", "namespace", "entity"), form)
+        json = _wants_json(json, form)
+        options = LedgerJobOptions(tables, ledger, since, until, json, master, follow, every, jdbc, jars)
+        for _, rows in _results("cost", options):
+            _print_rows(rows.orderBy("day", "stage", "namespace", "entity"), json)
 
 
 def incidents(
-    tables: Folder,
-    ledger: First = None,
+    tables: TablesFolder,
+    ledger: IngestFirst = None,
     since: Since = None,
     until: Until = None,
-    form: Form = Format.TABLE,
+    form: DeprecatedFormat = Format.TABLE,
     json: Json = False,
     master: Master = None,
     follow: Follow = False,
@@ -179,25 +183,25 @@ def incidents(
     jars: Jars = None,
     debug: Debug = False,
 ) -> None:
-    """Failovers of each entity: when, why, how many diverted, and when all were home.
+    """List the failovers of each entity: when, why, how many messages were diverted, and when all were delivered.
 
     Examples:
       twinbus ledger incidents ./tables --ledger ./ledger
       twinbus ledger incidents ./tables --ledger ./ledger --follow
     """
     with errors_reported(debug=debug):
-        form = Format.JSON if json else form
-        asked = LedgerJobOptions(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
-        for _, rows in _results("incidents", asked):
-            _print_rows(rows.orderBy("began", "destination"), form, instants=("began", "restored", "drained"))
+        json = _wants_json(json, form)
+        options = LedgerJobOptions(tables, ledger, since, until, json, master, follow, every, jdbc, jars)
+        for _, rows in _results("incidents", options):
+            _print_rows(rows.orderBy("began", "destination"), json, instants=("began", "restored", "drained"))
 
 
 def latency(
-    tables: Folder,
-    ledger: First = None,
+    tables: TablesFolder,
+    ledger: IngestFirst = None,
     since: Since = None,
     until: Until = None,
-    form: Form = Format.TABLE,
+    form: DeprecatedFormat = Format.TABLE,
     json: Json = False,
     master: Master = None,
     follow: Follow = False,
@@ -206,60 +210,64 @@ def latency(
     jars: Jars = None,
     debug: Debug = False,
 ) -> None:
-    """How long diverted messages were on their way home, in seconds, by entity and day.
+    """Show how long diverted messages took to reach the primary: seconds, by entity and day.
 
     Examples:
       twinbus ledger latency ./tables --ledger ./ledger
       twinbus ledger latency ./tables --json
     """
     with errors_reported(debug=debug):
-        form = Format.JSON if json else form
-        asked = LedgerJobOptions(tables, ledger, since, until, form, master, follow, every, jdbc, jars)
-        for _, rows in _results("latency", asked):
-            _print_rows(rows.orderBy("day", "destination"), form)
+        json = _wants_json(json, form)
+        options = LedgerJobOptions(tables, ledger, since, until, json, master, follow, every, jdbc, jars)
+        for _, rows in _results("latency", options):
+            _print_rows(rows.orderBy("day", "destination"), json)
+
+
+def _wants_json(json: bool, form: Format) -> bool:
+    if form is Format.JSON:
+        typer.echo("--format json is deprecated and will be removed in 0.2: use --json", err=True)
+    return json or form is Format.JSON
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
 def ingested_tables(tables: Path, ledger: Path | None, master: str | None) -> Tables:
-    """The tables, with what is new in the ledger, if one was named: for other verbs that ask jobs."""
-    asked = LedgerJobOptions(tables, ledger, None, None, Format.TABLE, master, False, 0.0, None, None)
-    place, query = _opened(asked, ())
-    for _ in _versions(place, query, asked):
+    """Return the tables after ingesting the ledger's new entries, if a ledger is given. For other verbs."""
+    options = LedgerJobOptions(tables, ledger, None, None, False, master, False, 0.0, None, None)
+    place, query = _opened(options, ())
+    for _ in _versions(place, query, options):
         pass
     return place
 
 
-def _opened(asked: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, StreamingQuery | None]:
-    """The tables, and what brings them up to date, if a ledger was named."""
-    if asked.follow and asked.ledger is None:
-        raise OperatorError("--follow needs a ledger to follow", "Name its directory with --ledger.")
-    if asked.ledger is not None and not asked.ledger.is_dir():
-        raise OperatorError(f"{asked.ledger} is no directory", "Name the directory that was given as `ledger`.")
-    from twinbus.pipeline.session import session  # noqa: PLC0415 - slow, and says what to install
+def _opened(options: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, StreamingQuery | None]:
+    """Return the tables, and the query that ingests the ledger if one is given."""
+    if options.follow and options.ledger is None:
+        raise OperatorError("--follow needs a ledger", "Name its directory with --ledger.")
+    if options.ledger is not None and not options.ledger.is_dir():
+        raise OperatorError(f"{options.ledger} is no directory", "Name the directory that was given as `ledger`.")
+    from twinbus.pipeline.session import session  # noqa: PLC0415 - slow; its error names the extra to install
 
     with spinner("starting Spark"):
-        jars = {"spark.jars": asked.jars} if asked.jars else None
-        spark = session("twinbus ledger", master=asked.master, settings=jars)
-    from twinbus.pipeline import Tables, follow_jobs, ingest_ledger  # noqa: PLC0415 - there only with the extra
+        jars = {"spark.jars": options.jars} if options.jars else None
+        spark = session("twinbus ledger", master=options.master, settings=jars)
+    from twinbus.pipeline import Tables, follow_jobs, ingest_ledger  # noqa: PLC0415 - needs the extra `spark`
 
-    tables = Tables(spark, asked.tables)
-    if asked.ledger is None:
+    tables = Tables(spark, options.tables)
+    if options.ledger is None:
         if not tables.version().number:
-            raise OperatorError(f"{asked.tables} holds no tables", "Bring a ledger into them: twinbus ledger ingest.")
+            raise OperatorError(f"{options.tables} holds no tables", "Bring a ledger into them: twinbus ledger ingest.")
         return tables, None
-    extend = follow_jobs(jobs) if asked.follow else None
-    return tables, ingest_ledger(
-        spark, asked.ledger, asked.tables, every=asked.every if asked.follow else None, extend=extend
-    )
+    every, extend = (options.every, follow_jobs(jobs)) if options.follow else (None, None)
+    return tables, ingest_ledger(spark, options.ledger, options.tables, every=every, extend=extend)
 
 
-def _versions(tables: Tables, query: StreamingQuery | None, asked: LedgerJobOptions) -> Iterator[TablesVersion]:
-    """The tables as they are now; with --follow, again after every commit until a signal ends it."""
-    if query is None or not asked.follow:
+def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOptions) -> Iterator[TablesVersion]:
+    """Yield the tables' version once; with --follow, after every commit until a signal stops the query."""
+    if query is None or not options.follow:
         if query is not None:
-            with spinner(f"reading {asked.ledger}"), _spark_errors_explained():
+            with spinner(f"reading {options.ledger}"), _spark_errors_explained():
                 query.awaitTermination()
         yield tables.version()
         return
@@ -277,8 +285,8 @@ def _versions(tables: Tables, query: StreamingQuery | None, asked: LedgerJobOpti
 
 @contextmanager
 def _spark_errors_explained() -> Iterator[None]:
-    """What ended a stream, without the traces of three processes around it."""
-    from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - there only with the extra
+    """Raise the cause of a failed stream without the tracebacks of Spark's three processes."""
+    from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - needs the extra `spark`
 
     try:
         yield
@@ -289,9 +297,9 @@ def _spark_errors_explained() -> Iterator[None]:
         raise OperatorError(f"the ledger could not be read into the tables: {raised[-1]}") from error
 
 
-def _results(name: str, asked: LedgerJobOptions) -> Iterator[tuple[Tables, DataFrame]]:
-    tables, query = _opened(asked, (name,))
-    from twinbus.pipeline import (  # noqa: PLC0415 - there only with the extra
+def _results(name: str, options: LedgerJobOptions) -> Iterator[tuple[Tables, DataFrame]]:
+    tables, query = _opened(options, (name,))
+    from twinbus.pipeline import (  # noqa: PLC0415 - needs the extra `spark`
         JOBS,
         TimeWindow,
         current_result,
@@ -299,13 +307,13 @@ def _results(name: str, asked: LedgerJobOptions) -> Iterator[tuple[Tables, DataF
         write_to_database,
     )
 
-    job, window = JOBS[name], TimeWindow(in_utc(asked.since), in_utc(asked.until))
-    for _ in _versions(tables, query, asked):
+    job, window = JOBS[name], TimeWindow(in_utc(options.since), in_utc(options.until))
+    for _ in _versions(tables, query, options):
         with ExitStack() as stack:
             with spinner(f"computing {name}"):
                 rows = stack.enter_context(saved_result(tables, job, current_result(tables, job, window)))
-            if asked.jdbc is not None:
-                write_to_database(job, rows, asked.jdbc)
+            if options.jdbc is not None:
+                write_to_database(job, rows, options.jdbc)
             yield tables, rows
 
 
@@ -313,15 +321,15 @@ def in_utc(instant: datetime | None) -> datetime | None:
     return None if instant is None else instant.replace(tzinfo=instant.tzinfo or UTC)
 
 
-# --- telling ---------------------------------------------------------------------------------------------------------
+# --- printing -------------------------------------------------------------------------------------------------------
 
 
-def _print_ingested(tables: Tables, version: TablesVersion, form: Format) -> None:
-    from twinbus.pipeline import PROBLEMS, SCHEMAS  # noqa: PLC0415 - there only with the extra
+def _print_ingested(tables: Tables, version: TablesVersion, json: bool) -> None:
+    from twinbus.pipeline import PROBLEMS, SCHEMAS  # noqa: PLC0415 - needs the extra `spark`
 
     counts = {table: tables.read(table, version=version).count() for table in SCHEMAS}
     problems = [row.asDict() for row in tables.read(PROBLEMS, version=version).orderBy("file", "line").collect()]
-    if form is Format.JSON:
+    if json:
         typer.echo(json_text.dumps({**counts, PROBLEMS: problems}))
         return
     for table, count in counts.items():
@@ -330,9 +338,9 @@ def _print_ingested(tables: Tables, version: TablesVersion, form: Format) -> Non
         typer.echo(printable(f"  {problem['file']}, line {problem['line']}: {problem['cause']}"))
 
 
-def _print_balance(tables: Tables, rows: DataFrame, form: Format) -> bool:
-    """Whether something is lost."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody calls it
+def _print_balance(tables: Tables, rows: DataFrame, json: bool) -> bool:
+    """Print the balance. Return whether a message is lost."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name
 
     from twinbus.pipeline import why_incomplete  # noqa: PLC0415
 
@@ -343,18 +351,18 @@ def _print_balance(tables: Tables, rows: DataFrame, form: Format) -> bool:
     named = rows.where("id is not null").orderBy("destination", "id").collect()
     listed = {name: [((row.destination, row.id), row[name]) for row in named if row[name]] for name in LISTED}
     missing = why_incomplete(tables)
-    if form is Format.JSON:
+    if json:
         typer.echo(json_text.dumps(report(sums, listed, missing)))
     else:
         show(sums, listed, missing)
         if sums["in_flight"]:
-            typer.echo(f"\nin flight: {sums['in_flight']:,} of the unknown and unconfirmed may yet be told")
+            typer.echo(f"\nin flight: {sums['in_flight']:,} of the unknown and unconfirmed may still get an outcome")
     return bool(sums["lost"])
 
 
-def _print_rows(rows: DataFrame, form: Format, instants: Sequence[str] = ()) -> None:
+def _print_rows(rows: DataFrame, json: bool, instants: Sequence[str] = ()) -> None:
     found = [_plain(row.asDict(), instants) for row in rows.collect()]
-    if form is Format.JSON:
+    if json:
         typer.echo(json_text.dumps(found))
         return
     from rich.table import Table  # noqa: PLC0415 - slow
