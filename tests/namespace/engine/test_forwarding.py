@@ -82,7 +82,7 @@ def test_source_and_target_change_in_one_step() -> None:
     ((source, feed, target),) = bus.namespace.pending_forwards()
     step = bus.carry_out(forward(source, feed, target, bus.now))
     touched = {type(write).__name__ for write in step.writes}
-    assert touched == {"PutRow", "DropRow", "PutQueue"}
+    assert touched == {"PutRow", "DropRow", "PutCounters"}
 
 
 def test_a_read_that_fails_leaves_the_messages_where_they_are() -> None:
