@@ -9,59 +9,63 @@ if TYPE_CHECKING:
     from azure.servicebus import ServiceBusClient
     from azure.servicebus.management import ServiceBusAdministrationClient
 
-    from twinbus.backlog import AliasInUseError as AliasInUseError
-    from twinbus.errors import OptionError as OptionError
-    from twinbus.pairing.calls import BacklogHandle as BacklogHandle
-    from twinbus.pairing.errors import BacklogUnavailableError as BacklogUnavailableError
-    from twinbus.pairing.errors import MessageTooLargeForBacklogError as MessageTooLargeForBacklogError
-    from twinbus.pairing.errors import PartialSendError as PartialSendError
-    from twinbus.pairing.errors import PrimaryUnusableError as PrimaryUnusableError
-    from twinbus.pairing.errors import ScheduledInBacklogError as ScheduledInBacklogError
-    from twinbus.pairing.errors import TimeToLiveError as TimeToLiveError
-    from twinbus.pairing.options import SendAvailabilityOptions as SendAvailabilityOptions
-    from twinbus.pairing.pair_sides import NotPairedError as NotPairedError
-    from twinbus.pairing.pair_sides import PairClosedError as PairClosedError
-    from twinbus.pairing.pair_sides import PairFaultedError as PairFaultedError
-    from twinbus.pairing.pair_sides import PairForkedError as PairForkedError
-    from twinbus.pairing.pair_sides import PairingRefusedError as PairingRefusedError
-    from twinbus.pairing.pair_sides import PairLoopError as PairLoopError
-    from twinbus.pairing.pair_state import PairState
-    from twinbus.pairing.pair_state import PairSyphon as _Syphon
-    from twinbus.pairing.provisioning import ProvisioningError as ProvisioningError
-    from twinbus.pairing.sync.pair import Pair as Pair
+    from twinbus.backlog import AliasInUseError
+    from twinbus.errors import OptionError
+    from twinbus.pairing import (
+        BacklogHandle,
+        BacklogUnavailableError,
+        MessageTooLargeForBacklogError,
+        NotPairedError,
+        Pair,
+        PairClosedError,
+        PairFaultedError,
+        PairForkedError,
+        PairingRefusedError,
+        PairLoopError,
+        PairState,
+        PairSyphon,
+        PartialSendError,
+        PrimaryUnusableError,
+        ProvisioningError,
+        ScheduledInBacklogError,
+        SendAvailabilityOptions,
+        TimeToLiveError,
+    )
 
-# Looked up when first used: importing Twinbus brings no SDK with it.
-_HOMES = {
-    "BacklogHandle": "pairing.calls",
-    "AliasInUseError": "backlog",
-    "BacklogUnavailableError": "pairing.errors",
-    "MessageTooLargeForBacklogError": "pairing.errors",
-    "OptionError": "errors",
-    "PartialSendError": "pairing.errors",
-    "PrimaryUnusableError": "pairing.errors",
-    "ScheduledInBacklogError": "pairing.errors",
-    "TimeToLiveError": "pairing.errors",
-    "SendAvailabilityOptions": "pairing.options",
-    "Pair": "sync.pair",
-    "ProvisioningError": "pairing.provisioning",
-    "NotPairedError": "pairing.pair_sides",
-    "PairClosedError": "pairing.pair_sides",
-    "PairFaultedError": "pairing.pair_sides",
-    "PairForkedError": "pairing.pair_sides",
-    "PairingRefusedError": "pairing.pair_sides",
-    "PairLoopError": "pairing.pair_sides",
-}
+__all__ = [
+    "AliasInUseError",
+    "BacklogHandle",
+    "BacklogUnavailableError",
+    "MessageTooLargeForBacklogError",
+    "NotPairedError",
+    "OptionError",
+    "Pair",
+    "PairClosedError",
+    "PairFaultedError",
+    "PairForkedError",
+    "PairLoopError",
+    "PairingRefusedError",
+    "PartialSendError",
+    "PrimaryUnusableError",
+    "ProvisioningError",
+    "ScheduledInBacklogError",
+    "SendAvailabilityOptions",
+    "TimeToLiveError",
+    "pair_connection_strings",
+    "pair_namespaces",
+]
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    """Load a name of the public API on first access: `import twinbus` loads no SDK."""
+    if name not in __all__:
         raise AttributeError(f"module 'twinbus' has no attribute {name!r}")
-    return getattr(import_module(f"twinbus.{home}"), name)
+    room = {"AliasInUseError": "backlog", "OptionError": "errors"}.get(name, "pairing")
+    return getattr(import_module(f"twinbus.{room}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *__all__})
 
 
 def pair_namespaces(
@@ -72,22 +76,22 @@ def pair_namespaces(
     options: SendAvailabilityOptions | None = None,
 ) -> Pair:
     """Pair two namespaces on clients the caller made (P1). The clients stay the caller's to close."""
-    from twinbus.pairing.sync import pair  # noqa: PLC0415 - as above
+    from twinbus import pairing  # noqa: PLC0415 - loads the SDK
 
-    return pair.pair_namespaces(primary, secondary, secondary_admin=secondary_admin, options=options, syphon=_syphon)
+    return pairing.pair_namespaces(primary, secondary, secondary_admin=secondary_admin, options=options, syphon=_syphon)
 
 
 def pair_connection_strings(
     primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
 ) -> Pair:
     """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
-    from twinbus.pairing.sync import pair  # noqa: PLC0415 - as above
+    from twinbus import pairing  # noqa: PLC0415 - loads the SDK
 
-    return pair.pair_connection_strings(primary, secondary, options=options, syphon=_syphon, **kwargs)
+    return pairing.pair_connection_strings(primary, secondary, options=options, syphon=_syphon, **kwargs)
 
 
-def _syphon(primary: Any, secondary: Any, admin: Any, pair: PairState) -> _Syphon:
+def _syphon(primary: Any, secondary: Any, admin: Any, pair: PairState) -> PairSyphon:
     """For pairs with `enable_syphon` alone."""
-    from twinbus.syphon import ThreadPairSyphon  # noqa: PLC0415 - as above
+    from twinbus.syphon import ThreadPairSyphon  # noqa: PLC0415 - loads the SDK
 
     return ThreadPairSyphon(primary, secondary, admin, pair)

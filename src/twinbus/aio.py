@@ -7,14 +7,13 @@ from typing import Any
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from twinbus.pairing.aio import pair
-from twinbus.pairing.aio.pair import Pair, PairSide
-from twinbus.pairing.aio.sender import PairedSender
-from twinbus.pairing.calls import BacklogHandle
-from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.pair_state import EntityState
-from twinbus.pairing.pair_state import PairSyphon as Syphon
-from twinbus.pairing.receivers import AioQuietReceiver as QuietReceiver
+from twinbus import pairing
+from twinbus.pairing import AioPair as Pair
+from twinbus.pairing import AioPairedSender as PairedSender
+from twinbus.pairing import AioPairSide as PairSide
+from twinbus.pairing import AioQuietReceiver as QuietReceiver
+from twinbus.pairing import BacklogHandle, EntityState, SendAvailabilityOptions
+from twinbus.pairing import PairSyphon as Syphon
 from twinbus.syphon import AioPairSyphon
 
 __all__ = [
@@ -45,7 +44,7 @@ def pair_namespaces(
     not fail a sender's call: the pair goes on looking for the backlog queues in the background. `async with pair` and
     `await pair` obey `on_secondary_down`. Use the pair in one event loop, and close it.
     """
-    return pair.pair_namespaces(
+    return pairing.aio_pair_namespaces(
         primary, secondary, secondary_admin=secondary_admin, options=options, syphon=AioPairSyphon
     )
 
@@ -57,4 +56,4 @@ def pair_connection_strings(
 
     `pair_namespaces` explains when pairing happens.
     """
-    return pair.pair_connection_strings(primary, secondary, options=options, syphon=AioPairSyphon, **kwargs)
+    return pairing.aio_pair_connection_strings(primary, secondary, options=options, syphon=AioPairSyphon, **kwargs)

@@ -13,8 +13,7 @@ from twinbus.amqp import Properties, build_message
 from twinbus.backlog import PATH_PROPERTY, backlog_queue_path
 from twinbus.cli.main import app
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
-from twinbus.pairing.administration import Administration
-from twinbus.pairing.provisioning import provisioning
+from twinbus.pairing import Administration, provisioning_steps
 from twinbus.testing import LocalNamespaces
 
 T = TypeVar("T")
@@ -48,7 +47,7 @@ class Backlog:
         self.queues = [backlog_queue_path(self.name, index) for index in range(count)]
         self._primary, self._secondary = (namespaces[name].connection_string for name in ("primary", "secondary"))
         with Administration.from_connection_string(self._secondary) as administration:
-            administration.run(provisioning(self.queues))
+            administration.run(provisioning_steps(self.queues))
 
     @property
     def environment(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from twinbus.cli.main import app
-from twinbus.pairing.administration import Administration
+from twinbus.pairing import Administration
 
 from .running import Serving, run, serving
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.guides.reader import Reader, hidden_commands, steps
-from twinbus.pairing.events import EVENTS
-from twinbus.pairing.options import CHOICES, RANGES, SendAvailabilityOptions
+from twinbus.pairing import CHOICES, EVENTS, RANGES, SendAvailabilityOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"

@@ -27,9 +27,9 @@ from twinbus.ledger import Stage
 from twinbus.money import OutageKind, Prices, Scenario, SyphonRuns, forecast
 from twinbus.money import outage_model as habits
 from twinbus.money.outage_model import course, queues_used
+from twinbus.pairing import SendAvailabilityOptions
 from twinbus.pairing.decide import failover
 from twinbus.pairing.decide.rotation import Rotation, choose
-from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.syphon import RetryPolicy, Syphon, SyphonOptions, transport
 from twinbus.syphon.plan import deferred
 from twinbus.syphon.transport import PeekedMessage

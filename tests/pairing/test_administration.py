@@ -25,7 +25,7 @@ from twinbus.pairing.administration import (
     split_namespace,
 )
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.provisioning import Provisioned, ProvisioningError, provisioning
+from twinbus.pairing.provisioning import Provisioned, ProvisioningError, provisioning_steps
 from twinbus.testing import LocalEndpoint, LocalNamespaces
 
 RULES = (
@@ -124,7 +124,7 @@ def test_p7_a_queue_that_fails_drops_out_and_the_others_stay(secondary: LocalEnd
     try:
         with Administration.from_connection_string(secondary.connection_string) as administration:
             paused: list[float] = []
-            done = administration.run(provisioning(paths), pause=paused.append)
+            done = administration.run(provisioning_steps(paths), pause=paused.append)
     finally:
         secondary.faults.clear()
     assert done.found == (paths[0], paths[2])
@@ -135,7 +135,7 @@ def test_p7_a_queue_that_fails_drops_out_and_the_others_stay(secondary: LocalEnd
 def test_p7_a_failure_that_passes_is_got_over(secondary: LocalEndpoint, paths: tuple[str, ...]) -> None:
     secondary.faults.set("server-busy", entity=paths[1], points=("http",), count=2)
     with Administration.from_connection_string(secondary.connection_string) as administration:
-        done = administration.run(provisioning(paths), pause=lambda _: None)
+        done = administration.run(provisioning_steps(paths), pause=lambda _: None)
     assert done.found == paths
 
 

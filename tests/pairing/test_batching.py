@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from twinbus.amqp import batch_payload
-from twinbus.pairing.message_copies import Parts, section_size, split, tally
+from twinbus.pairing.message_copies import Parts, section_size, split_batch, tally
 
 sizes_of_messages = st.lists(st.integers(1, 400), max_size=30)
 
@@ -18,7 +18,7 @@ sizes_of_messages = st.lists(st.integers(1, 400), max_size=30)
 def test_s9_every_message_is_in_one_part_in_order_or_too_large_for_any(
     sizes: list[int], limit: int, envelope: int
 ) -> None:
-    parts = split(sizes, limit, envelope=envelope)
+    parts = split_batch(sizes, limit, envelope=envelope)
     assert [position for group in parts.groups for position in group] == [
         position for position in range(len(sizes)) if position not in parts.oversized
     ]
@@ -28,28 +28,28 @@ def test_s9_every_message_is_in_one_part_in_order_or_too_large_for_any(
 
 @given(sizes_of_messages, st.integers(50, 600), st.integers(0, 40))
 def test_s9_every_part_fits(sizes: list[int], limit: int, envelope: int) -> None:
-    for group in split(sizes, limit, envelope=envelope).groups:
+    for group in split_batch(sizes, limit, envelope=envelope).groups:
         alone = len(group) == 1 and sizes[group[0]] <= limit
         assert alone or envelope + sum(section_size(sizes[position]) for position in group) <= limit
 
 
 @given(sizes_of_messages, st.integers(50, 600), st.integers(0, 40))
 def test_s9_no_part_could_have_taken_the_next_one_too(sizes: list[int], limit: int, envelope: int) -> None:
-    groups = split(sizes, limit, envelope=envelope).groups
+    groups = split_batch(sizes, limit, envelope=envelope).groups
     for group, following in pairwise(groups):
         together = [*group, following[0]]
         assert envelope + sum(section_size(sizes[position]) for position in together) > limit
 
 
 def test_s9_a_batch_that_fits_is_one_part() -> None:
-    assert split([100, 100], 210) == Parts(((0, 1),), ())
-    assert split([100, 100], 209) == Parts(((0,), (1,)), ())
-    assert split([], 10) == Parts((), ())
+    assert split_batch([100, 100], 210) == Parts(((0, 1),), ())
+    assert split_batch([100, 100], 209) == Parts(((0,), (1,)), ())
+    assert split_batch([], 10) == Parts((), ())
 
 
 def test_s9_a_message_that_fits_only_alone_goes_alone() -> None:
-    assert split([10, 100, 10], 100) == Parts(((0,), (1,), (2,)), ())
-    assert split([10, 101, 10], 100) == Parts(((0, 2),), (1,))
+    assert split_batch([10, 100, 10], 100) == Parts(((0,), (1,), (2,)), ())
+    assert split_batch([10, 101, 10], 100) == Parts(((0, 2),), (1,))
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 5000])

@@ -22,9 +22,9 @@ from twinbus.pairing.decide.backlog_watch import BacklogUnattended, Watch
 from twinbus.pairing.decide.failover import (
     DrillCause,
     Entity,
+    EntityMode,
     FailoverEngaged,
     FailoverPolicy,
-    Mode,
     PrimaryUnusable,
     Restored,
 )
@@ -255,7 +255,7 @@ def test_gauges_show_the_pair_as_it_is_now_and_nothing_once_it_is_closed(
     events.watch(lambda: entities, lambda: rotation, lambda: watches)
     state = 'twinbus_pair_entity_state{entity="orders",pair="contoso",state="%s"} %.1f'
     assert state % ("healthy", 1) in shown(registry)
-    entities[0] = Entity("orders", FailoverPolicy(), 0.0, Mode.FAILED_OVER)
+    entities[0] = Entity("orders", FailoverPolicy(), 0.0, EntityMode.FAILED_OVER)
     lines = shown(registry)
     assert state % ("healthy", 0) in lines
     assert state % ("failed_over", 1) in lines

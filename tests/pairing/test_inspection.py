@@ -20,7 +20,7 @@ from twinbus.pairing.inspection import (
     inspect_backlog,
     orphans,
 )
-from twinbus.pairing.provisioning import PROPERTIES, provisioning
+from twinbus.pairing.provisioning import PROPERTIES, provisioning_steps
 from twinbus.testing import LocalEndpoint, LocalNamespaces
 
 NUMBERS = itertools.count()
@@ -47,7 +47,7 @@ def administration(secondary: LocalEndpoint) -> Iterator[Administration]:
 def name(administration: Administration) -> str:
     """A primary with four backlog queues."""
     made = f"inspected-{next(NUMBERS)}"
-    administration.run(provisioning(paths(made, 4)))
+    administration.run(provisioning_steps(paths(made, 4)))
     return made
 
 

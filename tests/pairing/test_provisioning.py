@@ -19,8 +19,8 @@ from twinbus.pairing.provisioning import (
     Request,
     Steps,
     background_pause,
-    provisioning,
     provisioning_again,
+    provisioning_steps,
 )
 
 A, B, C = (f"contoso/x-servicebus-transfer/{index}" for index in range(3))
@@ -69,13 +69,13 @@ def test_p5_a_backlog_queue_has_exactly_these_properties() -> None:
 
 def test_p6_what_is_found_is_not_created() -> None:
     secondary = Secondary({A: [QueueAnswer.FOUND], B: [QueueAnswer.FOUND]})
-    assert secondary.run(provisioning([A, B])) == Provisioned(found=(A, B))
+    assert secondary.run(provisioning_steps([A, B])) == Provisioned(found=(A, B))
     assert secondary.asked == [GetQueues((A, B))]
 
 
 def test_p6_only_what_is_missing_is_created() -> None:
     secondary = Secondary({A: [QueueAnswer.FOUND], B: [QueueAnswer.MISSING]}, {B: [QueueAnswer.CREATED]})
-    assert secondary.run(provisioning([A, B])) == Provisioned(found=(A, B), created=(B,))
+    assert secondary.run(provisioning_steps([A, B])) == Provisioned(found=(A, B), created=(B,))
     assert secondary.asked == [GetQueues((A, B)), CreateQueues((B,))]
 
 
@@ -90,7 +90,7 @@ def test_p6_only_what_is_missing_is_created() -> None:
 def test_p7_a_queue_is_tried_three_times_with_pauses(failing: Callable[[], Secondary]) -> None:
     secondary = failing()
     with pytest.raises(ProvisioningError) as raised:
-        secondary.run(provisioning([A]))
+        secondary.run(provisioning_steps([A]))
     assert secondary.count(GetQueues, A) == 3
     pauses = [request.seconds for request in secondary.asked if isinstance(request, Pause)]
     assert pauses == [1.0, 3.0]
@@ -99,7 +99,7 @@ def test_p7_a_queue_is_tried_three_times_with_pauses(failing: Callable[[], Secon
 
 def test_p7_only_those_that_failed_are_tried_again() -> None:
     secondary = Secondary({A: [QueueAnswer.FOUND], B: [LOST, QueueAnswer.MISSING]}, {B: [QueueAnswer.CREATED]})
-    assert secondary.run(provisioning([A, B])) == Provisioned(found=(A, B), created=(B,))
+    assert secondary.run(provisioning_steps([A, B])) == Provisioned(found=(A, B), created=(B,))
     assert secondary.asked == [GetQueues((A, B)), Pause(1.0), GetQueues((B,)), CreateQueues((B,))]
 
 
@@ -107,7 +107,7 @@ def test_p7_only_those_that_failed_are_tried_again() -> None:
 def test_p7_an_authorization_failure_ends_it_at_once(kind: FailureKind) -> None:
     secondary = Secondary({A: [QueueFailure(kind, "no")], B: [QueueAnswer.MISSING]}, {B: [QueueFailure(kind, "no")]})
     with pytest.raises(ProvisioningError) as raised:
-        secondary.run(provisioning([A, B]))
+        secondary.run(provisioning_steps([A, B]))
     assert secondary.asked == [GetQueues((A, B)), CreateQueues((B,))]
     assert {cause.queue for cause in raised.value.causes} == {A, B}
     assert "Manage" in raised.value.hint
@@ -115,24 +115,24 @@ def test_p7_an_authorization_failure_ends_it_at_once(kind: FailureKind) -> None:
 
 def test_p7_already_exists_counts_as_found() -> None:
     secondary = Secondary({A: [QueueAnswer.MISSING, QueueAnswer.FOUND]}, {A: [QueueAnswer.EXISTS]})
-    assert secondary.run(provisioning([A])) == Provisioned(found=(A,))
+    assert secondary.run(provisioning_steps([A])) == Provisioned(found=(A,))
 
 
 def test_p7_already_exists_counts_as_found_even_if_it_cannot_be_seen() -> None:
     secondary = Secondary({A: [QueueAnswer.MISSING, LOST]}, {A: [QueueAnswer.EXISTS]})
-    assert secondary.run(provisioning([A])).found == (A,)
+    assert secondary.run(provisioning_steps([A])).found == (A,)
 
 
 def test_p7_a_topic_of_that_name_is_no_backlog_queue() -> None:
     secondary = Secondary({A: [QueueAnswer.MISSING], B: [QueueAnswer.FOUND]}, {A: [QueueAnswer.EXISTS]})
-    done = secondary.run(provisioning([A, B]))
+    done = secondary.run(provisioning_steps([A, B]))
     assert done.found == (B,)
     assert [cause.queue for cause in done.failed] == [A]
 
 
 def test_p7_queues_that_failed_drop_out_with_their_causes() -> None:
     secondary = Secondary({A: [DENIED], B: [QueueAnswer.FOUND], C: [LOST]})
-    done = secondary.run(provisioning([A, B, C]))
+    done = secondary.run(provisioning_steps([A, B, C]))
     assert done.found == (B,)
     assert done.failed == (
         QueueCause(A, FailureKind.UNAUTHORIZED, "Manage claim is required"),
@@ -143,20 +143,20 @@ def test_p7_queues_that_failed_drop_out_with_their_causes() -> None:
 def test_p7_the_error_names_every_queue_and_its_cause() -> None:
     secondary = Secondary({A: [DENIED], B: [LOST]})
     with pytest.raises(ProvisioningError) as raised:
-        secondary.run(provisioning([A, B]))
+        secondary.run(provisioning_steps([A, B]))
     for said in (A, B, "unauthorized", "connection_lost", "Manage claim is required"):
         assert said in str(raised.value)
 
 
 def test_p8_assume_asks_nobody() -> None:
     secondary = Secondary({})
-    assert secondary.run(provisioning([A, B], assume=True)) == Provisioned(found=(A, B))
+    assert secondary.run(provisioning_steps([A, B], assume=True)) == Provisioned(found=(A, B))
     assert secondary.asked == []
 
 
 def test_p8_in_the_background_a_secondary_that_is_away_is_no_error() -> None:
     secondary = Secondary({A: [LOST], B: [LOST]})
-    done = secondary.run(provisioning([A, B], background=True))
+    done = secondary.run(provisioning_steps([A, B], background=True))
     assert done.found == ()
     assert [cause.queue for cause in done.failed] == [A, B]
     assert secondary.asked == [GetQueues((A, B))]
@@ -164,7 +164,7 @@ def test_p8_in_the_background_a_secondary_that_is_away_is_no_error() -> None:
 
 def test_p8_in_the_background_a_refused_credential_is_still_an_error() -> None:
     with pytest.raises(ProvisioningError):
-        Secondary({A: [DENIED], B: [DENIED]}).run(provisioning([A, B], background=True))
+        Secondary({A: [DENIED], B: [DENIED]}).run(provisioning_steps([A, B], background=True))
 
 
 def test_p8_it_goes_on_trying_without_ever_raising() -> None:

@@ -30,7 +30,7 @@ from twinbus.ledger import (
     read_ledger,
 )
 from twinbus.pairing.message_copies import _wrapped, encoded_size
-from twinbus.pairing.recording import Recording, aio_sent, sent
+from twinbus.pairing.recording import OperationRecorder, aio_sent, sent
 
 HUGE = 64 * 1024
 
@@ -47,7 +47,7 @@ def annotated(**sections: Any) -> ServiceBusMessage:
     return _wrapped(AmqpAnnotatedMessage(properties={"message_id": "a"}, **sections))
 
 
-PLACE = Recording(None, "contoso").place(Stage.SEND_PRIMARY, "orders")
+PLACE = OperationRecorder(None, "contoso").place(Stage.SEND_PRIMARY, "orders")
 
 
 class Sender:

@@ -22,8 +22,7 @@ from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.backlog import Endpoint, primary_name
 from twinbus.connect import connect
 from twinbus.ledger import OK, Intent, Ledger, Metered, Operation, Outcome, Role, Stage, read_ledger
-from twinbus.pairing.administration import AioAdministration
-from twinbus.pairing.recording import Recording
+from twinbus.pairing import AioAdministration, OperationRecorder
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.dead_letters import DeadLetters
 from twinbus.syphon.discovery import Discovery, ListedDiscovery, ListedOrSearchedDiscovery, SearchedDiscovery
@@ -178,7 +177,7 @@ async def syphon(sides: Sides, **given: Any) -> AsyncIterator[Syphon]:
 
 def discovery(sides: Sides, transport: Transport, ledger: Ledger) -> Discovery:
     administration = AioAdministration.from_connection_string(sides.secondary.text)
-    administration.recording = Recording(ledger, sides.secondary.name)
+    administration.recording = OperationRecorder(ledger, sides.secondary.name)
     return ListedOrSearchedDiscovery(
         ListedDiscovery(sides.primary.name, administration), SearchedDiscovery(sides.primary.name, transport)
     )

@@ -14,7 +14,7 @@ from tests.syphon.fixed_queues import FixedQueues
 from twinbus.connect import NEXT_AVAILABLE, connect
 from twinbus.ledger import Ledger, Role, Stage, balance, read_ledger
 from twinbus.message import Message
-from twinbus.pairing.administration import AioAdministration
+from twinbus.pairing import AioAdministration
 from twinbus.syphon import context
 from twinbus.syphon.context import MoveStep, SyphonOptions
 from twinbus.syphon.discovery import ListedDiscovery, SearchedDiscovery

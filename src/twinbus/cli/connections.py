@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from twinbus.backlog import Endpoint
     from twinbus.ledger import Ledger
-    from twinbus.pairing.administration import Administration, AioAdministration
+    from twinbus.pairing import Administration, AioAdministration
     from twinbus.syphon import Discovery, Transport
 
 Primary = Annotated[
@@ -73,7 +73,7 @@ def endpoint(side: str, text: str) -> Endpoint:
 def backlog_name(primary: str, given: str | None) -> str:
     """P4: the name of the primary, as applications that pair with it make it."""
     from twinbus.backlog import primary_name  # noqa: PLC0415
-    from twinbus.pairing.options import SendAvailabilityOptions  # noqa: PLC0415 - slow
+    from twinbus.pairing import SendAvailabilityOptions  # noqa: PLC0415 - slow
 
     return SendAvailabilityOptions(primary_name=given).primary_name or primary_name(endpoint("primary", primary))
 
@@ -87,13 +87,13 @@ def require_two_namespaces(primary: str, secondary: str) -> None:
 
 
 def administration(text: str, seconds: float) -> Administration:
-    from twinbus.pairing.administration import Administration  # noqa: PLC0415 - slow
+    from twinbus.pairing import Administration  # noqa: PLC0415 - slow
 
     return Administration.from_connection_string(text, seconds=seconds)
 
 
 def aio_administration(text: str, seconds: float) -> AioAdministration:
-    from twinbus.pairing.administration import AioAdministration  # noqa: PLC0415 - slow
+    from twinbus.pairing import AioAdministration  # noqa: PLC0415 - slow
 
     return AioAdministration.from_connection_string(text, seconds=seconds)
 
@@ -109,11 +109,11 @@ def discovery(
 ) -> Discovery:
     """The backlog queues of the primary of this name, listed where the key may; the requests are in the ledger (M1)."""
     from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
-    from twinbus.pairing.recording import Recording  # noqa: PLC0415
+    from twinbus.pairing import OperationRecorder  # noqa: PLC0415
     from twinbus.syphon import ListedDiscovery, ListedOrSearchedDiscovery, SearchedDiscovery  # noqa: PLC0415
 
     asked = aio_administration(secondary, seconds)
-    asked.recording = Recording(ledger, primary_name(endpoint("secondary", secondary)))
+    asked.recording = OperationRecorder(ledger, primary_name(endpoint("secondary", secondary)))
     return ListedOrSearchedDiscovery(ListedDiscovery(name, asked), SearchedDiscovery(name, transport))
 
 
@@ -128,16 +128,16 @@ def no_backlog_error(secondary: str, name: str) -> OperatorError:
 def is_refused(error: Exception) -> bool:
     """Time alone does not mend it."""
     from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind  # noqa: PLC0415
-    from twinbus.pairing.administration import failure_of  # noqa: PLC0415 - slow
+    from twinbus.pairing import management_failure  # noqa: PLC0415 - slow
 
-    kind = getattr(error, "kind", None) or failure_of(error).kind
+    kind = getattr(error, "kind", None) or management_failure(error).kind
     return kind in {*CREDENTIAL_REFUSED, FailureKind.CERTIFICATE}
 
 
 def connection_error(side: str, error: Exception) -> OperatorError:
     """An error of the administration client, for a person."""
     from twinbus.backlog import FailureKind  # noqa: PLC0415
-    from twinbus.pairing.administration import failure_of  # noqa: PLC0415 - slow
+    from twinbus.pairing import management_failure  # noqa: PLC0415 - slow
 
     if isinstance(error, TwinbusError) and is_refused(error):
         return OperatorError(
@@ -145,7 +145,7 @@ def connection_error(side: str, error: Exception) -> OperatorError:
         )
     if isinstance(error, TwinbusError):
         return OperatorError(f"the {side} cannot be reached: {error}", "Is it there, and is the key its own?")
-    failure = failure_of(error)
+    failure = management_failure(error)
     hints = {
         FailureKind.UNAUTHORIZED: "The key or identity needs the Manage right on this namespace.",
         FailureKind.AUTHENTICATION: "The credential was refused: look at its key name and key.",

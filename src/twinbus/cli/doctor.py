@@ -17,8 +17,7 @@ from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
-    from twinbus.pairing.administration import Administration
-    from twinbus.pairing.inspection import FoundQueue, Inspection, PingCheck
+    from twinbus.pairing import Administration, FoundQueue, Inspection, PingCheck
 
 PROBLEMS = 3
 
@@ -73,7 +72,7 @@ def doctor(
 def _inspected(administration: Administration, name: str, count: int) -> Inspection:
     from azure.core.exceptions import AzureError  # noqa: PLC0415 - slow
 
-    from twinbus.pairing.inspection import inspect_backlog  # noqa: PLC0415
+    from twinbus.pairing import inspect_backlog  # noqa: PLC0415
 
     try:
         return inspect_backlog(administration, name, count)
@@ -82,7 +81,7 @@ def _inspected(administration: Administration, name: str, count: int) -> Inspect
 
 
 async def _pings(primary: str, entity: str | None, seconds: float) -> PingCheck:
-    from twinbus.pairing.inspection import check_pings  # noqa: PLC0415 - slow
+    from twinbus.pairing import check_pings  # noqa: PLC0415 - slow
 
     async with (
         connections.aio_client(primary) as client,
@@ -95,7 +94,7 @@ def _clean(
     administration: Administration, inspection: Inspection, count: int, *, yes: bool, quiet: bool
 ) -> dict[str, str]:
     """Each extra by itself: what holds messages is kept, and looked at once more before it goes."""
-    from twinbus.pairing.inspection import clean_extra  # noqa: PLC0415 - slow
+    from twinbus.pairing import clean_extra  # noqa: PLC0415 - slow
 
     empty = [extra.path for extra in inspection.extras if not extra.depth.total]
     cleaned: dict[str, str] = {}

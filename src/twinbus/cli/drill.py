@@ -18,8 +18,7 @@ from twinbus.cli.errors import Debug, errors_reported
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
-    from twinbus.pairing.drill import Drill, Moment
-    from twinbus.pairing.options import SendAvailabilityOptions
+    from twinbus.pairing import Drill, DrillMoment, SendAvailabilityOptions
 
 NOT_AS_MEANT = 3
 
@@ -78,7 +77,7 @@ def _options(
     """The application's own options as far as the file and the environment know them."""
     from dataclasses import replace  # noqa: PLC0415 - other verbs start without it
 
-    from twinbus.pairing.options import SendAvailabilityOptions  # noqa: PLC0415
+    from twinbus.pairing import SendAvailabilityOptions  # noqa: PLC0415
 
     text = "" if settings is None else settings.read_text(encoding="utf-8")
     options = replace(
@@ -103,7 +102,7 @@ async def _run(
     leave: bool,
     quiet: bool,
 ) -> Drill:
-    from twinbus.pairing.drill import run_drill  # noqa: PLC0415 - slow
+    from twinbus.pairing import run_drill  # noqa: PLC0415 - slow
 
     async with connections.aio_client(primary) as one, connections.aio_client(secondary) as other:
         return await run_drill(
@@ -117,9 +116,9 @@ async def _run(
         )
 
 
-def _say(moment: Moment) -> None:
+def _say(moment: DrillMoment) -> None:
     typer.echo(printable(f"{moment.after:8.3f} s  {moment.what}"))
 
 
-def _silent(_: Moment) -> None:
+def _silent(_: DrillMoment) -> None:
     pass

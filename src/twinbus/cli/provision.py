@@ -13,7 +13,7 @@ from twinbus.cli.spinner import spinner
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
-    from twinbus.pairing.provisioning import Provisioned
+    from twinbus.pairing import Provisioned
 
 PARTLY = 3
 
@@ -40,14 +40,14 @@ def provision(
     with errors_reported(debug=debug):
         from twinbus.backlog import backlog_queue_paths  # noqa: PLC0415
         from twinbus.cli import connections  # noqa: PLC0415 - other verbs start without it
-        from twinbus.pairing.provisioning import provisioning  # noqa: PLC0415
+        from twinbus.pairing import provisioning_steps  # noqa: PLC0415
 
         connections.require_two_namespaces(primary, secondary)
         paths = backlog_queue_paths(connections.backlog_name(primary, primary_name), count)
         connections.endpoint("secondary", secondary)
         with connections.administration(secondary, seconds) as administration:
             with spinner(f"creating backlog queues on {administration.namespace}"):
-                done = administration.run(provisioning(paths))
+                done = administration.run(provisioning_steps(paths))
             if json:
                 _print_json(administration.namespace, done)
             else:

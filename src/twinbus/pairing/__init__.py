@@ -1,1 +1,161 @@
-"""Two namespaces as one: senders that stay available. What is public here is exported by the drivers."""
+"""Two Service Bus namespaces used as one: senders divert to the secondary while the primary cannot be reached.
+
+    decide/   the decisions, without I/O: failover, rotation of backlog queues, send flow, watching the backlog
+    sync/     the driver of `twinbus`: threads
+    aio/      the driver of `twinbus.aio`: tasks
+    the rest  what both drivers share
+
+The names below are what other rooms use. Each loads its module on first access: `import twinbus` loads no SDK. Names
+that both drivers define are offered twice, those of asyncio with the prefix `Aio` or `aio_`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from twinbus.pairing.administration import (
+        ALL_ENTITIES,
+        Administration,
+        AioAdministration,
+        management_credential,
+        management_failure,
+    )
+    from twinbus.pairing.aio.pair import Pair as AioPair
+    from twinbus.pairing.aio.pair import PairSide as AioPairSide
+    from twinbus.pairing.aio.pair import pair_connection_strings as aio_pair_connection_strings
+    from twinbus.pairing.aio.pair import pair_namespaces as aio_pair_namespaces
+    from twinbus.pairing.aio.sender import PairedSender as AioPairedSender
+    from twinbus.pairing.calls import BacklogHandle
+    from twinbus.pairing.decide.failover import EntityMode, FailoverEngaged, Restored
+    from twinbus.pairing.drill import Drill, DrillMoment, run_drill
+    from twinbus.pairing.errors import (
+        BacklogUnavailableError,
+        MessageTooLargeForBacklogError,
+        PartialSendError,
+        PrimaryUnusableError,
+        ScheduledInBacklogError,
+        TimeToLiveError,
+    )
+    from twinbus.pairing.events import EVENTS, BacklogDrained
+    from twinbus.pairing.inspection import FoundQueue, Inspection, PingCheck, check_pings, clean_extra, inspect_backlog
+    from twinbus.pairing.message_copies import BATCH_ENVELOPE_BYTES, LONG_SECTION_BYTES, split_batch
+    from twinbus.pairing.metrics import PING_SUCCEEDED
+    from twinbus.pairing.options import CHOICES, RANGES, SendAvailabilityOptions
+    from twinbus.pairing.pair_sides import (
+        NotPairedError,
+        PairClosedError,
+        PairFaultedError,
+        PairForkedError,
+        PairingRefusedError,
+        PairLoopError,
+    )
+    from twinbus.pairing.pair_state import EntityState, PairState, PairSyphon
+    from twinbus.pairing.provisioning import Provisioned, ProvisioningError, provisioning_steps
+    from twinbus.pairing.receivers import AioQuietReceiver, QuietReceiver
+    from twinbus.pairing.recording import OperationRecorder
+    from twinbus.pairing.sync.pair import Pair, PairSide, pair_connection_strings, pair_namespaces
+    from twinbus.pairing.sync.sender import PairedSender
+
+__all__ = [
+    "ALL_ENTITIES",
+    "BATCH_ENVELOPE_BYTES",
+    "CHOICES",
+    "EVENTS",
+    "LONG_SECTION_BYTES",
+    "PING_SUCCEEDED",
+    "RANGES",
+    "Administration",
+    "AioAdministration",
+    "AioPair",
+    "AioPairSide",
+    "AioPairedSender",
+    "AioQuietReceiver",
+    "BacklogDrained",
+    "BacklogHandle",
+    "BacklogUnavailableError",
+    "Drill",
+    "DrillMoment",
+    "EntityMode",
+    "EntityState",
+    "FailoverEngaged",
+    "FoundQueue",
+    "Inspection",
+    "MessageTooLargeForBacklogError",
+    "NotPairedError",
+    "OperationRecorder",
+    "Pair",
+    "PairClosedError",
+    "PairFaultedError",
+    "PairForkedError",
+    "PairLoopError",
+    "PairSide",
+    "PairState",
+    "PairSyphon",
+    "PairedSender",
+    "PairingRefusedError",
+    "PartialSendError",
+    "PingCheck",
+    "PrimaryUnusableError",
+    "Provisioned",
+    "ProvisioningError",
+    "QuietReceiver",
+    "Restored",
+    "ScheduledInBacklogError",
+    "SendAvailabilityOptions",
+    "TimeToLiveError",
+    "aio_pair_connection_strings",
+    "aio_pair_namespaces",
+    "check_pings",
+    "clean_extra",
+    "inspect_backlog",
+    "management_credential",
+    "management_failure",
+    "pair_connection_strings",
+    "pair_namespaces",
+    "provisioning_steps",
+    "run_drill",
+    "split_batch",
+]
+
+# A name that differs from the one in its module follows a colon.
+_NAMES_BY_MODULE: Final = {
+    "administration": "ALL_ENTITIES Administration AioAdministration management_credential management_failure",
+    "aio.pair": (
+        "Pair:AioPair PairSide:AioPairSide pair_connection_strings:aio_pair_connection_strings "
+        "pair_namespaces:aio_pair_namespaces"
+    ),
+    "aio.sender": "PairedSender:AioPairedSender",
+    "calls": "BacklogHandle",
+    "decide.failover": "EntityMode FailoverEngaged Restored",
+    "drill": "Drill DrillMoment run_drill",
+    "errors": (
+        "BacklogUnavailableError MessageTooLargeForBacklogError PartialSendError PrimaryUnusableError "
+        "ScheduledInBacklogError TimeToLiveError"
+    ),
+    "events": "EVENTS BacklogDrained",
+    "inspection": "FoundQueue Inspection PingCheck check_pings clean_extra inspect_backlog",
+    "message_copies": "BATCH_ENVELOPE_BYTES LONG_SECTION_BYTES split_batch",
+    "metrics": "PING_SUCCEEDED",
+    "options": "CHOICES RANGES SendAvailabilityOptions",
+    "pair_sides": "NotPairedError PairClosedError PairFaultedError PairForkedError PairLoopError PairingRefusedError",
+    "pair_state": "EntityState PairState PairSyphon",
+    "provisioning": "Provisioned ProvisioningError provisioning_steps",
+    "receivers": "AioQuietReceiver QuietReceiver",
+    "recording": "OperationRecorder",
+    "sync.pair": "Pair PairSide pair_connection_strings pair_namespaces",
+    "sync.sender": "PairedSender",
+}
+_HOMES: Final = {
+    offered or name: (module, name)
+    for module, names in _NAMES_BY_MODULE.items()
+    for name, _, offered in (entry.partition(":") for entry in names.split())
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, original = _HOMES[name]
+    return getattr(import_module(f"{__name__}.{module}"), original)

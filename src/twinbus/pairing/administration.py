@@ -1,6 +1,6 @@
 """Runs provisioning with the SDK's administration clients, sync and aio, and tells their errors apart.
 
-What is asked and when it is given up is decided in `provisioning`; every request ends within the time given here.
+What is asked and when it is given up is decided in `provisioning_steps`; every request ends within the time given here.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from twinbus.pairing.provisioning import (
     QueueAnswer,
     QueueFailure,
     Steps,
-    provisioning,
     provisioning_again,
+    provisioning_steps,
 )
 from twinbus.pairing.recording import UNRECORDED
 from twinbus.sdk.private_names import (
@@ -52,7 +52,7 @@ T = TypeVar("T")
 # Queues are asked about side by side, so that ten silent ones cost one time-out.
 _AT_ONCE: Final = 32
 _LONGEST_DETAIL: Final = 200
-LISTING: Final = "$Resources"
+ALL_ENTITIES: Final = "$Resources"
 """The entity, in a ledger, of requests about all of them."""
 
 
@@ -85,7 +85,7 @@ class Administration:
         if admin is not None:
             return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
         name = client.fully_qualified_namespace
-        return cls(name, lambda: ServiceBusAdministrationClient(name, credential_of(client)), seconds=seconds)
+        return cls(name, lambda: ServiceBusAdministrationClient(name, management_credential(client)), seconds=seconds)
 
     @classmethod
     def from_connection_string(cls, text: str, *, seconds: float = 10.0) -> Self:
@@ -197,7 +197,9 @@ class AioAdministration:
         if admin is not None:
             return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
         name = client.fully_qualified_namespace
-        return cls(name, lambda: AioServiceBusAdministrationClient(name, credential_of(client)), seconds=seconds)
+        return cls(
+            name, lambda: AioServiceBusAdministrationClient(name, management_credential(client)), seconds=seconds
+        )
 
     @classmethod
     def from_connection_string(cls, text: str, *, seconds: float = 10.0) -> Self:
@@ -293,20 +295,20 @@ class AioAdministration:
 
 def _about(arguments: Sequence[object]) -> str:
     """The entity that is asked about; a listing is about all."""
-    return arguments[0] if arguments and isinstance(arguments[0], str) else LISTING
+    return arguments[0] if arguments and isinstance(arguments[0], str) else ALL_ENTITIES
 
 
 def _not_done(
     asked: Administration | AioAdministration, arguments: Sequence[object], began: float, error: Exception
 ) -> None:
-    kind = failure_of(error).kind
+    kind = management_failure(error).kind
     asked.recording.managed(_about(arguments), began, failure=kind)
     if kind is FailureKind.CERTIFICATE:
         asked._authority.forget()
 
 
 def _begin(paths: Iterable[str], options: SendAvailabilityOptions) -> Steps:
-    return provisioning(
+    return provisioning_steps(
         paths, assume=options.provision == "assume", background=options.on_secondary_down == "background"
     )
 
@@ -323,7 +325,7 @@ def request_keywords(seconds: float, authority: str | None) -> dict[str, Any]:
     return keywords
 
 
-def credential_of(client: ServiceBusClient | AioServiceBusClient) -> Any:
+def management_credential(client: ServiceBusClient | AioServiceBusClient) -> Any:
     """The credential a client was made with, as an administration client takes it."""
     credential = client._credential
     if isinstance(credential, AzureNamedKeyCredential):
@@ -338,7 +340,7 @@ def credential_of(client: ServiceBusClient | AioServiceBusClient) -> Any:
 
 
 def looked(error: Exception) -> QueueAnswer | QueueFailure:
-    failure = failure_of(error)
+    failure = management_failure(error)
     return QueueAnswer.MISSING if failure.kind is FailureKind.ENTITY_NOT_FOUND else failure
 
 
@@ -346,7 +348,7 @@ def created(error: Exception) -> QueueAnswer | QueueFailure:
     # 40901 is a conflict with an operation under way, not with a queue that exists.
     if getattr(error, "status_code", None) == 409 and "40901" not in str(error):
         return QueueAnswer.EXISTS
-    return failure_of(error)
+    return management_failure(error)
 
 
 _STATUSES: Final = {
@@ -381,7 +383,7 @@ _NAMES: Final = (
 )
 
 
-def failure_of(error: BaseException) -> QueueFailure:
+def management_failure(error: BaseException) -> QueueFailure:
     """What an error of an administration client is called: by its status, or by how the service was not reached."""
     return QueueFailure(_kind_of(error), " ".join(str(error).split())[:_LONGEST_DETAIL])
 

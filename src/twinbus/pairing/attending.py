@@ -30,7 +30,7 @@ from twinbus.pairing.decide.backlog_watch import (
     QueueSeen,
     TellRefused,
 )
-from twinbus.pairing.recording import Recording
+from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.retrying import ONCE
 from twinbus.pairing.shared_state import DriverTimer, Now
 from twinbus.pairing.sync.timeouts import ThreadTimeouts
@@ -126,7 +126,7 @@ class BacklogPeeker:
     """Those of a sync pair, one queue after the other in one worker."""
 
     def __init__(
-        self, client: ServiceBusClient, attempts: ThreadTimeouts, recording: Recording, failed_over: FailedOver
+        self, client: ServiceBusClient, attempts: ThreadTimeouts, recording: OperationRecorder, failed_over: FailedOver
     ) -> None:
         self._client = client
         self._attempts = attempts

@@ -26,7 +26,7 @@ _MOST_HELD: Final = 500
 _PAGE: Final = 100
 
 
-class Moment(NamedTuple):
+class DrillMoment(NamedTuple):
     """So many seconds after the drill began."""
 
     after: float
@@ -39,18 +39,18 @@ class Drill:
 
     entity: str
     token: str = field(default_factory=lambda: uuid4().hex)
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[DrillMoment] = field(default_factory=list)
     as_meant: bool = True
 
 
 class _Teller:
-    def __init__(self, drill: Drill, tell: Callable[[Moment], None]) -> None:
+    def __init__(self, drill: Drill, tell: Callable[[DrillMoment], None]) -> None:
         self.drill = drill
         self._tell = tell
         self._begun = time.monotonic()
 
     def say(self, what: str, *, wrong: bool = False) -> None:
-        moment = Moment(time.monotonic() - self._begun, what)
+        moment = DrillMoment(time.monotonic() - self._begun, what)
         self.drill.moments.append(moment)
         self.drill.as_meant = self.drill.as_meant and not wrong
         self._tell(moment)
@@ -64,7 +64,7 @@ async def run_drill(
     messages: int,
     options: SendAvailabilityOptions,
     leave: bool,
-    tell: Callable[[Moment], None],
+    tell: Callable[[DrillMoment], None],
 ) -> Drill:
     """Raises what pairing raises; what goes wrong later is told as a moment."""
     teller = _Teller(Drill(entity), tell)

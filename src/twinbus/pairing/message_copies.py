@@ -27,7 +27,7 @@ from twinbus.values import Long, Timestamp
 
 SCHEDULED_ENQUEUE_TIME: Final = b"x-opt-scheduled-enqueue-time"
 # What a batch takes beside its messages: the ids of the first one, each of at most 128 characters.
-ENVELOPE: Final = 1024
+BATCH_ENVELOPE_BYTES: Final = 1024
 # In milliseconds: the header's ttl is a uint (AMQP 3.2.1).
 LONGEST_TIME_TO_LIVE: Final = 0xFFFF_FFFF
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -149,7 +149,7 @@ def fit(raws: Sequence[AmqpAnnotatedMessage], path: str, limits: LinkLimits, at:
     copies = [_fitted(raw, path, limits.message, at) for raw in raws]
     if len(copies) == 1:
         return Diversion((_wrapped(copies[0][0]),), Parts(((0,),), ()))
-    groups, oversized = split([size for _, size in copies], limits.batch, envelope=ENVELOPE)
+    groups, oversized = split_batch([size for _, size in copies], limits.batch, envelope=BATCH_ENVELOPE_BYTES)
     # Too large for a batch, but not for a message: alone.
     groups = (*groups, *((position,) for position in oversized))
     payloads = tuple(_payload([copies[position][0] for position in group], limits) for group in groups)
@@ -250,8 +250,8 @@ def _milliseconds(value: Any) -> int | None:
 
 
 # A batch holds each message as a data section: three bytes for its descriptor, then a binary's constructor and length.
-SHORT_SECTION: Final = 5
-LONG_SECTION: Final = 8
+SHORT_SECTION_BYTES: Final = 5
+LONG_SECTION_BYTES: Final = 8
 LONGEST_SHORT: Final = 255
 
 
@@ -264,10 +264,10 @@ class Parts(NamedTuple):
 
 def section_size(size: int) -> int:
     """What an encoded message of this size takes in a batch."""
-    return size + (SHORT_SECTION if size <= LONGEST_SHORT else LONG_SECTION)
+    return size + (SHORT_SECTION_BYTES if size <= LONGEST_SHORT else LONG_SECTION_BYTES)
 
 
-def split(sizes: Sequence[int], limit: int, *, envelope: int = 0) -> Parts:
+def split_batch(sizes: Sequence[int], limit: int, *, envelope: int = 0) -> Parts:
     """As few parts as keep the order. `envelope` is what a batch takes beside its sections.
 
     A message that fits alone, but not as a section, goes alone: it needs no envelope.

@@ -16,10 +16,10 @@ from prometheus_client.registry import Collector
 
 from twinbus.backlog import FailureKind
 from twinbus.pairing.decide.backlog_watch import Watch
-from twinbus.pairing.decide.failover import Entity, FailoverEngaged, Mode, PrimaryUnusable, Restored
+from twinbus.pairing.decide.failover import Entity, EntityMode, FailoverEngaged, PrimaryUnusable, Restored
 from twinbus.pairing.decide.rotation import QueueLeft, Rotation
 
-SUCCEEDED: Final = "succeeded"
+PING_SUCCEEDED: Final = "succeeded"
 
 
 class _Watched(NamedTuple):
@@ -86,7 +86,7 @@ class PairMetrics(Collector):
         self._diverted.labels(pair, entity).inc(messages)
 
     def pinged(self, pair: str, entity: str, failure: FailureKind | None) -> None:
-        self._pings.labels(pair, entity, SUCCEEDED if failure is None else str(failure)).inc()
+        self._pings.labels(pair, entity, PING_SUCCEEDED if failure is None else str(failure)).inc()
 
     # --- read --------------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class PairMetrics(Collector):
         unattended = _backlog_gauge("unattended", "1 while a message waits there that nobody brings home (Y1).")
         for pair, watched in list(self._watched.items()):
             for entity in watched.entities():
-                for mode in Mode:
+                for mode in EntityMode:
                     state.add_metric((pair, entity.path, mode), float(entity.mode is mode))
             rotation = watched.rotation()
             known.add_metric((pair,), len(rotation.queues))

@@ -23,7 +23,7 @@ from twinbus.pairing.attending import SharedBacklogWatch
 from twinbus.pairing.calls import SendContext
 from twinbus.pairing.decide import rotation
 from twinbus.pairing.decide.backlog_watch import Peek
-from twinbus.pairing.decide.failover import Cause, FailoverForced, Mode, PairClosed, RestoreForced
+from twinbus.pairing.decide.failover import Cause, EntityMode, FailoverForced, PairClosed, RestoreForced
 from twinbus.pairing.events import EventPublisher, SideClosed, SideFaulted
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import (
@@ -39,7 +39,7 @@ from twinbus.pairing.pair_sides import (
     release,
 )
 from twinbus.pairing.provisioning import Provisioned
-from twinbus.pairing.recording import Recording, ledger_of
+from twinbus.pairing.recording import OperationRecorder, ledger_of
 from twinbus.pairing.shared_state import PairDriver, SharedEntity, SharedRotation
 from twinbus.sdk.handlers import client_endpoint, client_entity, is_closed, unopened_sender
 
@@ -51,7 +51,7 @@ class EntityState:
     """One entity as `pair.entities()` shows it. `diverted` counts the messages of the present or last failover."""
 
     path: str
-    state: Mode
+    state: EntityMode
     since: datetime
     cause: Cause | None
     diverted: int
@@ -103,8 +103,8 @@ class PairState:
         self.queues = backlog_queue_paths(self.name, options.backlog_queue_count)
         self.ledger = ledger_of(options)
         """What its syphon writes to as well."""
-        self.on_primary = Recording(self.ledger, self.name)
-        self.on_secondary = Recording(self.ledger, primary_name(self.secondary.endpoint))
+        self.on_primary = OperationRecorder(self.ledger, self.name)
+        self.on_secondary = OperationRecorder(self.ledger, primary_name(self.secondary.endpoint))
         self.events = EventPublisher(self.name, threaded=threaded, ledger=self.ledger)
         self.syphon: PairSyphon | None = None
         self._canaries = {self.primary: unopened_sender(primary), self.secondary: unopened_sender(secondary)}
@@ -181,7 +181,7 @@ class PairState:
     def failed_over(self, path: str) -> bool:
         """Whether sends to it are kept from the primary here."""
         cell = self._cells.get(_key(path))
-        return cell is not None and cell.entity.mode in (Mode.FAILED_OVER, Mode.UNUSABLE)
+        return cell is not None and cell.entity.mode in (EntityMode.FAILED_OVER, EntityMode.UNUSABLE)
 
     def force_failover(self, entity: str) -> None:
         self.primary.refuse_unless_open()

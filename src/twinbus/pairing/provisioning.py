@@ -97,7 +97,7 @@ Steps = Generator[Request, Outcomes, Provisioned]
 # --- decisions -------------------------------------------------------------------------------------------------------
 
 
-def provisioning(paths: Iterable[str], *, assume: bool = False, background: bool = False) -> Steps:
+def provisioning_steps(paths: Iterable[str], *, assume: bool = False, background: bool = False) -> Steps:
     """What pairing does before it returns (P1). Raises ProvisioningError when no queue is left.
 
     `assume` asks nobody. With `background` there is one try, and only a secondary that refuses the credential is an

@@ -17,7 +17,7 @@ from azure.servicebus.aio import ServiceBusReceiver as AioServiceBusReceiver
 
 from twinbus.backlog import COUNTING_FAILURES, failure_kind
 from twinbus.ledger import OK, Ledger, Stage
-from twinbus.pairing.recording import Recording, outcome_of, size_of
+from twinbus.pairing.recording import OperationRecorder, outcome_of, size_of
 
 # What came back or was raised, and the seconds it took.
 _Ended = Callable[[Any, BaseException | None, float], None]
@@ -27,7 +27,7 @@ _EMPTY = (StopIteration, StopAsyncIteration)
 R = TypeVar("R")
 
 
-def recorded(receiver: R, recording: Recording, entity: str) -> R:
+def recorded(receiver: R, recording: OperationRecorder, entity: str) -> R:
     """The same receiver, of this entity on the primary."""
     if recording.ledger is not None:
         _ReceiverRecording(receiver, recording.ledger, recording.namespace, entity)

@@ -59,7 +59,7 @@ def ledger_of(options: SendAvailabilityOptions) -> Ledger | None:
     return Ledger(options.ledger, Role.CLIENT, LedgerOptions(on_error=options.ledger_on_error))
 
 
-class Recording:
+class OperationRecorder:
     """Of a pair's operations on one namespace, by the name that a backlog queue's path has (P4)."""
 
     def __init__(self, ledger: Ledger | None, namespace: str) -> None:
@@ -122,7 +122,7 @@ class Recording:
             )
 
 
-UNRECORDED: Final = Recording(None, "")
+UNRECORDED: Final = OperationRecorder(None, "")
 
 
 def _tried(ledger: Ledger, place: str, message: Any, call: Call[T], sender: Any, seconds: float | None) -> T:

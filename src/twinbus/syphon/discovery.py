@@ -18,7 +18,7 @@ from twinbus.backlog import (
     backlog_queue_path,
     extra_backlog_queues,
 )
-from twinbus.pairing.administration import LISTING, Administration, AioAdministration, failure_of
+from twinbus.pairing import ALL_ENTITIES, Administration, AioAdministration, management_failure
 from twinbus.syphon.progress import MessageCounts
 from twinbus.syphon.transport import BacklogFailedError, Transport
 
@@ -63,7 +63,7 @@ class RemainingMessages:
 def _further_pages(asked: Administration | AioAdministration, found: Sequence[object], began: float) -> None:
     """A listing took a request more for each page that was full."""
     if pages := len(found) // _PAGE:
-        asked.recording.managed(LISTING, began, pages)
+        asked.recording.managed(ALL_ENTITIES, began, pages)
 
 
 class ListedDiscovery:
@@ -90,7 +90,7 @@ class ListedDiscovery:
         try:
             found = await self._administration.ask(walk)
         except Exception as error:
-            _log.info("nobody tells how many messages remain: %s", failure_of(error))
+            _log.info("nobody tells how many messages remain: %s", management_failure(error))
             return None
         _further_pages(self._administration, found, began)
         return sum(
@@ -187,7 +187,7 @@ class ListedOrSearchedDiscovery:
             try:
                 found = await self._listed.queues()
             except Exception as error:
-                if failure_of(error).kind not in CREDENTIAL_REFUSED:
+                if management_failure(error).kind not in CREDENTIAL_REFUSED:
                     raise
                 _log.info("the secondary may not be listed: backlog queues are looked for one by one")
                 self._may_list = False

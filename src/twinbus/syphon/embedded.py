@@ -18,10 +18,14 @@ from azure.servicebus import TransportType
 from twinbus.backlog import primary_name
 from twinbus.errors import OperatorError
 from twinbus.ledger import Ledger, Role
-from twinbus.pairing.administration import Administration, AioAdministration, credential_of
-from twinbus.pairing.events import BacklogDrained
-from twinbus.pairing.pair_state import PairState
-from twinbus.pairing.recording import Recording
+from twinbus.pairing import (
+    Administration,
+    AioAdministration,
+    BacklogDrained,
+    OperationRecorder,
+    PairState,
+    management_credential,
+)
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import (
     Discovery,
@@ -49,7 +53,7 @@ class _Running:
         self,
         pair: PairState,
         transport: Callable[[], Transport],
-        listed: Callable[[Recording], Discovery] | None,
+        listed: Callable[[OperationRecorder], Discovery] | None,
     ) -> None:
         """`listed`: looks for backlog queues with the Manage right, where the credential may have it."""
         self.state = "new"
@@ -120,7 +124,7 @@ class _Running:
         searched = SearchedDiscovery(self._pair.name, transport)
         if self._listed is None:
             return searched
-        return ListedOrSearchedDiscovery(self._listed(Recording(self._ledger, self._secondary)), searched)
+        return ListedOrSearchedDiscovery(self._listed(OperationRecorder(self._ledger, self._secondary)), searched)
 
     def _emptied(self, queue: str, moved: int) -> None:
         self._pair.events.emit(BacklogDrained(queue, time.monotonic(), moved))
@@ -159,7 +163,7 @@ class AioPairSyphon:
             return SdkTransport(*self._clients, try_timeout=self._seconds)
         return NativeTransport(*self._clients, try_timeout=self._seconds)
 
-    def _listed(self, recording: Recording) -> Discovery:
+    def _listed(self, recording: OperationRecorder) -> Discovery:
         administration = AioAdministration.of(self._clients[1], self._admin, seconds=self._seconds)
         administration.recording = recording
         return ListedDiscovery(self._pair.name, administration)
@@ -206,7 +210,7 @@ class ThreadPairSyphon:
         except Exception:
             _log.exception("the syphon of %s ended", self._pair.name)
 
-    def _listed(self, recording: Recording) -> Discovery:
+    def _listed(self, recording: OperationRecorder) -> Discovery:
         administration = Administration.of(self._secondary, self._admin, seconds=self._seconds)
         administration.recording = recording
         return ThreadedListedDiscovery(self._pair.name, administration)
@@ -217,7 +221,7 @@ def _may_list(secondary: Any, admin: Any) -> bool:
     if admin is not None:
         return True
     try:
-        credential_of(secondary)
+        management_credential(secondary)
     except OperatorError:
         return False
     return True

@@ -18,7 +18,7 @@ from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundErr
 
 from twinbus.backlog import failure_kind, was_refused
 from twinbus.connect import bisect_refused, deadline, to_millis
-from twinbus.pairing.message_copies import ENVELOPE, LONG_SECTION, split
+from twinbus.pairing import BATCH_ENVELOPE_BYTES, LONG_SECTION_BYTES, split_batch
 from twinbus.sdk.handlers import (
     LinkLimits,
     disable_retries,
@@ -219,7 +219,7 @@ class SdkDestination:
                 await open_aio_link(self._sender, self._timeout)
                 begun = True
                 limits = link_limits(self._sender)
-                parts = split([message.size for message in messages], limits.batch, envelope=ENVELOPE)
+                parts = split_batch([message.size for message in messages], limits.batch, envelope=BATCH_ENVELOPE_BYTES)
                 for group in (*parts.groups, *((position,) for position in parts.oversized)):
                     await self._sent([messages[position].content for position in group], limits)
                     accepted.update(group)
@@ -230,7 +230,7 @@ class SdkDestination:
 
     async def _sent(self, contents: Sequence[SdkContent], limits: LinkLimits) -> None:
         first = contents[0]
-        if first.single is not None and len(first.raw) + LONG_SECTION + ENVELOPE > limits.batch:
+        if first.single is not None and len(first.raw) + LONG_SECTION_BYTES + BATCH_ENVELOPE_BYTES > limits.batch:
             await sdk_bytes.send_single(self._sender, first.single, self._timeout)
         else:
             batch = sdk_bytes.batch_of([content.raw for content in contents], limits)

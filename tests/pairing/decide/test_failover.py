@@ -6,7 +6,7 @@ import pytest
 
 from twinbus.backlog import CALLER_FAILURES, COUNTING_FAILURES, FAILURE_RULES, FailureKind
 from twinbus.pairing.decide import failover as f
-from twinbus.pairing.decide.failover import FailoverDecision, Mode, SendRoute, advance
+from twinbus.pairing.decide.failover import EntityMode, FailoverDecision, SendRoute, advance
 
 K = FailureKind
 POLICY = f.FailoverPolicy(failover_interval=60, ping_interval=30, ping_jitter=0.5)
@@ -42,7 +42,7 @@ def test_s1_a_healthy_entity_sends_to_the_primary_and_a_success_changes_nothing(
 def test_s3_the_first_counting_failure_starts_the_timer(kind: FailureKind) -> None:
     entity, effects = advance(HEALTHY, f.PrimarySendFailed(kind), 10.0)
     assert effects == (f.ArmFailoverTimer(70.0), f.RaiseToCaller())
-    assert (entity.mode, entity.since, entity.cause, entity.deadline) == (Mode.FAILING, 10.0, kind, 70.0)
+    assert (entity.mode, entity.since, entity.cause, entity.deadline) == (EntityMode.FAILING, 10.0, kind, 70.0)
     assert entity.route is SendRoute.PRIMARY
 
 
@@ -71,7 +71,7 @@ def test_s3_after_a_success_the_timer_starts_anew_with_the_next_failure() -> Non
 def test_s3_the_timer_fires_without_traffic() -> None:
     entity, effects = advance(FAILING, f.FailoverTimerFired(), 70.0)
     assert effects == (f.PublishNotice(f.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT)), f.ArmPing(100.0))
-    assert (entity.mode, entity.since, entity.engaged, entity.deadline) == (Mode.FAILED_OVER, 70.0, 70.0, None)
+    assert (entity.mode, entity.since, entity.engaged, entity.deadline) == (EntityMode.FAILED_OVER, 70.0, 70.0, None)
     assert (entity.cause, entity.episode, entity.next_ping, entity.diverted) == (K.TIMEOUT, 1, 100.0, 0)
     assert entity.route is SendRoute.BACKLOG
 
@@ -84,7 +84,7 @@ def test_s3_a_failure_after_the_deadline_need_not_wait_for_the_timer() -> None:
     entity, effects = advance(FAILING, f.PrimarySendFailed(K.DETACHED), 70.0)
     engaged = f.PublishNotice(f.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT))
     assert effects == (f.DisarmFailoverTimer(), engaged, f.ArmPing(100.0), f.SendToBacklog())
-    assert entity.mode is Mode.FAILED_OVER
+    assert entity.mode is EntityMode.FAILED_OVER
 
 
 @pytest.mark.parametrize("entity", [HEALTHY, OVER, GONE, CLOSED])
@@ -94,14 +94,14 @@ def test_s3_a_timer_that_was_disarmed_too_late_does_no_harm(entity: f.Entity) ->
 
 def test_s2_failover_on_decides_what_counts() -> None:
     busy = f.Entity("orders", f.FailoverPolicy(counting=frozenset({K.SERVER_BUSY})), 0.0)
-    assert advance(busy, f.PrimarySendFailed(K.SERVER_BUSY), 1.0).entity.mode is Mode.FAILING
+    assert advance(busy, f.PrimarySendFailed(K.SERVER_BUSY), 1.0).entity.mode is EntityMode.FAILING
     assert advance(busy, FAILED, 1.0) == FailoverDecision(busy, (f.RaiseToCaller(),))
 
 
 def test_s2_a_fault_of_the_caller_counts_where_it_was_asked_for() -> None:
     strict = f.Entity("orders", f.FailoverPolicy(failover_interval=0, counting=frozenset({K.UNKNOWN})), 0.0)
     entity, effects = advance(strict, f.PrimarySendFailed(K.UNKNOWN), 1.0)
-    assert (entity.mode, effects[-1]) == (Mode.FAILED_OVER, f.SendToBacklog())
+    assert (entity.mode, effects[-1]) == (EntityMode.FAILED_OVER, f.SendToBacklog())
 
 
 # --- S4, S5 ----------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_s2_a_fault_of_the_caller_counts_where_it_was_asked_for() -> None:
 def test_s4_with_interval_0_the_failing_call_itself_diverts() -> None:
     entity, effects = advance(f.Entity("orders", AT_ONCE, 0.0), f.PrimarySendFailed(K.DNS), 10.0)
     assert effects == (f.PublishNotice(f.FailoverEngaged("orders", 10.0, 1, K.DNS)), f.ArmPing(40.0), f.SendToBacklog())
-    assert (entity.mode, entity.cause, entity.engaged) == (Mode.FAILED_OVER, K.DNS, 10.0)
+    assert (entity.mode, entity.cause, entity.engaged) == (EntityMode.FAILED_OVER, K.DNS, 10.0)
 
 
 def test_s4_with_an_interval_above_0_the_failing_call_does_not_divert() -> None:
@@ -146,7 +146,7 @@ def test_s5_a_late_success_neither_restores_nor_errors(entity: f.Entity) -> None
 def test_s11_force_failover_diverts_a_healthy_entity_and_pings_it() -> None:
     entity, effects = advance(HEALTHY, f.FailoverForced(), 5.0)
     assert effects == (f.PublishNotice(f.FailoverEngaged("orders", 5.0, 1, f.DrillCause.FORCED)), f.ArmPing(35.0))
-    assert (entity.mode, entity.route, entity.cause) == (Mode.FAILED_OVER, SendRoute.BACKLOG, f.DrillCause.FORCED)
+    assert (entity.mode, entity.route, entity.cause) == (EntityMode.FAILED_OVER, SendRoute.BACKLOG, f.DrillCause.FORCED)
 
 
 def test_s11_force_failover_takes_the_place_of_a_timer_that_runs() -> None:
@@ -222,7 +222,7 @@ def test_s11_each_failover_counts_its_own_messages_and_has_its_own_number() -> N
 def test_c1_closing_stops_timers_and_pings(entity: f.Entity, effects: tuple[f.Effect, ...]) -> None:
     step = advance(entity, f.PairClosed(), 80.0)
     assert step.effects == effects
-    assert step.entity == f.Entity("orders", POLICY, 80.0, Mode.CLOSED, episode=entity.episode)
+    assert step.entity == f.Entity("orders", POLICY, 80.0, EntityMode.CLOSED, episode=entity.episode)
     assert (step.entity.next_ping, step.entity.deadline, step.entity.pinging) == (None, None, False)
 
 
@@ -254,24 +254,26 @@ EVENTS: tuple[f.Event, ...] = (
 
 
 def test_every_cell_of_the_table_is_decided() -> None:
-    assert set(f.TABLE) == {(mode, trigger) for mode in Mode for trigger in f.Trigger}
+    assert set(f.TABLE) == {(mode, trigger) for mode in EntityMode for trigger in f.Trigger}
 
 
 def test_a_walk_through_every_state_that_can_be_reached_meets_every_cell_that_can_be_met() -> None:
     met = set().union(*(walk(policy) for policy in (POLICY, AT_ONCE, RAISING)))
     t = f.Trigger
-    timers = {(mode, t.TIMER_DUE) for mode in Mode if mode is not Mode.FAILING}
+    timers = {(mode, t.TIMER_DUE) for mode in EntityMode if mode is not EntityMode.FAILING}
     answers = (t.PING_DUE, t.PING_BUSY, t.PING_SUCCEEDED, t.PING_REFUSED, t.PING_FAILED)
-    pings = {(mode, answer) for mode in (Mode.HEALTHY, Mode.FAILING, Mode.CLOSED) for answer in answers}
+    pings = {
+        (mode, answer) for mode in (EntityMode.HEALTHY, EntityMode.FAILING, EntityMode.CLOSED) for answer in answers
+    }
     # A timer is due only where one runs, a ping only where there are pings.
     assert set(f.TABLE) - met == timers | pings
 
 
-def walk(policy: f.FailoverPolicy) -> set[tuple[Mode, f.Trigger]]:
+def walk(policy: f.FailoverPolicy) -> set[tuple[EntityMode, f.Trigger]]:
     """Every event, soon and late, from every state it leads to; instants and counts are folded together."""
     waiting = [(f.Entity("orders", policy, 0.0), 0.0)]
-    seen = set[tuple[Mode, bool, int]]()
-    met = set[tuple[Mode, f.Trigger]]()
+    seen = set[tuple[EntityMode, bool, int]]()
+    met = set[tuple[EntityMode, f.Trigger]]()
     while waiting:
         entity, now = waiting.pop()
         for event in EVENTS:
@@ -287,14 +289,14 @@ def walk(policy: f.FailoverPolicy) -> set[tuple[Mode, f.Trigger]]:
 
 
 def check_step(before: f.Entity, event: f.Event, after: f.Entity, effects: tuple[f.Effect, ...]) -> None:
-    over = after.mode in (Mode.FAILED_OVER, Mode.UNUSABLE)
-    assert (after.deadline is not None) is (after.mode is Mode.FAILING)
+    over = after.mode in (EntityMode.FAILED_OVER, EntityMode.UNUSABLE)
+    assert (after.deadline is not None) is (after.mode is EntityMode.FAILING)
     assert (after.next_ping is not None) is over
     assert (after.engaged is not None) is over
     assert over or not after.pinging
     answers = [e for e in effects if isinstance(e, f.RaiseToCaller | f.SendToBacklog | f.RaiseUnusable)]
     assert len(answers) == isinstance(event, f.PrimarySendFailed)
-    if before.mode is Mode.FAILING and after.mode is not Mode.FAILING:
+    if before.mode is EntityMode.FAILING and after.mode is not EntityMode.FAILING:
         assert f.DisarmFailoverTimer() in effects or isinstance(event, f.FailoverTimerFired)
     if before.next_ping is not None and after.next_ping is None:
         assert f.StopPings() in effects

@@ -20,7 +20,7 @@ from tests.pairing.decide.test_failover import (
 )
 from twinbus.backlog import UNUSABLE_FAILURES, FailureKind
 from twinbus.pairing.decide import failover as f
-from twinbus.pairing.decide.failover import FailoverDecision, Mode, SendRoute, advance
+from twinbus.pairing.decide.failover import EntityMode, FailoverDecision, SendRoute, advance
 
 # --- G2 --------------------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ def test_g2_a_ping_timer_that_was_stopped_too_late_does_no_harm(entity: f.Entity
 def test_g4_a_ping_that_finds_the_entity_gone_or_the_credential_refused_makes_it_unusable(kind: FailureKind) -> None:
     entity, effects = advance(PINGING, f.PingFailed(1, kind), 101.0)
     assert effects == (f.PublishNotice(f.PrimaryUnusable("orders", 101.0, 1, kind)), f.ArmPing(130.0))
-    assert (entity.mode, entity.cause, entity.since, entity.pinging) == (Mode.UNUSABLE, kind, 101.0, False)
+    assert (entity.mode, entity.cause, entity.since, entity.pinging) == (EntityMode.UNUSABLE, kind, 101.0, False)
     assert entity.engaged == 70.0
 
 
@@ -102,7 +102,7 @@ def test_g4_unusable_is_gone_or_refused_and_nothing_else() -> None:
 @pytest.mark.parametrize("kind", sorted(set(FailureKind) - UNUSABLE_FAILURES))
 def test_g4_any_other_failure_goes_on_pinging(kind: FailureKind) -> None:
     entity, effects = advance(PINGING, f.PingFailed(1, kind), 101.0)
-    assert (entity.mode, entity.since, entity.cause) == (Mode.FAILED_OVER, 70.0, K.TIMEOUT)
+    assert (entity.mode, entity.since, entity.cause) == (EntityMode.FAILED_OVER, 70.0, K.TIMEOUT)
     assert effects == (f.ArmPing(130.0),)
 
 
@@ -111,7 +111,7 @@ def test_g4_while_unusable_sends_still_divert_and_pings_go_on() -> None:
     pinging = advance(GONE, f.PingDue(), 130.0).entity
     for kind, cause in ((K.TIMEOUT, K.ENTITY_NOT_FOUND), (K.UNAUTHORIZED, K.UNAUTHORIZED)):
         entity, effects = advance(pinging, f.PingFailed(1, kind), 131.0)
-        assert (entity.mode, entity.cause, entity.since) == (Mode.UNUSABLE, cause, 101.0)
+        assert (entity.mode, entity.cause, entity.since) == (EntityMode.UNUSABLE, cause, 101.0)
         assert not entity.pinging
         assert effects == (f.ArmPing(160.0),)
 

@@ -6,7 +6,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
 from twinbus import SendAvailabilityOptions
-from twinbus.pairing.drill import Moment, run_drill
+from twinbus.pairing.drill import DrillMoment, run_drill
 from twinbus.testing import LocalNamespace
 
 from .conftest import World, state_of
@@ -20,7 +20,7 @@ async def test_s11_a_drill_of_a_topic_diverts_restores_by_a_ping_and_its_subscri
     options = SendAvailabilityOptions(
         backlog_queue_count=1, ping_interval=timedelta(seconds=1), ping_jitter=0.0, primary_name="drilled"
     )
-    told: list[Moment] = []
+    told: list[DrillMoment] = []
     async with (
         ServiceBusClient.from_connection_string(primary.connection_string) as one,
         ServiceBusClient.from_connection_string(secondary.connection_string) as other,

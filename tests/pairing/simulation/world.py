@@ -9,7 +9,7 @@ from itertools import count
 from random import Random
 
 from twinbus.backlog import FailureKind
-from twinbus.pairing.decide.failover import FailoverEngaged, Mode
+from twinbus.pairing.decide.failover import EntityMode, FailoverEngaged
 
 from .judge import FIRST_LIST, LONGEST_IN_BACKLOG, TRY_TIMEOUT, Rules, ViolationError
 from .letters import LAST, LETTERS, Letter
@@ -160,7 +160,7 @@ class World:
         if process.rotation.rotation.usable != tuple(self.backlog):
             raise ViolationError("a backlog queue never came back")
         for path, place in self.primary.items():
-            if process.cells[path].entity.mode is not Mode.HEALTHY:
+            if process.cells[path].entity.mode is not EntityMode.HEALTHY:
                 raise ViolationError(f"{path} never came back")
             process.send(What.SEND, path, last := self.last.pop(), None, None)
             self._live(self.time + TRY_TIMEOUT)

@@ -29,8 +29,7 @@ from twinbus.cli.demo.processes import LEDGER, TABLES, DemoProcesses, Process
 from twinbus.cli.demo.snapshot import Monitor
 from twinbus.cli.syphon import LEFT_BEHIND, Engine
 from twinbus.errors import OperatorError
-from twinbus.pairing.administration import AioAdministration
-from twinbus.pairing.decide.failover import FailoverEngaged, Mode, Restored
+from twinbus.pairing import AioAdministration, EntityMode, FailoverEngaged, Restored
 from twinbus.syphon import ListedDiscovery
 
 # The calm before and after; shorter where the outage is.
@@ -126,7 +125,7 @@ async def _kill_primary(
     again = await world.serve("primary")
     watch.primary_up = True
     await _until(
-        lambda: all(one.state is Mode.HEALTHY for one in watch.pair.entities()), "the primary was not used again"
+        lambda: all(one.state is EntityMode.HEALTHY for one in watch.pair.entities()), "the primary was not used again"
     )
     clock.lap("restore")
     return again

@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY
 
 from twinbus.aio import Pair
 from twinbus.cli.demo.application import ENTITIES, PLACES, Records
-from twinbus.pairing.metrics import SUCCEEDED
+from twinbus.pairing import PING_SUCCEEDED
 
 _DIVERTED: Final = "twinbus_pair_diverted_messages_total"
 _PINGS: Final = "twinbus_pair_pings_total"
@@ -149,5 +149,5 @@ def _counted() -> tuple[Counter[str], Counter[bool]]:
             if sample.name == _DIVERTED:
                 diverted[sample.labels["entity"]] += int(sample.value)
             elif sample.name == _PINGS:
-                pings[sample.labels["outcome"] == SUCCEEDED] += int(sample.value)
+                pings[sample.labels["outcome"] == PING_SUCCEEDED] += int(sample.value)
     return diverted, pings

@@ -16,7 +16,7 @@ from twinbus.pairing.aio.timeouts import TaskTimeouts, wait
 from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
 from twinbus.pairing.message_copies import Payload
 from twinbus.pairing.pair_sides import Side
-from twinbus.pairing.recording import Recording
+from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_state import SharedRotation
 from twinbus.sdk.handlers import LinkLimits, is_open, link_limits, open_aio_link, retry_settings
 
@@ -31,7 +31,7 @@ class AioBacklogLink:
         queue: str,
         rotation: SharedRotation,
         attempts: TaskTimeouts,
-        recording: Recording,
+        recording: OperationRecorder,
     ) -> None:
         self._client = client
         self._side = side
@@ -138,7 +138,7 @@ class AioBacklogLinks:
         side: Side,
         rotation: SharedRotation,
         attempts: TaskTimeouts,
-        recording: Recording,
+        recording: OperationRecorder,
     ) -> None:
         self._client = client
         self._side = side

@@ -10,7 +10,7 @@ from azure.servicebus.aio import ServiceBusClient
 from twinbus.pairing.aio.timeouts import TaskTimeouts, cancel
 from twinbus.pairing.attending import FailedOver, SharedBacklogWatch, not_seen, seen
 from twinbus.pairing.decide.backlog_watch import LookEnded, Peek, QueueNotSeen, QueueSeen
-from twinbus.pairing.recording import Recording
+from twinbus.pairing.recording import OperationRecorder
 from twinbus.sdk.handlers import open_aio_link
 
 
@@ -18,7 +18,7 @@ class AioBacklogPeeker:
     """One queue after the other, in one task."""
 
     def __init__(
-        self, client: ServiceBusClient, attempts: TaskTimeouts, recording: Recording, failed_over: FailedOver
+        self, client: ServiceBusClient, attempts: TaskTimeouts, recording: OperationRecorder, failed_over: FailedOver
     ) -> None:
         self._client = client
         self._attempts = attempts

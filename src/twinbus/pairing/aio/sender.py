@@ -34,7 +34,7 @@ from twinbus.pairing.calls import (
 from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.message_copies import IdentifiedBatch, identified, is_empty, raws_of
-from twinbus.pairing.recording import Recording, aio_sent
+from twinbus.pairing.recording import OperationRecorder, aio_sent
 from twinbus.sdk.concurrent_sends import supports_concurrent_sends
 from twinbus.sdk.handlers import RetrySettings, empty_batch
 
@@ -59,7 +59,7 @@ class PairedSender:
         links: AioBacklogLinks,
         attempts: TaskTimeouts,
         retries: RetrySettings,
-        recording: Recording,
+        recording: OperationRecorder,
         *,
         pairing: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:

@@ -32,7 +32,7 @@ from twinbus.backlog import CALLER_FAILURES, COUNTING_FAILURES, UNUSABLE_FAILURE
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-class Mode(StrEnum):
+class EntityMode(StrEnum):
     HEALTHY = "healthy"
     FAILING = "failing"
     FAILED_OVER = "failed_over"
@@ -49,12 +49,12 @@ class SendRoute(Enum):
     CLOSED = "raise the error of the pair's state"
 
 
-ROUTES: Final[Mapping[Mode, SendRoute]] = {
-    Mode.HEALTHY: SendRoute.PRIMARY,
-    Mode.FAILING: SendRoute.PRIMARY,
-    Mode.FAILED_OVER: SendRoute.BACKLOG,
-    Mode.UNUSABLE: SendRoute.BACKLOG,
-    Mode.CLOSED: SendRoute.CLOSED,
+ROUTES: Final[Mapping[EntityMode, SendRoute]] = {
+    EntityMode.HEALTHY: SendRoute.PRIMARY,
+    EntityMode.FAILING: SendRoute.PRIMARY,
+    EntityMode.FAILED_OVER: SendRoute.BACKLOG,
+    EntityMode.UNUSABLE: SendRoute.BACKLOG,
+    EntityMode.CLOSED: SendRoute.CLOSED,
 }
 
 
@@ -97,11 +97,11 @@ class Action(StrEnum):
 class Transition(NamedTuple):
     """The mode that follows, and what is done on the way."""
 
-    mode: Mode
+    mode: EntityMode
     actions: tuple[Action, ...] = ()
 
 
-_HEALTHY, _FAILING, _FAILED_OVER, _UNUSABLE, _CLOSED = Mode
+_HEALTHY, _FAILING, _FAILED_OVER, _UNUSABLE, _CLOSED = EntityMode
 _T, _A = Trigger, Action
 _ENGAGE: Final = (_A.TELL_ENGAGED, _A.ARM_PING)
 
@@ -118,7 +118,7 @@ _DIVERTING: Final = {
 _RESTORE: Final = Transition(_HEALTHY, (_A.STOP_PINGS, _A.TELL_RESTORED))
 _CLOSE_PINGS: Final = Transition(_CLOSED, (_A.STOP_PINGS,))
 
-_CHANGES: Final[Mapping[Mode, Mapping[Trigger, Transition]]] = {
+_CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
     _HEALTHY: {
         _T.FAILED_COUNTING: Transition(_FAILING, (_A.ARM_TIMER, _A.RAISE)),
         _T.FAILED_AT_ONCE: Transition(_FAILED_OVER, (*_ENGAGE, _A.DIVERT)),
@@ -150,7 +150,7 @@ _CHANGES: Final[Mapping[Mode, Mapping[Trigger, Transition]]] = {
 }
 
 
-def _stay(mode: Mode, trigger: Trigger) -> Transition:
+def _stay(mode: EntityMode, trigger: Trigger) -> Transition:
     """What is not a change of mode: a failed call is answered, pings go on, anything else is passed over."""
     if mode in (_FAILED_OVER, _UNUSABLE):
         return Transition(mode, _DIVERTING.get(trigger, ()))
@@ -159,8 +159,8 @@ def _stay(mode: Mode, trigger: Trigger) -> Transition:
 
 FAILED: Final = frozenset({_T.FAILED_COUNTING, _T.FAILED_AT_ONCE, _T.FAILED_OTHERWISE, _T.FAILED_BY_CALLER})
 
-TABLE: Final[Mapping[tuple[Mode, Trigger], Transition]] = {
-    (mode, trigger): _CHANGES[mode].get(trigger) or _stay(mode, trigger) for mode in Mode for trigger in Trigger
+TABLE: Final[Mapping[tuple[EntityMode, Trigger], Transition]] = {
+    (mode, trigger): _CHANGES[mode].get(trigger) or _stay(mode, trigger) for mode in EntityMode for trigger in Trigger
 }
 
 
@@ -375,7 +375,7 @@ class Entity:
     path: str
     policy: FailoverPolicy
     since: float
-    mode: Mode = Mode.HEALTHY
+    mode: EntityMode = EntityMode.HEALTHY
     cause: Cause | None = None
     deadline: float | None = None
     engaged: float | None = None
@@ -389,8 +389,8 @@ class Entity:
         object.__setattr__(self, "route", route_of(self.mode, self.policy))
 
 
-def route_of(mode: Mode, policy: FailoverPolicy) -> SendRoute:
-    if mode is Mode.UNUSABLE and not policy.divert_while_unusable:
+def route_of(mode: EntityMode, policy: FailoverPolicy) -> SendRoute:
+    if mode is EntityMode.UNUSABLE and not policy.divert_while_unusable:
         return SendRoute.UNUSABLE
     return ROUTES[mode]
 
@@ -461,13 +461,13 @@ def _reached(at: float | None, now: float) -> bool:
 # --- the state that follows ------------------------------------------------------------------------------------------
 
 
-def _entered(entity: Entity, mode: Mode, event: Event, now: float, chance: float) -> Entity:
+def _entered(entity: Entity, mode: EntityMode, event: Event, now: float, chance: float) -> Entity:
     match mode:
-        case Mode.FAILING:
+        case EntityMode.FAILING:
             assert isinstance(event, PrimarySendFailed)
             deadline = now + entity.policy.failover_interval
             return replace(entity, mode=mode, since=now, cause=event.kind, deadline=deadline)
-        case Mode.FAILED_OVER:
+        case EntityMode.FAILED_OVER:
             # The first ping comes one interval after the failover (G2), never sooner; spread, not synchronised.
             wait = entity.policy.ping_interval * (1 + entity.policy.ping_jitter * chance)
             return replace(
@@ -481,10 +481,10 @@ def _entered(entity: Entity, mode: Mode, event: Event, now: float, chance: float
                 next_ping=now + wait,
                 diverted=0,
             )
-        case Mode.UNUSABLE:
+        case EntityMode.UNUSABLE:
             assert isinstance(event, PingFailed)
             return replace(entity, mode=mode, since=now, cause=event.kind, pinging=False)
-        case Mode.HEALTHY | Mode.CLOSED:
+        case EntityMode.HEALTHY | EntityMode.CLOSED:
             return Entity(entity.path, entity.policy, now, mode, episode=entity.episode, diverted=entity.diverted)
         case _:
             assert_never(mode)

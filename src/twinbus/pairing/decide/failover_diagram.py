@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from twinbus.pairing.decide.failover import TABLE, Mode, Trigger
+from twinbus.pairing.decide.failover import TABLE, EntityMode, Trigger
 
 
 def diagram() -> str:
     """The changes of mode, as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {Mode.HEALTHY}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {EntityMode.HEALTHY}"]
     for (mode, trigger), decision in TABLE.items():
         if decision.mode is not mode:
             lines.append(f"    {mode} --> {decision.mode}: {trigger}")
@@ -18,12 +18,12 @@ def diagram() -> str:
 
 def table() -> str:
     """Every cell, as a Markdown table: the mode that follows, if it is another, and what is done."""
-    lines = [f"| | {' | '.join(Mode)} |", "| --- " * (len(Mode) + 1) + "|"]
-    lines += [f"| {trigger} | {' | '.join(_cell(mode, trigger) for mode in Mode)} |" for trigger in Trigger]
+    lines = [f"| | {' | '.join(EntityMode)} |", "| --- " * (len(EntityMode) + 1) + "|"]
+    lines += [f"| {trigger} | {' | '.join(_cell(mode, trigger) for mode in EntityMode)} |" for trigger in Trigger]
     return "\n".join(lines) + "\n"
 
 
-def _cell(mode: Mode, trigger: Trigger) -> str:
+def _cell(mode: EntityMode, trigger: Trigger) -> str:
     decision = TABLE[mode, trigger]
     change = [f"**→ {decision.mode}**"] if decision.mode is not mode else []
     return "; ".join([*change, *decision.actions])

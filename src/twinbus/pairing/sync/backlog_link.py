@@ -14,7 +14,7 @@ from twinbus.ledger import Stage
 from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
 from twinbus.pairing.message_copies import Payload
 from twinbus.pairing.pair_sides import Side
-from twinbus.pairing.recording import Recording
+from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_state import SharedRotation
 from twinbus.pairing.sync.timeouts import ThreadTimeouts
 from twinbus.sdk.handlers import LinkLimits, is_open, link_limits, open_sync_link, retry_settings
@@ -30,7 +30,7 @@ class BacklogLink:
         queue: str,
         rotation: SharedRotation,
         attempts: ThreadTimeouts,
-        recording: Recording,
+        recording: OperationRecorder,
     ) -> None:
         self._client = client
         self._side = side
@@ -115,7 +115,7 @@ class BacklogLinks:
         side: Side,
         rotation: SharedRotation,
         attempts: ThreadTimeouts,
-        recording: Recording,
+        recording: OperationRecorder,
     ) -> None:
         self._client = client
         self._side = side

@@ -29,7 +29,7 @@ from twinbus.pairing.calls import (
 from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.errors import ScheduledInBacklogError
 from twinbus.pairing.message_copies import IdentifiedBatch, identified, is_empty, raws_of
-from twinbus.pairing.recording import Recording, sent
+from twinbus.pairing.recording import OperationRecorder, sent
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.timeouts import Call, ThreadTimeouts
 from twinbus.sdk.handlers import RetrySettings, empty_batch, interrupt, is_open, keep_alive_of, open_sync_link
@@ -53,7 +53,7 @@ class PairedSender:
         links: BacklogLinks,
         attempts: ThreadTimeouts,
         retries: RetrySettings,
-        recording: Recording,
+        recording: OperationRecorder,
     ) -> None:
         self._place = place
         self._make = make
