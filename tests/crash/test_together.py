@@ -15,11 +15,11 @@ from random import Random
 
 import pytest
 
+from tests.amqp.transaction_requests import discharge
 from tests.crash.inspection import check_file
 from tests.namespace.front.amqp_peer import Peer
 from tests.namespace.front.transaction_peer import Transacting
 from twinbus.amqp import Connection, build_message, split_sections
-from twinbus.amqp.transactions import discharge
 from twinbus.connect import RECEIVE_AND_DELETE, ServiceBusConnection, connect
 from twinbus.message import Message
 from twinbus.testing import LocalNamespace

@@ -123,10 +123,6 @@ class Link:
         return self.role is SENDER
 
     @property
-    def is_attached(self) -> bool:
-        return self.state is LinkState.ATTACHED
-
-    @property
     def credit(self) -> int:
         """Sender: how many deliveries may be sent now. Receiver: how many the peer may still send."""
         if self.state is not LinkState.ATTACHED:

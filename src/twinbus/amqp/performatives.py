@@ -342,18 +342,6 @@ class SaslInit:
     hostname: str | None = None
 
 
-@described_type(0x42, "amqp:sasl-challenge:list", challenge=BINARY)
-@dataclass(slots=True)
-class SaslChallenge:
-    challenge: bytes
-
-
-@described_type(0x43, "amqp:sasl-response:list", response=BINARY)
-@dataclass(slots=True)
-class SaslResponse:
-    response: bytes
-
-
 @described_type(0x44, "amqp:sasl-outcome:list", code=UBYTE, additional_data=BINARY)
 @dataclass(slots=True)
 class SaslOutcome:

@@ -1,6 +1,6 @@
-"""The words of amqp-core-transactions: what a coordinator is told and answers, and states that belong to a transaction.
+"""Transaction types (amqp-core-transactions): requests to a coordinator, its answers, and transactional states.
 
-They travel as described lists, so this only reads and makes those. What a transaction does is not decided here.
+On the wire they are described lists. This module reads and writes them; the server decides what a transaction does.
 """
 
 from dataclasses import dataclass
@@ -12,96 +12,88 @@ from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.performatives import Accepted, DeliveryState, Modified, Rejected, Released
 from twinbus.values import Described, Symbol, ULong
 
+COORDINATOR: Final = 0x30
+DECLARE: Final = 0x31
+DISCHARGE: Final = 0x32
+DECLARED: Final = 0x33
+TRANSACTIONAL_STATE: Final = 0x34
+
 _CODES: Final = {
-    "amqp:coordinator:list": 0x30,
-    "amqp:declare:list": 0x31,
-    "amqp:discharge:list": 0x32,
-    "amqp:declared:list": 0x33,
-    "amqp:transactional-state:list": 0x34,
+    "amqp:coordinator:list": COORDINATOR,
+    "amqp:declare:list": DECLARE,
+    "amqp:discharge:list": DISCHARGE,
+    "amqp:declared:list": DECLARED,
+    "amqp:transactional-state:list": TRANSACTIONAL_STATE,
 }
 _OUTCOMES: Final = (Accepted, Rejected, Released, Modified)
 
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """§4.5.2: begin a transaction."""
+    """Request to begin a transaction (§4.5.2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discharge:
-    """§4.5.3: end it; with `fail`, as if it had never been."""
+    """Request to end a transaction (§4.5.3): commit it, or with `fail` roll it back."""
 
     transaction: bytes
     fail: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Transactional:
-    """§4.5.5: a transfer or an outcome that counts only if the transaction does."""
+class TransactionalState:
+    """State of a transfer or an outcome that takes effect when the transaction commits (§4.5.5)."""
 
     transaction: bytes
     outcome: DeliveryState | None
 
 
 def is_coordinator(terminus: Any) -> bool:
-    return isinstance(terminus, Described) and _code(terminus) == 0x30
-
-
-def coordinator() -> Described:
-    return Described(ULong(0x30), [])
+    """Return whether the target of an attach is a transaction coordinator."""
+    return isinstance(terminus, Described) and _code(terminus) == COORDINATOR
 
 
 def read_coordinator_request(value: Any) -> Declare | Discharge:
-    """The body of a message to the coordinator."""
+    """Read the body of a message to the coordinator. Raises DecodeError if it is neither declare nor discharge."""
     code = _code(value) if isinstance(value, Described) else None
-    if code == 0x31:
+    if code == DECLARE:
         return Declare()
-    if code == 0x32:
+    if code == DISCHARGE:
         fields = _fields(value, 2)
         if type(fields[0]) is not bytes or not (fields[1] is None or isinstance(fields[1], bool)):
-            raise DecodeError("a discharge has a binary for its transaction and a boolean for its failing")
+            raise DecodeError("the txn-id of a discharge is not a binary, or its fail is not a boolean")
         return Discharge(fields[0], bool(fields[1]))
-    raise DecodeError("a coordinator takes declare and discharge, nothing else")
-
-
-def declare() -> Described:
-    return Described(ULong(0x31), [])
-
-
-def discharge(transaction: bytes, *, fail: bool) -> Described:
-    return Described(ULong(0x32), [transaction, fail])
+    raise DecodeError("a message to the coordinator is neither a declare nor a discharge")
 
 
 def declared_state(transaction: bytes) -> Described:
-    """§4.5.4: the outcome that names a new transaction."""
-    return Described(ULong(0x33), [transaction])
-
-
-def transaction_of(state: DeliveryState | None) -> bytes | None:
-    """Which transaction an outcome has declared."""
-    if not isinstance(state, Described) or _code(state) != 0x33:
-        return None
-    found = _fields(state, 1)[0]
-    return found if type(found) is bytes else None
+    """Return the outcome that names a new transaction (§4.5.4)."""
+    return Described(ULong(DECLARED), [transaction])
 
 
 def transactional_state(transaction: bytes, outcome: DeliveryState | None = None) -> Described:
-    # The outcome as the codec of values understands it: a described list inside another.
+    """Return the state that ties a transfer, or an outcome, to a transaction."""
+    # `encode` writes plain values only: decode the outcome's bytes into a described list, which may be nested.
     value = None if outcome is None else decode(encode_described(outcome), 0)[0]
-    return Described(ULong(0x34), [transaction, value])
+    return Described(ULong(TRANSACTIONAL_STATE), [transaction, value])
 
 
-def read_transactional(state: DeliveryState | None) -> Transactional | None:
-    """None for a state outside of transactions. What cannot be read is a transaction that nobody knows, no outcome."""
-    if not isinstance(state, Described) or _code(state) != 0x34:
+def read_transactional(state: DeliveryState | None) -> TransactionalState | None:
+    """Return the transaction that `state` belongs to, or None outside of transactions.
+
+    A state that cannot be read belongs to the transaction b"", which never exists, and has no outcome: the server
+    refuses it instead of settling the delivery outside of a transaction.
+    """
+    if not isinstance(state, Described) or _code(state) != TRANSACTIONAL_STATE:
         return None
     try:
         transaction, value = _fields(state, 2)
         outcome = None if value is None else from_described(value)
     except (AmqpError, TypeError):
-        return Transactional(b"", None)
+        return TransactionalState(b"", None)
     known = outcome if isinstance(outcome, _OUTCOMES) else None
-    return Transactional(transaction if type(transaction) is bytes else b"", known)
+    return TransactionalState(transaction if type(transaction) is bytes else b"", known)
 
 
 def _code(value: Described) -> int | None:
@@ -112,6 +104,7 @@ def _code(value: Described) -> int | None:
 
 
 def _fields(value: Described, count: int) -> list[Any]:
+    """Return the fields of a described list, filled up with None to `count`."""
     if not isinstance(value.value, list) or len(value.value) > count:
-        raise DecodeError("a word about a transaction is no list, or too long")
+        raise DecodeError(f"a transaction type is not a list of at most {count} fields")
     return [*value.value, *[None] * (count - len(value.value))]

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.namespace.front.amqp_peer import Peer
-from twinbus.amqp import Connection, ConnectionClosed, Link, LinkAccepted, LinkDetached
+from twinbus.amqp import Connection, ConnectionClosed, Link, LinkAccepted, LinkDetached, LinkState
 from twinbus.connect import make_sas_token
 from twinbus.namespace.engine.descriptions import Claim, QueueDescription
 from twinbus.namespace.engine.effects import Refusal
@@ -27,7 +27,7 @@ async def is_open(peer: Peer, link: Link) -> bool:
     await peer.until(
         lambda: any(isinstance(event, LinkAccepted | LinkDetached) and event.link is link for event in peer.events)
     )
-    if link.is_attached:
+    if link.state is LinkState.ATTACHED:
         return True
     assert "amqp:unauthorized-access Unauthorized access." in await peer.refused(link)
     return False
@@ -204,8 +204,8 @@ async def test_an_expired_token_detaches_its_links_and_a_renewed_one_keeps_them(
     assert await ends.refused(lost) == "amqp:unauthorized-access The token has expired; put a new one on $cbs."
     await ends.echo()
     await renewed.echo()
-    assert other.is_attached
-    assert kept.is_attached
+    assert other.state is LinkState.ATTACHED
+    assert kept.state is LinkState.ATTACHED
     assert not await is_open(ends, ends.attach_sender("orders"))
 
 

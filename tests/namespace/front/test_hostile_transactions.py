@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.amqp.transaction_requests import discharge
 from tests.namespace.front.amqp_peer import Peer
 from tests.namespace.front.transaction_peer import Transacting, condition
 from twinbus.amqp import ACCEPTED, RECEIVER, Properties, SessionEnded, build_message, transactional_state
-from twinbus.amqp.transactions import discharge
 from twinbus.namespace.front import transactions
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Symbol, Timestamp

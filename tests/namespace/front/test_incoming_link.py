@@ -3,7 +3,7 @@
 import pytest
 
 from tests.namespace.front.amqp_peer import Peer
-from twinbus.amqp import BATCH_FORMAT, Accepted, Properties, Rejected, batch_payload, build_message
+from twinbus.amqp import BATCH_FORMAT, Accepted, LinkState, Properties, Rejected, batch_payload, build_message
 
 LARGEST = 262_144
 PROPERTIES_ALONE = build_message(properties=Properties(message_id="m")).removesuffix(b"\x00\x53\x77\x40")
@@ -39,7 +39,7 @@ async def test_a_transfer_larger_than_the_link_takes_is_rejected_by_itself(peer:
         assert state.error.condition == "amqp:link:message-size-exceeded"
         assert "262144 bytes" in str(state.error.description)
     await peer.echo()
-    assert sender.is_attached
+    assert sender.state is LinkState.ATTACHED
 
 
 @pytest.mark.parametrize("payload", [b"", PROPERTIES_ALONE])

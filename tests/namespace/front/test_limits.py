@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.amqp.transaction_requests import coordinator
 from tests.namespace.front.amqp_peer import SECONDS, Node, Peer
 from tests.namespace.front.transaction_peer import Transacting
 from twinbus.amqp import (
@@ -32,7 +33,6 @@ from twinbus.amqp import (
 )
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, performative_frame
 from twinbus.amqp.performatives import Attach, Begin, Flow, Open, Transfer
-from twinbus.amqp.transactions import coordinator
 from twinbus.connect import connect, make_sas_token
 from twinbus.message import Message
 from twinbus.namespace.engine import queries

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.namespace.front.amqp_peer import SESSION_FILTER, Peer
-from twinbus.amqp import LinkAccepted, LinkDetached, Source, Target
+from twinbus.amqp import LinkAccepted, LinkDetached, LinkState, Source, Target
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Described, Symbol, ULong
 
@@ -113,8 +113,8 @@ async def test_a_link_attached_again_under_its_name_replaces_the_first(peer: Pee
     await peer.receiver("orders", session, name="twin")
     other = await peer.receiver("bills", session, name="other")
     again = await peer.receiver("orders", peer.session(), name="twin")
-    assert other.is_attached
-    assert again.is_attached
+    assert other.state is LinkState.ATTACHED
+    assert again.state is LinkState.ATTACHED
 
 
 async def test_an_entity_deleted_under_its_links_ends_them(server: NamespaceServer, peer: Peer) -> None:

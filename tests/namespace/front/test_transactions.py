@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.amqp.transaction_requests import declare, discharge
 from tests.namespace.front.amqp_peer import Peer
 from tests.namespace.front.transaction_peer import Transacting, condition
 from twinbus.amqp import (
@@ -20,7 +21,6 @@ from twinbus.amqp import (
     read_transactional,
     split_sections,
 )
-from twinbus.amqp.transactions import declare, discharge
 from twinbus.namespace.front import transactions
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Described, ULong

@@ -3,6 +3,7 @@
 from itertools import count
 from typing import Any, Self
 
+from tests.amqp.transaction_requests import coordinator, declare, discharge, transaction_of
 from tests.namespace.front.amqp_peer import Peer
 from twinbus.amqp import (
     ACCEPTED,
@@ -20,7 +21,6 @@ from twinbus.amqp import (
     build_message,
     transactional_state,
 )
-from twinbus.amqp.transactions import coordinator, declare, discharge, transaction_of
 
 
 class Transacting:
