@@ -199,7 +199,7 @@ async def test_an_entity_that_is_gone_leaves_no_mailbox_behind(runtime: Namespac
         await runtime.create(QueueDescription(path=f"q{number}"))
         entity = runtime.namespace.find(f"q{number}")
         assert entity is not None
-        await send(runtime, f"q{number}", "build_message")
+        await send(runtime, f"q{number}", "message")
         await runtime.delete(f"q{number}")
         # Who still has it in hand is refused, and brings no mailbox back.
         answer = asyncio.get_running_loop().create_future()

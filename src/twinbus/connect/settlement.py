@@ -31,16 +31,12 @@ RELEASE: Final = SettlementOutcome("release", RELEASED, "abandoned")
 
 
 def abandon_outcome(properties: Mapping[str, Any] | None) -> SettlementOutcome:
-    return SettlementOutcome(
-        "abandon_outcome", Modified(True, False, _fields(properties)), "abandoned", _modified(properties)
-    )
+    return SettlementOutcome("abandon", Modified(True, False, _fields(properties)), "abandoned", _modified(properties))
 
 
 def defer_outcome(properties: Mapping[str, Any] | None) -> SettlementOutcome:
     # The service's own spelling.
-    return SettlementOutcome(
-        "defer_outcome", Modified(True, True, _fields(properties)), "defered", _modified(properties)
-    )
+    return SettlementOutcome("defer", Modified(True, True, _fields(properties)), "defered", _modified(properties))
 
 
 def dead_letter_outcome(
@@ -50,7 +46,7 @@ def dead_letter_outcome(
     given = {name: text for name, text in info.items() if text is not None}
     state = Rejected(Error(Condition.DEAD_LETTER.value, description, {**given, **(properties or {})}))
     extra = {"deadletter-reason": reason, "deadletter-description": description, **_modified(properties)}
-    return SettlementOutcome("dead_letter_outcome", state, "suspended", extra)
+    return SettlementOutcome("dead_letter", state, "suspended", extra)
 
 
 def _fields(properties: Mapping[str, Any] | None) -> dict[Any, Any] | None:

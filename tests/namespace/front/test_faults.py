@@ -148,7 +148,7 @@ async def test_a_dropped_acknowledgement_is_of_something_stored(peer: Peer, serv
     peer.flush()
     node = Node(peer, "bills/$management")
     await node.attached()
-    body = {"messages": [{"build_message": _message("scheduled"), "message-id": "scheduled"}]}
+    body = {"messages": [{"message": _message("scheduled"), "message-id": "scheduled"}]}
     node.request("com.microsoft:schedule-message", body, {})
     await peer.echo()
     assert not peer.core.is_closed

@@ -29,7 +29,7 @@ from twinbus.values import Described, ULong
 async def left(peer: Peer, entity: str) -> list[str]:
     reply = await peer.ask(f"{entity}/$management", "com.microsoft:peek-message", {"message-count": 200})
     found = (reply["body"] or {}).get("messages", ())
-    return [str(split_sections(entry["build_message"]).properties.message_id) for entry in found]
+    return [str(split_sections(entry["message"]).properties.message_id) for entry in found]
 
 
 async def locked(peer: Peer, entity: str, *bodies: str) -> list[Delivered]:
