@@ -8,7 +8,8 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
 
 from twinbus import TimeToLiveError
-from twinbus.pairing.message_copies import LONGEST_TIME_TO_LIVE, id_of, identified, raws_of
+from twinbus.pairing.message_copies import LONGEST_TIME_TO_LIVE, id_of, identified
+from twinbus.sdk import amqp_messages
 
 DAYS = timedelta(days=1)
 
@@ -31,7 +32,7 @@ def test_s8_an_id_is_kept_whatever_it_is(message_id: object) -> None:
 
 def test_s8_a_message_without_an_id_gets_one_and_the_callers_own_none() -> None:
     message = annotated()
-    (raw,) = raws_of(identified(message))
+    (raw,) = amqp_messages(identified(message))
     assert id_of(raw)
     assert message.properties is not None
     assert message.properties.message_id is None

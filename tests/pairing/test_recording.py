@@ -29,8 +29,8 @@ from twinbus.ledger import (
     group_writer,
     read_ledger,
 )
-from twinbus.pairing.message_copies import _wrapped, encoded_size
 from twinbus.pairing.recording import OperationRecorder, aio_sent, sent
+from twinbus.sdk import encoded_size, outgoing_message
 
 HUGE = 64 * 1024
 
@@ -44,7 +44,7 @@ def plain(body: Any = b"x" * 1000, message_id: Any = "a", **properties: Any) -> 
 
 
 def annotated(**sections: Any) -> ServiceBusMessage:
-    return _wrapped(AmqpAnnotatedMessage(properties={"message_id": "a"}, **sections))
+    return outgoing_message(AmqpAnnotatedMessage(properties={"message_id": "a"}, **sections))
 
 
 PLACE = OperationRecorder(None, "contoso").place(Stage.SEND_PRIMARY, "orders")

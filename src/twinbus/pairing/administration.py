@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any, Final, Self, TypeVar, assert_never
 
-from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
@@ -41,11 +40,7 @@ from twinbus.pairing.provisioning import (
     provisioning_steps,
 )
 from twinbus.pairing.recording import UNRECORDED
-from twinbus.sdk.private_names import (
-    AioSharedKeyCredential,
-    ServiceBusSASTokenCredential,
-    ServiceBusSharedKeyCredential,
-)
+from twinbus.sdk import admin_credential
 
 T = TypeVar("T")
 
@@ -327,11 +322,8 @@ def request_keywords(seconds: float, authority: str | None) -> dict[str, Any]:
 
 def management_credential(client: ServiceBusClient | AioServiceBusClient) -> Any:
     """The credential a client was made with, as an administration client takes it."""
-    credential = client._credential
-    if isinstance(credential, AzureNamedKeyCredential):
-        aio = isinstance(client, AioServiceBusClient)
-        return (AioSharedKeyCredential if aio else ServiceBusSharedKeyCredential)(*credential.named_key)
-    if isinstance(credential, AzureSasCredential | ServiceBusSASTokenCredential):
+    credential = admin_credential(client)
+    if credential is None:
         raise OperatorError(
             "the secondary's client has a shared access signature, which its management does not take",
             'Give secondary_admin=, or let an operator run `twinbus provision` and pair with provision="assume".',

@@ -34,7 +34,7 @@ from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.retrying import ONCE
 from twinbus.pairing.shared_state import DriverTimer, Now
 from twinbus.pairing.sync.timeouts import ThreadTimeouts
-from twinbus.sdk.handlers import interrupt, open_sync_link, refuse_calls
+from twinbus.sdk import interrupt, open_sync_link, refuse_calls
 
 _log = logging.getLogger("twinbus.pairing")
 

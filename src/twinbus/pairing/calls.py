@@ -32,7 +32,7 @@ from twinbus.pairing.message_copies import Diversion, Payload, fit, id_of, tally
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import Side, SideState
 from twinbus.pairing.shared_state import Chance, Now, SharedEntity, SharedRotation
-from twinbus.sdk.handlers import LinkLimits
+from twinbus.sdk import LinkLimits
 
 T = TypeVar("T")
 _LEAST_SECONDS: Final = 60.0

@@ -14,16 +14,23 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import (
     AmqpAnnotatedMessage,
-    AmqpMessageBodyType,
     AmqpMessageHeader,
     AmqpMessageProperties,
 )
 
 from twinbus.backlog import DEFLATE, MessageFields, compress_body, divert
 from twinbus.pairing.errors import MessageTooLargeForBacklogError, TimeToLiveError
-from twinbus.sdk.handlers import LinkLimits
-from twinbus.sdk.private_names import Message, PyamqpTransport, encode_payload
-from twinbus.values import Long, Timestamp
+from twinbus.sdk import (
+    LinkLimits,
+    TransformingBatch,
+    batch_messages,
+    encoded_body,
+    encoded_size,
+    new_batch,
+    outgoing_message,
+    sdk_value,
+    set_data_body,
+)
 
 SCHEDULED_ENQUEUE_TIME: Final = b"x-opt-scheduled-enqueue-time"
 # What a batch takes beside its messages: the ids of the first one, each of at most 128 characters.
@@ -44,9 +51,8 @@ Payload = ServiceBusMessage | ServiceBusMessageBatch
 def identified(message: Any) -> Any:
     """What a caller gave to send, each message with an id: itself where it has one, otherwise a copy."""
     if isinstance(message, ServiceBusMessage):
-        # Nearly always: without a function more.
-        raw = message._raw_amqp_message
-        return message if _is_ready(raw) else _wrapped(_with_id(raw))
+        raw = message.raw_amqp_message
+        return message if _is_ready(raw) else outgoing_message(_with_id(raw))
     if not isinstance(message, Iterable) or isinstance(message, _SINGLE):
         return _identified(message)
     return [_identified(one) for one in message]
@@ -59,8 +65,8 @@ def is_empty(message: Any) -> bool:
 
 def _identified(message: Any) -> Any:
     if isinstance(message, ServiceBusMessage):
-        raw = message._raw_amqp_message
-        return message if _is_ready(raw) else _wrapped(_with_id(raw))
+        raw = message.raw_amqp_message
+        return message if _is_ready(raw) else outgoing_message(_with_id(raw))
     if isinstance(message, IdentifiedBatch):
         return message
     if isinstance(message, ServiceBusMessageBatch):
@@ -81,27 +87,17 @@ def _is_ready(raw: AmqpAnnotatedMessage) -> bool:
     return properties is not None and properties.message_id is not None
 
 
-class IdentifiedBatch(ServiceBusMessageBatch):
+class IdentifiedBatch(TransformingBatch):
     """A batch whose messages have ids as they come in."""
 
-    @classmethod
-    def of(cls, batch: ServiceBusMessageBatch) -> IdentifiedBatch:
-        made = cls(
-            max_size_in_bytes=batch.max_size_in_bytes,
-            amqp_transport=batch._amqp_transport,
-            tracing_attributes=batch._tracing_attributes,
-        )
-        made._from_list(batch._messages)
-        return made
-
-    def _add(self, add_message: Any) -> None:
-        super()._add(_identified(add_message))
+    def transform(self, message: Any) -> Any:
+        return _identified(message)
 
 
 def _identified_batch(batch: ServiceBusMessageBatch) -> ServiceBusMessageBatch:
-    if all(message.message_id is not None for message in batch._messages):
+    if all(message.message_id is not None for message in batch_messages(batch)):
         return batch
-    return IdentifiedBatch.of(batch)
+    return IdentifiedBatch.copy_of(batch)
 
 
 def _with_id(raw: AmqpAnnotatedMessage) -> AmqpAnnotatedMessage:
@@ -132,13 +128,6 @@ class Diversion(NamedTuple):
     parts: Parts
 
 
-def raws_of(message: Any) -> list[AmqpAnnotatedMessage]:
-    """The AMQP messages of what `identified` gave."""
-    if isinstance(message, ServiceBusMessageBatch):
-        return [one.raw_amqp_message for one in message._messages]
-    return [_raw(one) for one in (message if isinstance(message, list) else [message])]
-
-
 def id_of(raw: AmqpAnnotatedMessage) -> object:
     found = raw.properties.message_id if raw.properties else None
     return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
@@ -148,7 +137,7 @@ def fit(raws: Sequence[AmqpAnnotatedMessage], path: str, limits: LinkLimits, at:
     """Copies that the backlog takes, as few transfers as can be. MessageTooLargeForBacklogError, AliasInUseError."""
     copies = [_fitted(raw, path, limits.message, at) for raw in raws]
     if len(copies) == 1:
-        return Diversion((_wrapped(copies[0][0]),), Parts(((0,),), ()))
+        return Diversion((outgoing_message(copies[0][0]),), Parts(((0,),), ()))
     groups, oversized = split_batch([size for _, size in copies], limits.batch, envelope=BATCH_ENVELOPE_BYTES)
     # Too large for a batch, but not for a message: alone.
     groups = (*groups, *((position,) for position in oversized))
@@ -158,11 +147,8 @@ def fit(raws: Sequence[AmqpAnnotatedMessage], path: str, limits: LinkLimits, at:
 
 def _payload(raws: list[AmqpAnnotatedMessage], limits: LinkLimits) -> Payload:
     if len(raws) == 1:
-        return _wrapped(raws[0])
-    batch = ServiceBusMessageBatch(max_size_in_bytes=limits.batch, amqp_transport=limits.transport)
-    for raw in raws:
-        batch.add_message(raw)
-    return batch
+        return outgoing_message(raws[0])
+    return new_batch(raws, limits)
 
 
 def _fitted(raw: AmqpAnnotatedMessage, path: str, limit: int, at: datetime | None) -> tuple[AmqpAnnotatedMessage, int]:
@@ -202,39 +188,10 @@ def diverted(
     made.header = AmqpMessageHeader(**{**dict(header.items()), "time_to_live": None})
     kept = {"group_id": None, "absolute_expiry_time": sendable.absolute_expiry_time}
     made.properties = AmqpMessageProperties(**{**dict(properties.items()), **kept})
-    made.application_properties = {name: _amqp(value) for name, value in sendable.application_properties.items()}
+    made.application_properties = {name: sdk_value(value) for name, value in sendable.application_properties.items()}
     if packed:
-        made._data_body, made._sequence_body, made._value_body = [compress_body(_body_sections(raw))], None, None
-        made._body_type = AmqpMessageBodyType.DATA
+        set_data_body(made, compress_body(encoded_body(raw)))
     return made
-
-
-def _raw(message: Any) -> AmqpAnnotatedMessage:
-    raw: AmqpAnnotatedMessage = message.raw_amqp_message if isinstance(message, ServiceBusMessage) else message
-    return raw
-
-
-def _wrapped(raw: AmqpAnnotatedMessage) -> ServiceBusMessage:
-    return ServiceBusMessage(None, message=PyamqpTransport.to_outgoing_amqp_message(raw), raw_amqp_message=raw)
-
-
-def encoded_size(raw: AmqpAnnotatedMessage) -> int:
-    return len(encode_payload(bytearray(), PyamqpTransport.to_outgoing_amqp_message(raw)))
-
-
-def _body_sections(raw: AmqpAnnotatedMessage) -> bytes:
-    sections: dict[str, Any] = {"data": raw._data_body, "sequence": raw._sequence_body, "value": raw._value_body}
-    return bytes(encode_payload(bytearray(), Message(**sections)))
-
-
-def _amqp(value: object) -> Any:
-    match value:
-        case Long():
-            return PyamqpTransport.AMQP_LONG_VALUE(int(value))
-        case Timestamp():
-            return PyamqpTransport.AMQP_TIMESTAMP_VALUE(int(value))
-        case _:
-            return value
 
 
 def _text(value: Any) -> str | None:

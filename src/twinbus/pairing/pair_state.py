@@ -41,7 +41,7 @@ from twinbus.pairing.pair_sides import (
 from twinbus.pairing.provisioning import Provisioned
 from twinbus.pairing.recording import OperationRecorder, ledger_of
 from twinbus.pairing.shared_state import PairDriver, SharedEntity, SharedRotation
-from twinbus.sdk.handlers import client_endpoint, client_entity, is_closed, unopened_sender
+from twinbus.sdk import client_endpoint, client_entity, is_closed, unopened_sender
 
 _log = logging.getLogger("twinbus.pairing")
 

@@ -18,6 +18,7 @@ from azure.servicebus.aio import ServiceBusReceiver as AioServiceBusReceiver
 from twinbus.backlog import COUNTING_FAILURES, failure_kind
 from twinbus.ledger import OK, Ledger, Stage
 from twinbus.pairing.recording import OperationRecorder, outcome_of, size_of
+from twinbus.sdk import has_credit
 
 # What came back or was raised, and the seconds it took.
 _Ended = Callable[[Any, BaseException | None, float], None]
@@ -86,8 +87,7 @@ class _ReceiverRecording:
         return lambda _, error, seconds: self._tell(stage, 0, seconds, error)
 
     def _has_credit(self) -> bool:
-        link = getattr(self._receiver._handler, "_link", None)
-        return self._receiver._running and link is not None and link.current_link_credit > 0
+        return has_credit(self._receiver)
 
     def _tell(
         self, stage: Stage, size: int | list[int] | tuple[()], seconds: float, error: BaseException | None = None

@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from azure.servicebus import ServiceBusMessage
-from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from twinbus.backlog import REFUSED_FAILURES, FailureKind, failure_kind, was_refused
 from twinbus.ledger import (
@@ -32,24 +30,20 @@ from twinbus.ledger import (
 )
 from twinbus.ledger.group_writer import LOOK_EVERY
 from twinbus.ledger.running_operation import NOTHING
-from twinbus.pairing.message_copies import encoded_size, raws_of
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.sdk.handlers import CANCELLED_AT_DEADLINE, open_sync_link, was_interrupted_at_deadline
+from twinbus.sdk import (
+    CANCELLED_AT_DEADLINE,
+    amqp_messages,
+    encoded_size,
+    id_and_size,
+    message_size,
+    open_sync_link,
+    was_interrupted_at_deadline,
+)
 
 T = TypeVar("T")
 Call = Callable[[Any, float | None], T]
 AioCall = Callable[[Any], Coroutine[Any, Any, T]]
-
-# What a message takes beside its body and what is counted, with an id of 36 letters; and how far that may be off.
-_PLAIN_BYTES: Final = 64
-_DOUBT_BYTES: Final = 2048
-_SURELY_ONE: Final = UNIT_BYTES - _DOUBT_BYTES
-_texts: Final = itemgetter(
-    "subject", "correlation_id", "group_id", "content_type", "to", "reply_to", "reply_to_group_id", "user_id",
-    "content_encoding",
-)  # fmt: skip
-# Of the properties of a message that has an id and nothing else, so many are None.
-_ALL_BUT_THE_ID: Final = len(vars(AmqpMessageProperties())) - 1
 
 
 def ledger_of(options: SendAvailabilityOptions) -> Ledger | None:
@@ -186,37 +180,24 @@ async def aio_sent(ledger: Ledger, place: str, message: Any, keywords: dict[str,
 
 
 def _begun(ledger: Ledger, place: str, message: Any) -> RunningOperation:
-    if type(message) is ServiceBusMessage:
-        raw = message._raw_amqp_message
-        # Properties are not asked whether they are true: the SDK counts its fields for that. They are taken from the
-        # dictionary, as Python does not learn where these attributes are.
-        told = raw._properties.__dict__
-        id_ = told["message_id"]
-        match raw._data_body:
-            case [data] if type(id_) is str:
-                size = _PLAIN_BYTES + len(data)
-                if [*told.values()].count(None) != _ALL_BUT_THE_ID:
-                    size += _texts_length(told)
-                if raw._application_properties:
-                    size += _named_length(raw._application_properties)
-                if raw._annotations:
-                    size += _named_length(raw._annotations)
-                if size < _SURELY_ONE:
-                    # `begin_as`, without a call: they change together.
-                    operation = RunningOperation()
-                    operation.writer = writer = ledger._writer
-                    operation.number = number = next(ledger._numbers)
-                    operation.place = place
-                    operation.ids = id_
-                    operation.size = size
-                    operation.ending = None
-                    operation.state = NOTHING
-                    now = writer.now  # and not `writer.now()`: Python looks for a method first, every time
-                    operation.begun = now()
-                    writer.queue.append(operation)
-                    if writer.asleep or not number % LOOK_EVERY:
-                        writer.look()
-                    return operation
+    usual = id_and_size(message, UNIT_BYTES)
+    if usual is not None:
+        id_, size = usual
+        # `begin_as`, without a call: they change together.
+        operation = RunningOperation()
+        operation.writer = writer = ledger._writer
+        operation.number = number = next(ledger._numbers)
+        operation.place = place
+        operation.ids = id_
+        operation.size = size
+        operation.ending = None
+        operation.state = NOTHING
+        now = writer.now  # and not `writer.now()`: Python looks for a method first, every time
+        operation.begun = now()
+        writer.queue.append(operation)
+        if writer.asleep or not number % LOOK_EVERY:
+            writer.look()
+        return operation
     return ledger.begin_as(place, *_ids_and_sizes(message))
 
 
@@ -240,48 +221,11 @@ def outcome_of(error: BaseException, *, given_up: bool = False) -> tuple[str, st
 
 def _ids_and_sizes(message: Any) -> tuple[Sequence[object], Sequence[int]]:
     """The message ids as they are on the wire, and what each message takes."""
-    raws = [] if message is None else raws_of(message)
+    raws = [] if message is None else amqp_messages(message)
     ids = [raw.properties.message_id if raw.properties is not None else None for raw in raws]
     return ids, [size_of(raw) for raw in raws]
 
 
 def size_of(raw: AmqpAnnotatedMessage) -> int:
-    """About what it takes encoded; exactly where it may be a billable unit more or less (M2).
-
-    To encode every message once more would cost more than the rest of its entry.
-    """
-    body: Any = raw._data_body
-    if body is None:
-        return encoded_size(raw)
-    size = _PLAIN_BYTES + sum(map(len, body))
-    if raw._properties is not None:
-        size += _texts_length(raw._properties.__dict__)
-    for named in (raw._application_properties, raw._annotations):
-        if named:
-            size += _named_length(named)
-    if size < _SURELY_ONE or _DOUBT_BYTES < size % UNIT_BYTES < UNIT_BYTES - _DOUBT_BYTES:
-        return size
-    return encoded_size(raw)
-
-
-def _texts_length(properties: Mapping[str, Any]) -> int:
-    texts = _texts(properties)
-    try:
-        return len("".join(filter(None, texts)).encode())
-    except TypeError:  # an id of another type
-        return sum(_length(text) for text in texts if text is not None)
-
-
-def _named_length(values: Mapping[Any, object]) -> int:
-    size = 0
-    for name, value in values.items():
-        # Without a call for what nearly all are.
-        size += 4 + (len(name) if type(name) is str and name.isascii() else _length(name))
-        size += len(value) if type(value) is str and value.isascii() else _length(value)
-    return size
-
-
-def _length(value: object) -> int:
-    if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode())
-    return len(value) if isinstance(value, bytes) else 8
+    """Return the size of a message in bytes, near enough to count its billing units (M2)."""
+    return message_size(raw, UNIT_BYTES)

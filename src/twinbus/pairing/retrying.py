@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from twinbus.backlog import FailureKind, failure_kind
-from twinbus.sdk.handlers import RetrySettings, is_retryable
+from twinbus.sdk import RetrySettings, is_retryable
 
 ONCE: Final = RetrySettings(0, 0.0, 0.0, True)
 

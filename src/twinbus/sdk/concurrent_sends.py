@@ -1,8 +1,20 @@
-"""What an aio sender of azure-servicebus lacks to be shared by tasks. The rest of its private parts: `sdk`.
+"""Patch an open asyncio sender of azure-servicebus so that several tasks can send on it at the same time.
 
-Its writing waits for whoever reads, in the middle of a transfer: meanwhile other tasks send the same message again or
-drop it from what is to be sent. All of them queue to read, answered or not. An error of one call closes the link under
-the others. Decision 14 has figures.
+Why. The SDK's sender is written for one task. With several:
+
+- A write waits for the reading task in the middle of a transfer. Meanwhile other tasks send the same message again, or
+  remove it from the list of pending messages.
+- Every task that waits for an answer queues for the right to read, whether its answer has come or not.
+- An error of one call closes the link under all other calls.
+
+How. `allow_concurrent_sends` replaces four parts of one sender, after its link is open and before the first call:
+
+    transport.write              appends to the socket's buffer and never waits
+    send_message_async           `ConcurrentSends`: one task reads for all, transfers are written as credit allows
+    cbs.update_token             one task renews the token, the others wait
+    _handle_exception            the caller decides whether an error closes the link
+
+Decision 14 has the measurements.
 """
 
 from __future__ import annotations
@@ -24,18 +36,26 @@ from twinbus.sdk.private_names import (
 )
 
 _LOGGER: Final = logging.getLogger(__name__)
-# As the SDK does while a link is not ready.
+# The SDK's own pause while a link is not ready.
 _PAUSE_SECONDS: Final = 0.05
 
 
+def supports_concurrent_sends(sender: Any) -> bool:
+    """Return whether writing never has to wait. Over a WebSocket it may."""
+    return "websocket" not in str(sender._config.transport_type).lower()
+
+
 def allow_concurrent_sends(sender: Any, close: Callable[[], None]) -> None:
-    """Of a sender whose link is open, before the first call on it. Where an error would close it, `close` decides."""
+    """Patch a sender whose link is open, before the first call on it.
+
+    `close` is called where the SDK would close the sender because of an error.
+    """
     handler = sender._handler
     if supports_concurrent_sends(sender):
-        _write_at_once(handler._connection._transport)
-    Answers(handler)
+        _write_without_waiting(handler._connection._transport)
+    ConcurrentSends(handler)
     if handler._cbs_authenticator is not None:
-        _renew_one_at_a_time(handler._cbs_authenticator)
+        _renew_token_once(handler._cbs_authenticator)
 
     async def handle_exception(exception: Exception) -> Any:
         error = sender._amqp_transport.create_servicebus_exception(
@@ -50,15 +70,10 @@ def allow_concurrent_sends(sender: Any, close: Callable[[], None]) -> None:
     sender._handle_exception = handle_exception
 
 
-def supports_concurrent_sends(sender: Any) -> bool:
-    """Not over a WebSocket, where writing may have to wait whatever is done about it."""
-    return "websocket" not in str(sender._config.transport_type).lower()
+def _write_without_waiting(transport: Any) -> None:
+    """Make `transport.write` return at once, so that a transfer is complete before another task runs.
 
-
-def _write_at_once(transport: Any) -> None:
-    """Nothing is waited for, so that a transfer is whole before another task runs.
-
-    What is left in memory by that is no more than what callers have in flight: each waits for its own answer.
+    The socket's buffer holds no more than what callers have in flight: each caller waits for its own answer.
     """
     writer = transport.writer
     if writer is None:
@@ -72,32 +87,34 @@ def _write_at_once(transport: Any) -> None:
     transport.write = write
 
 
-class Answers:
-    """How an open link sends. One of the tasks that wait for an answer reads for all, until it has its own; then the
-    next in line reads. What the peer has granted no credit for waits, and is written when it does.
+class ConcurrentSends:
+    """Replaces how an open link sends.
+
+    One of the tasks that wait for an answer reads for all of them until its own answer comes. Then the next waiting
+    task reads. Messages that the service has granted no credit for wait in `_unsent`, and are written when it does.
     """
 
     def __init__(self, handler: Any) -> None:
         self._handler = handler
         self._link = handler._link
-        self._complete = handler._on_send_complete_async
+        self._sdk_send_complete = handler._on_send_complete_async
         self._reading = self._writing = False
         self._unsent: deque[Any] = deque()
         self._waiting: dict[Any, asyncio.Future[None]] = {}
         handler.send_message_async = self.send
-        handler._on_send_complete_async = self._completed
-        self._link.update_pending_deliveries = self._write
+        handler._on_send_complete_async = self._send_complete
+        self._link.update_pending_deliveries = self._write_unsent
 
     async def send(self, message: Any, **_: Any) -> None:
-        """Without the SDK's tries and time-outs, which are ours (S12)."""
-        while not await self._handler.client_ready_async():  # noqa: ASYNC110 - nobody says when it is
+        """Send one message and wait for its answer. No retries and no timeout: both are the caller's (S12)."""
+        while not await self._handler.client_ready_async():  # noqa: ASYNC110 - the SDK signals nothing
             await asyncio.sleep(_PAUSE_SECONDS)
         delivery: Any = MessageDelivery(message)  # type: ignore[no-untyped-call] # the SDK's own
         pending = await self._handler._transfer_message_async(delivery)
         self._unsent.append(pending)
         try:
-            await self._write()
-            await self._answered(delivery)
+            await self._write_unsent()
+            await self._wait_for_answer(delivery)
         finally:
             if not pending.sent:
                 self._forget(pending)
@@ -106,8 +123,8 @@ class Answers:
         if delivery.state is not MessageDeliveryState.Ok:
             raise delivery.error
 
-    async def _answered(self, delivery: Any) -> None:
-        # It is ready: that need not be asked again before the first reading.
+    async def _wait_for_answer(self, delivery: Any) -> None:
+        # The link is ready, so the first read needs no check of that.
         read: Callable[[], Awaitable[Any]] = self._read
         while delivery.state not in MESSAGE_DELIVERY_DONE_STATES:
             if self._reading:
@@ -129,31 +146,34 @@ class Answers:
     async def _read(self) -> None:
         await self._handler._connection.listen(wait=self._handler._socket_timeout)
 
-    async def _write(self) -> None:
-        """As much as there is credit for (AMQP 2.6.7): the SDK would grant itself more, and be thrown off for it."""
+    async def _write_unsent(self) -> None:
+        """Write as many messages as there is credit for (AMQP 2.6.7).
+
+        The SDK would send without credit, and the service would close the link for that.
+        """
         if self._writing:
-            # Over a WebSocket it may wait: whoever reads meanwhile writes nothing twice.
+            # Over a WebSocket the writing task may wait here. The reading task must not write the same message.
             return
         self._writing = True
         try:
             while self._unsent and self._link.current_link_credit > 0:
                 pending = self._unsent[0]
-                if not await self._written(pending):
+                if not await self._write(pending):
                     return
-                # Unless its sender gave it up meanwhile.
+                # Its sender may have given it up while this task waited.
                 if pending in self._unsent:
                     self._unsent.remove(pending)
         finally:
             self._writing = False
 
-    async def _written(self, pending: Any) -> bool:
-        """False where the session's window is closed."""
+    async def _write(self, pending: Any) -> bool:
+        """Return False if the session's window is closed."""
         if pending.settled:
             return True
         try:
             await self._link._outgoing_transfer(pending)
         except Exception as error:
-            # Also where somebody else writes it: what cannot be encoded is its own sender's error.
+            # The error belongs to the task that sends this message, which need not be the task that writes it.
             (delivery,) = pending.on_delivery_settled.args
             delivery.state, delivery.error = MessageDeliveryState.Error, error
             self._link._pending_deliveries.remove(pending)
@@ -161,14 +181,14 @@ class Answers:
             return True
         return bool(pending.sent)
 
-    async def _completed(self, delivery: Any, reason: Any, state: Any) -> None:
-        await self._complete(delivery, reason, state)
+    async def _send_complete(self, delivery: Any, reason: Any, state: Any) -> None:
+        await self._sdk_send_complete(delivery, reason, state)
         if delivery.error is not None and reason == LinkDeliverySettleReason.NOT_DELIVERED:
             delivery.error.__cause__ = self._link._error
         self._wake(delivery)
 
     def _forget(self, pending: Any) -> None:
-        """Nobody else writes it: it may be diverted now."""
+        """Make sure that nobody writes this message any more: its sender may divert it now."""
         for held in (self._unsent, self._link._pending_deliveries):
             if pending in held:
                 held.remove(pending)
@@ -179,10 +199,10 @@ class Answers:
             waiter.set_result(None)
 
 
-def _renew_one_at_a_time(cbs: Any) -> None:
-    """While one task fetches a new token the others wait, and one that is cancelled then leaves it to the next.
+def _renew_token_once(cbs: Any) -> None:
+    """Let one task renew the token while the others wait. If that task is cancelled, the next one renews it.
 
-    The SDK reckons the time that is allowed for it from the last renewal, which others find long past.
+    The SDK measures the time allowed for a renewal from the last renewal, which for the waiting tasks is long past.
     """
     update = cbs.update_token
 

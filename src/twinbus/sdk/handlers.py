@@ -1,14 +1,17 @@
-"""What azure-servicebus does not tell in public: limits of a link, its socket, whether a client was closed.
+"""Open, watch and end the links of azure-servicebus senders and receivers.
 
-With `aio_sharing` it reads the private parts of clients and senders; those of messages and batches `outgoing` and
-`recording`, those of credentials `administration`. All were written for WRITTEN_FOR. It decides nothing else.
+The SDK calls a sender or receiver a handler; its `_handler` attribute is the AMQP client below it, with one connection
+and one link. Handlers of both flavours go through here. Three groups:
+
+    state        is it open or closed, which message sizes does its link take, does it have credit
+    opening      open the link in one try, and in milliseconds instead of seconds (`speed_up_opening`)
+    ending       end a call from another thread or task: `interrupt` (sync), `abort_connection` (asyncio)
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import socket
 import threading
 import time
@@ -17,68 +20,53 @@ from typing import Any, Final, NamedTuple
 
 from azure.servicebus import ServiceBusMessageBatch
 
-from twinbus.backlog import Endpoint
 from twinbus.sdk.sender_credentials import SenderCredential
 
-TLS_PORT: Final = 5671
-PLAIN_PORT: Final = 5672
-STANDARD_BATCH: Final = 262_144
-# Frames that opening a link takes at most, and how long none may come before the SDK looks at its clock again.
-_FRAMES: Final = 16
+# Batch size of the standard tier.
+_STANDARD_BATCH: Final = 262_144
+# Opening a link takes at most this many frames. The SDK must check its own timeout after this much silence.
+_OPENING_FRAMES: Final = 16
 _SILENCE_SECONDS: Final = 0.1
 _PRODUCT: Final = "twinbus"
-_UNUSED_ENTITY: Final = "twinbus-canary"
-# What a call is cancelled with at its deadline (aio).
 CANCELLED_AT_DEADLINE: Final = "given up at its deadline"
+"""Message of the CancelledError that ends an asyncio call at its deadline."""
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+def is_closed(handler: Any) -> bool:
+    """Return whether `close()` was called, on the handler or on its client."""
+    return bool(handler._shutdown.is_set())
+
+
+def is_open(handler: Any) -> bool:
+    """Return whether the link is open."""
+    return bool(handler._running)
+
+
+def has_credit(receiver: Any) -> bool:
+    """Return whether the service may still send messages to this receiver."""
+    link = getattr(receiver._handler, "_link", None)
+    return bool(receiver._running and link is not None and link.current_link_credit > 0)
 
 
 class LinkLimits(NamedTuple):
-    """What a link takes, in bytes, and the transport that batches for it are made with."""
+    """Sizes in bytes that a sender's link takes, and the SDK object that batches for it are made with."""
 
     message: int
     batch: int
     transport: Any
 
 
-def client_endpoint(client: Any) -> Endpoint:
-    """Host and port of the namespace a client was made for."""
-    config = client._config
-    host, _, port = str(client.fully_qualified_namespace).rpartition(":")
-    if host and port.isdigit() and not host.endswith(":"):
-        return Endpoint.of(host, int(port))
-    host = client.fully_qualified_namespace
-    if config.custom_endpoint_hostname == host:
-        # With TLS the SDK strips the port from the host: it stands in the address alone.
-        return Endpoint.of(host, config.connection_port)
-    return Endpoint.of(host, TLS_PORT if config.use_tls else PLAIN_PORT)
-
-
-def unopened_sender(client: Any) -> Any:
-    """A handler that is never opened: `client.close()` closes it, and tells by that that it was called (C1)."""
-    return client.get_queue_sender(client_entity(client) or _UNUSED_ENTITY)
-
-
-def client_entity(client: Any) -> str | None:
-    """The one entity that a client may be used for, where its connection string names one."""
-    return client._entity_name or None
-
-
-def is_closed(handler: Any) -> bool:
-    return bool(handler._shutdown.is_set())
-
-
-def is_open(sender: Any) -> bool:
-    return bool(sender._running)
-
-
 def link_limits(sender: Any) -> LinkLimits:
-    """Of a link that was open; the standard tier's for one that never was."""
-    batch = sender._max_batch_size_on_link or STANDARD_BATCH
+    """Return the limits of the sender's link; those of the standard tier if it never was open."""
+    batch = sender._max_batch_size_on_link or _STANDARD_BATCH
     return LinkLimits(sender._max_message_size_on_link or batch, batch, sender._amqp_transport)
 
 
 def empty_batch(sender: Any, max_size_in_bytes: int | None) -> ServiceBusMessageBatch:
-    """A batch for a sender that cannot be opened now."""
+    """Return a batch for a sender that cannot be opened now. ValueError as the SDK's for a size beyond the link's."""
     limits = link_limits(sender)
     if max_size_in_bytes and sender._max_batch_size_on_link and max_size_in_bytes > limits.batch:
         raise ValueError(
@@ -88,116 +76,130 @@ def empty_batch(sender: Any, max_size_in_bytes: int | None) -> ServiceBusMessage
 
 
 def hides_pings(sender: Any) -> bool:
-    """Whether the service on an open link says that it is Twinbus, which shows pings to nobody (G3)."""
+    """Return whether the service on the open link is Twinbus, which shows ping messages to no receiver (G3)."""
     connection = getattr(sender._handler, "_connection", None)
-    told = getattr(connection, "_remote_properties", None) or {}
-    product = told.get(b"product") or told.get("product") or b""
+    properties = getattr(connection, "_remote_properties", None) or {}
+    product = properties.get(b"product") or properties.get("product") or b""
     return (product.decode("utf-8", "replace") if isinstance(product, bytes) else str(product)).lower() == _PRODUCT
 
 
-async def open_aio_link(sender: Any, seconds: float | None) -> None:
-    """Open an aio sender or receiver, in as many tries as it has left to itself: one after `disable_retries`.
+# --- opening ---------------------------------------------------------------------------------------------------------
 
-    Its own wait ends by then, and so does its cleaning up.
+
+async def open_aio_link(handler: Any, seconds: float | None) -> None:
+    """Open an asyncio handler within `seconds`, including its clean-up. One try after `disable_retries`."""
+    await handler._do_retryable_operation(handler._open, timeout=seconds, operation_requires_timeout=True)
+
+
+def open_sync_link(handler: Any, seconds: float | None) -> None:
+    """Open a sync handler within `seconds`. One try after `disable_retries`."""
+    handler._do_retryable_operation(handler._open, timeout=seconds, operation_requires_timeout=True)
+
+
+def disable_retries(handler: Any) -> Any:
+    """Make the handler try once. Nobody can shorten the SDK's pauses from outside; our own pauses end at once.
+
+    Returns the handler.
     """
-    await sender._do_retryable_operation(sender._open, timeout=seconds, operation_requires_timeout=True)
+    handler._config.retry_total = 0
+    handler._error_policy.total_retries = 0
+    return handler
 
 
-def open_sync_link(sender: Any, seconds: float | None) -> None:
-    """Open a sync sender, one try."""
-    sender._do_retryable_operation(sender._open, timeout=seconds, operation_requires_timeout=True)
+def is_retryable(error: BaseException) -> bool:
+    """Return whether the SDK would retry after this error."""
+    return bool(getattr(error, "_retryable", False))
 
 
-def speed_up_opening(sender: Any) -> Any:
-    """The same sender, whose link opens and closes in milliseconds.
+def speed_up_opening(handler: Any) -> Any:
+    """Make the handler's link open and close in milliseconds. Returns the handler.
 
-    The SDK pauses after every frame of an opening link. When it closes one, also in the middle of a call that fails, it
-    waits for the thread or task that keeps the connection alive, which sleeps a second at a time.
+    The SDK pauses after every frame of an opening link. When it closes a link, also in the middle of a call that
+    fails, it waits for its keep-alive thread or task, which sleeps a second at a time.
     """
-    create = sender._create_handler
+    create = handler._create_handler
 
     def create_handler(auth: Any) -> None:
         create(auth)
-        handler = sender._handler
-        interval, handler._keep_alive_interval = handler._keep_alive_interval, None
-        if hasattr(handler, "client_ready_async"):
-            handler.client_ready_async = _ready_async(sender, handler, interval)
+        amqp_client = handler._handler
+        interval, amqp_client._keep_alive_interval = amqp_client._keep_alive_interval, None
+        if hasattr(amqp_client, "client_ready_async"):
+            amqp_client.client_ready_async = _ready_async(handler, amqp_client, interval)
         else:
-            handler.client_ready = _ready(sender, handler, interval)
+            amqp_client.client_ready = _ready(handler, amqp_client, interval)
 
-    sender._create_handler = create_handler
-    return sender
+    handler._create_handler = create_handler
+    return handler
 
 
-def _ready(sender: Any, handler: Any, interval: float | None) -> Callable[[], bool]:
-    ready = handler.client_ready
+def _ready(handler: Any, amqp_client: Any, interval: float | None) -> Callable[[], bool]:
+    ready = amqp_client.client_ready
 
-    def quick() -> bool:
-        for _ in range(_FRAMES):
-            begun = time.monotonic()
+    def ready_without_pauses() -> bool:
+        for _ in range(_OPENING_FRAMES):
+            started = time.monotonic()
             if ready():
-                handler.client_ready = ready
-                _tell_why(handler._link)
+                amqp_client.client_ready = ready
+                _name_cause_of_lost_sends(amqp_client._link)
                 if interval:
-                    if (before := keep_alive_of(sender)) is not None:
-                        before.cancel()
-                    sender.keep_alive = KeepAlive(handler, interval)
-                    # Where there can be no more threads, an idle link ends, and the next call opens another.
+                    _stop_keep_alive(handler)
+                    handler.keep_alive = KeepAliveThread(amqp_client, interval)
+                    # The process may have no thread left. Then an idle link ends, and the next call opens another.
                     with contextlib.suppress(RuntimeError):
-                        sender.keep_alive.start()
+                        handler.keep_alive.start()
                 return True
-            if time.monotonic() - begun > _SILENCE_SECONDS:
+            if time.monotonic() - started > _SILENCE_SECONDS:
                 break
         return False
 
-    return quick
+    return ready_without_pauses
 
 
-def _tell_why(link: Any) -> None:
-    """A send under way on a sync link that the service takes away fails because of that (S2); the SDK calls it unknown.
+def _ready_async(handler: Any, amqp_client: Any, interval: float | None) -> Callable[[], Awaitable[bool]]:
+    ready = amqp_client.client_ready_async
 
-    It may be tried again all the same: on another link, with another token. On a link of asyncio's: `aio_sharing`.
+    async def ready_without_pauses() -> bool:
+        for _ in range(_OPENING_FRAMES):
+            started = time.monotonic()
+            if await ready():
+                amqp_client.client_ready_async = ready
+                if interval:
+                    amqp_client._keep_alive_interval = interval
+                    _stop_keep_alive(handler)
+                    handler.keep_alive = asyncio.get_running_loop().create_task(amqp_client._keep_alive_async())
+                return True
+            if time.monotonic() - started > _SILENCE_SECONDS:
+                break
+        return False
+
+    return ready_without_pauses
+
+
+def _name_cause_of_lost_sends(link: Any) -> None:
+    """Set the link's error as the cause of each send that fails because the service closed the link (S2).
+
+    The SDK reports such a send as an unknown error. It stays retryable: on another link, with another token. For
+    asyncio links `concurrent_sends` does the same.
     """
     remove = getattr(link, "_remove_pending_deliveries", None)  # a receiver's link has none
     if remove is None:
         return
 
-    def told() -> None:
+    def remove_with_cause() -> None:
         deliveries = [pending.on_delivery_settled.args[0] for pending in link._pending_deliveries]
         remove()
         for delivery in deliveries:
             delivery.error.__cause__ = link._error
 
-    link._remove_pending_deliveries = told
+    link._remove_pending_deliveries = remove_with_cause
 
 
-def _ready_async(sender: Any, handler: Any, interval: float | None) -> Callable[[], Awaitable[bool]]:
-    ready = handler.client_ready_async
+class KeepAliveThread(threading.Thread):
+    """Reads from an idle connection every `interval` seconds, as the SDK's own thread does, but can be cancelled."""
 
-    async def quick() -> bool:
-        for _ in range(_FRAMES):
-            begun = time.monotonic()
-            if await ready():
-                handler.client_ready_async = ready
-                if interval:
-                    handler._keep_alive_interval = interval
-                    if (before := keep_alive_of(sender)) is not None:
-                        before.cancel()
-                    sender.keep_alive = asyncio.get_running_loop().create_task(handler._keep_alive_async())
-                return True
-            if time.monotonic() - begun > _SILENCE_SECONDS:
-                break
-        return False
-
-    return quick
-
-
-class KeepAlive(threading.Thread):
-    """Listens on an idle connection now and then, as the SDK's own thread does, but ends when it is told to."""
-
-    def __init__(self, handler: Any, interval: float) -> None:
+    def __init__(self, amqp_client: Any, interval: float) -> None:
         super().__init__(name="twinbus-keep-alive", daemon=True)
-        self._handler = handler
+        self._amqp_client = amqp_client
         self._interval = interval
         self._cancelled = threading.Event()
 
@@ -205,92 +207,61 @@ class KeepAlive(threading.Thread):
         self._cancelled.set()
 
     def run(self) -> None:
-        handler = self._handler
+        client = self._amqp_client
         with contextlib.suppress(Exception):
-            while not self._cancelled.wait(self._interval) and handler._connection and not handler._shutdown:
-                handler._connection.listen(wait=handler._socket_timeout, batch=handler._link.current_link_credit)
+            while not self._cancelled.wait(self._interval) and client._connection and not client._shutdown:
+                client._connection.listen(wait=client._socket_timeout, batch=client._link.current_link_credit)
 
 
-def keep_alive_of(sender: Any) -> Any:
-    """The thread or task that keeps the connection of a sender alive until it is cancelled."""
-    return getattr(sender, "keep_alive", None)
+def keep_alive_of(handler: Any) -> Any:
+    """Return the thread or task that keeps the handler's connection alive until it is cancelled, or None."""
+    return getattr(handler, "keep_alive", None)
 
 
-# --- one try at a time (sync) ----------------------------------------------------------------------------------------
+def _stop_keep_alive(handler: Any) -> None:
+    if (running := keep_alive_of(handler)) is not None:
+        running.cancel()
 
 
-class RetrySettings(NamedTuple):
-    """How often and with which pauses the caller's client tries again."""
-
-    total: int
-    factor: float
-    longest: float
-    fixed: bool
-
-    def pause(self, tried: int) -> float:
-        """Before the next try, after `tried` failed ones: as the SDK's own."""
-        if self.fixed:
-            return min(self.factor, self.longest)
-        return min(self.factor * 2.0**tried * random.uniform(0.8, 1.2), self.longest)
+# --- ending ----------------------------------------------------------------------------------------------------------
 
 
-def retry_settings(client: Any) -> RetrySettings:
-    config = client._config
-    fixed = str(getattr(config.retry_mode, "value", config.retry_mode)).lower() == "fixed"
-    return RetrySettings(config.retry_total, config.retry_backoff_factor, config.retry_backoff_max, fixed)
+def refuse_calls(handler: Any) -> None:
+    """Make the handler refuse new calls and new tries, without closing it yet."""
+    handler._shutdown.set()
 
 
-def disable_retries(sender: Any) -> Any:
-    """The same sender, which tries once: its pauses cannot be cut short from outside, ours can."""
-    sender._config.retry_total = 0
-    sender._error_policy.total_retries = 0
-    return sender
-
-
-def is_retryable(error: BaseException) -> bool:
-    """The SDK's own opinion."""
-    return bool(getattr(error, "_retryable", False))
-
-
-# --- ending a connection from outside --------------------------------------------------------------------------------
-
-
-def refuse_calls(sender: Any) -> None:
-    """The sender takes no other call, and makes no other try, though it is not closed yet."""
-    sender._shutdown.set()
-
-
-def interrupt(sender: Any) -> None:
-    """Whatever the thread of a sync sender waits for, its socket or a token, ends with an error at once."""
-    if isinstance(sender._credential, SenderCredential):
-        sender._credential.give_up()
-    transport = getattr(getattr(sender._handler, "_connection", None), "_transport", None)
+def interrupt(handler: Any) -> None:
+    """End at once what the thread of a sync handler waits for, a socket or a token. The thread gets an error."""
+    if isinstance(handler._credential, SenderCredential):
+        handler._credential.give_up()
+    transport = getattr(getattr(handler._handler, "_connection", None), "_transport", None)
     found = getattr(transport, "sock", None)
     found = getattr(found, "sock", found)  # a WebSocket holds the socket
     if isinstance(found, socket.socket):
-        # The socket's own method: that of a TLS socket would take its state from under the reader.
+        # The plain socket's method: that of a TLS socket would free state that the reading thread uses.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(found, socket.SHUT_RDWR)
 
 
-def interrupt_at_deadline(sender: Any) -> None:
-    """`interrupt`, at the deadline of the call under way."""
-    sender.given_up = True
-    interrupt(sender)
+def interrupt_at_deadline(handler: Any) -> None:
+    """Interrupt the handler's running call because its deadline has passed."""
+    handler.given_up = True
+    interrupt(handler)
 
 
-def was_interrupted_at_deadline(sender: Any) -> bool:
-    return getattr(sender, "given_up", False)
+def was_interrupted_at_deadline(handler: Any) -> bool:
+    return getattr(handler, "given_up", False)
 
 
-def abort_connection(sender: Any) -> None:
-    """An aio sender's socket is closed without a word to the other end."""
-    transport = getattr(getattr(sender._handler, "_connection", None), "_transport", None)
+def abort_connection(handler: Any) -> None:
+    """Close the socket of an asyncio handler without telling the other end."""
+    transport = getattr(getattr(handler._handler, "_connection", None), "_transport", None)
     writer = getattr(transport, "writer", None)
     if writer is not None:
         try:
             writer.transport.abort()
         except RuntimeError:
-            # Its event loop is closed. This ends the connection; the garbage collector closes the descriptor.
+            # The event loop is closed. This ends the connection; the garbage collector closes the descriptor.
             with contextlib.suppress(OSError):
                 writer.transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)

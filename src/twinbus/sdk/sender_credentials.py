@@ -1,6 +1,8 @@
-"""Tokens of credentials whose issuer may fail or never answer (S2): neither says anything about a namespace.
+"""Credentials whose token issuer may fail or never answer (S2). Neither says anything about a namespace.
 
-Each sender asks through an object of its own, which knows whether it waits. How long: the drivers' deadlines (S12).
+Each sender or receiver gets a credential object of its own in place of its client's. The object knows whether the
+handler waits for a token at the moment, so a timeout can name who did not answer: the issuer or the namespace. The
+drivers' deadlines decide how long a handler waits (S12).
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from typing import Any, Final
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-# Those of the SDK itself, which sign with a key or hold a token: they ask nobody.
-_OWN: Final = "azure.servicebus."
+# Credentials of the SDK itself sign with a key or hold a token. They need no issuer.
+_SDK_MODULES: Final = "azure.servicebus."
 
 
 class TokenUnavailableError(Exception):
@@ -25,34 +27,51 @@ class TokenUnavailableError(Exception):
 
 
 class TokenTimeoutError(OperationTimeoutError):
-    """The issuer of a credential's tokens did not answer in time: the namespace was not asked (S2)."""
+    """The issuer of a credential's tokens did not answer in time, so the namespace was not asked (S2)."""
 
     def __init__(self) -> None:
         super().__init__(message="the credential's issuer gave no token in time: the namespace was not asked")
 
 
-class TokenIssuer:
-    """A credential of a sync pair, asked in workers: for one scope by one at a time, however many wait.
+class TokenIssuers:
+    """Gives every handler of a sync pair a `SenderCredential`. Handlers of one client share their token requests."""
 
-    A request that never ends holds that worker, and no other.
+    def __init__(self, run: Callable[[Callable[[], object]], None]) -> None:
+        """`run` starts a function in a worker thread."""
+        self._run = run
+        self._issuers: dict[int, TokenIssuer] = {}
+
+    def attach(self, handler: Any) -> None:
+        """Replace the credential of a sync handler, unless it needs no issuer."""
+        credential = handler._credential
+        if _has_issuer(credential):
+            issuer = self._issuers.setdefault(id(credential), TokenIssuer(credential, self._run))
+            handler._credential = SenderCredential(issuer)
+
+
+class TokenIssuer:
+    """Requests tokens from one sync credential in worker threads, for each scope one request at a time.
+
+    A request that never ends keeps one worker busy, and no other.
     """
 
     def __init__(self, credential: Any, run: Callable[[Callable[[], object]], None]) -> None:
         self.credential = credential
         self._run = run
-        self._asking = threading.Lock()
-        self._asked: dict[tuple[str, ...], Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._requests: dict[tuple[str, ...], Future[Any]] = {}
 
-    def asked(self, scopes: tuple[str, ...]) -> Future[Any]:
-        with self._asking:
-            found = self._asked.get(scopes)
-            if found is None:
-                made: Future[Any] = Future()
-                self._run(lambda: self._ask(scopes, made))
-                self._asked[scopes] = found = made
-        return found
+    def request(self, scopes: tuple[str, ...]) -> Future[Any]:
+        """Return the running request for these scopes, or start one."""
+        with self._lock:
+            running = self._requests.get(scopes)
+            if running is None:
+                started: Future[Any] = Future()
+                self._run(lambda: self._get_token(scopes, started))
+                self._requests[scopes] = running = started
+        return running
 
-    def _ask(self, scopes: tuple[str, ...], answer: Future[Any]) -> None:
+    def _get_token(self, scopes: tuple[str, ...], answer: Future[Any]) -> None:
         try:
             token = self.credential.get_token(*scopes)
         except BaseException as error:
@@ -63,12 +82,12 @@ class TokenIssuer:
             answer.set_result(token)
 
     def _forget(self, scopes: tuple[str, ...]) -> None:
-        with self._asking:
-            self._asked.pop(scopes, None)
+        with self._lock:
+            self._requests.pop(scopes, None)
 
 
 class SenderCredential:
-    """In place of the credential of one sync sender."""
+    """The credential of one sync handler. Another thread can end its wait for a token (`give_up`)."""
 
     def __init__(self, issuer: TokenIssuer) -> None:
         self.waiting = False
@@ -79,26 +98,27 @@ class SenderCredential:
         return getattr(self._issuer.credential, name)
 
     def get_token(self, *scopes: str) -> Any:
+        """Return a token. TokenTimeoutError after `give_up`, TokenUnavailableError if the network failed."""
         self.waiting = True
         given_up = self._given_up = Future()
-        asked = self._issuer.asked(scopes)
-        wait((asked, given_up), return_when=FIRST_COMPLETED)
-        if not asked.done():
+        request = self._issuer.request(scopes)
+        wait((request, given_up), return_when=FIRST_COMPLETED)
+        if not request.done():
             raise TokenTimeoutError
         self.waiting = False
         try:
-            return asked.result()
+            return request.result()
         except OSError as error:
             raise TokenUnavailableError(error) from error
 
     def give_up(self) -> None:
-        """Whoever waits for one goes on without."""
+        """End a running `get_token` with TokenTimeoutError."""
         with contextlib.suppress(InvalidStateError):
             self._given_up.set_result(None)
 
 
 class AioSenderCredential:
-    """In place of the credential of one aio sender: deadlines cancel it."""
+    """The credential of one asyncio handler. A deadline ends its wait by cancelling the task."""
 
     def __init__(self, credential: Any) -> None:
         self.waiting = False
@@ -108,7 +128,8 @@ class AioSenderCredential:
         return getattr(self._credential, name)
 
     async def get_token(self, *scopes: str) -> Any:
-        # Still true when it is cancelled here: a time-out that follows is the issuer's.
+        """Return a token. TokenUnavailableError if the network failed."""
+        # A cancelled wait leaves this true: the timeout that follows is the issuer's.
         self.waiting = True
         try:
             token = await self._credential.get_token(*scopes)
@@ -122,15 +143,22 @@ class AioSenderCredential:
         return token
 
 
-def uses_token_issuer(credential: Any) -> bool:
-    return not type(credential).__module__.startswith(_OWN)
+def attach_aio_credential(handler: Any) -> None:
+    """Replace the credential of an asyncio handler, unless it needs no issuer."""
+    if _has_issuer(handler._credential):
+        handler._credential = AioSenderCredential(handler._credential)
 
 
-def timeout_error(sender: Any, otherwise: str) -> OperationTimeoutError:
-    """What a call on this sender is told that was given up: who did not answer."""
-    return TokenTimeoutError() if waits_for_token(sender) else OperationTimeoutError(message=otherwise)
+def waits_for_token(handler: Any) -> bool:
+    """Return whether the handler requested a token that has not come yet."""
+    credential = handler._credential
+    return isinstance(credential, SenderCredential | AioSenderCredential) and credential.waiting
 
 
-def waits_for_token(sender: Any) -> bool:
-    """Whether it asked for a token that has not come."""
-    return isinstance(sender._credential, SenderCredential | AioSenderCredential) and sender._credential.waiting
+def timeout_error(handler: Any, text: str) -> OperationTimeoutError:
+    """Return the error for a call that ended at its deadline: the issuer's if the handler waits for a token."""
+    return TokenTimeoutError() if waits_for_token(handler) else OperationTimeoutError(message=text)
+
+
+def _has_issuer(credential: Any) -> bool:
+    return not type(credential).__module__.startswith(_SDK_MODULES)

@@ -82,11 +82,12 @@ class NamespaceAccess:
 
     @classmethod
     def of_client(cls, client: Any) -> Self:
-        config = client._config
-        endpoint = _endpoint(client.fully_qualified_namespace, plain=not config.use_tls)
-        verify = getattr(config, "connection_verify", None)
-        tls = ssl.create_default_context(cafile=verify) if config.use_tls and verify else None
-        return cls.with_credential(endpoint, client._credential, tls)
+        # Not at the top: without a client, azure-servicebus is not needed.
+        from twinbus.sdk import connection_settings  # noqa: PLC0415
+
+        namespace, use_tls, authority, credential = connection_settings(client)
+        tls = ssl.create_default_context(cafile=authority) if use_tls and authority else None
+        return cls.with_credential(_endpoint(namespace, plain=not use_tls), credential, tls)
 
     @classmethod
     def with_credential(

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from azure.servicebus import TransportType
-
 from twinbus.backlog import primary_name
 from twinbus.errors import OperatorError
 from twinbus.ledger import Ledger, Role
@@ -26,6 +24,7 @@ from twinbus.pairing import (
     PairState,
     management_credential,
 )
+from twinbus.sdk import has_special_transport
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import (
     Discovery,
@@ -159,7 +158,7 @@ class AioPairSyphon:
             await asyncio.wait({self._task}, timeout=END_SECONDS)
 
     def _transport(self) -> Transport:
-        if any(map(_needs_sdk, self._clients)):
+        if any(map(has_special_transport, self._clients)):
             return SdkTransport(*self._clients, try_timeout=self._seconds)
         return NativeTransport(*self._clients, try_timeout=self._seconds)
 
@@ -173,7 +172,7 @@ class ThreadPairSyphon:
     """A thread with a loop of its own. Made and kept by a sync pair."""
 
     def __init__(self, primary: Any, secondary: Any, admin: Any, pair: PairState) -> None:
-        if any(map(_needs_sdk, (primary, secondary))):
+        if any(map(has_special_transport, (primary, secondary))):
             raise OperatorError(
                 "enable_syphon: the syphon of a sync pair goes through no WebSocket, proxy or custom endpoint",
                 "Pair with twinbus.aio, or run `twinbus syphon` where the namespaces can be reached.",
@@ -225,14 +224,6 @@ def _may_list(secondary: Any, admin: Any) -> bool:
     except OperatorError:
         return False
     return True
-
-
-def _needs_sdk(client: Any) -> bool:
-    """A WebSocket, a proxy, another address than the namespace's own: the native transport knows none of them."""
-    config = client._config
-    host = str(client.fully_qualified_namespace).partition(":")[0]
-    other = (config.custom_endpoint_hostname or host).partition(":")[0] != host
-    return config.transport_type is TransportType.AmqpOverWebsocket or bool(config.http_proxy) or other
 
 
 def _told_if_failed(task: asyncio.Task[None]) -> None:

@@ -1,6 +1,6 @@
 """The transport over azure-servicebus, for services and networks that need the official client.
 
-Its messages pass as encoded bytes (`sdk_bytes`). What it cannot carry so, and would change, is not carried (Y10).
+Its messages pass as encoded bytes (`twinbus.sdk`). What it cannot carry so, and would change, is not carried (Y10).
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ from functools import partial
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakSet
 
+from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundError
 
 from twinbus.backlog import failure_kind, was_refused
-from twinbus.connect import bisect_refused, deadline, to_millis
+from twinbus.connect import ReceivedMessage, bisect_refused, deadline, to_millis
 from twinbus.pairing import BATCH_ENVELOPE_BYTES, LONG_SECTION_BYTES, split_batch
-from twinbus.sdk.handlers import (
+from twinbus.sdk import (
+    EncodedReceiver,
     LinkLimits,
+    check_version,
     disable_retries,
+    encoded_batch,
     keep_alive_of,
     link_limits,
+    lossless_message,
     open_aio_link,
+    send_message,
     speed_up_opening,
 )
-from twinbus.sdk.lossless_message import lossless_message
-from twinbus.sdk.private_names import check_version
-from twinbus.syphon import sdk_bytes
-from twinbus.syphon.native_transport import TRY_SECONDS, peeked
-from twinbus.syphon.sdk_bytes import SdkHeld
+from twinbus.syphon.native_transport import TRY_SECONDS, NativeHeld, peeked
 from twinbus.syphon.translation import translate
 from twinbus.syphon.transport import (
     BacklogFailedError,
@@ -92,6 +94,20 @@ class SdkTransport:
         await asyncio.gather(*(member.close() for member in tuple(self._members)))
 
 
+class SdkHeld(NativeHeld):
+    """A message as it came, and the SDK's handle by which it is settled."""
+
+    __slots__ = ("handle",)
+
+    handle: ServiceBusReceivedMessage
+
+    def __init__(self, raw: bytes, lock_token: bytes) -> None:
+        super().__init__(ReceivedMessage(raw, lock_token))
+
+    def lock_renewed(self, until: int) -> None:
+        self.message.renewed(until)
+
+
 class SdkContent(NamedTuple):
     """`single` is the SDK's own object for a message that may not fit a batch."""
 
@@ -105,61 +121,61 @@ class SdkBacklog:
     def __init__(self, client: ServiceBusClient, queue: str, timeout: float) -> None:
         self._queue = queue
         self._timeout = timeout
-        self._receiver = sdk_bytes.keeping_bytes(speed_up_opening(client.get_queue_receiver(queue)))
+        self._receiver = EncodedReceiver(speed_up_opening(client.get_queue_receiver(queue)), SdkHeld)
         self._fed = False
 
     @property
     def credit(self) -> Credit:
-        if not sdk_bytes.has_credit(self._receiver):
+        if not self._receiver.has_credit:
             return Credit.NONE
         return Credit.FED if self._fed else Credit.HUNGRY
 
     async def open(self) -> None:
         async with self._bounded(self._timeout):
-            await sdk_bytes.opened(self._receiver, self._timeout)
+            await self._receiver.open(self._timeout)
 
     async def receive(self, count: int, wait: float) -> Sequence[SdkHeld]:
         async with self._bounded(wait + self._timeout):
             # Or the SDK takes the time that opening needs from the wait.
-            await open_aio_link(self._receiver, self._timeout)
+            await open_aio_link(self._receiver.sdk, self._timeout)
             self._fed = self.credit is Credit.FED
-            found = await sdk_bytes.received(self._receiver, count, wait)
+            found = await self._receiver.receive(count, wait)
             if not found:
                 # The SDK would leave its credit standing: Y2's receive ends with the wait.
-                await sdk_bytes.drained(self._receiver)
+                await self._receiver.drain()
             self._fed = self._fed or bool(found)
             return found
 
     async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[SdkHeld]:
         async def ask(part: Sequence[int]) -> Sequence[SdkHeld]:
             async with self._bounded(self._timeout, passing=MessageNotFoundError):
-                return await sdk_bytes.received_deferred(self._receiver, part, self._timeout)
+                return await self._receiver.receive_deferred(part, self._timeout)
 
         answers = await bisect_refused(numbers, ask, MessageNotFoundError)
         return [held for _, answer in answers for held in answer or ()]
 
     async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
         async with self._bounded(self._timeout):
-            found = await sdk_bytes.peeked(self._receiver, start, count, self._timeout)
-        return [peeked(message) for message in found]
+            found = await self._receiver.peek(start, count, self._timeout)
+        return [peeked(ReceivedMessage(raw, None, is_settled=True)) for raw in found]
 
     async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        return await self._settled(held, self._receiver.complete_message)
+        return await self._settled(held, self._receiver.sdk.complete_message)
 
     async def abandon(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        return await self._settled(held, self._receiver.abandon_message)
+        return await self._settled(held, self._receiver.sdk.abandon_message)
 
     async def defer(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        return await self._settled(held, self._receiver.defer_message)
+        return await self._settled(held, self._receiver.sdk.defer_message)
 
     async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
         told = {"reason": reason, "error_description": description}
-        return await self._settled(held, partial(self._receiver.dead_letter_message, **told))
+        return await self._settled(held, partial(self._receiver.sdk.dead_letter_message, **told))
 
     async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         async def ask(part: Sequence[HeldMessage]) -> bool:
             async with self._bounded(self._timeout, passing=MessageLockLostError):
-                await sdk_bytes.renewed(self._receiver, cast(Sequence[SdkHeld], part), self._timeout)
+                await self._receiver.renew_locks(cast(Sequence[SdkHeld], part), self._timeout)
                 return True
 
         answers = await bisect_refused(held, ask, MessageLockLostError)
@@ -167,11 +183,11 @@ class SdkBacklog:
 
     async def rest(self) -> Sequence[SdkHeld]:
         async with self._bounded(self._timeout):
-            await sdk_bytes.drained(self._receiver)
+            await self._receiver.drain()
         return ()
 
     async def close(self) -> None:
-        await _closed(self._receiver)
+        await _closed(self._receiver.sdk)
 
     async def _settled(
         self, held: Sequence[HeldMessage], settle: Callable[[Any], Awaitable[None]]
@@ -180,7 +196,7 @@ class SdkBacklog:
         for start in range(0, len(held), _AT_ONCE):
             part = cast(Sequence[SdkHeld], held[start : start + _AT_ONCE])
             async with self._bounded(self._timeout):
-                answers = await asyncio.gather(*(settle(one.sdk) for one in part), return_exceptions=True)
+                answers = await asyncio.gather(*(settle(one.handle) for one in part), return_exceptions=True)
                 for one, answer in zip(part, answers, strict=True):
                     if isinstance(answer, MessageLockLostError):
                         lost.append(one)
@@ -231,9 +247,9 @@ class SdkDestination:
     async def _sent(self, contents: Sequence[SdkContent], limits: LinkLimits) -> None:
         first = contents[0]
         if first.single is not None and len(first.raw) + LONG_SECTION_BYTES + BATCH_ENVELOPE_BYTES > limits.batch:
-            await sdk_bytes.send_single(self._sender, first.single, self._timeout)
+            await send_message(self._sender, first.single, self._timeout)
         else:
-            batch = sdk_bytes.batch_of([content.raw for content in contents], limits)
+            batch = encoded_batch([content.raw for content in contents], limits)
             await self._sender.send_messages(batch, timeout=self._timeout)
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ from twinbus.pairing.events import EventPublisher
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.shared_state import SharedEntity, SharedRotation
-from twinbus.sdk.handlers import LinkLimits
+from twinbus.sdk import LinkLimits
 
 K = FailureKind
 LIMITS = LinkLimits(262_144, 262_144, PyamqpTransport)

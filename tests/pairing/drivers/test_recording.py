@@ -37,8 +37,8 @@ from twinbus.ledger import (
     billable_units,
     read_ledger,
 )
-from twinbus.pairing.message_copies import encoded_size
 from twinbus.pairing.recording import size_of
+from twinbus.sdk import encoded_size
 from twinbus.testing import LocalNamespace
 
 from .conftest import BRIEF, World

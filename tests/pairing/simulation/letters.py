@@ -18,7 +18,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpM
 from twinbus.backlog import PATH_PROPERTY, AliasInUseError, MessageFields, restore
 from twinbus.pairing import message_copies
 from twinbus.pairing.errors import MessageTooLargeForBacklogError
-from twinbus.sdk.handlers import LinkLimits
+from twinbus.sdk import LinkLimits, amqp_messages
 from twinbus.values import Long, Timestamp
 
 from .judge import ViolationError
@@ -117,7 +117,7 @@ def fit(raws: Raws, path: str, limits: LinkLimits, at: datetime | None = None) -
     made = message_copies.fit(raws, path, limits, at)
     scheduled = None if at is None else int(at.timestamp() * 1000)
     meant = {message_copies.id_of(raw): (path, _sendable(raw, scheduled)) for raw in raws}
-    copies = [raw for payload in made.payloads for raw in message_copies.raws_of(payload)]
+    copies = [raw for payload in made.payloads for raw in amqp_messages(payload)]
     found = {message_copies.id_of(raw): restore(_sendable(raw))[:2] for raw in copies}
     if len(copies) != len(raws) or found != meant:
         raise ViolationError(f"{meant} comes back as {found}")
@@ -126,7 +126,7 @@ def fit(raws: Raws, path: str, limits: LinkLimits, at: datetime | None = None) -
 
 @cache
 def parcel_of(payload: message_copies.Payload) -> Parcel:
-    copies = message_copies.raws_of(payload)
+    copies = amqp_messages(payload)
     [path] = {restore(_sendable(raw)).path for raw in copies}
     return Parcel(tuple(str(message_copies.id_of(raw)) for raw in copies), path=path)
 

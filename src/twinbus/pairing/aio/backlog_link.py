@@ -18,7 +18,7 @@ from twinbus.pairing.message_copies import Payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_state import SharedRotation
-from twinbus.sdk.handlers import LinkLimits, is_open, link_limits, open_aio_link, retry_settings
+from twinbus.sdk import LinkLimits, is_open, link_limits, open_aio_link, retry_settings
 
 
 class AioBacklogLink:

@@ -11,7 +11,7 @@ from twinbus.pairing.aio.timeouts import TaskTimeouts, cancel
 from twinbus.pairing.attending import FailedOver, SharedBacklogWatch, not_seen, seen
 from twinbus.pairing.decide.backlog_watch import LookEnded, Peek, QueueNotSeen, QueueSeen
 from twinbus.pairing.recording import OperationRecorder
-from twinbus.sdk.handlers import open_aio_link
+from twinbus.sdk import open_aio_link
 
 
 class AioBacklogPeeker:

@@ -53,8 +53,7 @@ from twinbus.pairing.pair_state import EntityState, PairState, PairSyphon, Sypho
 from twinbus.pairing.provisioning import background_pause
 from twinbus.pairing.receivers import AioQuietReceiver, recorded
 from twinbus.pairing.shared_state import SharedEntity
-from twinbus.sdk.handlers import hides_pings, open_aio_link, retry_settings
-from twinbus.sdk.private_names import check_version
+from twinbus.sdk import check_version, hides_pings, open_aio_link, retry_settings
 
 _log = logging.getLogger("twinbus.pairing")
 # How long closing waits for a client whose event loop was closed.

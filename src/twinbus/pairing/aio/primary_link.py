@@ -12,8 +12,7 @@ from typing import Any
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing.aio.timeouts import PATIENCE_SECONDS, TaskTimeouts, cancel, closed, wait
-from twinbus.sdk.concurrent_sends import allow_concurrent_sends
-from twinbus.sdk.handlers import abort_connection, keep_alive_of, open_aio_link
+from twinbus.sdk import abort_connection, allow_concurrent_sends, keep_alive_of, open_aio_link
 
 
 class PrimaryLink:

@@ -33,10 +33,9 @@ from twinbus.pairing.calls import (
 )
 from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.errors import ScheduledInBacklogError
-from twinbus.pairing.message_copies import IdentifiedBatch, identified, is_empty, raws_of
+from twinbus.pairing.message_copies import IdentifiedBatch, identified, is_empty
 from twinbus.pairing.recording import OperationRecorder, aio_sent
-from twinbus.sdk.concurrent_sends import supports_concurrent_sends
-from twinbus.sdk.handlers import RetrySettings, empty_batch
+from twinbus.sdk import RetrySettings, amqp_messages, empty_batch, supports_concurrent_sends
 
 T = TypeVar("T")
 # On an open link, without a time-out of the SDK's: ours holds.
@@ -101,7 +100,7 @@ class PairedSender:
             (lambda sender: sender.send_messages(message, **kwargs))
             if ledger is None
             else (lambda sender: aio_sent(ledger, self._sends, message, kwargs, sender)),
-            lambda: calls.divert(self._place, raws_of(message), until),
+            lambda: calls.divert(self._place, amqp_messages(message), until),
             until,
         )
 
@@ -111,7 +110,7 @@ class PairedSender:
             lambda: calls.instead(lambda: empty_batch(self._link.sender, max_size_in_bytes)),
             end_of_call(self._closed, None),
         )
-        return IdentifiedBatch.of(batch)
+        return IdentifiedBatch.copy_of(batch)
 
     async def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
@@ -126,7 +125,7 @@ class PairedSender:
                 message,
                 lambda sender: sender.schedule_messages(message, schedule_time_utc, **kwargs),
             ),
-            lambda: calls.schedule(self._place, raws_of(message), until, schedule_time_utc),
+            lambda: calls.schedule(self._place, amqp_messages(message), until, schedule_time_utc),
             until,
         )
 

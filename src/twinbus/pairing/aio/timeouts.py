@@ -18,15 +18,17 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.pairing.calls import NoTurnError
 from twinbus.pairing.pair_sides import PairLoopError
 from twinbus.pairing.retrying import pause_before_next
-from twinbus.sdk.handlers import (
+from twinbus.sdk import (
     CANCELLED_AT_DEADLINE,
     RetrySettings,
+    TokenTimeoutError,
     abort_connection,
+    attach_aio_credential,
     disable_retries,
     keep_alive_of,
     speed_up_opening,
+    waits_for_token,
 )
-from twinbus.sdk.sender_credentials import AioSenderCredential, TokenTimeoutError, uses_token_issuer, waits_for_token
 
 T = TypeVar("T")
 # What the SDK cleans up after a cancellation is itself cut short by the next one; what a late loop has to read first.
@@ -222,8 +224,7 @@ class TaskTimeouts(CallDeadlines):
 
     def ready(self, sender: Any) -> Any:
         """The same sender or receiver of the SDK, as attempts need it: one try, quick to open, its token waited for."""
-        if uses_token_issuer(sender._credential):
-            sender._credential = AioSenderCredential(sender._credential)
+        attach_aio_credential(sender)
         return disable_retries(speed_up_opening(sender))
 
     async def turn(self, lock: asyncio.Lock, link: str, seconds: float) -> None:

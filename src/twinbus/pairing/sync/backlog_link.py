@@ -17,7 +17,7 @@ from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_state import SharedRotation
 from twinbus.pairing.sync.timeouts import ThreadTimeouts
-from twinbus.sdk.handlers import LinkLimits, is_open, link_limits, open_sync_link, retry_settings
+from twinbus.sdk import LinkLimits, is_open, link_limits, open_sync_link, retry_settings
 
 
 class BacklogLink:

@@ -33,8 +33,7 @@ from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.sender import PairedSender
 from twinbus.pairing.sync.timeout_thread import ThreadTimer
 from twinbus.pairing.sync.timeouts import ThreadTimeouts
-from twinbus.sdk.handlers import client_endpoint, hides_pings, interrupt, open_sync_link, retry_settings
-from twinbus.sdk.private_names import check_version
+from twinbus.sdk import check_version, client_endpoint, hides_pings, interrupt, open_sync_link, retry_settings
 
 # How long closing waits for the thread that is closing the same pair already.
 _END_SECONDS = 10.0

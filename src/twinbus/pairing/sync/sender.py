@@ -28,11 +28,11 @@ from twinbus.pairing.calls import (
 )
 from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.errors import ScheduledInBacklogError
-from twinbus.pairing.message_copies import IdentifiedBatch, identified, is_empty, raws_of
+from twinbus.pairing.message_copies import IdentifiedBatch, identified, is_empty
 from twinbus.pairing.recording import OperationRecorder, sent
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.timeouts import Call, ThreadTimeouts
-from twinbus.sdk.handlers import RetrySettings, empty_batch, interrupt, is_open, keep_alive_of, open_sync_link
+from twinbus.sdk import RetrySettings, amqp_messages, empty_batch, interrupt, is_open, keep_alive_of, open_sync_link
 
 T = TypeVar("T")
 # Looked up once: a member of an Enum costs as much as half a microsecond at every use.
@@ -90,7 +90,7 @@ class PairedSender:
             (lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs))
             if ledger is None
             else (lambda sender, seconds: sent(ledger, self._sends, message, kwargs, sender, seconds)),
-            lambda: calls.divert(self._place, raws_of(message), until),
+            lambda: calls.divert(self._place, amqp_messages(message), until),
             until,
         )
 
@@ -105,7 +105,7 @@ class PairedSender:
             lambda: calls.instead(lambda: empty_batch(self._sender, max_size_in_bytes)),
             end_of_call(self._closed, None),
         )
-        return IdentifiedBatch.of(batch)
+        return IdentifiedBatch.copy_of(batch)
 
     def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
@@ -120,7 +120,7 @@ class PairedSender:
                 message,
                 lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
             ),
-            lambda: calls.schedule(self._place, raws_of(message), until, schedule_time_utc),
+            lambda: calls.schedule(self._place, amqp_messages(message), until, schedule_time_utc),
             until,
         )
 

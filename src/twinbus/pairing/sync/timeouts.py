@@ -22,8 +22,9 @@ from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.retrying import pause_before_next
 from twinbus.pairing.shared_state import SharedEntity
 from twinbus.pairing.sync.timeout_thread import TimeoutThread
-from twinbus.sdk.handlers import (
+from twinbus.sdk import (
     RetrySettings,
+    TokenIssuers,
     disable_retries,
     interrupt,
     interrupt_at_deadline,
@@ -32,8 +33,8 @@ from twinbus.sdk.handlers import (
     keep_alive_of,
     refuse_calls,
     speed_up_opening,
+    timeout_error,
 )
-from twinbus.sdk.sender_credentials import SenderCredential, TokenIssuer, timeout_error, uses_token_issuer
 
 T = TypeVar("T")
 _CLOSING_SECONDS: Final = 2.5
@@ -51,7 +52,7 @@ class ThreadTimeouts:
         self.workers = Workers(f"twinbus-work-{name}")
         self.keeper = TimeoutThread(f"twinbus-time-{name}", self.workers.run)
         self._process = os.getpid()
-        self._issuers: dict[int, TokenIssuer] = {}
+        self._issuers = TokenIssuers(self.workers.run)
 
     @property
     def ours(self) -> bool:
@@ -60,10 +61,7 @@ class ThreadTimeouts:
 
     def ready(self, sender: Any) -> Any:
         """The same sender or receiver of the SDK, as attempts need it: one try, quick to open, no endless wait."""
-        credential = sender._credential
-        if uses_token_issuer(credential):
-            issuer = self._issuers.setdefault(id(credential), TokenIssuer(credential, self.workers.run))
-            sender._credential = SenderCredential(issuer)
+        self._issuers.attach(sender)
         return disable_retries(speed_up_opening(sender))
 
     def attempt(

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from tests.amqp import strategies as amqp
 from twinbus.amqp import Header, Properties, Sections, build_message, encode, read_routing_fields, split_sections
-from twinbus.sdk.lossless_message import lossless_message
+from twinbus.sdk.encoded_messages import lossless_message
 from twinbus.values import Byte, Char, Decimal32, Described, Int, Long, NumberKeyedMap, Symbol, Timestamp, UInt
 
 COMMON: dict[str, Any] = {

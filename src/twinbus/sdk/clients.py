@@ -1,0 +1,111 @@
+"""What a client of azure-servicebus was made with: its namespace, credential, transport and retry settings.
+
+The SDK offers none of this in public. Sync and asyncio clients have the same private parts.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final, NamedTuple
+
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.servicebus import TransportType
+from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
+
+from twinbus.backlog import Endpoint
+from twinbus.sdk.private_names import (
+    AioSharedKeyCredential,
+    ServiceBusSASTokenCredential,
+    ServiceBusSharedKeyCredential,
+)
+
+_TLS_PORT: Final = 5671
+_PLAIN_PORT: Final = 5672
+_UNUSED_ENTITY: Final = "twinbus-canary"
+
+
+def client_endpoint(client: Any) -> Endpoint:
+    """Return host and port of the client's namespace."""
+    config = client._config
+    host, _, port = str(client.fully_qualified_namespace).rpartition(":")
+    if host and port.isdigit() and not host.endswith(":"):
+        return Endpoint.of(host, int(port))
+    host = client.fully_qualified_namespace
+    if config.custom_endpoint_hostname == host:
+        # With TLS the SDK removes the port from the host name. Only the custom endpoint still has it.
+        return Endpoint.of(host, config.connection_port)
+    return Endpoint.of(host, _TLS_PORT if config.use_tls else _PLAIN_PORT)
+
+
+def client_entity(client: Any) -> str | None:
+    """Return the only entity that the client may use (EntityPath in its connection string), or None."""
+    return client._entity_name or None
+
+
+def unopened_sender(client: Any) -> Any:
+    """Return a sender that is never opened. `client.close()` closes it, so `is_closed` of it shows that call (C1)."""
+    return client.get_queue_sender(client_entity(client) or _UNUSED_ENTITY)
+
+
+class ConnectionSettings(NamedTuple):
+    """What another AMQP client needs to connect to the same namespace."""
+
+    namespace: str
+    """Host name, with `:port` where the client has one."""
+    use_tls: bool
+    authority_file: str | None
+    """File with certificates to trust (`connection_verify`)."""
+    credential: Any
+
+
+def connection_settings(client: Any) -> ConnectionSettings:
+    config = client._config
+    return ConnectionSettings(
+        client.fully_qualified_namespace,
+        config.use_tls,
+        getattr(config, "connection_verify", None),
+        client._credential,
+    )
+
+
+def has_special_transport(client: Any) -> bool:
+    """Return whether the client uses a WebSocket, a proxy, or another address than its namespace's own."""
+    config = client._config
+    host = str(client.fully_qualified_namespace).partition(":")[0]
+    other_address = (config.custom_endpoint_hostname or host).partition(":")[0] != host
+    return config.transport_type is TransportType.AmqpOverWebsocket or bool(config.http_proxy) or other_address
+
+
+def admin_credential(client: Any) -> Any | None:
+    """Return the client's credential as an administration client takes it.
+
+    None for a shared access signature: it was signed for messaging, and management refuses it.
+    """
+    credential = client._credential
+    if isinstance(credential, AzureNamedKeyCredential):
+        aio = isinstance(client, AioServiceBusClient)
+        return (AioSharedKeyCredential if aio else ServiceBusSharedKeyCredential)(*credential.named_key)
+    if isinstance(credential, AzureSasCredential | ServiceBusSASTokenCredential):
+        return None
+    return credential
+
+
+class RetrySettings(NamedTuple):
+    """How often a client retries, and how long it pauses between two tries."""
+
+    total: int
+    backoff_factor: float
+    backoff_max: float
+    fixed: bool
+
+    def pause(self, tried: int) -> float:
+        """Return the pause in seconds after `tried` failed tries, computed as the SDK computes it."""
+        if self.fixed:
+            return min(self.backoff_factor, self.backoff_max)
+        return min(self.backoff_factor * 2.0**tried * random.uniform(0.8, 1.2), self.backoff_max)
+
+
+def retry_settings(client: Any) -> RetrySettings:
+    config = client._config
+    fixed = str(getattr(config.retry_mode, "value", config.retry_mode)).lower() == "fixed"
+    return RetrySettings(config.retry_total, config.retry_backoff_factor, config.retry_backoff_max, fixed)

@@ -1,0 +1,186 @@
+"""Read, measure and build messages and batches of azure-servicebus.
+
+A `ServiceBusMessage` wraps an `AmqpAnnotatedMessage` (the "raw" message). The public names of both hide the body
+sections, and asking them for sizes encodes everything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
+from typing import Any, Final, Self
+
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, AmqpMessageProperties
+
+from twinbus.sdk.handlers import LinkLimits
+from twinbus.sdk.private_names import Message, PyamqpTransport, encode_payload
+from twinbus.values import Long, Timestamp
+
+# Encoded size of a message beside its body and its texts, with an id of 36 characters.
+_OVERHEAD_BYTES: Final = 64
+# How far an estimated size may be off.
+_DOUBT_BYTES: Final = 2048
+_texts: Final = itemgetter(
+    "subject", "correlation_id", "group_id", "content_type", "to", "reply_to", "reply_to_group_id", "user_id",
+    "content_encoding",
+)  # fmt: skip
+# This many properties of a message are None if it has an id and nothing else.
+_ALL_BUT_THE_ID: Final = len(vars(AmqpMessageProperties())) - 1
+
+
+# --- contents --------------------------------------------------------------------------------------------------------
+
+
+def amqp_messages(message: Any) -> list[AmqpAnnotatedMessage]:
+    """Return the raw messages of a message, a batch, or a list of messages."""
+    if isinstance(message, ServiceBusMessageBatch):
+        return [one.raw_amqp_message for one in message._messages]
+    return [_raw(one) for one in (message if isinstance(message, list) else [message])]
+
+
+def batch_messages(batch: ServiceBusMessageBatch) -> list[ServiceBusMessage]:
+    """Return the messages of a batch, in order."""
+    return batch._messages
+
+
+def outgoing_message(raw: AmqpAnnotatedMessage) -> ServiceBusMessage:
+    """Wrap a raw message for a sender."""
+    return ServiceBusMessage(None, message=PyamqpTransport.to_outgoing_amqp_message(raw), raw_amqp_message=raw)
+
+
+def encoded_body(raw: AmqpAnnotatedMessage) -> bytes:
+    """Return the body sections as they are on the wire."""
+    sections: dict[str, Any] = {"data": raw._data_body, "sequence": raw._sequence_body, "value": raw._value_body}
+    return bytes(encode_payload(bytearray(), Message(**sections)))
+
+
+def set_data_body(raw: AmqpAnnotatedMessage, data: bytes) -> None:
+    """Replace the body of `raw` by one data section."""
+    raw._data_body, raw._sequence_body, raw._value_body = [data], None, None
+    raw._body_type = AmqpMessageBodyType.DATA
+
+
+def sdk_value(value: object) -> Any:
+    """Return `value` so that the SDK encodes a Long or Timestamp as that AMQP type."""
+    match value:
+        case Long():
+            return PyamqpTransport.AMQP_LONG_VALUE(int(value))
+        case Timestamp():
+            return PyamqpTransport.AMQP_TIMESTAMP_VALUE(int(value))
+        case _:
+            return value
+
+
+def _raw(message: Any) -> AmqpAnnotatedMessage:
+    raw: AmqpAnnotatedMessage = message.raw_amqp_message if isinstance(message, ServiceBusMessage) else message
+    return raw
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def new_batch(raws: Iterable[AmqpAnnotatedMessage], limits: LinkLimits) -> ServiceBusMessageBatch:
+    """Return a batch for a link with these limits. MessageSizeExceededError if the messages do not fit."""
+    batch = ServiceBusMessageBatch(max_size_in_bytes=limits.batch, amqp_transport=limits.transport)
+    for raw in raws:
+        batch.add_message(raw)
+    return batch
+
+
+class TransformingBatch(ServiceBusMessageBatch):
+    """A batch that passes every message through `transform` before it takes it."""
+
+    @classmethod
+    def copy_of(cls, batch: ServiceBusMessageBatch) -> Self:
+        """Return a batch with the transformed messages of another, and its size limit."""
+        made = cls(
+            max_size_in_bytes=batch.max_size_in_bytes,
+            amqp_transport=batch._amqp_transport,
+            tracing_attributes=batch._tracing_attributes,
+        )
+        made._from_list(batch._messages)
+        return made
+
+    def transform(self, message: Any) -> Any:
+        raise NotImplementedError
+
+    def _add(self, add_message: Any) -> None:
+        super()._add(self.transform(add_message))
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def encoded_size(raw: AmqpAnnotatedMessage) -> int:
+    """Return the exact size in bytes. Encodes the whole message."""
+    return len(encode_payload(bytearray(), PyamqpTransport.to_outgoing_amqp_message(raw)))
+
+
+def message_size(raw: AmqpAnnotatedMessage, unit: int) -> int:
+    """Return the size of a message in bytes: an estimate, but exact where the number of billing units is in doubt.
+
+    `unit` is the billing unit in bytes (M2). To encode every message once more would cost more than the rest of its
+    ledger entry.
+    """
+    body: Any = raw._data_body
+    if body is None:
+        return encoded_size(raw)
+    size = _OVERHEAD_BYTES + sum(map(len, body))
+    if raw._properties is not None:
+        size += _texts_length(raw._properties.__dict__)
+    for named in (raw._application_properties, raw._annotations):
+        if named:
+            size += _named_length(named)
+    if size < unit - _DOUBT_BYTES or _DOUBT_BYTES < size % unit < unit - _DOUBT_BYTES:
+        return size
+    return encoded_size(raw)
+
+
+def id_and_size(message: Any, unit: int) -> tuple[str, int] | None:
+    """Return id and estimated size of the usual message: one data section, a text as id, surely one billing unit.
+
+    Returns None for every other message. The result is the same as `message_size`; this is the hot path of a send.
+    """
+    if type(message) is not ServiceBusMessage:
+        return None
+    raw: Any = message._raw_amqp_message
+    if raw._properties is None:
+        return None
+    # `__dict__`, because the truth value of a properties object is its number of fields, which the SDK counts.
+    properties = raw._properties.__dict__
+    id_ = properties["message_id"]
+    match raw._data_body:
+        case [data] if type(id_) is str:
+            size = _OVERHEAD_BYTES + len(data)
+            if [*properties.values()].count(None) != _ALL_BUT_THE_ID:
+                size += _texts_length(properties)
+            if raw._application_properties:
+                size += _named_length(raw._application_properties)
+            if raw._annotations:
+                size += _named_length(raw._annotations)
+            return (id_, size) if size < unit - _DOUBT_BYTES else None
+    return None
+
+
+def _texts_length(properties: Mapping[str, Any]) -> int:
+    texts = _texts(properties)
+    try:
+        return len("".join(filter(None, texts)).encode())
+    except TypeError:  # an id of another type
+        return sum(_length(text) for text in texts if text is not None)
+
+
+def _named_length(values: Mapping[Any, object]) -> int:
+    size = 0
+    for name, value in values.items():
+        # No function call for the usual case, a short ASCII text.
+        size += 4 + (len(name) if type(name) is str and name.isascii() else _length(name))
+        size += len(value) if type(value) is str and value.isascii() else _length(value)
+    return size
+
+
+def _length(value: object) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode())
+    return len(value) if isinstance(value, bytes) else 8
