@@ -85,7 +85,7 @@ class TestMaking:
 
     def test_a_folder_that_cannot_be_made_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
-        with pytest.raises(StoreError, match="data folder cannot be made"):
+        with pytest.raises(StoreError, match="data folder cannot be created"):
             SqliteStore(tmp_path / "file" / "namespace.db").open()
 
     def test_a_store_that_is_not_open_says_so(self, path: Path) -> None:

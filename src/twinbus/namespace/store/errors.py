@@ -1,6 +1,6 @@
-"""What a store may raise, and how an error of SQLite becomes one of them. All name the file and say what to do.
+"""Errors of a store. Each names the file and says what the operator can do.
 
-Every one of them is the operator's: the calls a namespace makes are right, so what fails is the disk or the file.
+All are errors for the operator: the calls that a namespace makes are correct, so the disk or the file is at fault.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from twinbus.errors import OperatorError
 
 
 class StoreError(OperatorError):
-    """The store could not do what it was asked; nothing of that commit was kept."""
+    """The store failed. If it failed during a commit, nothing of the commit was stored."""
 
     def __init__(self, what: str, path: Path | None = None, hint: str = "") -> None:
         super().__init__(f"{what}: {path}" if path else what, hint)
@@ -22,19 +22,19 @@ class StoreError(OperatorError):
 
 
 class StoreInUseError(StoreError):
-    """Another process, or another store of this one, holds the file."""
+    """Another process, or another store object of this process, uses the file."""
 
 
 class StoreDamagedError(StoreError):
-    """The file is not what the store wrote."""
+    """The file does not contain what the store wrote."""
 
 
 class StoreVersionError(StoreError):
-    """The file was written by a version whose layout this one cannot use."""
+    """A newer version of Twinbus wrote the file, with a layout that this version does not know."""
 
 
 class StoreGoneError(StoreError):
-    """A file of the store, or its folder, was removed or replaced while the store was in use."""
+    """A file of the store, or its folder, was removed or replaced while the store was open."""
 
     def __init__(self, what: str, path: Path) -> None:
         super().__init__(
@@ -46,15 +46,15 @@ class StoreGoneError(StoreError):
 
 
 class StoreFullError(StoreError):
-    """No room left to write to."""
+    """The disk is full."""
 
 
 class StoreConflictError(StoreError):
-    """A row was written where there is one already: two writers, or an error of ours. Nothing was kept."""
+    """A commit would overwrite a stored row: a second writer, or a bug. Nothing of the commit was stored."""
 
 
 def damaged_error(path: Path, what: str) -> StoreDamagedError:
-    """The file cannot be trusted: say what was found, and how to save what can be saved."""
+    """Return the error for a damaged file: what was found, and how to recover data."""
     return StoreDamagedError(
         f"The store is damaged ({what})",
         path,
@@ -64,7 +64,7 @@ def damaged_error(path: Path, what: str) -> StoreDamagedError:
 
 
 def store_error(error: apsw.Error | OSError, path: Path, doing: str) -> StoreError:
-    """The store's word for an error of SQLite or of the file system met while `doing`."""
+    """Return the StoreError for an error of SQLite or of the file system that occurred while `doing`."""
     match error:
         case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
             return damaged_error(path, str(error).partition(": ")[2] or str(error))

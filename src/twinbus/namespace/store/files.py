@@ -1,8 +1,9 @@
-"""Who may use a store: one at a time, for as long as its process lives. And files and folders that stay what they are.
+"""The files of a store: the lock that keeps other processes out, and the check that the files are still in place.
 
-The lock is the kernel's (flock), so that kill -9 releases it; the lock file stays, since removing it would race.
+The lock is the kernel's (flock): it is released when the process ends, also by kill -9. The lock file itself stays,
+because removing it would race with another process that takes the lock.
 
-A process that has a file open does not notice when the file is removed or replaced: it writes and syncs without an
+A process that has a file open does not notice when the file is removed or replaced. It writes and syncs without an
 error into a file that nobody will ever find. So a store compares the files at its paths with those it opened (L7).
 """
 
@@ -17,12 +18,12 @@ from typing import Final
 
 from twinbus.namespace.store.errors import StoreError, StoreGoneError, StoreInUseError
 
-# A folder's time of change is a multiple of its file system's clock tick: 1 to 10 ms on Linux, 2 s on FAT.
+# A file system rounds times to its clock tick: 1 to 10 ms on Linux, 2 s on FAT.
 _TICK_NS: Final = 3_000_000_000
 
 
 class StoreLock:
-    """The right to use one store file."""
+    """The exclusive right of a process to use one store file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(path.name + ".lock")
@@ -30,7 +31,7 @@ class StoreLock:
         self._descriptor = -1
 
     def take(self) -> None:
-        """Take it, or raise StoreInUseError naming the process that has it."""
+        """Take the lock. Raises StoreInUseError with the id of the process that holds it, or StoreError."""
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -52,19 +53,20 @@ class StoreLock:
             raise StoreError(
                 f"The file system does not lock ({error.strerror})", self.path, "Put the data folder on a local disk."
             ) from error
-        with suppress(OSError):  # the number only serves the message above; a full disk is met soon enough
+        with suppress(OSError):  # the id only serves the message above
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
         self._descriptor = descriptor
 
     def give_back(self) -> None:
+        """Release the lock. Does nothing if it is not held."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class StoreFiles:
-    """The files of a store in use, all in one folder. Raises OSError if one is not there from the start."""
+    """The identities of the files of an open store, all in one folder. Raises OSError if a file is missing."""
 
     def __init__(self, *paths: Path) -> None:
         self._folder = paths[0].parent
@@ -73,10 +75,11 @@ class StoreFiles:
         self._unchanged: tuple[int, int, int] | None = None
 
     def check(self) -> None:
-        """Raise StoreGoneError if the file at one of the paths is not the one that was there at first.
+        """Raise StoreGoneError if a path no longer leads to the file that was there at first.
 
-        Every removal and rename changes the folder's ctime, which no program can set back. While ctime is the same, one
-        look at the folder is enough. A change within the last 3 s may leave the same ctime, so each file is compared.
+        Every removal and rename changes the ctime of the folder, and no program can set it back. While the ctime is
+        the same, one stat of the folder is enough. Two changes within 3 s may have the same ctime, so every file is
+        compared within 3 s of a change.
         """
         try:
             folder = self._folder.stat()
@@ -85,20 +88,20 @@ class StoreFiles:
         found = (folder.st_dev, folder.st_ino, folder.st_ctime_ns)
         if found == self._unchanged:
             return
-        looked = time.time_ns()
+        checked_at = time.time_ns()
         for path, identity in self._files:
-            if not _is(path, identity):
+            if not _is_same(path, identity):
                 if _identity(folder) != self._folder_identity:
                     raise StoreGoneError("The data folder", self._folder)
                 raise StoreGoneError("A file of the store", path)
-        self._unchanged = found if looked - folder.st_ctime_ns > _TICK_NS else None
+        self._unchanged = found if checked_at - folder.st_ctime_ns > _TICK_NS else None
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _is(path: Path, identity: tuple[int, int]) -> bool:
+def _is_same(path: Path, identity: tuple[int, int]) -> bool:
     try:
         return _identity(path.stat()) == identity
     except OSError:
@@ -106,7 +109,7 @@ def _is(path: Path, identity: tuple[int, int]) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, each with its entry on disk."""
+    """Create a folder and its parents, and sync the entry of each to disk."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -114,7 +117,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the entries of a folder to disk: syncing a new file does not promise its name."""
+    """Sync the entries of a folder to disk. Syncing a new file does not guarantee that its name is on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,7 @@
-"""What the namespace asks of a store. Blocking calls: the runtime runs them off the event loop.
+"""The interface that the namespace runtime uses to store messages, and what both implementations share.
 
-One writer thread calls `commit`, one reader thread calls `load`; both may run at the same time.
+All calls block. The runtime calls them on threads of their own: one writer thread calls `commit`, `tidy` and
+`take_freed`; one reader thread calls `load`. Both threads may be inside the store at the same time.
 """
 
 from __future__ import annotations
@@ -8,42 +9,65 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from twinbus.namespace.engine.storage_protocol import OpenedStore, StoreRead, StoreWrite
+from twinbus.namespace.engine.storage_protocol import (
+    DueAnswer,
+    DueRows,
+    ExpiredRows,
+    KnownIds,
+    OpenedStore,
+    StoredSessionState,
+    StoreRead,
+    StoreWrite,
+)
 
 
 class Store(Protocol):
-    """Durable memory of one namespace."""
+    """The messages and entities of one namespace."""
 
     inline: bool
-    """True if calls never block, so that the runtime may make them on the event loop."""
+    """True if no call ever blocks. The runtime then calls the store on the event loop and starts no threads."""
 
     def open(self) -> OpenedStore:
-        """Take the store into use. Quick at any depth. Raises StoreError with what to do if it cannot."""
+        """Open the store. Takes the same short time for any number of messages. Raises StoreError."""
         ...
 
-    def load(self, need: StoreRead) -> Any:
-        """Answer one need; the answer's type is documented at the need. Sees every finished commit."""
+    def load(self, read: StoreRead) -> Any:
+        """Return the answer to `read`, whose type is documented at each read. Sees every finished commit."""
         ...
 
     def commit(self, writes: Sequence[StoreWrite]) -> None:
-        """Apply the writes in order, all or nothing; on return they survive power loss."""
+        """Apply all writes in order, or none of them. On return they survive a power loss."""
         ...
 
     def tidy(self) -> bool:
-        """A bounded piece of housekeeping by the writer thread; True while more is waiting.
+        """Do a bounded piece of housekeeping. Return True if more is left to do.
 
-        Called after a commit's acknowledgements have left and when there is nothing to commit, it keeps such work out
-        of their way. It may be left out: a commit that can no longer wait does it first.
+        The runtime calls it after the acknowledgements of a commit were sent and while there is nothing to commit, so
+        that housekeeping delays no acknowledgement. Calling it is optional: a commit does overdue work itself.
         """
         ...
 
     def take_freed(self) -> Mapping[int, int]:
-        """Bytes of shared bodies that went since this was last asked, by their topic. For the writer thread.
+        """Return the bytes of shared bodies that were deleted since the last call, by topic.
 
-        A body goes with the commit that drops the last row naming it, or bit by bit after that of a dropped entity.
+        A commit that drops the last row of a body deletes the body. The bodies of a dropped entity are deleted in
+        pieces afterwards.
         """
         ...
 
     def close(self) -> None:
-        """Give the store back. A second close does nothing."""
+        """Close the store. Closing it again does nothing."""
         ...
+
+
+def empty_answer(read: StoreRead) -> Any:
+    """Return the answer to a read of a queue that does not exist."""
+    match read:
+        case DueRows() | ExpiredRows():
+            return DueAnswer([], None)
+        case StoredSessionState():
+            return None
+        case KnownIds():
+            return set()
+        case _:
+            return []

@@ -1,6 +1,7 @@
-"""The store of `--memory`: the same answers as the durable one, kept in dicts and gone with the process.
+"""The store of `--memory`: gives the same answers as the durable store, and keeps everything in dictionaries.
 
-Applies writes one by one, in order, and takes them back if one cannot be applied.
+A commit applies its writes one by one, in order. If a write conflicts with a stored row, the commit undoes all changes
+that it made before.
 """
 
 from __future__ import annotations
@@ -41,14 +42,78 @@ from twinbus.namespace.engine.storage_protocol import (
     WaitingSessions,
 )
 from twinbus.namespace.store.errors import StoreConflictError
-from twinbus.namespace.store.row_reader import empty_answer
+from twinbus.namespace.store.interface import empty_answer
 from twinbus.namespace.store.write_batch import moved
 
 _LISTED = (QueueLane.ACTIVE, QueueLane.DEFERRED, QueueLane.SCHEDULED)
 
+K = TypeVar("K", bound=Any)
+
+_MOST_KEYS = 1_024
+
+
+class SortedKeys(Generic[K]):
+    """A sorted set of keys: a list of sorted lists of up to 1,024 keys.
+
+    Adding, removing and finding a key take a short time in sets of millions of keys.
+    """
+
+    __slots__ = ("_last", "_lists")
+
+    def __init__(self) -> None:
+        self._lists: list[list[K]] = []
+        self._last: list[K] = []
+        """The last key of each list."""
+
+    def __bool__(self) -> bool:
+        return bool(self._lists)
+
+    def add(self, key: K) -> None:
+        """Add a key that is not in the set."""
+        if not self._lists:
+            self._lists.append([key])
+            self._last.append(key)
+            return
+        at = min(bisect_left(self._last, key), len(self._last) - 1)
+        keys = self._lists[at]
+        insort(keys, key)
+        if len(keys) > _MOST_KEYS:
+            # Keys that are added in ascending order leave full lists behind.
+            cut = _MOST_KEYS if key == keys[-1] else _MOST_KEYS // 2
+            self._lists[at : at + 1] = keys[:cut], keys[cut:]
+            self._last[at : at + 1] = keys[cut - 1], keys[-1]
+        else:
+            self._last[at] = keys[-1]
+
+    def remove(self, key: K) -> None:
+        """Remove a key that is in the set."""
+        at = bisect_left(self._last, key)
+        keys = self._lists[at]
+        del keys[bisect_left(keys, key)]
+        if keys:
+            self._last[at] = keys[-1]
+        else:
+            del self._lists[at], self._last[at]
+
+    def first(self) -> K | None:
+        return self._lists[0][0] if self._lists else None
+
+    def after(self, key: K) -> Iterator[K]:
+        """Yield the keys greater than this one, in order. The set must not change meanwhile."""
+        at = bisect_right(self._last, key)
+        if at < len(self._lists):
+            keys = self._lists[at]
+            yield from islice(keys, bisect_right(keys, key), None)
+            for keys in islice(self._lists, at + 1, None):
+                yield from keys
+
+    def __iter__(self) -> Iterator[K]:
+        for keys in self._lists:
+            yield from keys
+
 
 class _Queue:
-    """The rows of one queue and the ways to them."""
+    """The rows of one queue and the indexes over them."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int], Row] = {}
@@ -97,11 +162,11 @@ class _Queue:
 
 
 _Change = tuple[_Queue, Row, bool]
-"""A row that was inserted (True) or removed."""
+"""A row that was inserted into a queue (True) or removed from it (False)."""
 
 
 class MemoryStore:
-    """A namespace's memory for as long as the process lives."""
+    """The messages and entities of one namespace, kept while the process runs."""
 
     inline = True
 
@@ -110,11 +175,12 @@ class MemoryStore:
         self._entities: dict[int, PutEntity] = {}
         self._counters: dict[int, PutCounters] = {}
         self._bodies: dict[int, PutBody] = {}
-        self._named: dict[int, int] = {}
-        """How many rows name a body."""
+        self._row_counts: dict[int, int] = {}
+        """The number of rows that name each body."""
         self._shared: Counter[int] = Counter()
+        """Bytes of stored bodies by topic."""
         self._freed: Counter[int] = Counter()
-        """Bytes of shared bodies by topic: those that are there, and those that went."""
+        """Bytes of bodies that were deleted since the last `take_freed`, by topic."""
         self._gone: set[int] = set()
         self._highest = 0
 
@@ -136,9 +202,9 @@ class MemoryStore:
         return freed
 
     def close(self) -> None:
-        """Nothing to give back; what was stored stays for a later `open` of this object."""
+        """Does nothing: the rows stay for a later `open` of this object."""
 
-    # --- writes ------------------------------------------------------------------------------------------------
+    # --- writes -------------------------------------------------------------------------------------------------------
 
     def commit(self, writes: Sequence[StoreWrite]) -> None:
         undo: list[_Change] = []
@@ -166,8 +232,8 @@ class MemoryStore:
             if not isinstance(write, PutRow | DropRow | MoveRow):
                 self._apply(write, unnamed)
         for body in unnamed:
-            if not self._named.get(body):
-                self._named.pop(body, None)
+            if not self._row_counts.get(body):
+                self._row_counts.pop(body, None)
                 if (gone := self._bodies.pop(body, None)) is not None:
                     self._shared[gone.topic] -= len(gone.raw)
                     self._freed[gone.topic] += len(gone.raw)
@@ -186,7 +252,7 @@ class MemoryStore:
                 undo.append(self._change(queue, row, False))
                 undo.append(self._change(queue, moved(row, write), True))
             case _:
-                pass  # the row is not there, and so it stays
+                pass  # there is no such row
 
     def _change(self, queue: _Queue, row: Row, insert: bool) -> _Change:
         if insert:
@@ -194,7 +260,7 @@ class MemoryStore:
         else:
             queue.remove((row.lane, row.seq))
         if row.body is not None:
-            self._name(row.body, 1 if insert else -1)
+            self._count_row(row.body, 1 if insert else -1)
         return queue, row, insert
 
     def _queue(self, number: int) -> _Queue:
@@ -202,11 +268,11 @@ class MemoryStore:
             queue = self._queues[number] = _Queue()
         return queue
 
-    def _name(self, body: int, change: int) -> None:
-        self._named[body] = self._named.get(body, 0) + change
+    def _count_row(self, body: int, change: int) -> None:
+        self._row_counts[body] = self._row_counts.get(body, 0) + change
 
     def _apply(self, write: StoreWrite, unnamed: set[int]) -> None:
-        """Writes that cannot fail."""
+        """Apply a write that cannot fail."""
         match write:
             case PutBody():
                 self._bodies[write.body] = write
@@ -225,14 +291,14 @@ class MemoryStore:
                     states[write.session] = (write.state, write.at)
             case PutSeenId():
                 seen = self._queue(write.queue).seen
-                seen.pop(write.message_id, None)  # so that they stay in the order of their time
+                seen.pop(write.message_id, None)  # keeps the ids in the order of their time
                 seen[write.message_id] = write.at
             case ForgetSeenIds():
                 seen = self._queue(write.queue).seen
                 while seen and seen[first := next(iter(seen))] < write.before:
                     del seen[first]
             case PutRow() | DropRow() | MoveRow():
-                raise AssertionError("rows were changed before")
+                raise AssertionError("rows are changed by _change_row")
             case _:
                 assert_never(write)
 
@@ -243,43 +309,43 @@ class MemoryStore:
         if (stored := self._queues.pop(queue, None)) is not None:
             for row in stored.rows.values():
                 if row.body is not None:
-                    self._name(row.body, -1)
+                    self._count_row(row.body, -1)
                     unnamed.add(row.body)
 
-    # --- needs -------------------------------------------------------------------------------------------------
+    # --- reads --------------------------------------------------------------------------------------------------------
 
-    def load(self, need: StoreRead) -> Any:
-        queue = self._queues.get(need.queue)
+    def load(self, read: StoreRead) -> Any:
+        queue = self._queues.get(read.queue)
         if queue is None:
-            return empty_answer(need)
-        match need:
+            return empty_answer(read)
+        match read:
             case NextRows():
-                return self._bounded(queue.walk(need.lane, need.after, need.session), need.limit, need.max_bytes)
+                return self._bounded(queue.walk(read.lane, read.after, read.session), read.limit, read.max_bytes)
             case RowsBySeq():
-                found = (queue.rows.get((lane, seq)) for seq in need.seqs for lane in need.lanes)
-                return [self._whole(row) if need.with_raw else row._replace(raw=b"") for row in found if row]
+                found = (queue.rows.get((lane, seq)) for seq in read.seqs for lane in read.lanes)
+                return [self._whole(row) if read.with_raw else row._replace(raw=b"") for row in found if row]
             case BrowseRows():
-                lanes = (queue.walk(lane, need.start - 1, need.session) for lane in need.lanes)
-                return self._bounded(heapq.merge(*lanes, key=_by_seq), need.limit, need.max_bytes)
+                lanes = (queue.walk(lane, read.start - 1, read.session) for lane in read.lanes)
+                return self._bounded(heapq.merge(*lanes, key=_by_seq), read.limit, read.max_bytes)
             case DueRows():
-                due = takewhile(lambda key: key[0] <= need.at, queue.due)
-                rows = self._bounded((queue.rows[lane, seq] for _, seq, lane in due), need.limit, need.max_bytes)
+                due = takewhile(lambda key: key[0] <= read.at, queue.due)
+                rows = self._bounded((queue.rows[lane, seq] for _, seq, lane in due), read.limit, read.max_bytes)
                 return DueAnswer(rows, _instant_after(queue.due, len(rows)))
             case ExpiredRows():
-                expired = islice(takewhile(lambda key: key[0] <= need.at, queue.expiring), need.limit)
+                expired = islice(takewhile(lambda key: key[0] <= read.at, queue.expiring), read.limit)
                 rows = [queue.rows[QueueLane.ACTIVE, seq]._replace(raw=b"") for _, seq in expired]
                 return DueAnswer(rows, _instant_after(queue.expiring, len(rows)))
             case WaitingSessions():
                 sessions = queue.sessions.get(QueueLane.ACTIVE)
-                return list(islice(sessions.after(need.after), need.limit)) if sessions else []
+                return list(islice(sessions.after(read.after), read.limit)) if sessions else []
             case StoredSessions():
-                return _stored_sessions(queue, need)
+                return _stored_sessions(queue, read)
             case StoredSessionState():
-                return queue.states.get(need.session, (None, 0))[0]
+                return queue.states.get(read.session, (None, 0))[0]
             case KnownIds():
-                return {name for name in need.ids if queue.seen.get(name, need.since - 1) >= need.since}
+                return {name for name in read.ids if queue.seen.get(name, read.since - 1) >= read.since}
             case _:
-                assert_never(need)
+                assert_never(read)
 
     def _whole(self, row: Row) -> Row:
         return row if row.body is None else row._replace(raw=self._bodies[row.body].raw)
@@ -303,71 +369,9 @@ def _instant_after(keys: Iterable[tuple[int, ...]], taken: int) -> int | None:
     return next((key[0] for key in islice(keys, taken, None)), None)
 
 
-def _stored_sessions(queue: _Queue, need: StoredSessions) -> list[str]:
-    if need.state_since is not None:
-        names = {session for session, (_, at) in queue.states.items() if at > need.state_since}
+def _stored_sessions(queue: _Queue, read: StoredSessions) -> list[str]:
+    if read.state_since is not None:
+        names = {session for session, (_, at) in queue.states.items() if at > read.state_since}
     else:
         names = {session for lane in _LISTED for session in queue.sessions.get(lane, ())} | queue.states.keys()
-    return sorted(names)[need.skip : need.skip + need.limit]
-
-
-K = TypeVar("K", bound=Any)
-
-_LONGEST = 1_024
-
-
-class SortedKeys(Generic[K]):
-    """A sorted set."""
-
-    __slots__ = ("_last", "_lists")
-
-    def __init__(self) -> None:
-        self._lists: list[list[K]] = []
-        self._last: list[K] = []
-        """The last key of each list."""
-
-    def __bool__(self) -> bool:
-        return bool(self._lists)
-
-    def add(self, key: K) -> None:
-        """Add a key that is not there."""
-        if not self._lists:
-            self._lists.append([key])
-            self._last.append(key)
-            return
-        at = min(bisect_left(self._last, key), len(self._last) - 1)
-        keys = self._lists[at]
-        insort(keys, key)
-        if len(keys) > _LONGEST:
-            # What comes in order leaves full lists behind it.
-            cut = _LONGEST if key == keys[-1] else _LONGEST // 2
-            self._lists[at : at + 1] = keys[:cut], keys[cut:]
-            self._last[at : at + 1] = keys[cut - 1], keys[-1]
-        else:
-            self._last[at] = keys[-1]
-
-    def remove(self, key: K) -> None:
-        """Remove a key that is there."""
-        at = bisect_left(self._last, key)
-        keys = self._lists[at]
-        del keys[bisect_left(keys, key)]
-        if keys:
-            self._last[at] = keys[-1]
-        else:
-            del self._lists[at], self._last[at]
-
-    def first(self) -> K | None:
-        return self._lists[0][0] if self._lists else None
-
-    def after(self, key: K) -> Iterator[K]:
-        """The keys above this one, in order. Not to be walked on after a change."""
-        at = bisect_right(self._last, key)
-        if at < len(self._lists):
-            keys = self._lists[at]
-            yield from islice(keys, bisect_right(keys, key), None)
-            for keys in islice(self._lists, at + 1, None):
-                yield from keys
-
-    def __iter__(self) -> Iterator[K]:
-        for keys in self._lists:
-            yield from keys
+    return sorted(names)[read.skip : read.skip + read.limit]

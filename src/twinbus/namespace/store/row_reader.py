@@ -1,7 +1,17 @@
-"""Answers needs from a connection: one step of SQLite for each answer, however many rows it has.
+"""Answers the reads of the engine from an SQLite connection, each in one step of SQLite.
 
-A step per row would give the interpreter lock away for each; so rows come packed in one JSON text and one blob.
-Reads only.
+Why one step. SQLite runs without the interpreter lock, so every step gives the lock away and has to wait for it again
+while the event loop is busy. A SELECT that returns its rows one by one takes a step for each row. It needs less CPU,
+but a server delivers a backlog from disk more slowly with it (docs/decisions/0005).
+
+How. A read selects exactly one row, which packs all rows of the answer:
+
+    heads   a JSON array with one array for each row: the fields of `Row` in their order. The place of `raw` holds its
+            length. `overlay` is in hexadecimal, as JSON has no bytes.
+    raws    the `raw` of all rows, one after the other, as one blob
+
+A read that is bounded in bytes picks rowids and sizes through an index first, and joins only the picked rows with their
+bodies.
 """
 
 # ruff: noqa: S608  # statements are put together from the parts in this file, never from arguments
@@ -9,6 +19,7 @@ Reads only.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -29,24 +40,29 @@ from twinbus.namespace.engine.storage_protocol import (
     WaitingSessions,
 )
 
-_HEAD = """json_array(
-  m.queue, m.lane, m.seq, m.origin_seq, m.enqueued, m.expires, m.due, m.session, m.delivery_count, m.size,
-  iif(m.overlay IS NULL, NULL, hex(m.overlay)), m.body"""
-_HEADS = f"SELECT json_group_array({_HEAD}))"
 _RAW = "coalesce(b.raw, m.raw, x'')"
-_WHOLE = f"SELECT json_group_array({_HEAD}, length({_RAW}))), CAST(group_concat({_RAW}, '') AS BLOB)"
-_WITH_BODY = "LEFT JOIN body AS b ON b.id = m.body"
+
+
+def _heads(length: str) -> str:
+    """The packed heads of rows whose `raw` has this length."""
+    columns = {"raw": length, "overlay": "iif(m.overlay IS NULL, NULL, hex(m.overlay))"}
+    return f"json_group_array(json_array({', '.join(columns.get(name, f'm.{name}') for name in Row._fields)}))"
+
+
+_WITH_RAW = f"{_heads(f'length({_RAW})')}, CAST(group_concat({_RAW}, '') AS BLOB)"
+_WITHOUT_RAW = f"{_heads('0')}, NULL"
+_JOIN_BODY = "LEFT JOIN body AS b ON b.id = m.body"
 
 
 def _bounded(picked: str, order: str) -> str:
-    """Rows of a pick, whole, until :limit rows or :bytes are reached, but at least one.
+    """A SELECT of the picked rows with raw, up to :limit rows and :bytes bytes, but at least one row.
 
-    The pick runs without bodies first: it is sorted by its index and ends as soon as it has enough. It is the outer
-    loop of the join, so the rows are packed in its order.
+    CROSS JOIN makes SQLite run the pick as the outer loop, so the rows are packed in its order, and the pick ends as
+    soon as one of the bounds is reached.
     """
-    return f"""{_WHOLE} FROM (
+    return f"""SELECT {_WITH_RAW} FROM (
       SELECT id, size, sum(size) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS total FROM ({picked}) LIMIT :limit
-    ) AS p CROSS JOIN message AS m ON m.rowid = p.id {_WITH_BODY}
+    ) AS p CROSS JOIN message AS m ON m.rowid = p.id {_JOIN_BODY}
     WHERE p.total <= :bytes OR p.total = p.size"""
 
 
@@ -66,7 +82,7 @@ _NEXT_DUE = """
 SELECT due FROM message INDEXED BY message_due
 WHERE queue = :queue AND due IS NOT NULL AND (due, seq) > (:at, :seq) ORDER BY due, seq LIMIT 1
 """
-_EXPIRED = f"""{_HEADS} FROM (
+_EXPIRED = f"""SELECT {_WITHOUT_RAW} FROM (
   SELECT rowid AS id FROM message INDEXED BY message_expiry
   WHERE queue = :queue AND expires IS NOT NULL AND lane = 0 AND expires <= :at ORDER BY expires, seq LIMIT :limit
 ) AS p CROSS JOIN message AS m ON m.rowid = p.id"""
@@ -76,12 +92,12 @@ WHERE queue = :queue AND expires IS NOT NULL AND lane = 0 AND (expires, seq) > (
 ORDER BY expires, seq LIMIT 1
 """
 _BY_SEQ = {
-    whole: f"""{_WHOLE if whole else _HEADS}
+    with_raw: f"""SELECT {_WITH_RAW if with_raw else _WITHOUT_RAW}
     FROM json_each(:seqs) AS s CROSS JOIN json_each(:lanes) AS l CROSS JOIN message AS m
-    ON m.queue = :queue AND m.lane = l.value AND m.seq = s.value {_WITH_BODY if whole else ""}"""
-    for whole in (False, True)
+    ON m.queue = :queue AND m.lane = l.value AND m.seq = s.value {_JOIN_BODY if with_raw else ""}"""
+    for with_raw in (False, True)
 }
-# Steps from one session to the next through the index, not over the rows of each.
+# Each step of the recursion seeks the next session in the index; the rows of a session are not read.
 _WAITING = """
 WITH RECURSIVE waiting (session) AS (
   SELECT min(session) FROM message WHERE queue = :queue AND lane = 0 AND session IS NOT NULL AND session > :after
@@ -118,141 +134,124 @@ _STATE_SINCE = """
 SELECT json_group_array(session) FROM (
   SELECT session FROM session_state WHERE queue = :queue AND at > :since ORDER BY session LIMIT :limit OFFSET :skip)
 """
-_STATE = "SELECT state FROM session_state WHERE queue = ? AND session = ?"
+_STATE = "SELECT state FROM session_state WHERE queue = :queue AND session = :session"
 _KNOWN = """
 SELECT json_group_array(s.message_id) FROM json_each(:ids) AS i CROSS JOIN seen AS s
 ON s.queue = :queue AND s.message_id = i.value AND s.at >= :since
 """
+_BEFORE_ALL = -(1 << 63)
 
 
 class RowReader:
-    """The statements of needs on the reading connection."""
+    """Runs the SELECTs of reads on the reading connection."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._execute = connection.execute
 
-    def answer(self, need: StoreRead) -> Any:
-        match need:
+    def answer(self, read: StoreRead) -> Any:
+        """Return the answer to `read`. Its type is documented at each read."""
+        match read:
             case NextRows():
-                return self._next(need)
+                return self._next(read)
             case RowsBySeq():
-                return self._by_seq(need)
+                return self._by_seq(read)
             case BrowseRows():
-                return self._browse(need)
+                return self._browse(read)
             case DueRows():
-                return self._due(need)
+                return self._due(read)
             case ExpiredRows():
-                return self._expired(need)
+                return self._expired(read)
             case WaitingSessions():
-                arguments = {"queue": need.queue, "after": need.after, "limit": need.limit}
-                return json.loads(self._one(_WAITING, arguments))
+                return self._texts(_WAITING, {"queue": read.queue, "after": read.after, "limit": read.limit})
             case StoredSessions():
-                return self._stored_sessions(need)
+                return self._stored_sessions(read)
             case StoredSessionState():
-                return self._execute(_STATE, (need.queue, need.session)).get
+                return self._value(_STATE, {"queue": read.queue, "session": read.session})
             case KnownIds():
-                arguments = {"queue": need.queue, "ids": json.dumps(need.ids), "since": need.since}
-                return set(json.loads(self._one(_KNOWN, arguments)))
+                arguments = {"queue": read.queue, "ids": json.dumps(read.ids), "since": read.since}
+                return set(self._texts(_KNOWN, arguments))
             case _:
-                assert_never(need)
+                assert_never(read)
 
-    def _one(self, sql: str, arguments: dict[str, Any]) -> Any:
-        # .get steps to the end of the statement: no snapshot stays open behind it.
+    def _value(self, sql: str, arguments: Mapping[str, Any]) -> Any:
+        """Return what the statement selects: a value, a tuple of values, or None if it selects no row."""
+        # `get` runs the statement to its end. One left half read keeps its snapshot, and the log cannot start anew.
         return self._execute(sql, arguments).get
 
-    def _next(self, need: NextRows) -> list[Row]:
-        arguments = {
-            "queue": need.queue,
-            "lane": need.lane,
-            "after": need.after,
-            "limit": need.limit,
-            "bytes": need.max_bytes,
-            "session": need.session,
-        }
-        return _unpacked(*self._one(_NEXT[need.session is not None], arguments))
+    def _rows(self, sql: str, arguments: Mapping[str, Any]) -> list[Row]:
+        heads, raws = self._value(sql, arguments)
+        return _unpacked(heads, raws or b"")
 
-    def _browse(self, need: BrowseRows) -> list[Row]:
-        # The lanes are merged by sequence number as they are read; none is read further than needed.
-        lanes = (_lane_from(str(int(lane)), ">= :start", need.session is not None) for lane in need.lanes)
+    def _texts(self, sql: str, arguments: Mapping[str, Any]) -> list[str]:
+        texts: list[str] = json.loads(self._value(sql, arguments))
+        return texts
+
+    def _next(self, read: NextRows) -> list[Row]:
+        arguments = {
+            "queue": read.queue,
+            "lane": read.lane,
+            "after": read.after,
+            "limit": read.limit,
+            "bytes": read.max_bytes,
+            "session": read.session,
+        }
+        return self._rows(_NEXT[read.session is not None], arguments)
+
+    def _browse(self, read: BrowseRows) -> list[Row]:
+        # SQLite merges the lanes by sequence number while it reads them, so no lane is read further than needed.
+        lanes = (_lane_from(str(int(lane)), ">= :start", read.session is not None) for lane in read.lanes)
         sql = _bounded(" UNION ALL ".join(lanes) + " ORDER BY seq", "seq")
         arguments = {
-            "queue": need.queue,
-            "start": need.start,
-            "limit": need.limit,
-            "bytes": need.max_bytes,
-            "session": need.session,
+            "queue": read.queue,
+            "start": read.start,
+            "limit": read.limit,
+            "bytes": read.max_bytes,
+            "session": read.session,
         }
-        return _unpacked(*self._one(sql, arguments))
+        return self._rows(sql, arguments)
 
-    def _by_seq(self, need: RowsBySeq) -> list[Row]:
-        arguments = {"queue": need.queue, "seqs": json.dumps(need.seqs), "lanes": json.dumps(need.lanes)}
+    def _by_seq(self, read: RowsBySeq) -> list[Row]:
+        arguments = {"queue": read.queue, "seqs": json.dumps(read.seqs), "lanes": json.dumps(read.lanes)}
         try:
-            answer = self._one(_BY_SEQ[need.with_raw], arguments)
-        except apsw.TooBigError:  # together they are more than SQLite puts into one blob
-            return [found for seq in need.seqs for found in self._by_seq(replace(need, seqs=(seq,)))]
-        rows = {row.seq: row for row in (_unpacked(*answer) if need.with_raw else _unpacked_heads(answer))}
-        return [rows[seq] for seq in need.seqs if seq in rows]
+            rows = self._rows(_BY_SEQ[read.with_raw], arguments)
+        except apsw.TooBigError:  # the rows together are larger than SQLite's largest blob
+            return [row for seq in read.seqs for row in self._by_seq(replace(read, seqs=(seq,)))]
+        found = {row.seq: row for row in rows}
+        return [found[seq] for seq in read.seqs if seq in found]
 
-    def _due(self, need: DueRows) -> DueAnswer:
-        arguments = {"queue": need.queue, "at": need.at, "limit": need.limit, "bytes": need.max_bytes}
-        rows = _unpacked(*self._one(_DUE, arguments))
-        last = (rows[-1].due, rows[-1].seq) if rows else (_BEFORE_ALL, 0)
-        return DueAnswer(rows, self._one(_NEXT_DUE, {"queue": need.queue, "at": last[0], "seq": last[1]}))
+    def _due(self, read: DueRows) -> DueAnswer:
+        arguments = {"queue": read.queue, "at": read.at, "limit": read.limit, "bytes": read.max_bytes}
+        rows = self._rows(_DUE, arguments)
+        at, seq = (rows[-1].due, rows[-1].seq) if rows else (_BEFORE_ALL, 0)
+        return DueAnswer(rows, self._value(_NEXT_DUE, {"queue": read.queue, "at": at, "seq": seq}))
 
-    def _expired(self, need: ExpiredRows) -> DueAnswer:
-        rows = _unpacked_heads(self._one(_EXPIRED, {"queue": need.queue, "at": need.at, "limit": need.limit}))
-        last = (rows[-1].expires, rows[-1].seq) if rows else (_BEFORE_ALL, 0)
-        return DueAnswer(rows, self._one(_NEXT_EXPIRY, {"queue": need.queue, "at": last[0], "seq": last[1]}))
+    def _expired(self, read: ExpiredRows) -> DueAnswer:
+        rows = self._rows(_EXPIRED, {"queue": read.queue, "at": read.at, "limit": read.limit})
+        at, seq = (rows[-1].expires, rows[-1].seq) if rows else (_BEFORE_ALL, 0)
+        return DueAnswer(rows, self._value(_NEXT_EXPIRY, {"queue": read.queue, "at": at, "seq": seq}))
 
-    def _stored_sessions(self, need: StoredSessions) -> list[str]:
+    def _stored_sessions(self, read: StoredSessions) -> list[str]:
         arguments = {
-            "queue": need.queue,
-            "skip": need.skip,
-            "limit": need.limit,
-            "reach": need.skip + need.limit + 1,
-            "since": need.state_since,
+            "queue": read.queue,
+            "skip": read.skip,
+            "limit": read.limit,
+            "reach": read.skip + read.limit + 1,
+            "since": read.state_since,
         }
-        answer: list[str] = json.loads(self._one(_STORED if need.state_since is None else _STATE_SINCE, arguments))
-        return answer
+        return self._texts(_STORED if read.state_since is None else _STATE_SINCE, arguments)
 
 
-_BEFORE_ALL = -(1 << 63)
 _OVERLAY = Row._fields.index("overlay")
+_LENGTH = Row._fields.index("raw")
 
 
-def _unpacked(heads: str, blob: bytes | None) -> list[Row]:
-    """Rows from their heads, each ending in the length of its raw, and all the raws in one piece."""
+def _unpacked(heads: str, raws: bytes) -> list[Row]:
     rows: list[list[Any]] = json.loads(heads)
     start = 0
     for row in rows:
-        end = start + row[-1]
-        row[-1] = blob[start:end] if blob else b""
+        end = start + row[_LENGTH]
+        row[_LENGTH] = raws[start:end]
         start = end
-    return _made(rows)
-
-
-def _unpacked_heads(heads: str) -> list[Row]:
-    rows: list[list[Any]] = json.loads(heads)
-    for row in rows:
-        row.append(b"")
-    return _made(rows)
-
-
-def _made(rows: list[list[Any]]) -> list[Row]:
-    for row in rows:
         if row[_OVERLAY] is not None:
             row[_OVERLAY] = bytes.fromhex(row[_OVERLAY])
     return list(map(Row._make, rows))
-
-
-def empty_answer(need: StoreRead) -> Any:
-    """What a queue that is gone answers."""
-    match need:
-        case DueRows() | ExpiredRows():
-            return DueAnswer([], None)
-        case StoredSessionState():
-            return None
-        case KnownIds():
-            return set()
-        case _:
-            return []

@@ -1,7 +1,19 @@
-"""The durable store: one SQLite file, one connection that writes and one that reads.
+"""The durable store: one SQLite file in WAL mode, with one connection that writes and one that reads.
 
-Decides when a commit is a commit, when the log is folded into the file, and when rows of dropped queues go. What a
-commit writes is planned in plan, what SQL does it stands in writing and reading.
+A commit folds its writes (`write_batch`), carries them out in one transaction, and syncs the log before it returns.
+
+    write-ahead log   SQLite appends commits to the log (-wal). A checkpoint copies the log into the file. `tidy` does
+                      it after `log_pages` pages, a commit itself after twice as many. While a read is running, SQLite
+                      cannot start the log again from its beginning; after four times as many pages, reads wait for
+                      the checkpoint.
+    dropped queues    A commit that drops an entity only records the number of its queue. The rows are deleted in
+                      pieces: some with each later commit, more by `tidy`, also after a restart.
+    remembered ids    Message ids that duplicate detection no longer needs are deleted in the same way.
+    shared bodies     A body is stored once for all rows that name it. Triggers delete it with its last row and add up
+                      the freed bytes of its topic. The triggers are off while no body is shared: they would double
+                      the cost of deleting a row.
+
+`open_store` creates and checks the file, `row_reader` answers reads.
 """
 
 from __future__ import annotations
@@ -17,26 +29,35 @@ from typing import Any
 
 import apsw
 
-from twinbus.namespace.engine.storage_protocol import OpenedStore, StoreRead, StoreWrite
+from twinbus.namespace.engine.storage_protocol import (
+    OpenedStore,
+    PutCounters,
+    PutEntity,
+    PutSeenId,
+    PutSessionState,
+    Row,
+    StoreRead,
+    StoreWrite,
+)
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.errors import StoreError, StoreGoneError, store_error
 from twinbus.namespace.store.files import StoreFiles, StoreLock, make_folder
-from twinbus.namespace.store.row_reader import RowReader, empty_answer
+from twinbus.namespace.store.interface import empty_answer
+from twinbus.namespace.store.row_reader import RowReader
 from twinbus.namespace.store.write_batch import RowChanges, RowKey, WriteBatch, fold_writes
 
 _log = logging.getLogger(__name__)
 
-# Pages of 8 KiB that the log takes before it is folded into the file. That is left to `tidy` until a commit finds twice
-# as many; at four times as many the readers are held off meanwhile, so that the log starts anew whatever the load.
 LOG_PAGES = 1_000
+"""Pages of 8 KiB in the log before `tidy` copies them into the file."""
 
-# Rows of dropped queues that go with a commit, and those that go by themselves when there is nothing to commit.
-_PURGE_WITH_COMMIT = 200
-_PURGE_ALONE = 1_000
+# Rows of dropped queues that are deleted with a commit, and with a call of `tidy`.
+_PURGED_WITH_COMMIT = 200
+_PURGED_BY_TIDY = 1_000
 
 
 class SqliteStore:
-    """A namespace's durable memory in one file."""
+    """The messages and entities of one namespace in one file."""
 
     inline = False
 
@@ -45,25 +66,29 @@ class SqliteStore:
         self._vfs = vfs
         self._log_pages = log_pages
         self._lock = StoreLock(self.path)
-        self._writing: apsw.Connection | None = None
-        self._reading: apsw.Connection | None = None
-        self._reader_turn = threading.Lock()
+        self._writer_connection: apsw.Connection | None = None
+        self._reader_connection: apsw.Connection | None = None
+        self._read_lock = threading.Lock()
         self._pages_in_log = 0
         self._gone: set[int] = set()
-        """Queues dropped in this life of the store or not purged yet: late writes are ignored, needs answered empty."""
+        """Queues that were dropped since the store was opened, or whose rows are not deleted yet.
+
+        Writes to them are ignored. Reads of them return an empty answer.
+        """
         self._to_purge: list[int] = []
         self._to_forget: dict[int, int] = {}
+        """By queue: the instant before which remembered ids are to be deleted."""
         self._shares = False
-        """Whether there may be shared bodies: where there are none, nobody need look after them."""
+        """Whether the file may hold shared bodies."""
         self._freed: Counter[int] = Counter()
 
     def open(self) -> OpenedStore:
-        assert self._writing is None, "opened once"
+        assert self._writer_connection is None, "opened once"
         try:
             make_folder(self.path.parent)
         except OSError as error:
             raise StoreError(
-                f"The data folder cannot be made ({error.strerror})",
+                f"The data folder cannot be created ({error.strerror})",
                 self.path.parent,
                 "Name a folder that may be written.",
             ) from error
@@ -71,47 +96,47 @@ class SqliteStore:
         try:
             if not open_store.inspect(self.path):
                 open_store.create(self.path, self._vfs)
-            self._writing = open_store.connect(self.path, self._vfs, open_store.WRITER_CACHE_KIB)
-            open_store.prepare(self._writing, self.path)
-            self._reading = open_store.connect(self.path, self._vfs, open_store.READER_CACHE_KIB)
-            self._reading.pragma("query_only", "on")
-            opened = open_store.read_opened(self._reading)
-            self._to_purge = open_store.read_dropped(self._reading)
-            # The log's index (-shm) is one of them: where it is another file, other processes do not see our locks.
+            self._writer_connection = open_store.connect(self.path, self._vfs, open_store.WRITER_CACHE_KIB)
+            open_store.prepare(self._writer_connection, self.path)
+            self._reader_connection = open_store.connect(self.path, self._vfs, open_store.READER_CACHE_KIB)
+            self._reader_connection.pragma("query_only", "on")
+            opened = open_store.read_opened(self._reader_connection)
+            self._to_purge = open_store.read_dropped(self._reader_connection)
+            # The index of the log (-shm) too: SQLite's locks are in it, and another file means other locks.
             beside = [self.path.with_name(self.path.name + suffix) for suffix in ("-wal", "-shm")]
             self._files = StoreFiles(self.path, *beside, self._lock.path)
         except (apsw.Error, OSError) as error:
-            self._let_go()
+            self._release()
             raise store_error(error, self.path, "opening it") from error
         except BaseException:
-            self._let_go()
+            self._release()
             raise
         self._gone = set(self._to_purge)
-        self._writer = BatchWriter(self._writing)
-        self._share(opened.next_body > 1)
-        self._reader = RowReader(self._reading)
+        self._writer = CommitWriter(self._writer_connection)
+        self._enable_triggers(opened.next_body > 1)
+        self._reader = RowReader(self._reader_connection)
         return opened
 
-    def load(self, need: StoreRead) -> Any:
-        if need.queue in self._gone:
-            return empty_answer(need)
-        if self._reading is None:
+    def load(self, read: StoreRead) -> Any:
+        if read.queue in self._gone:
+            return empty_answer(read)
+        if self._reader_connection is None:
             raise _closed(self.path)
         try:
-            with self._reader_turn:
-                return self._reader.answer(need)
+            with self._read_lock:
+                return self._reader.answer(read)
         except apsw.Error as error:
             raise store_error(error, self.path, "reading") from error
 
     def commit(self, writes: Sequence[StoreWrite]) -> None:
-        plan = fold_writes(writes, self._gone)
+        batch = fold_writes(writes, self._gone)
         connection = self._connection()
-        if plan.bodies and not self._shares:
-            self._share(True)
+        if batch.bodies and not self._shares:
+            self._enable_triggers(True)
         try:
             connection.execute("BEGIN IMMEDIATE")
-            self._writer.carry_out(plan)
-            purged = self._purge(_PURGE_WITH_COMMIT)
+            self._writer.carry_out(batch)
+            purged = self._purge(_PURGED_WITH_COMMIT)
             freed = self._writer.settle_freed() if self._shares else {}
             connection.execute("COMMIT")
         except BaseException as error:
@@ -119,25 +144,25 @@ class SqliteStore:
             if isinstance(error, apsw.Error):
                 raise store_error(error, self.path, "committing") from error
             raise
-        # After the sync, and before anybody may acknowledge it (L7).
+        # After the sync and before any acknowledgement: a commit into removed files must not be acknowledged (L7).
         self._files.check()
-        self._done(purged, freed)
-        if plan.gone:
-            self._gone |= plan.gone
-            self._to_purge += sorted(plan.gone)
-        self._to_forget |= plan.forgotten
+        self._purge_committed(purged, freed)
+        if batch.gone:
+            self._gone |= batch.gone
+            self._to_purge += sorted(batch.gone)
+        self._to_forget |= batch.forgotten
         self._pages_in_log += connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE, True)[0]
         if self._pages_in_log >= 2 * self._log_pages:
-            self._fold_log(connection)
+            self._checkpoint(connection)
 
     def tidy(self) -> bool:
         connection = self._connection()
         if self._pages_in_log >= self._log_pages:
-            self._fold_log(connection)
+            self._checkpoint(connection)
         elif self._to_purge or self._to_forget:
             try:
                 connection.execute("BEGIN IMMEDIATE")
-                purged = self._purge(_PURGE_ALONE)
+                purged = self._purge(_PURGED_BY_TIDY)
                 freed = self._writer.settle_freed() if self._shares else {}
                 connection.execute("COMMIT")
             except BaseException as error:
@@ -145,7 +170,7 @@ class SqliteStore:
                 if isinstance(error, apsw.Error):
                     raise store_error(error, self.path, "purging") from error
                 raise
-            self._done(purged, freed)
+            self._purge_committed(purged, freed)
             self._pages_in_log += connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE, True)[0]
         return bool(self._to_purge or self._to_forget)
 
@@ -154,34 +179,37 @@ class SqliteStore:
         return freed
 
     def close(self) -> None:
-        if self._writing is not None:
+        if self._writer_connection is not None:
             try:
                 self._files.check()
             except StoreGoneError as error:
                 _log.error("store %s: %s", self.path.name, error)
             try:
-                if self._reading is not None:
-                    self._reading.close()
-                # Also where files are gone. SQLite writes to those it opened, and removes the log by its name only
-                # while the main file is in its place and nobody else uses it.
-                self._writing.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                if self._reader_connection is not None:
+                    self._reader_connection.close()
+                # Also if files are gone: SQLite writes to the files that it opened. It removes the log by name only
+                # while the main file is in its place and no other process uses it.
+                self._writer_connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except apsw.Error as error:
-                # Every commit is in the log; opening folds it in.
-                _log.warning("store %s: the log stays on closing: %r", self.path.name, error)
-        self._let_go()
+                # Nothing is lost: every commit is in the log, and the next open copies it into the file.
+                _log.warning("store %s: closed with its log left in place: %r", self.path.name, error)
+        self._release()
 
     def _connection(self) -> apsw.Connection:
-        if self._writing is None:
+        if self._writer_connection is None:
             raise _closed(self.path)
-        return self._writing
+        return self._writer_connection
 
-    def _share(self, shares: bool) -> None:
-        """The triggers see to shared bodies alone, and cost every row that is dropped as much again."""
+    def _enable_triggers(self, shares: bool) -> None:
         self._shares = shares
         self._connection().config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, int(shares))
 
     def _purge(self, limit: int) -> tuple[int | None, int | None]:
-        """Remove a bounded number of rows nobody can reach; what became empty by that is told to `_done`."""
+        """Delete up to `limit` rows that nobody can reach any more.
+
+        Returns the dropped queue that is empty now, and the queue whose outdated ids are all deleted now. The caller
+        passes both to `_purge_committed` after the commit.
+        """
         if self._to_purge:
             queue = self._to_purge[0]
             return (queue if self._writer.purge(queue, limit) < limit else None), None
@@ -189,36 +217,36 @@ class SqliteStore:
             return None, (queue if self._writer.forget_seen(queue, before, limit) < limit else None)
         return None, None
 
-    def _done(self, purged: tuple[int | None, int | None], freed: Mapping[int, int]) -> None:
+    def _purge_committed(self, purged: tuple[int | None, int | None], freed: Mapping[int, int]) -> None:
         self._freed.update(freed)
-        queue, forgetful = purged
-        if queue is not None:
-            self._to_purge.remove(queue)
-        if forgetful is not None:
-            del self._to_forget[forgetful]
+        empty, forgotten = purged
+        if empty is not None:
+            self._to_purge.remove(empty)
+        if forgotten is not None:
+            del self._to_forget[forgotten]
 
-    def _fold_log(self, connection: apsw.Connection) -> None:
-        """Write the log's pages into the file; the next commit then starts the log anew, if no reader is in it."""
+    def _checkpoint(self, connection: apsw.Connection) -> None:
+        """Copy the log into the file. The next commit then starts the log again, unless a read is using it."""
         self._files.check()
         try:
             in_log, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             if in_log >= 4 * self._log_pages:
-                with self._reader_turn:
+                with self._read_lock:
                     connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except apsw.Error as error:
-            # The commit itself is safe in the log, so this is no failure of it; the next one tries again.
-            _log.error("store %s: the log cannot be folded in: %r", self.path.name, error)
+            # Not a failure of the commit, which is safe in the log. The next commit or `tidy` tries again.
+            _log.error("store %s: the log cannot be copied into the file: %r", self.path.name, error)
         else:
             self._pages_in_log = 0
 
-    def _let_go(self) -> None:
-        for connection in (self._reading, self._writing):
+    def _release(self) -> None:
+        for connection in (self._reader_connection, self._writer_connection):
             if connection is not None:
                 try:
                     connection.close(True)
                 except apsw.Error as error:
                     _log.warning("store %s: closing: %r", self.path.name, error)
-        self._reading = self._writing = None
+        self._reader_connection = self._writer_connection = None
         self._lock.give_back()
 
 
@@ -227,23 +255,36 @@ def _roll_back(connection: apsw.Connection) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
     except apsw.Error as error:
-        # A transaction that cannot be rolled back is dropped with the connection; it was never committed.
+        # Nothing is lost: the transaction was never committed, and closing the connection drops it.
         _log.error("store: rollback failed: %r", error)
 
 
 def _closed(path: Path) -> StoreError:
-    return StoreError("The store is not open", path, "Open it first.")
+    return StoreError("The store is not open", path, "Call open() first.")
 
 
-# OR ROLLBACK: a conflict ends the whole commit anyway, and SQLite then needs no journal for the statement.
-_PUT_ROWS = "INSERT OR ROLLBACK INTO message VALUES "
-_PUT_BODIES = "INSERT OR ROLLBACK INTO body VALUES "
-_PUT_COUNTERS = "INSERT OR REPLACE INTO counter VALUES "
-_PUT_ENTITIES = "INSERT OR REPLACE INTO entity VALUES "
-_PUT_STATES = "INSERT OR REPLACE INTO session_state VALUES "
-_PUT_SEEN = "INSERT OR REPLACE INTO seen VALUES "
-_WIDTH = {_PUT_ROWS: 13, _PUT_BODIES: 3, _PUT_COUNTERS: 11, _PUT_ENTITIES: 6, _PUT_STATES: 4, _PUT_SEEN: 3}
-_LARGEST = 256
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+_MOST_ROWS = 256
+
+
+def _insert(verb: str, table: str, columns: Sequence[str]) -> dict[int, str]:
+    """Return the INSERT statements for 1, 2, 4 … `_MOST_ROWS` rows, by their number of rows."""
+    row = f"({', '.join('?' * len(columns))})"
+    start = f"{verb} INTO {table} ({', '.join(columns)}) VALUES "
+    sizes = [1 << power for power in range(_MOST_ROWS.bit_length())]
+    return {size: start + ", ".join([row] * size) for size in sizes}
+
+
+# The columns have the order of the fields of the writes. OR ROLLBACK: a conflict fails the whole commit anyway, and
+# SQLite then keeps no journal for the statement.
+_PUT_ROWS = _insert("INSERT OR ROLLBACK", "message", Row._fields)
+_PUT_BODIES = _insert("INSERT OR ROLLBACK", "body", ("id", "raw", "topic"))
+_PUT_COUNTERS = _insert("INSERT OR REPLACE", "counter", PutCounters._fields)
+_PUT_ENTITIES = _insert("INSERT OR REPLACE", "entity", PutEntity._fields)
+_PUT_STATES = _insert("INSERT OR REPLACE", "session_state", PutSessionState._fields)
+_PUT_SEEN = _insert("INSERT OR REPLACE", "seen", PutSeenId._fields)
 
 _DROP_RANGE = "DELETE FROM message WHERE queue = ? AND lane = ? AND seq BETWEEN ? AND ?"
 _DROP_RANGES = """
@@ -294,56 +335,63 @@ DELETE FROM seen WHERE (queue, message_id) IN (
 """
 
 
-class BatchWriter:
-    """The statements of commits on the writing connection."""
+class CommitWriter:
+    """Runs the statements of commits on the writing connection, inside the caller's transaction.
+
+    Every statement that SQLite runs gives the interpreter lock away and may have to wait for it, so the number of
+    statements decides the speed. Rows are inserted many at a time; drops and moves are one JSON argument each.
+    """
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self._execute = connection.execute
 
-    def carry_out(self, plan: WriteBatch) -> None:
-        """Everything the plan says, in its order."""
-        if plan.bodies:
-            self._put(_PUT_BODIES, list(plan.bodies.values()))
-            self._execute(_CHARGE, (json.dumps(list(plan.shared_bytes().items())),))
-        for batch in plan.batches:
-            self._carry_out_batch(batch)
-        unnamed = [body for batch in plan.batches for body in batch.unnamed]
+    def carry_out(self, batch: WriteBatch) -> None:
+        """Carry out all writes of the batch, in its order."""
+        if batch.bodies:
+            self._put(_PUT_BODIES, list(batch.bodies.values()))
+            self._execute(_CHARGE, (json.dumps(list(batch.shared_bytes().items())),))
+        for changes in batch.row_changes:
+            self._change_rows(changes)
+        unnamed = [body for changes in batch.row_changes for body in changes.unnamed]
         if unnamed:
             self._execute(_DROP_UNNAMED, (json.dumps(unnamed),))
-        if plan.seen:
-            self._put(_PUT_SEEN, list(plan.seen.values()))
-        if plan.states:
-            self._put(_PUT_STATES, [write for write in plan.states.values() if write.state is not None])
-            if cleared := [key for key, write in plan.states.items() if write.state is None]:
+        if batch.seen:
+            self._put(_PUT_SEEN, list(batch.seen.values()))
+        if batch.states:
+            self._put(_PUT_STATES, [write for write in batch.states.values() if write.state is not None])
+            if cleared := [key for key, write in batch.states.items() if write.state is None]:
                 self._execute(_DROP_STATES, (json.dumps(cleared),))
-        if plan.entities:
-            self._put(_PUT_ENTITIES, list(plan.entities.values()))
-        if plan.entities or plan.gone:
-            self._execute(_RAISE_HIGHEST, (max(chain(plan.entities, plan.gone)),))
-        if plan.counters:
-            self._put(_PUT_COUNTERS, list(plan.counters.values()))
-        if plan.gone:
-            self._execute(_DROP_ENTITIES, {"1": json.dumps(sorted(plan.gone))})
+        if batch.entities:
+            self._put(_PUT_ENTITIES, list(batch.entities.values()))
+        if batch.entities or batch.gone:
+            self._execute(_RAISE_HIGHEST, (max(chain(batch.entities, batch.gone)),))
+        if batch.counters:
+            self._put(_PUT_COUNTERS, list(batch.counters.values()))
+        if batch.gone:
+            self._execute(_DROP_ENTITIES, {"1": json.dumps(sorted(batch.gone))})
 
-    def _carry_out_batch(self, batch: RowChanges) -> None:
-        if early := batch.early_puts():
-            self._put(_PUT_ROWS, [(*row[:12], None) for row in early])
-        if batch.drops:
-            self._drop(batch.drops)
-        if batch.moves:
-            arguments = [(*move[:8], None if move[8] is None else move[8].hex()) for move in batch.moves.values()]
-            self._execute(_MOVE_ROWS, (json.dumps(arguments),))
-        if late := batch.late_puts() if early else list(batch.puts.values()):
+    def _change_rows(self, changes: RowChanges) -> None:
+        if early := changes.early_puts():
+            self._put(_PUT_ROWS, [(*row[:-1], None) for row in early])  # their raw is stored with the shared body
+        if changes.drops:
+            self._drop(changes.drops)
+        if changes.moves:
+            # JSON has no bytes: the overlay, the last field of a move, goes as hexadecimal text.
+            moves = [
+                (*move[:-1], None if move.overlay is None else move.overlay.hex()) for move in changes.moves.values()
+            ]
+            self._execute(_MOVE_ROWS, (json.dumps(moves),))
+        if late := changes.late_puts() if early else list(changes.puts.values()):
             self._put(_PUT_ROWS, late)
 
-    def _put(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert rows by powers of two, so that any number takes few statements and all of them stay prepared."""
+    def _put(self, statements: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Insert rows in groups of 256, 128, 64 … 1: few statements for any number, and all of them stay prepared."""
         done, left = 0, len(rows)
         while left:
-            size = min(_LARGEST, 1 << left.bit_length() - 1)
+            size = min(_MOST_ROWS, 1 << left.bit_length() - 1)
             part = rows[done : done + size] if left > size or done else rows
-            self._execute(_SQL[statement, size], tuple(chain.from_iterable(part)))
+            self._execute(statements[size], tuple(chain.from_iterable(part)))
             done += size
             left -= size
 
@@ -355,14 +403,14 @@ class BatchWriter:
             self._execute(_DROP_RANGES, (json.dumps(ranges),))
 
     def settle_freed(self) -> dict[int, int]:
-        """Bytes of bodies that went in this transaction, by their topic, which is charged for them no more."""
+        """Charge topics no longer for bodies that this transaction deleted. Returns the bytes by topic."""
         freed: dict[int, int] = dict(json.loads(self._execute(_FREED).get))
         if freed:
             self._execute(_CHARGE_LESS)
         return freed
 
     def purge(self, queue: int, limit: int) -> int:
-        """Remove up to `limit` rows of a dropped queue; when none is left, its entry too. Returns how many went."""
+        """Delete up to `limit` rows of a dropped queue, its record with the last. Returns the number deleted."""
         left = limit
         for statement in _PURGE:
             self._execute(statement, (queue, left))
@@ -373,13 +421,13 @@ class BatchWriter:
         return limit - left
 
     def forget_seen(self, queue: int, before: int, limit: int) -> int:
-        """Remove up to `limit` ids remembered before that instant. Returns how many went."""
+        """Delete up to `limit` ids that were remembered before that instant. Returns the number deleted."""
         self._execute(_FORGET_SEEN, (queue, before, limit))
         return self._connection.changes()
 
 
 def _ranges(keys: Iterable[RowKey]) -> Iterable[tuple[int, int, int, int]]:
-    """The keys as runs of consecutive sequence numbers: queue, lane, first, last."""
+    """Yield the keys as runs of consecutive sequence numbers: queue, lane, first, last."""
     ordered = sorted(keys)
     queue, lane, first = ordered[0]
     last = first
@@ -391,10 +439,3 @@ def _ranges(keys: Iterable[RowKey]) -> Iterable[tuple[int, int, int, int]]:
             queue, lane, first = key
             last = first
     yield queue, lane, first, last
-
-
-def _sized(statement: str, size: int) -> str:
-    return statement + ",".join(["(" + ",".join("?" * _WIDTH[statement]) + ")"] * size)
-
-
-_SQL = {(statement, 1 << power): _sized(statement, 1 << power) for statement in _WIDTH for power in range(9)}

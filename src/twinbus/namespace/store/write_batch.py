@@ -1,8 +1,19 @@
-"""What the writes of one commit come to: few statements over many rows instead of one for each write.
+"""Folds the writes of one commit into a batch that a few SQL statements can carry out.
 
-Each step of SQLite gives the interpreter lock away and may wait for it, so their number decides the speed.
-Writes on different rows commute; writes on one row are folded into their outcome. Where order would still matter,
-a new batch begins. No SQL in here.
+Why. Every statement that SQLite runs gives the interpreter lock away and may have to wait for it, so a commit of many
+writes must not take a statement for each of them.
+
+How. Writes on different rows can be carried out in any order. Several writes on one row are folded into their outcome:
+a row that is put and then moved is put where it was moved to. The outcome of all rows is carried out in four groups:
+
+    early puts   new rows that name a shared body, so that a drop does not delete the body as its last row
+    drops
+    moves
+    late puts    the other new rows: their key may be free only after a drop or a move
+
+A move to the key of a row that an earlier move takes away cannot be folded this way. It starts a new `RowChanges`.
+
+This module is pure and contains no SQL.
 """
 
 from __future__ import annotations
@@ -34,25 +45,26 @@ RowKey = tuple[int, int, int]
 
 @dataclass(slots=True)
 class RowChanges:
-    """Writes on rows that may be carried out in this order: early puts, drops, moves, late puts."""
+    """Changes of rows, to be carried out in this order: early puts, drops, moves, late puts."""
 
     drops: set[RowKey] = field(default_factory=set)
     moves: dict[RowKey, MoveRow] = field(default_factory=dict)
-    """By the key under which the row is stored now."""
+    """By the key that the row has in the file."""
     arrivals: dict[RowKey, RowKey] = field(default_factory=dict)
-    """Where moved rows will stand, and the key under which each is stored now."""
+    """From the key that a moved row will have to the key that it has in the file."""
     puts: dict[RowKey, Row] = field(default_factory=dict)
     unnamed: set[int] = field(default_factory=set)
-    """Bodies of rows that were put and dropped again."""
+    """Bodies of rows that this commit put and dropped again. Maybe no row names them now."""
 
     def early_puts(self) -> list[Row]:
-        """Rows that name a shared body: there before the drops, lest the last drop takes the body away."""
-        return [row for key, row in self.puts.items() if row.body is not None and not self._is_taken(key)]
+        """Return the new rows that name a shared body and whose key is free already."""
+        return [row for key, row in self.puts.items() if row.body is not None and not self._is_occupied(key)]
 
     def late_puts(self) -> list[Row]:
-        return [row for key, row in self.puts.items() if row.body is None or self._is_taken(key)]
+        """Return the other new rows."""
+        return [row for key, row in self.puts.items() if row.body is None or self._is_occupied(key)]
 
-    def _is_taken(self, key: RowKey) -> bool:
+    def _is_occupied(self, key: RowKey) -> bool:
         return key in self.drops or key in self.moves
 
     def put(self, row: Row) -> None:
@@ -68,7 +80,7 @@ class RowChanges:
         elif (stored := self.arrivals.pop(key, None)) is not None:
             del self.moves[stored]
             self.drops.add(stored)
-        elif key not in self.moves:  # else the row stands elsewhere by now
+        elif key not in self.moves:  # otherwise the row was moved away: no row has this key now
             self.drops.add(key)
 
     def move(self, write: MoveRow) -> None:
@@ -87,21 +99,21 @@ class RowChanges:
 
 @dataclass(slots=True)
 class WriteBatch:
-    """A whole commit: batches in order, and what does not depend on rows (last word for each key)."""
+    """All writes of a commit: changes of rows in their order, and the last write for each key of everything else."""
 
     bodies: dict[int, PutBody] = field(default_factory=dict)
-    batches: list[RowChanges] = field(default_factory=lambda: [RowChanges()])
+    row_changes: list[RowChanges] = field(default_factory=lambda: [RowChanges()])
     counters: dict[int, PutCounters] = field(default_factory=dict)
     entities: dict[int, PutEntity] = field(default_factory=dict)
     states: dict[tuple[int, str], PutSessionState] = field(default_factory=dict)
     seen: dict[tuple[int, str], PutSeenId] = field(default_factory=dict)
     forgotten: dict[int, int] = field(default_factory=dict)
-    """By queue, the instant before which ids need no longer be known."""
+    """By queue: the instant before which remembered ids can be deleted."""
     gone: set[int] = field(default_factory=set)
-    """Queues dropped by this commit."""
+    """Queues that this commit drops."""
 
     def shared_bytes(self) -> dict[int, int]:
-        """What each topic is charged for the bodies put."""
+        """Return the bytes that each topic is charged for the bodies that this commit puts."""
         added: defaultdict[int, int] = defaultdict(int)
         for _, raw, topic in self.bodies.values():
             added[topic] += len(raw)
@@ -109,7 +121,7 @@ class WriteBatch:
 
 
 def moved(row: Row, write: MoveRow) -> Row:
-    """The row as the move leaves it."""
+    """Return the row as it is after the move."""
     return row._replace(
         lane=write.to_lane,
         seq=write.to_seq,
@@ -122,43 +134,43 @@ def moved(row: Row, write: MoveRow) -> Row:
 
 
 def fold_writes(writes: Iterable[StoreWrite], gone: Collection[int]) -> WriteBatch:
-    """Fold the writes of a commit. Writes to queues that are gone come too late and are left out."""
-    plan = WriteBatch()
-    batch = plan.batches[0]
+    """Return the writes of a commit as a batch, without those to queues in `gone`. Raises StoreConflictError."""
+    folded = WriteBatch()
+    rows = folded.row_changes[0]
     for write in writes:
         if isinstance(write, PutBody):
-            plan.bodies[write.body] = write
+            folded.bodies[write.body] = write
             continue
         queue = write[0].queue if isinstance(write, PutRow) else write[0]
-        if queue in gone or queue in plan.gone:
+        if queue in gone or queue in folded.gone:
             continue
         match write:
             case PutRow():
-                batch.put(write.row)
+                rows.put(write.row)
             case DropRow():
-                batch.drop(write)
+                rows.drop(write)
             case PutCounters():
-                plan.counters[queue] = write
+                folded.counters[queue] = write
             case MoveRow():
-                # Its place is that of a row still to be moved away: those moves come first.
-                if (queue, write.to_lane, write.to_seq) in batch.moves and write[1:3] != write[3:5]:
-                    plan.batches.append(batch := RowChanges())
-                batch.move(write)
+                # Another row is to be moved away from the target key: carry that move out first.
+                if (queue, write.to_lane, write.to_seq) in rows.moves and write[1:3] != write[3:5]:
+                    folded.row_changes.append(rows := RowChanges())
+                rows.move(write)
             case PutSeenId():
-                plan.seen[queue, write.message_id] = write
+                folded.seen[queue, write.message_id] = write
             case PutSessionState():
-                plan.states[queue, write.session] = write
+                folded.states[queue, write.session] = write
             case ForgetSeenIds():
-                plan.forgotten[queue] = max(write.before, plan.forgotten.get(queue, write.before))
+                folded.forgotten[queue] = max(write.before, folded.forgotten.get(queue, write.before))
             case PutEntity():
-                plan.entities[queue] = write
+                folded.entities[queue] = write
             case DropEntity():
-                plan.gone.add(queue)
-                plan.counters.pop(queue, None)
-                plan.entities.pop(queue, None)
+                folded.gone.add(queue)
+                folded.counters.pop(queue, None)
+                folded.entities.pop(queue, None)
             case _:
                 assert_never(write)
-    return plan
+    return folded
 
 
 def _conflict(key: RowKey) -> StoreConflictError:
