@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.bare_sqlite import some_rows
 from twinbus.namespace.engine.storage_protocol import PutCounters, PutRow
+from twinbus.namespace.store import SqliteStore
 from twinbus.namespace.store.files import StoreFiles
-from twinbus.namespace.store.sqlite import SqliteStore
 
 SIZE = 1_024
 GROUPS = {1: 400, 100: 60, 256: 40}

@@ -36,8 +36,7 @@ from twinbus.namespace.engine.storage_protocol import (
     Row,
     StoreWrite,
 )
-from twinbus.namespace.store import open_store
-from twinbus.namespace.store.sqlite import SqliteStore
+from twinbus.namespace.store import SqliteStore, open_store
 
 SIZE = 1_024
 GROUPS = {1: 600, 100: 20_000, 256: 40_960}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.crash.inspection import check_file
 from twinbus.namespace.engine.storage_protocol import PutBody, PutRow, QueueLane, Row, StoreWrite
-from twinbus.namespace.store.sqlite import SqliteStore
+from twinbus.namespace.store import SqliteStore
 
 
 def _row(seq: int, body: int | None) -> PutRow:

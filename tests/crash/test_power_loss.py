@@ -11,8 +11,7 @@ from tests.crash.power_loss import Disk, Loss
 from tests.namespace.store.model import Engine, Model, assert_shows
 from tests.tiers import budget
 from twinbus.namespace.engine.storage_protocol import OpenedStore
-from twinbus.namespace.store.errors import StoreError
-from twinbus.namespace.store.sqlite import SqliteStore
+from twinbus.namespace.store import SqliteStore, StoreError
 
 SEEDS = budget(8, 20, 200)
 LIVES = 5

@@ -23,7 +23,7 @@ from azure.servicebus.management import EntityStatus, ServiceBusAdministrationCl
 
 from tests.formats.sets import expected, sets_with, unpacked
 from twinbus.namespace.engine.storage_protocol import KnownIds
-from twinbus.namespace.store.sqlite import SqliteStore
+from twinbus.namespace.store import SqliteStore
 from twinbus.testing import LocalNamespace
 
 T = TypeVar("T")

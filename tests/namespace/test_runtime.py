@@ -33,9 +33,7 @@ from twinbus.namespace.engine.events import (
 from twinbus.namespace.engine.storage_protocol import DueRows, StoreRead
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.runtime import Mailbox, NamespaceRuntime
-from twinbus.namespace.store.interface import Store
-from twinbus.namespace.store.memory import MemoryStore
-from twinbus.namespace.store.sqlite import SqliteStore
+from twinbus.namespace.store import MemoryStore, SqliteStore, Store
 from twinbus.values import Timestamp
 
 Answers = asyncio.Queue[Any]

@@ -12,7 +12,7 @@ from twinbus.namespace.engine.events import MessagesPeeked, MessagesSent
 from twinbus.namespace.engine.storage_protocol import KnownIds, StoreRead
 from twinbus.namespace.engine.transactions import commit_transaction
 from twinbus.namespace.runtime import NamespaceRuntime
-from twinbus.namespace.store.memory import MemoryStore
+from twinbus.namespace.store import MemoryStore
 
 from .test_runtime import ask, open_runtime
 from .test_runtime import runtime as runtime  # noqa: PLC0414  # a fixture: memory and SQLite in turn

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinbus.namespace.engine.storage_protocol import PutBody, PutRow, StoreRead, StoreWrite
-from twinbus.namespace.store.interface import Store
+from twinbus.namespace.store import Store
 
 _log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from twinbus.namespace.engine.registry import Entity, EntityRegistry, RootEntity
 from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.namespace.group_commit import GroupCommit
 from twinbus.namespace.meter import OperationMeter
-from twinbus.namespace.store.interface import Store
+from twinbus.namespace.store import Store
 from twinbus.values import Condition
 
 _log = logging.getLogger(__name__)

@@ -25,8 +25,7 @@ from twinbus.errors import OperatorError
 from twinbus.namespace.resources import Resources
 from twinbus.namespace.serve_plan import ServePlan
 from twinbus.namespace.server import DEFAULT_RULES, NamespaceOptions, NamespaceServer
-from twinbus.namespace.store.errors import StoreInUseError
-from twinbus.namespace.store.files import StoreLock, make_folder
+from twinbus.namespace.store import StoreInUseError, StoreLock, make_folder
 
 _DRAIN_SECONDS: Final = 10.0
 # Each step of a commit gives the interpreter lock away, and waits this long at most to have it back from a busy loop:

@@ -39,9 +39,7 @@ from twinbus.namespace.meter import DepthCollector, LedgerMeter, OperationMeter,
 from twinbus.namespace.own_names import Authority, OwnNames, is_wildcard, parse_authority
 from twinbus.namespace.resources import Resources
 from twinbus.namespace.runtime import LockTokens, NamespaceRuntime
-from twinbus.namespace.store.interface import Store
-from twinbus.namespace.store.memory import MemoryStore
-from twinbus.namespace.store.sqlite import SqliteStore
+from twinbus.namespace.store import MemoryStore, SqliteStore, Store
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from twinbus.namespace.engine.effects import (
 from twinbus.namespace.engine.forwarding import forward
 from twinbus.namespace.engine.registry import Entity, EntityRegistry
 from twinbus.namespace.engine.storage_protocol import PutCounters, Row
-from twinbus.namespace.store.memory import MemoryStore
+from twinbus.namespace.store import MemoryStore
 from twinbus.values import Symbol, Timestamp
 
 START = 1_700_000_000_000

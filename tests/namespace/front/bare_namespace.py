@@ -5,7 +5,7 @@ from typing import TypeVar
 from twinbus.namespace.engine.descriptions import Description, EntityInfo
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.runtime import LockTokens, NamespaceRuntime
-from twinbus.namespace.store.memory import MemoryStore
+from twinbus.namespace.store import MemoryStore
 
 BORN = 1_700_000_000_000
 
