@@ -136,7 +136,7 @@ class NamespaceServer:
             self._acceptor.close()
         connections = self._site.connections
         for connection in list(connections):
-            connection.channel.pause_reading("stopping")
+            connection.stream.pause_reading("stopping")
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await self.runtime.group_commit.flushed()
@@ -176,7 +176,7 @@ class NamespaceServer:
             if pending:
                 await asyncio.wait(pending, timeout=seconds)
             for connection in list(self._site.connections):
-                connection.channel.abort()
+                connection.stream.abort()
 
     async def _create_entities(self) -> None:
         """Create what is missing. Raises OperatorError if one exists as another kind; then nothing is created."""
@@ -211,7 +211,7 @@ class NamespaceServer:
         if self._acceptor is not None:
             self._acceptor.close()
         for connection in list(self._site.connections):
-            connection.channel.abort()
+            connection.stream.abort()
         if not self.ended.done():
             self.ended.set_exception(error)
 

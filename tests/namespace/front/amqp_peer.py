@@ -30,6 +30,7 @@ from twinbus.amqp import (
     split_sections,
 )
 from twinbus.connect import make_sas_token
+from twinbus.namespace.front.accepted_connection import AcceptedConnection
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Symbol, Timestamp
@@ -39,6 +40,11 @@ SECONDS = 20.0
 
 SESSION_FILTER = Symbol("com.microsoft:session-filter")
 Kind = TypeVar("Kind")
+
+
+def accepted_connections(server: NamespaceServer) -> list[AcceptedConnection]:
+    """The open connections of a server, with their insides."""
+    return [connection for connection in server._site.connections if isinstance(connection, AcceptedConnection)]
 
 
 class Peer(asyncio.Protocol):

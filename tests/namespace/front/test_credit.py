@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from tests.namespace.front.amqp_peer import Peer
+from tests.namespace.front.amqp_peer import Peer, accepted_connections
 from twinbus.amqp import Limits, Link, LinkAccepted, LinkFlowed, Properties, build_message
 from twinbus.amqp.fast_frames import FlowFields, flow_frame
 from twinbus.connect import ServiceBusConnection
@@ -123,7 +123,7 @@ async def test_a_reader_that_does_not_read_fills_no_memory_and_loses_nothing(
     # The other connection is served all the while; what is written to the first one stays within bounds.
     for _ in range(20):
         await bus.management("bills").peek()
-    assert max(map(_unsent, server._site.connections)) < 8 * MIB
+    assert max(map(_unsent, accepted_connections(server))) < 8 * MIB
     peer.transport.resume_reading()
     assert len(await peer.received(link, 320)) == 320
 

@@ -164,7 +164,7 @@ async def test_a_settlement_the_peer_does_not_wait_for_is_carried_out_with_its_t
 async def test_transactions_that_timed_out_and_were_never_ended_make_room_for_others(
     acting: Transacting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "_MOST", 2)
+    monkeypatch.setattr(transactions, "_MAX_OPEN", 2)
     monkeypatch.setattr(transactions.Transactions, "declare", _declare_for_no_time)
     orders, name = await acting.peer.sender("orders"), b""
     for number in range(5):

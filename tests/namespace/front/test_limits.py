@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.amqp.transaction_requests import coordinator
-from tests.namespace.front.amqp_peer import SECONDS, Node, Peer
+from tests.namespace.front.amqp_peer import SECONDS, Node, Peer, accepted_connections
 from tests.namespace.front.transaction_peer import Transacting
 from twinbus.amqp import (
     KIB,
@@ -37,7 +37,7 @@ from twinbus.connect import connect, make_sas_token
 from twinbus.message import Message
 from twinbus.namespace.engine import queries
 from twinbus.namespace.engine.descriptions import QueueDescription
-from twinbus.namespace.front import accepted_connection, amqp_connection, transactions
+from twinbus.namespace.front import accepted_connection, request_response, transactions
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.resources import ResourceLimits, Resources
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer
@@ -321,10 +321,10 @@ async def test_x1_memory_returns_to_zero_and_nothing_is_kept_alive_when_connecti
         for writer, raw in zip(writers, [*held, half_frame], strict=True):
             writer.write(raw)
         await until(lambda: server.resources.held > 270_000)
-        connections = server._site.connections
-        speakers = [connection._speaker for connection in connections if connection._speaker is not None]
-        alive: list[weakref.ref[Any]] = [weakref.ref(one) for one in [*connections, *speakers]]
-        del connections, speakers
+        connections = accepted_connections(server)
+        handlers = [connection._handler for connection in connections if connection._handler is not None]
+        alive: list[weakref.ref[Any]] = [weakref.ref(one) for one in [*connections, *handlers]]
+        del connections, handlers
         assert len(alive) >= 10
         for writer in writers:
             writer.transport.abort()
@@ -354,7 +354,7 @@ async def test_x1_memory_of_a_client_with_a_token_returns_to_zero(server: Namesp
 async def test_x1_messages_of_open_transactions_have_a_limit(
     server: NamespaceServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "_MOST_BYTES", 50_000)
+    monkeypatch.setattr(transactions, "_MAX_BYTES", 50_000)
     acting = await Transacting.on(peer)
     sender = await peer.sender("orders")
     first, second = await acting.begin(), await acting.begin()
@@ -458,7 +458,7 @@ async def test_x1_many_peeks_at_once_are_all_answered_to_a_client_that_grants_cr
 async def test_x1_peeks_wait_while_their_replies_are_not_taken_and_too_many_are_refused(
     server: NamespaceServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amqp_connection, "_MOST_WAITING_READS", (20, MIB))
+    monkeypatch.setattr(request_response, "_MAX_WAITING_READS", request_response._Limit(20, MIB))
     await send_large(peer, "orders", 6, 200_000)
     node = Node(peer, "orders/$management")
     await node.attached(credit=0)
@@ -479,7 +479,7 @@ async def test_x1_peeks_wait_while_their_replies_are_not_taken_and_too_many_are_
 async def test_x1_a_client_that_waits_for_credit_can_send_any_number_of_peeks(
     server: NamespaceServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amqp_connection, "_MOST_WAITING_READS", (200, MIB))  # of one link: its credit, twice
+    monkeypatch.setattr(request_response, "_MAX_WAITING_READS", request_response._Limit(200, MIB))
     await send_large(peer, "orders", 1, 20_000)
     node = Node(peer, "orders/$management")
     await node.attached(credit=500)

@@ -19,10 +19,10 @@ from twinbus.message import BodyType, Message
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.storage_protocol import distinct
 from twinbus.namespace.front.addresses import LinkAddress, parse_address
-from twinbus.namespace.front.amqp_connection import AmqpConnection
 from twinbus.namespace.front.cbs import GrantedClaims
 from twinbus.namespace.front.request_response import NodeReplyLink, NodeReplyLinks
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
+from twinbus.namespace.front.unsettled import UnsettledDeliveries
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.server import NamespaceServer
 from twinbus.testing import LocalNamespace
@@ -147,7 +147,7 @@ def reply_links(number: int) -> tuple[NodeReplyLinks, list[tuple[Link, NodeReply
     links, made = NodeReplyLinks(), []
     for index in range(number):
         link = (first if index % 2 else second).attach(f"reply-{index}", RECEIVER)
-        reply_link = NodeReplyLink(None, link, address)  # type: ignore[arg-type]  # nothing is sent here
+        reply_link = NodeReplyLink(link, address, None, None)  # type: ignore[arg-type]  # nothing is sent here
         links.add(link, reply_link)
         made.append((link, reply_link))
     return links, made, first, second, address
@@ -205,7 +205,7 @@ async def test_x1_deliveries_of_links_that_end_together_are_looked_through_once(
         link = await peer.receiver("orders", session)
         peer.grant(link, 1)
         await peer.received(link, 1)
-    with counted(AmqpConnection._forget_unsettled.__code__) as looks:
+    with counted(UnsettledDeliveries.forget_links.__code__) as looks:
         session.end()
         peer.flush()
         await peer.echo()

@@ -21,7 +21,7 @@ from twinbus.amqp import (
     build_message,
     split_sections,
 )
-from twinbus.namespace.front import amqp_connection
+from twinbus.namespace.front import request_response
 from twinbus.namespace.front.management_operations import supported
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Array, Int, Long, Timestamp, UInt, ULong
@@ -166,7 +166,7 @@ async def test_replies_wait_for_credit_and_come_in_order(peer: Peer) -> None:
 
 
 async def test_who_asks_and_never_takes_the_replies_is_let_go(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_connection, "_MOST_UNREAD", (40, 16 * MIB))
+    monkeypatch.setattr(request_response, "_MAX_UNREAD", request_response._Limit(40, 16 * MIB))
     node = Node(peer, NODE)
     await node.attached(credit=0)
     for _ in range(50):

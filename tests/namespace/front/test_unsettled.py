@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.namespace.front.amqp_peer import Peer
+from tests.namespace.front.amqp_peer import Peer, accepted_connections
 from twinbus.amqp import (
     ACCEPTED,
     RECEIVER,
@@ -190,15 +190,16 @@ async def test_links_that_come_and_go_on_one_session_leave_nothing_behind(peer: 
         link.detach()
         peer.flush()
         await peer.event(LinkDetached, link)
-    (connection,) = server._site.connections
-    assert isinstance(connection._speaker, AmqpConnection)
-    assert sum(map(len, connection._speaker._unsettled.values())) == 0
+    (connection,) = accepted_connections(server)
+    assert isinstance(connection._handler, AmqpConnection)
+    assert len(connection._handler._unsettled) == 0
+    assert sum(map(len, connection._handler._unsettled._by_session.values())) == 0
 
 
 async def test_deliveries_whose_lock_is_gone_do_not_pile_up(
     peer: Peer, server: NamespaceServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.namespace.front.amqp_connection._MANY_UNSETTLED", 4)
+    monkeypatch.setattr("twinbus.namespace.front.unsettled._CHECK_STEP", 4)
     link = await peer.receiver("orders")
     gone = await locked(peer, link, *"abc")
     tokens = Array(UUID, [UUID(bytes_le=delivery.tag) for delivery in gone])
@@ -209,10 +210,11 @@ async def test_deliveries_whose_lock_is_gone_do_not_pile_up(
     [kept] = await locked(peer, link, "d")
     [told] = await peer.answers(3)
     assert (told.first, told.last, told.settled, told.state) == (0, 2, True, Released())
-    [connection] = server._site.connections
-    speaker = connection._speaker
-    assert isinstance(speaker, AmqpConnection)
-    assert [list(unsettled) for unsettled in speaker._unsettled.values()] == [[kept.delivery_id]]
+    [connection] = accepted_connections(server)
+    assert isinstance(connection._handler, AmqpConnection)
+    unsettled = connection._handler._unsettled
+    assert len(unsettled) == 1
+    assert [list(entries) for entries in unsettled._by_session.values()] == [[kept.delivery_id]]
     dispose(peer, link, 1, 1, ACCEPTED)
     assert outcomes(await peer.answers(1)) == [(1, 1, "com.microsoft:message-lock-lost")]
     dispose(peer, link, kept.delivery_id, kept.delivery_id, ACCEPTED)

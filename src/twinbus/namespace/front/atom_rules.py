@@ -51,7 +51,7 @@ def read_rule(node: ET.Element) -> RuleDescription:
     """A RuleDescription or DefaultRuleDescription. Raises AtomError."""
     parts = _parts(node)
     name = _text(parts.get("Name")).strip()
-    return RuleDescription(name or DEFAULT_RULE, _filter(parts.get("RuleFilter")), _action(parts.get("Action")))
+    return RuleDescription(name or DEFAULT_RULE, _filter(parts.get("Filter")), _action(parts.get("Action")))
 
 
 def _filter(node: ET.Element | None) -> RuleFilter:

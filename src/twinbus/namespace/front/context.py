@@ -1,27 +1,55 @@
-"""What all connections of one namespace share."""
+"""What the parts of the front share: the namespace, for its connections, and a connection, for its links.
+
+Links and request handlers get a `LinkContext`, never the connection itself. So imports point one way: the connection
+knows the links, the links know the context, the context knows its parts.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from collections import defaultdict
+from collections.abc import ItemsView, Iterable, ValuesView
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from twinbus.amqp import LimitExceededError
+from twinbus.amqp import LimitExceededError, Link, Session
+from twinbus.namespace.engine.descriptions import Claim
+from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.faults import Faults
+from twinbus.namespace.front import refusals
+from twinbus.namespace.front.backpressure import ConnectionInput, ConnectionOutput
+from twinbus.namespace.front.byte_stream import ByteStream
+from twinbus.namespace.front.cbs import GrantedClaims
+from twinbus.namespace.front.fault_effects import FaultEffects
+from twinbus.namespace.front.http_handler import HttpHandler
+from twinbus.namespace.front.request_response import NodeReplies
 from twinbus.namespace.front.sas_verifier import SasVerifier
+from twinbus.namespace.front.transactions import Transactions
+from twinbus.namespace.front.unsettled import UnsettledDeliveries
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.own_names import OwnNames
-from twinbus.namespace.resources import Resources
+from twinbus.namespace.resources import ConnectionAccount, Resources
 from twinbus.namespace.runtime import NamespaceRuntime
 
-if TYPE_CHECKING:
-    from twinbus.namespace.front.accepted_connection import AcceptedConnection
-    from twinbus.namespace.front.http_handler import HttpHandler
+
+class OpenConnection(Protocol):
+    """An accepted connection, as the server sees it."""
+
+    stream: ByteStream
+    gone: asyncio.Future[None]
+    """Done when the connection is closed."""
+
+    def faults_changed(self) -> None:
+        """Continue what a fault held, if that fault has ended."""
+
+    def shut_down(self) -> None:
+        """Close the connection in the peer's protocol: the namespace stops."""
 
 
 @dataclass(slots=True)
 class NamespaceContext:
-    """One namespace as its connections see it."""
+    """What all connections of one namespace share."""
 
     name: str
     runtime: NamespaceRuntime
@@ -32,8 +60,85 @@ class NamespaceContext:
     http: HttpHandler
     names: OwnNames
     resources: Resources
-    connections: set[AcceptedConnection] = field(default_factory=set)
+    connections: set[OpenConnection] = field(default_factory=set)
 
-    def refuse(self, exceeded: LimitExceededError) -> None:
+    def limit_exceeded(self, exceeded: LimitExceededError) -> None:
         """Count and log that a peer exceeded a limit."""
         self.resources.refuse(exceeded, self.name)
+
+
+class AttachedLink(Protocol):
+    """A link of an AMQP connection after its attach was accepted."""
+
+    @property
+    def required_claim(self) -> tuple[Claim, str] | None:
+        """The claim and path that a token must cover as long as the link is attached."""
+
+    def flowed(self) -> None:
+        """The peer sent a flow for this link: credit, or its delivery count."""
+
+    def detached(self) -> None:
+        """The link is gone. Called once."""
+
+
+class AttachedLinks:
+    """The attached links of one connection."""
+
+    def __init__(self, output: ConnectionOutput, unsettled: UnsettledDeliveries) -> None:
+        self._output = output
+        self._unsettled = unsettled
+        self._links: dict[Link, AttachedLink] = {}
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def get(self, link: Link) -> AttachedLink | None:
+        return self._links.get(link)
+
+    def items(self) -> ItemsView[Link, AttachedLink]:
+        return self._links.items()
+
+    def values(self) -> ValuesView[AttachedLink]:
+        return self._links.values()
+
+    def add(self, link: Link, attached: AttachedLink) -> None:
+        self._links[link] = attached
+
+    def detach(self, link: Link, refusal: Refusal) -> None:
+        """Detach a link from this side, with an error."""
+        self.forget([link])
+        link.detach(closed=True, error=refusals.amqp_error(refusal))
+        self._output.flush_soon()
+
+    def forget(self, links: Iterable[Link]) -> None:
+        """Remove links that are gone, with their unsettled deliveries."""
+        known = {link: attached for link in links if (attached := self._links.pop(link, None)) is not None}
+        senders: defaultdict[Session, set[AttachedLink]] = defaultdict(set)
+        for link, attached in known.items():
+            if link.is_sender:
+                senders[link.session].add(attached)
+        # One pass for all links of a session: a pass for each would take quadratic time (X1).
+        for session, gone in senders.items():
+            self._unsettled.forget_links(session, gone)
+        for attached in known.values():
+            attached.detached()
+
+    def clear(self) -> None:
+        """Remove all links: the connection is gone."""
+        self.forget(list(self._links))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkContext:
+    """What a link may use of its AMQP connection."""
+
+    runtime: NamespaceRuntime
+    account: ConnectionAccount
+    claims: GrantedClaims
+    faults: FaultEffects
+    links: AttachedLinks
+    output: ConnectionOutput
+    input: ConnectionInput
+    unsettled: UnsettledDeliveries
+    transactions: Transactions
+    replies: NodeReplies

@@ -1,6 +1,7 @@
-"""What a fault does to one operation of a connection (N4): one table for all points.
+"""What a fault does to one operation of an AMQP connection (N4).
 
-Which operation is struck is decided in faults.py; how an operation goes on, is refused or ends its link is the link's.
+`Faults` decides which operation a fault hits. This module maps each kind of fault to an effect. The link supplies the
+ways in which its operation can continue, as a `FaultableOperation`.
 """
 
 from __future__ import annotations
@@ -13,73 +14,84 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.faults import Fault, FaultKind, Faults
+from twinbus.namespace.faults import Fault, FaultKind, FaultPoint, Faults
 from twinbus.namespace.front import refusals
 
-# Operations of one connection that wait for a black hole to end; what comes beyond them stays in it.
-_MOST_HELD = 1000
+# Operations of one connection that may wait for a black hole to end. Further operations are lost in it.
+_MAX_HELD = 1000
 
 
 def crash() -> None:
-    """The process ends at once, as by kill -9."""
+    """End the process at once, as kill -9 does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultableOperation:
-    """An operation by what can become of it. `unanswered` carries it out and makes a call instead of its answer."""
+    """An operation that a fault hit, as the ways in which it can continue."""
 
-    go_on: Callable[[], None]
+    proceed: Callable[[], None]
     refuse: Callable[[Refusal], None]
     detach: Callable[[Refusal], None]
-    unanswered: Callable[[Callable[[], None]], None]
+    proceed_without_answer: Callable[[Callable[[], None]], None]
+    """Carries the operation out, and calls its argument at the time when the answer would be sent."""
 
 
-class BlackHoles:
-    """What black holes over parts of a namespace hold of one connection: it goes on when they are over."""
+class FaultEffects:
+    """Applies faults to the operations of one AMQP connection, and holds the operations that a black hole swallowed."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
         self._held: list[tuple[Fault, Callable[[], None]]] = []
 
-    def hold(self, fault: Fault, go_on: Callable[[], None]) -> None:
-        if len(self._held) < _MOST_HELD:
-            self._held.append((fault, go_on))
+    def trigger(self, point: FaultPoint, entity: str, link: str) -> Fault | None:
+        """Return the fault that hits this operation, and count the hit."""
+        return self._faults.trigger(point, entity, link) if self._faults.active else None
 
-    def let_go(self) -> None:
-        """Faults have changed. What a fault of counted hits swallowed stays swallowed."""
+    def black_hole(self, point: FaultPoint, entity: str, link: str) -> Fault | None:
+        """Return the black hole that is open at this point. Counts no hit."""
+        return self._faults.black_hole(point, entity, link) if self._faults.active else None
+
+    def apply(self, fault: Fault, operation: FaultableOperation) -> None:
+        """Continue the operation in the way that the fault demands."""
+        match fault.kind:
+            case FaultKind.SERVER_BUSY:
+                operation.refuse(refusals.busy())
+            case FaultKind.INTERNAL_ERROR:
+                operation.refuse(refusals.INTERNAL)
+            case FaultKind.DETACH | FaultKind.REFUSE:
+                operation.detach(refusals.DETACHED)
+            case FaultKind.DELAY:
+                asyncio.get_running_loop().call_later(fault.delay, operation.proceed)
+            case FaultKind.DROP_ACK:
+                operation.proceed_without_answer(_send_no_answer)
+            case FaultKind.CRASH if fault.after:
+                operation.proceed_without_answer(crash)
+            case FaultKind.CRASH:
+                crash()
+            case FaultKind.BLACK_HOLE:
+                self.hold(fault, operation.proceed)
+            case _:
+                assert_never(fault.kind)
+
+    def hold(self, fault: Fault, proceed: Callable[[], None]) -> None:
+        """Call `proceed` when this black hole has ended."""
+        if len(self._held) < _MAX_HELD:
+            self._held.append((fault, proceed))
+
+    def faults_changed(self) -> None:
+        """Continue the operations whose black hole has ended. A fault with a count never gives back what it hit."""
         held, self._held = self._held, []
-        for fault, go_on in held:
+        for fault, proceed in held:
             if not self._faults.is_over(fault):
-                self._held.append((fault, go_on))
+                self._held.append((fault, proceed))
             elif fault.count is None:
-                go_on()
+                proceed()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
+        """Drop all held operations: the connection is gone."""
         self._held.clear()
 
 
-def carry_out(fault: Fault, operation: FaultableOperation, black_holes: BlackHoles) -> None:
-    match fault.kind:
-        case FaultKind.SERVER_BUSY:
-            operation.refuse(refusals.busy())
-        case FaultKind.INTERNAL_ERROR:
-            operation.refuse(refusals.INTERNAL)
-        case FaultKind.DETACH | FaultKind.REFUSE:
-            operation.detach(refusals.DETACHED)
-        case FaultKind.DELAY:
-            asyncio.get_running_loop().call_later(fault.delay, operation.go_on)
-        case FaultKind.DROP_ACK:
-            operation.unanswered(_say_nothing)
-        case FaultKind.CRASH if fault.after:
-            operation.unanswered(crash)
-        case FaultKind.CRASH:
-            crash()
-        case FaultKind.BLACK_HOLE:
-            black_holes.hold(fault, operation.go_on)
-        case _:
-            assert_never(fault.kind)
-
-
-def _say_nothing() -> None:
-    """The answer is dropped on purpose."""
+def _send_no_answer() -> None:
+    """Replaces the answer that a fault of kind drop-ack suppresses."""

@@ -1,10 +1,9 @@
-"""Links on which the peer sends: transfers in, MessagesSent to the engine, its answers back as dispositions."""
+"""Links on which the peer sends: a transfer becomes `MessagesSent` for the engine, its answer becomes a disposition."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from twinbus.amqp import (
     BATCH_FORMAT,
@@ -20,17 +19,16 @@ from twinbus.amqp import (
     transactional_state,
 )
 from twinbus.namespace.engine import limits
+from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import MessagesSent
 from twinbus.namespace.engine.registry import Entity
 from twinbus.namespace.faults import Fault, FaultPoint
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import LinkAddress
+from twinbus.namespace.front.context import LinkContext
 from twinbus.namespace.front.fault_effects import FaultableOperation
 from twinbus.values import Condition
-
-if TYPE_CHECKING:
-    from twinbus.namespace.front.amqp_connection import AmqpConnection
 
 _CREDIT = 1000
 
@@ -38,31 +36,31 @@ _CREDIT = 1000
 class IncomingLink:
     """A link that brings messages to one entity."""
 
-    def __init__(self, connection: AmqpConnection, link: Link, entity: Entity, address: LinkAddress) -> None:
-        self._connection = connection
+    def __init__(self, context: LinkContext, link: Link, entity: Entity, address: LinkAddress) -> None:
+        self._context = context
         self._link = link
         self.entity = entity
-        self.address = address
+        self.required_claim = (Claim.SEND, address.path)
 
     def grant(self) -> None:
-        """Let the peer send. Its credit is topped up as it is used."""
+        """Let the peer send. Its credit is topped up when half of it is used."""
         self._link.flow(_CREDIT)
 
     def flowed(self) -> None:
-        """The sending peer told its state; nothing depends on it."""
+        """Nothing depends on the state of a sending peer."""
 
     def delivered(self, delivery: Delivered) -> None:
-        """One transfer arrived in full."""
+        """Store the messages of one complete transfer."""
         if self._link.credit <= _CREDIT // 2:
             self.grant()
-        fault = self._connection.trigger(FaultPoint.SEND, self.entity.path, self._link.name)
+        fault = self._context.faults.trigger(FaultPoint.SEND, self.entity.path, self._link.name)
         if fault is None:
             self._store(delivery, partial(self._answer, delivery))
         else:
-            self._suffer(fault, delivery)
+            self._apply_fault(fault, delivery)
 
     def detached(self) -> None:
-        """Messages already handed to the engine are stored all the same."""
+        """Messages that the engine has are stored all the same."""
 
     def _store(self, delivery: Delivered, answer: Callable[[Refusal | None], None]) -> None:
         size = len(delivery.payload)
@@ -80,38 +78,40 @@ class IncomingLink:
             return
         if transactional is not None:
             operation = (self.entity, MessagesSent(None, envelopes))
-            answer(self._connection.transactions.add(transactional.transaction, operation, len(envelopes), size=size))
+            transactions = self._context.transactions
+            answer(transactions.add(transactional.transaction, operation, len(envelopes), size=size))
             return
-        self._connection.storing(size)
+        incoming = self._context.input
+        incoming.storing(size)
 
         def stored(refusal: Refusal | None) -> None:
-            self._connection.stored(size)
+            incoming.stored(size)
             answer(refusal)
 
-        # A batch of nothing is accepted: the JavaScript client sends one for an empty array.
-        self._connection.runtime.submit(self.entity, MessagesSent(stored, envelopes))
+        # An empty batch is accepted: the JavaScript client sends one for an empty array.
+        self._context.runtime.submit(self.entity, MessagesSent(stored, envelopes))
 
     def _answer(self, delivery: Delivered, refusal: Refusal | None) -> None:
         transactional = None if delivery.state is None else read_transactional(delivery.state)
         if transactional is not None and refusal is not None:
-            self._connection.transactions.doom(transactional.transaction, refusal)
+            self._context.transactions.mark_rollback_only(transactional.transaction, refusal)
         if delivery.settled:
             return
+        output, session = self._context.output, self._link.session
         if refusal is None and transactional is not None:
             state: DeliveryState = transactional_state(transactional.transaction, Accepted())
-            self._connection.dispose_received(self._link.session, delivery.delivery_id, state)
+            output.dispose_received(session, delivery.delivery_id, state)
         elif refusal is None:
-            self._connection.accept(self._link.session, delivery.delivery_id)
+            output.accept(session, delivery.delivery_id)
         else:
-            state = Rejected(refusals.amqp_error(refusal))
-            self._connection.dispose_received(self._link.session, delivery.delivery_id, state)
+            output.dispose_received(session, delivery.delivery_id, Rejected(refusals.amqp_error(refusal)))
 
-    def _suffer(self, fault: Fault, delivery: Delivered) -> None:
+    def _apply_fault(self, fault: Fault, delivery: Delivered) -> None:
         answer = partial(self._answer, delivery)
-        struck = FaultableOperation(
-            go_on=lambda: self._store(delivery, answer),
+        operation = FaultableOperation(
+            proceed=lambda: self._store(delivery, answer),
             refuse=answer,
-            detach=partial(self._connection.detach, self._link),
-            unanswered=lambda call: self._store(delivery, lambda _: call()),
+            detach=partial(self._context.links.detach, self._link),
+            proceed_without_answer=lambda call: self._store(delivery, lambda _: call()),
         )
-        self._connection.suffer(fault, struck)
+        self._context.faults.apply(fault, operation)

@@ -38,8 +38,8 @@ _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Listener:
     """Accepts from a listening socket until it is closed."""
 
-    def __init__(self, site: NamespaceContext, listener: socket.socket) -> None:
-        self._site = site
+    def __init__(self, namespace: NamespaceContext, listener: socket.socket) -> None:
+        self._namespace = namespace
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._turns = FairTurns()
@@ -85,10 +85,10 @@ class Listener:
             refusal: LimitExceededError | None = self._exhausted()
         else:
             self._recovered()
-            refusal = self._site.resources.make_room()
+            refusal = self._namespace.resources.make_room()
             if refusal is not None:
-                self._site.refuse(refusal)
-        connection = AcceptedConnection(self._site, refusal)
+                self._namespace.limit_exceeded(refusal)
+        connection = AcceptedConnection(self._namespace, refusal)
         if refusal is not None:
             self._refused = {one for one in self._refused if not one.gone.done()}
             if len(self._refused) >= _MOST_REFUSED:
@@ -113,7 +113,7 @@ class Listener:
         if error.errno in _EXHAUSTED:
             self._exhausted()
         else:
-            _log.error("accepting failed: %s", error, extra={"namespace": self._site.name})
+            _log.error("accepting failed: %s", error, extra={"namespace": self._namespace.name})
         self._loop.remove_reader(self._listener)
         self._timer = self._loop.call_later(_TRY_AGAIN_SECONDS, self._listen)
 
@@ -125,14 +125,14 @@ class Listener:
             f"This server has no file descriptors left for connections: it may have {most} "
             "(ulimit -n). Close connections that are not needed, or raise that limit and start it again.",
         )
-        self._site.resources.refuse(exceeded, self._site.name, log=not self._is_exhausted)
+        self._namespace.resources.refuse(exceeded, self._namespace.name, log=not self._is_exhausted)
         self._is_exhausted = True
         return exceeded
 
     def _recovered(self) -> None:
         if self._is_exhausted:
             self._is_exhausted = False
-            _log.info("file descriptors are free again", extra={"namespace": self._site.name})
+            _log.info("file descriptors are free again", extra={"namespace": self._namespace.name})
 
 
 _log = logging.getLogger(__name__)
@@ -186,19 +186,19 @@ class UnauthenticatedReader(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._connection.connection_made(transport)
-        self._connection.channel.turns = self._wait_for_turn
+        self._connection.stream.turns = self._wait_for_turn
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._turns.buffer
 
     def buffer_updated(self, size: int) -> None:
-        channel = self._connection.channel
-        if channel.is_refused:
-            channel.discard(size)
+        stream = self._connection.stream
+        if stream.is_refused:
+            stream.discard(size)
             return
         self._piece = bytes(memoryview(self._turns.buffer)[:size])
         self._received += size
-        channel.pause_reading("turn")
+        stream.pause_reading("turn")
         self._turns.add(self._take_turn, self._received)
 
     def eof_received(self) -> bool:
@@ -226,7 +226,7 @@ class UnauthenticatedReader(asyncio.BufferedProtocol):
             self._transport.abort()
         if self._connection.is_authenticated and not self._transport.is_closing():
             self._transport.set_protocol(self._connection)
-        self._connection.channel.resume_reading("turn")
+        self._connection.stream.resume_reading("turn")
         return self._connection.is_answering
 
     def _wait_for_turn(self, call: Callable[[], None]) -> None:

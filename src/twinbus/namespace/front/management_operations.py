@@ -23,7 +23,7 @@ from twinbus.namespace.engine.descriptions import (
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.events import Event
 from twinbus.namespace.engine.storage_protocol import Row
-from twinbus.namespace.front.outgoing_link import encoded
+from twinbus.namespace.front.outgoing_link import encode_delivery
 from twinbus.namespace.front.request_response import NodeReply, NodeRequest
 from twinbus.values import Array, Condition, Described, Int, Long, Timestamp, ULong
 
@@ -188,7 +188,7 @@ def _delete_batch(body: RequestBody, request: NodeRequest) -> ManagementCall:
 
 
 def _raw(row: Row, token: bytes | None, locked_until: int | None) -> bytes:
-    return b"".join(encoded(row, token=token, locked_until=locked_until))
+    return b"".join(encode_delivery(row, token=token, locked_until=locked_until))
 
 
 def _locked(row: Row, token: bytes | None, locked_until: int | None) -> dict[str, Any]:
@@ -330,7 +330,7 @@ class ManagementCall(NamedTuple):
     claim: Claim
     event: Callable[[Callable[[Any], None]], Event]
     respond: Respond
-    held: str | None = None
+    session: str | None = None
 
 
 class RequestBody:

@@ -1,39 +1,39 @@
-"""Links on which the peer receives: credit to the engine, its deliveries out as transfers, settlements back to it."""
+"""Links on which the peer receives: credit goes to the engine, its deliveries come back as transfers.
+
+The peer's credit goes to the engine in portions of deliveries and bytes, so that a peer that reads more slowly than it
+grants does not fill the memory (see `backpressure`). Settlements arrive through `UnsettledDeliveries`.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from twinbus.amqp import (
     KIB,
     MIB,
-    Accepted,
     DeliveryState,
     Disposed,
     Link,
-    Modified,
     Rejected,
-    Released,
+    Source,
     broker_annotations,
     consecutive_runs,
     lock_token_annotation,
     splice_delivery,
     splice_locked_delivery,
 )
+from twinbus.namespace.engine import limits
+from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.effects import Deliver, Refusal
 from twinbus.namespace.engine.events import (
-    Abandon,
-    Complete,
     CreditGranted,
-    Defer,
     MessageOutcome,
     MessagesSettled,
-    MoveToDeadLetter,
     ReceiverDetached,
     Release,
 )
@@ -44,25 +44,30 @@ from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, FaultPoint
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import LinkAddress
+from twinbus.namespace.front.context import LinkContext
 from twinbus.namespace.front.fault_effects import FaultableOperation
-
-if TYPE_CHECKING:
-    from twinbus.namespace.front.amqp_connection import AmqpConnection
+from twinbus.namespace.front.unsettled import UnsettledDelivery
+from twinbus.values import Long, Symbol
 
 _log = logging.getLogger(__name__)
 
-# The engine decides about this many deliveries and bytes at a time, so that a reader slower than its credit fills no
-# memory. The links of a connection share its bytes.
-_SLICE = 500
-_SLICE_BYTES = 2 * MIB
-_LEAST_SLICE_BYTES = 64 * KIB
+SESSION_FILTER = Symbol("com.microsoft:session-filter")
+_LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
+# .NET ticks (100 ns since year 1) at the Unix epoch.
+_EPOCH_TICKS = 621_355_968_000_000_000
+# A portion of credit: deliveries and bytes that the engine decides about at a time. Links of a connection share its
+# bytes.
+_PORTION = 500
+_PORTION_BYTES = 2 * MIB
+_MIN_PORTION_BYTES = 64 * KIB
 _CONNECTION_BYTES = 8 * MIB
-# What a grant counts at least: the engine may exceed the room by one message.
-_LEAST_COUNTED_BYTES = 256 * KIB
+# The bytes that a portion counts for at least: the engine may exceed it by one message.
+_MIN_COUNTED_BYTES = 256 * KIB
 # The header's ttl is a uint of milliseconds: 49 days (AMQP 3.2.1).
-_LONGEST_TTL = 0xFFFF_FFFF
-_Held = tuple[Row, bytes | None, int | None]
-"""A delivery that waits: row, token, locked until."""
+_MAX_TTL = 0xFFFF_FFFF
+_HeldDelivery = tuple[Row, bytes | None, int | None]
+"""Row, lock token, locked until."""
+# The value of the annotation x-opt-message-state; 0 is active.
 _STATES = {
     QueueLane.DEFERRED: 1,
     QueueLane.DEAD_DEFERRED: 1,
@@ -71,20 +76,20 @@ _STATES = {
 }
 
 
-def encoded(row: Row, *, token: bytes | None, locked_until: int | None) -> list[bytes]:
-    """A stored message as a receiver gets it."""
+def encode_delivery(row: Row, *, token: bytes | None, locked_until: int | None) -> list[bytes]:
+    """Return the encoded message as a receiver gets it, in parts. `token` is None for receive-and-delete and peek."""
     if token is not None and locked_until is not None and _is_plain(row):
-        usual = splice_locked_delivery(
+        spliced = splice_locked_delivery(
             row.raw, row.delivery_count, token, row.seq, row.enqueued, locked_until, row.origin_seq
         )
-        if usual is not None:
-            return usual
+        if spliced is not None:
+            return spliced
     annotations = broker_annotations(
         row.seq, row.enqueued, locked_until, enqueued_seq=row.origin_seq, state=_STATES.get(QueueLane(row.lane), 0)
     )
-    # The life of a message that is scheduled begins when it is due.
-    begins = row.enqueued if row.due is None else row.due
-    ttl = None if row.expires is None else min(max(0, row.expires - begins), _LONGEST_TTL)
+    # The time to live of a scheduled message starts when it is due.
+    starts = row.enqueued if row.due is None else row.due
+    ttl = None if row.expires is None else min(max(0, row.expires - starts), _MAX_TTL)
     return splice_delivery(
         row.raw,
         delivery_count=row.delivery_count,
@@ -100,138 +105,166 @@ def _is_plain(row: Row) -> bool:
 
 
 class OutgoingLink:
-    """A receiver of one entity, as the engine and the peer see it."""
+    """A receiver of one entity: passes the peer's credit to the engine, and the engine's deliveries to the peer."""
 
-    def __init__(self, connection: AmqpConnection, link: Link, entity: Entity, address: LinkAddress) -> None:
-        self._connection = connection
+    def __init__(self, context: LinkContext, link: Link, entity: Entity, address: LinkAddress) -> None:
+        self._context = context
+        self._output = context.output
+        self._runtime = context.runtime
         self._link = link
         self.entity = entity
-        self.address = address
-        # Cumulative since the link was attached: deliveries the engine decided and drained credit; what the peer
-        # allows; what of that the engine was told.
-        self._decided = 0
-        self._limit = 0
-        self._granted = 0
-        self._held: deque[_Held] = deque()
+        self.required_claim = (Claim.LISTEN, address.path)
+        self.session: str | None = None
+        """The session that this receiver holds."""
+        self._open = True
+        # These three count deliveries since the link was attached. Drained credit counts as decided.
+        self._decided = 0  # decided by the engine
+        self._limit = 0  # allowed by the peer
+        self._granted = 0  # passed on to the engine
+        self._room = 0  # bytes that the engine may still decide about; it waits for a grant when there are none
+        self._held: deque[_HeldDelivery] = deque()  # deliveries that a black hole swallowed or that lack credit
         self._swallowed_by: Fault | None = None
         self._owes_drain = False
         self._waits_to_drain = False
-        self._room = 0  # bytes the engine may still decide about; 0 or less: it waits for the next grant
-        self._open = True
-        self.session: str | None = None
+        self._output.add_receiver(self)
 
-    # --- from the peer -----------------------------------------------------------------------------------------
+    # --- from the peer -------------------------------------------------------------------------------------------
 
     def flowed(self) -> None:
-        """The peer granted credit, took it back, or asked to be drained."""
+        """Take the credit that the peer granted or took back, or its wish to be drained."""
         self._send_held()
-        fault = self._connection.trigger(FaultPoint.RECEIVE, self.entity.path, self._link.name)
+        fault = self._context.faults.trigger(FaultPoint.RECEIVE, self.entity.path, self._link.name)
         if fault is None:
             self._take_credit()
             return
-        end = partial(self._connection.detach, self._link)
-        struck = FaultableOperation(
-            go_on=self._take_credit, refuse=end, detach=end, unanswered=lambda _: self._take_credit()
+        detach = partial(self._context.links.detach, self._link)
+        operation = FaultableOperation(
+            proceed=self._take_credit,
+            refuse=detach,
+            detach=detach,
+            proceed_without_answer=lambda _: self._take_credit(),
         )
-        self._connection.suffer(fault, struck)
+        self._context.faults.apply(fault, operation)
 
     def detached(self) -> None:
+        """End the receiver: the link is gone."""
         self._held.clear()
+        self._output.remove_receiver(self)
         if self._open:
             self._open = False
-            self._connection.runtime.submit(self.entity, ReceiverDetached(self))
+            self._runtime.submit(self.entity, ReceiverDetached(self))
 
     def settled(
         self, disposition: Disposed, outcome: MessageOutcome, ids: list[int], tokens: tuple[bytes, ...]
     ) -> None:
-        """The peer settled deliveries of this link, all with one outcome."""
+        """Settle deliveries with one outcome."""
         reply = _ignore if disposition.settled else partial(self._answer_settled, disposition, ids)
-        fault = self._connection.trigger(FaultPoint.SETTLE, self.entity.path, self._link.name)
-        if fault is None:
-            self._connection.runtime.submit(self.entity, MessagesSettled(reply, tokens, outcome, self.session))
-            return
 
         def settle(answer: Callable[[list[Refusal | None] | Refusal], None]) -> None:
-            self._connection.runtime.submit(self.entity, MessagesSettled(answer, tokens, outcome, self.session))
+            self._runtime.submit(self.entity, MessagesSettled(answer, tokens, outcome, self.session))
 
-        struck = FaultableOperation(
-            go_on=lambda: settle(reply),
+        fault = self._context.faults.trigger(FaultPoint.SETTLE, self.entity.path, self._link.name)
+        if fault is None:
+            settle(reply)
+            return
+        operation = FaultableOperation(
+            proceed=lambda: settle(reply),
             refuse=reply,
-            detach=partial(self._connection.detach, self._link),
-            unanswered=lambda call: settle(lambda _: call()),
+            detach=partial(self._context.links.detach, self._link),
+            proceed_without_answer=lambda call: settle(lambda _: call()),
         )
-        self._connection.suffer(fault, struck)
+        self._context.faults.apply(fault, operation)
 
-    def settled_in(
-        self, transaction: bytes, disposition: Disposed, outcome: MessageOutcome, held: dict[int, bytes]
+    def settled_in_transaction(
+        self, transaction: bytes, disposition: Disposed, outcome: MessageOutcome, tokens: dict[int, bytes]
     ) -> None:
-        """The peer settled deliveries, by id and token, within a transaction: they stay under lock until it ends."""
-        operation = (self.entity, MessagesSettled(None, tuple(held.values()), outcome, self.session))
+        """Make the settlement of deliveries part of a transaction. They stay locked until it ends."""
+        operation = (self.entity, MessagesSettled(None, tuple(tokens.values()), outcome, self.session))
+        session = self._link.session
 
-        def ended(carried_out: bool) -> None:
-            if carried_out:
-                self._connection.settled(self._link.session, list(held), disposition)
+        def ended(committed: bool) -> None:
+            if committed:
+                self._context.unsettled.transaction_committed(session, list(tokens), disposition)
 
-        refusal = self._connection.transactions.add(transaction, operation, len(held), ended)
+        refusal = self._context.transactions.add(transaction, operation, len(tokens), ended)
         if not disposition.settled:
             state = disposition.state if refusal is None else Rejected(refusals.amqp_error(refusal))
-            for first, last in consecutive_runs(list(held)):
-                self._connection.dispose_sent(self._link.session, first, last, state, settled=False)
+            for first, last in consecutive_runs(list(tokens)):
+                self._output.dispose_sent(session, first, last, state, settled=False)
+
+    def is_locked(self, token: bytes) -> bool:
+        """Return whether a delivery can still be settled."""
+        return not isinstance(self.entity, Topic) and token in self.entity.receive_state.locks.by_token
+
+    def _answer_settled(self, disposition: Disposed, ids: list[int], results: list[Refusal | None] | Refusal) -> None:
+        """Confirm settlements, one disposition for each run of ids that have the same result."""
+        if isinstance(results, Refusal):
+            results = [results] * len(ids)
+        first = 0
+        for index in range(1, len(ids) + 1):
+            run_ends = index == len(ids) or results[index] != results[first] or ids[index] != ids[index - 1] + 1
+            if run_ends:
+                refusal = results[first]
+                if refusal is not None:
+                    state: DeliveryState | None = Rejected(refusals.amqp_error(refusal))
+                elif isinstance(disposition.state, Rejected):
+                    state = Rejected(None)  # clients take an echoed error for a failure of the call
+                else:
+                    state = disposition.state
+                self._output.dispose_sent(self._link.session, ids[first], ids[index - 1], state)
+                first = index
+
+    # --- credit --------------------------------------------------------------------------------------------------
 
     def _take_credit(self) -> None:
         if not self._open:
             return
         self._limit = self._decided + self._link.flow_credit
-        self._waits_to_drain = self._link.drain and not self._connection.has_room
+        self._waits_to_drain = self._link.drain and not self._output.has_room
         if self._waits_to_drain:
-            self._connection.stall(self)
+            self._output.stall(self)
         elif self._link.drain:
             self._pass_on(self._limit)
         else:
             self._grant(lowered=self._limit < self._granted)
 
     def _grant(self, *, lowered: bool = False) -> None:
-        """Pass credit on to the engine, a slice at a time and only while the peer reads."""
+        """Pass the next portion of credit to the engine, or stall if the peer does not read."""
         if not self._open or self._held:
             return
-        limit = min(self._limit, self._decided + _SLICE)
+        limit = min(self._limit, self._decided + _PORTION)
         if lowered or limit > self._granted or self._is_starved:
-            if not lowered and (not self._connection.has_room or self._link.pending_bytes > _SLICE_BYTES):
-                self._connection.stall(self)
+            if not lowered and (not self._output.has_room or self._link.pending_bytes > _PORTION_BYTES):
+                self._output.stall(self)
                 return
             self._pass_on(limit if lowered else max(limit, self._granted))
 
     @property
     def _is_starved(self) -> bool:
-        """Whether the engine has credit left and no bytes for it."""
+        """Whether the engine has credit left, but no bytes for it."""
         return self._room <= 0 and self._decided < self._granted
 
     def _pass_on(self, limit: int) -> None:
-        share = _CONNECTION_BYTES // self._connection.link_count
-        self._granted, self._room = limit, min(_SLICE_BYTES, max(_LEAST_SLICE_BYTES, share))
-        granted = CreditGranted(self, limit, self._link.drain, self._room)
-        self._connection.runtime.submit(self.entity, granted)
-        self._connection.deciding(self.entity, max(_LEAST_COUNTED_BYTES, self._room))
-
-    def is_locked(self, token: bytes) -> bool:
-        """Whether a delivery can still be settled."""
-        return not isinstance(self.entity, Topic) and token in self.entity.receive_state.locks.by_token
+        share = _CONNECTION_BYTES // max(1, len(self._context.links))
+        self._granted, self._room = limit, min(_PORTION_BYTES, max(_MIN_PORTION_BYTES, share))
+        self._runtime.submit(self.entity, CreditGranted(self, limit, self._link.drain, self._room))
+        self._output.deciding(self._runtime, self.entity, max(_MIN_COUNTED_BYTES, self._room))
 
     def pause(self) -> None:
-        """The peer leaves too much unread: the engine delivers nothing on this link until `resume`."""
+        """Have the engine deliver nothing on this link until `resume`: the peer leaves too much unread."""
         if self._open and self._decided < self._granted and not self._link.drain:
             self._room = 0
-            self._connection.runtime.submit(self.entity, CreditGranted(self, self._granted, False, 0))
-            self._connection.stall(self)
+            self._runtime.submit(self.entity, CreditGranted(self, self._granted, False, 0))
+            self._output.stall(self)
 
     def resume(self) -> None:
-        """The peer reads again."""
+        """Continue: the peer reads again."""
         if self._waits_to_drain:
             self._take_credit()
         else:
             self._grant()
 
-    # --- from the engine ---------------------------------------------------------------------------------------
+    # --- from the engine -----------------------------------------------------------------------------------------
 
     def deliver(self, effect: Deliver) -> None:
         """Send messages to the peer."""
@@ -245,17 +278,45 @@ class OutgoingLink:
             sent = min(len(rows), self._link.credit) if self._open else 0
             self._send(rows[:sent], tokens[:sent], until)
             if sent < len(rows):
-                self._keep_or_release(rows[sent:], tokens[sent:])
-        if self._is_starved or (self._granted < self._limit and self._granted - self._decided <= _SLICE // 2):
+                self._hold_or_release(rows[sent:], tokens[sent:])
+        if self._is_starved or (self._granted < self._limit and self._granted - self._decided <= _PORTION // 2):
             self._grant()
 
-    def _keep_or_release(self, rows: list[Row], tokens: list[bytes | None]) -> None:
-        """The link is gone, or its credit was taken back meanwhile."""
+    def drain(self) -> None:
+        """Use up the rest of the credit: the entity has no message for it."""
+        self._owes_drain = bool(self._held) and self._link.credit > 0
+        if self._open and self._link.drain and not self._owes_drain:
+            self._decided += self._link.flow_credit
+            self._link.drained()
+            self._output.flush_soon()
+
+    def accept_session(self, session: str, locked_until: int) -> None:
+        """Accept the attach: the engine gave this receiver a session, locked until an instant in milliseconds."""
+        self.session = session
+        if self._open:
+            source = self._link.source
+            assert isinstance(source, Source), "checked when the link was attached"
+            self._link.accept(
+                source=replace(source, filter={**(source.filter or {}), SESSION_FILTER: session}),
+                properties={_LOCKED_UNTIL: Long(_EPOCH_TICKS + locked_until * 10_000)},
+                max_message_size=limits.MAX_MESSAGE_BYTES,
+            )
+            self._output.flush_soon()
+
+    def detach(self, refusal: Refusal) -> None:
+        """Detach the link: the engine ended this receiver."""
+        if self._open:
+            self._open = False
+            self._context.links.detach(self._link, refusal)
+
+    def _hold_or_release(self, rows: list[Row], tokens: list[bytes | None]) -> None:
+        """Deal with deliveries for which the link is gone or has lost its credit."""
         if locked := tuple(token for token in tokens if token is not None):
             # As if they had not been delivered.
-            self._connection.runtime.submit(self.entity, MessagesSettled(_ignore, locked, Release(), self.session))
+            self._runtime.submit(self.entity, MessagesSettled(_ignore, locked, Release(), self.session))
         elif self._open:
-            self._held.extend((row, None, None) for row in rows)  # deleted already: they have to reach this receiver
+            # They are deleted already, so they have to reach this receiver.
+            self._held.extend((row, None, None) for row in rows)
         else:
             _log.warning(
                 "%d messages received and deleted found their receiver gone",
@@ -264,17 +325,16 @@ class OutgoingLink:
             )
 
     def _is_swallowed(self) -> bool:
-        """Whether a black hole lies between this delivery and its receiver; what it holds goes on when it is over."""
-        faults = self._connection.site.faults
-        fault = faults.black_hole(FaultPoint.RECEIVE, self.entity.path, self._link.name) if faults.active else None
+        """Return whether a black hole keeps deliveries from the peer. They are sent when it ends."""
+        fault = self._context.faults.black_hole(FaultPoint.RECEIVE, self.entity.path, self._link.name)
         if fault is None or not self._open:
             return False
         if fault is not self._swallowed_by:
             self._swallowed_by = fault
-            self._connection.hold(fault, self._speak_again)
+            self._context.faults.hold(fault, self._black_hole_ended)
         return True
 
-    def _speak_again(self) -> None:
+    def _black_hole_ended(self) -> None:
         self._swallowed_by = None
         self._send_held()
         self._grant()
@@ -290,82 +350,21 @@ class OutgoingLink:
         if not rows:
             return
         link, send = self._link, self._link.send
-        unsettled: dict[int, tuple[OutgoingLink, bytes]] = {}
+        unsettled: dict[int, UnsettledDelivery] = {}
         for row, token in zip(rows, tokens, strict=True):
             try:
-                parts = encoded(row, token=token, locked_until=until)
+                parts = encode_delivery(row, token=token, locked_until=until)
                 if token is None:
                     send(link.delivery_count.to_bytes(8, "big"), parts, settled=True)
                 else:
                     unsettled[send(token, parts)] = (self, token)
-            except Exception:  # one message's trouble must not keep others from their receiver
+            except Exception:  # a message that cannot be sent must not keep others from the receiver
                 _log.exception("a message could not be sent", extra={"entity": self.entity.path})
-                self._limit += 1  # it took none of the peer's credit
-        self._connection.delivering(sum(row.size for row in rows))
-        self._connection.remember(link.session, unsettled)
-        self._connection.flush_soon()
-
-    def drain(self) -> None:
-        """Nothing is there: the rest of the credit is used up."""
-        self._owes_drain = bool(self._held) and self._link.credit > 0
-        if self._open and self._link.drain and not self._owes_drain:
-            self._decided += self._link.flow_credit
-            self._link.drained()
-            self._connection.flush_soon()
-
-    def accept_session(self, session: str, locked_until: int) -> None:
-        """The engine gave this receiver its session."""
-        self.session = session
-        if self._open:
-            self._connection.accept_session(self._link, session, locked_until)
-
-    def detach(self, refusal: Refusal) -> None:
-        """The engine ended this receiver."""
-        if self._open:
-            self._open = False
-            self._connection.detach(self._link, refusal)
-
-    def _answer_settled(self, disposition: Disposed, ids: list[int], results: list[Refusal | None] | Refusal) -> None:
-        """Confirm in the ranges the peer used; where outcomes differ, each run apart."""
-        if isinstance(results, Refusal):
-            results = [results] * len(ids)
-        first = 0
-        for index in range(1, len(ids) + 1):
-            run_ends = index == len(ids) or results[index] != results[first] or ids[index] != ids[index - 1] + 1
-            if run_ends:
-                refusal = results[first]
-                if refusal is not None:
-                    state: DeliveryState | None = Rejected(refusals.amqp_error(refusal))
-                elif isinstance(disposition.state, Rejected):
-                    state = Rejected(None)  # clients take an echoed error for a failure of the call
-                else:
-                    state = disposition.state
-                self._connection.dispose_sent(self._link.session, ids[first], ids[index - 1], state)
-                first = index
-
-
-def outcome_of(state: DeliveryState | None, *, settled: bool) -> MessageOutcome | None:
-    """What a delivery state asks for; None if it asks for nothing (a mere update)."""
-    match state:
-        case Accepted():
-            return Complete()
-        case Released():
-            return Release()
-        case Modified():
-            properties = _text_keys(state.message_annotations)
-            return Defer(properties) if state.undeliverable_here else Abandon(properties)
-        case Rejected():
-            info = _text_keys(state.error.info if state.error is not None else None) or {}
-            reason, description = info.pop("DeadLetterReason", None), info.pop("DeadLetterErrorDescription", None)
-            return MoveToDeadLetter(reason, description, info or None)
-        case _:
-            # amqp-core-messaging §3.4.5: who settles without an outcome leaves the message as it was.
-            return Release() if settled else None
-
-
-def _text_keys(entries: dict[Any, Any] | None) -> dict[str, Any] | None:
-    return {str(key): value for key, value in entries.items()} if entries else None
+                self._limit += 1  # it used none of the peer's credit
+        self._output.delivering(sum(row.size for row in rows))
+        self._context.unsettled.add(link.session, unsettled)
+        self._output.flush_soon()
 
 
 def _ignore(_: object) -> None:
-    """Nobody waits for this answer."""
+    """Takes an answer that nobody waits for."""

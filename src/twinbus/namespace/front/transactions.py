@@ -1,13 +1,15 @@
-"""Transactions of one connection: what peers send and settle in one is kept until the coordinator is told its end.
+"""Transactions of one connection: operations are kept until the client discharges the transaction.
 
-Whether it can be carried out, and how, is the engine's; a transaction that nobody ends in time ends by itself.
+The client declares and discharges transactions on a coordinator link. Sends and settlements that name a transaction are
+added to it. At the commit, the engine carries out all operations in one decision or none of them. A transaction that is
+not discharged in time is rolled back.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
 from uuid import uuid4
 
 from twinbus.amqp import (
@@ -28,41 +30,40 @@ from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.limits import MAX_TRANSACTION_MESSAGES, TRANSACTION_TIMEOUT
 from twinbus.namespace.engine.transactions import TransactionOperation, commit_transaction
 from twinbus.namespace.front import refusals
+from twinbus.namespace.front.backpressure import ConnectionOutput
 from twinbus.namespace.resources import ConnectionAccount
 from twinbus.namespace.runtime import NamespaceRuntime
 from twinbus.values import Condition
 
-if TYPE_CHECKING:
-    from twinbus.namespace.front.amqp_connection import AmqpConnection
-
 _CREDIT = 100
-# As many as the service lets a connection have at a time.
-_MOST = 100
-# Of messages in all open transactions of a connection: room for one of 100 messages of 256 KB, and for smaller ones.
-_MOST_BYTES = 48 * MIB
+# The service lets a connection have as many open transactions.
+_MAX_OPEN = 100
+# Bytes of messages in all open transactions of a connection: enough for one with 100 messages of 256 KB.
+_MAX_BYTES = 48 * MIB
 _TIMED_OUT = Refusal(
     Condition.TRANSACTION_TIMEOUT,
     f"The transaction was not ended within {TRANSACTION_TIMEOUT // 1000} s; nothing of it was done.",
 )
 
-Ended = Callable[[bool], None]
-"""Told whether the transaction was carried out."""
+TransactionEnded = Callable[[bool], None]
+"""Called with whether the transaction was committed."""
 
 
 class Transaction:
-    """One that is not ended yet. With `refusal` it can only come to nothing."""
+    """An open transaction. With a `refusal` it can only be rolled back."""
 
-    __slots__ = ("ended", "messages", "operations", "refusal", "size", "timer")
+    __slots__ = ("messages", "on_end", "operations", "refusal", "size", "timer")
 
     def __init__(self, timer: asyncio.TimerHandle) -> None:
         self.timer = timer
         self.operations: list[TransactionOperation] = []
-        self.ended: list[Ended] = []
+        self.on_end: list[TransactionEnded] = []
         self.messages = 0
         self.size = 0
         self.refusal: Refusal | None = None
 
-    def doom(self, refusal: Refusal) -> None:
+    def mark_rollback_only(self, refusal: Refusal) -> None:
+        """Drop the operations. The first refusal is the reason that the client gets."""
         self.refusal = self.refusal or refusal
         self.operations.clear()
 
@@ -74,60 +75,66 @@ class Transactions:
         self,
         runtime: NamespaceRuntime,
         account: ConnectionAccount,
-        exceeded: Callable[[LimitExceededError], None],
+        limit_exceeded: Callable[[LimitExceededError], None],
         timeout: float = TRANSACTION_TIMEOUT / 1000,
     ) -> None:
         self._runtime = runtime
         self._account = account
-        self._exceeded = exceeded
+        self._limit_exceeded = limit_exceeded
         self._size = 0
         self.timeout = timeout
         self._open: dict[bytes, Transaction] = {}
 
     def declare(self) -> bytes | Refusal:
-        """Begin one; its id."""
-        if len(self._open) >= _MOST and not self._forget_one_timed_out():
+        """Begin a transaction. Returns its id."""
+        if len(self._open) >= _MAX_OPEN and not self._forget_one_timed_out():
             return Refusal(
-                Condition.RESOURCE_LIMIT_EXCEEDED, f"A connection has at most {_MOST} transactions at a time."
+                Condition.RESOURCE_LIMIT_EXCEEDED, f"A connection has at most {_MAX_OPEN} transactions at a time."
             )
-        found = uuid4().bytes
-        timer = asyncio.get_running_loop().call_later(self.timeout, self._time_out, found)
-        self._open[found] = Transaction(timer)
-        return found
+        transaction_id = uuid4().bytes
+        timer = asyncio.get_running_loop().call_later(self.timeout, self._time_out, transaction_id)
+        self._open[transaction_id] = Transaction(timer)
+        return transaction_id
 
     def add(
-        self, name: bytes, operation: TransactionOperation, messages: int, ended: Ended | None = None, *, size: int = 0
+        self,
+        transaction_id: bytes,
+        operation: TransactionOperation,
+        messages: int,
+        on_end: TransactionEnded | None = None,
+        *,
+        size: int = 0,
     ) -> Refusal | None:
-        """Let an operation with `size` bytes of messages be part of it. What is refused here dooms the whole."""
-        transaction = self._open.get(name)
+        """Add an operation on so many messages of `size` bytes. If it is refused, the transaction is rollback-only."""
+        transaction = self._open.get(transaction_id)
         if transaction is None:
             return _unknown()
         transaction.messages += messages
         if transaction.messages > MAX_TRANSACTION_MESSAGES:
             text = f"A transaction has at most {MAX_TRANSACTION_MESSAGES} messages."
-            self._doom(transaction, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text))
-        elif self._size + size > _MOST_BYTES:
+            self._mark_rollback_only(transaction, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text))
+        elif self._size + size > _MAX_BYTES:
             text = (
-                f"The open transactions of a connection hold at most {_MOST_BYTES} bytes of messages. End some before "
+                f"The open transactions of a connection hold at most {_MAX_BYTES} bytes of messages. End some before "
                 "others begin."
             )
-            self._exceeded(LimitExceededError("transaction-bytes", text))
-            self._doom(transaction, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text))
+            self._limit_exceeded(LimitExceededError("transaction-bytes", text))
+            self._mark_rollback_only(transaction, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text))
         if transaction.refusal is None:
             self._grow(transaction, size)
             transaction.operations.append(operation)
-            if ended is not None:
-                transaction.ended.append(ended)
+            if on_end is not None:
+                transaction.on_end.append(on_end)
         return transaction.refusal
 
-    def doom(self, name: bytes, refusal: Refusal) -> None:
-        """Part of it was refused elsewhere: it cannot be carried out as a whole any more."""
-        if (transaction := self._open.get(name)) is not None:
-            self._doom(transaction, refusal)
+    def mark_rollback_only(self, transaction_id: bytes, refusal: Refusal) -> None:
+        """Prevent the commit of a transaction: part of it was refused elsewhere."""
+        if (transaction := self._open.get(transaction_id)) is not None:
+            self._mark_rollback_only(transaction, refusal)
 
-    def discharge(self, name: bytes, fail: bool, reply: Callable[[Refusal | None], None]) -> None:
-        """End one. `reply` is told when it is on disk, or why nothing of it was done."""
-        transaction = self._open.pop(name, None)
+    def discharge(self, transaction_id: bytes, fail: bool, reply: Callable[[Refusal | None], None]) -> None:
+        """Commit a transaction, or roll it back if `fail`. `reply` gets None once the commit is on disk."""
+        transaction = self._open.pop(transaction_id, None)
         if transaction is None:
             reply(_unknown())
             return
@@ -135,8 +142,8 @@ class Transactions:
         self._grow(transaction, -transaction.size)
 
         def done(refusal: Refusal | None) -> None:
-            for ended in transaction.ended:
-                ended(refusal is None and not fail)
+            for on_end in transaction.on_end:
+                on_end(refusal is None and not fail)
             reply(refusal)
 
         if fail:
@@ -150,18 +157,19 @@ class Transactions:
             entities = [entity for entity, _ in operations]
             self._runtime.submit_together(entities, lambda now: commit_transaction(operations, done, now), done)
 
-    def forget(self) -> None:
-        """The connection is gone: what was not ended comes to nothing."""
+    def clear(self) -> None:
+        """Roll back all open transactions: the connection is gone."""
         for transaction in self._open.values():
             transaction.timer.cancel()
         self._open.clear()
         self._size = 0
 
-    def knows(self, name: bytes) -> bool:
-        return name in self._open
+    def is_open(self, transaction_id: bytes) -> bool:
+        """Return whether the transaction can still be discharged."""
+        return transaction_id in self._open
 
-    def _doom(self, transaction: Transaction, refusal: Refusal) -> None:
-        transaction.doom(refusal)
+    def _mark_rollback_only(self, transaction: Transaction, refusal: Refusal) -> None:
+        transaction.mark_rollback_only(refusal)
         self._grow(transaction, -transaction.size)
 
     def _grow(self, transaction: Transaction, size: int) -> None:
@@ -169,35 +177,40 @@ class Transactions:
         self._size += size
         self._account.hold("messages of open transactions", self._size)
 
-    def _time_out(self, name: bytes) -> None:
-        self._doom(self._open[name], _TIMED_OUT)
+    def _time_out(self, transaction_id: bytes) -> None:
+        self._mark_rollback_only(self._open[transaction_id], _TIMED_OUT)
 
     def _forget_one_timed_out(self) -> bool:
-        """Kept only to tell its end: those that nobody asks for must not be in the way of others."""
-        name = next((name for name, kept in self._open.items() if kept.refusal is _TIMED_OUT), None)
-        return name is not None and self._open.pop(name) is not None
+        """Make room for another transaction. One that timed out is kept only to tell the client so."""
+        found = next((key for key, transaction in self._open.items() if transaction.refusal is _TIMED_OUT), None)
+        return found is not None and self._open.pop(found) is not None
 
 
 class CoordinatorLink:
-    """The link on which a peer begins and ends transactions."""
+    """A link on which the peer declares and discharges transactions."""
 
-    def __init__(self, connection: AmqpConnection, link: Link) -> None:
-        self._connection = connection
+    required_claim = None
+
+    def __init__(self, link: Link, transactions: Transactions, output: ConnectionOutput) -> None:
         self._link = link
-        self._names: set[bytes] = set()
+        self._transactions = transactions
+        self._output = output
+        self._declared: set[bytes] = set()
 
     def grant(self) -> None:
+        """Let the peer send more requests."""
         self._link.flow(_CREDIT)
 
     def flowed(self) -> None:
-        """The peer told its state; nothing depends on it."""
+        """Nothing depends on the state of the peer."""
 
     def detached(self) -> None:
-        """§4.3: what was begun on a link that is gone comes to nothing."""
-        for name in self._names:
-            self._connection.transactions.discharge(name, True, lambda _: None)
+        """Roll back the transactions that were declared on this link (AMQP 1.0 part 4, §4.3)."""
+        for transaction_id in self._declared:
+            self._transactions.discharge(transaction_id, True, lambda _: None)
 
     def delivered(self, delivery: Delivered) -> None:
+        """Declare or discharge a transaction."""
         if self._link.credit <= _CREDIT // 2:
             self.grant()
         try:
@@ -205,26 +218,28 @@ class CoordinatorLink:
         except DecodeError as error:
             self._answer(delivery, Refusal(Condition.DECODE_ERROR, error.description))
             return
-        transactions = self._connection.transactions
         if isinstance(request, Declare):
-            name = transactions.declare()
-            if isinstance(name, bytes):
-                if len(self._names) > 2 * _MOST:  # some timed out and were forgotten
-                    self._names = set(filter(transactions.knows, self._names))
-                self._names.add(name)
-                self._dispose(delivery, declared_state(name))
-            else:
-                self._answer(delivery, name)
+            self._declare(delivery)
         else:
-            self._names.discard(request.transaction)
-            transactions.discharge(request.transaction, request.fail, lambda refusal: self._answer(delivery, refusal))
+            self._declared.discard(request.transaction)
+            self._transactions.discharge(request.transaction, request.fail, partial(self._answer, delivery))
+
+    def _declare(self, delivery: Delivered) -> None:
+        declared = self._transactions.declare()
+        if isinstance(declared, Refusal):
+            self._answer(delivery, declared)
+            return
+        if len(self._declared) > 2 * _MAX_OPEN:  # some timed out and were forgotten
+            self._declared = set(filter(self._transactions.is_open, self._declared))
+        self._declared.add(declared)
+        self._dispose(delivery, declared_state(declared))
 
     def _answer(self, delivery: Delivered, refusal: Refusal | None) -> None:
         self._dispose(delivery, Accepted() if refusal is None else Rejected(refusals.amqp_error(refusal)))
 
     def _dispose(self, delivery: Delivered, state: DeliveryState) -> None:
         if not delivery.settled:
-            self._connection.dispose_received(self._link.session, delivery.delivery_id, state)
+            self._output.dispose_received(self._link.session, delivery.delivery_id, state)
 
 
 def _unknown() -> Refusal:

@@ -1,0 +1,269 @@
+"""How much data of one AMQP connection may be in memory: frames on their way out, and messages on their way in.
+
+Output. A peer grants credit by the thousand and may read slowly. If every grant went straight to the engine, the engine
+would decide about deliveries that nobody reads, and their bytes would fill the memory. So a link passes credit on in
+portions, and `ConnectionOutput` says when a link may pass on the next one. It adds up three amounts:
+
+    deciding    bytes of the portions that the engine has not used yet
+    unflushed   bytes of deliveries that were handed to the protocol core since the last flush
+    unsent      bytes in the socket's buffer, and bytes that wait for the peer's session windows
+
+A link that has to wait calls `stall`. Stalled links resume in the order in which they stalled, when the stream has room
+again or the engine has used a portion. If the stream is full and holds very much, all receiving links are paused, also
+links whose entities have no message yet: otherwise each of them could add one portion as soon as a message arrives.
+
+Frames are written once per turn of the event loop. `accept` collects delivery ids, so that neighbours are settled with
+one frame.
+
+Input. `ConnectionInput` adds up messages that the peer sent and the store has not stored, and stops reading from the
+peer while they are too many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Protocol
+
+from twinbus.amqp import (
+    KIB,
+    MIB,
+    RECEIVER,
+    SENDER,
+    Accepted,
+    Connection,
+    DeliveryState,
+    LimitExceededError,
+    Session,
+    consecutive_runs,
+)
+from twinbus.namespace.engine.registry import Entity
+from twinbus.namespace.front.byte_stream import ByteStream
+from twinbus.namespace.resources import ConnectionAccount
+from twinbus.namespace.runtime import NamespaceRuntime
+
+_ACCEPTED = Accepted()
+# Bytes that wait for the peer's session windows. With more than this, the connection counts as full.
+_MAX_PENDING_BYTES = 4 * MIB
+# Limit of deciding + unflushed bytes, and its upper bound as a share of what the connection may hold: each link may
+# exceed its portion by one message.
+_MAX_DECIDING_BYTES, _DECIDING_SHARE = 8 * MIB, 8
+# Bytes of messages that wait to be stored. With more than this, the peer is not read.
+_MAX_UNSTORED_BYTES = 4 * MIB
+# Smaller changes are not worth a call of the account for each message.
+_ACCOUNT_STEP = 4 * KIB
+
+
+class StallableLink(Protocol):
+    """A link that can wait until the peer reads."""
+
+    def resume(self) -> None:
+        """Continue: the peer reads again."""
+
+
+class PausableLink(StallableLink, Protocol):
+    """A link on which the peer receives messages."""
+
+    def pause(self) -> None:
+        """Take back the credit that the engine has. The link stalls."""
+
+
+class ConnectionOutput:
+    """Writes the frames of one connection, and decides when its links may produce more."""
+
+    def __init__(
+        self,
+        core: Connection,
+        stream: ByteStream,
+        account: ConnectionAccount,
+        limit_exceeded: Callable[[LimitExceededError], None],
+        connection_memory: int,
+    ) -> None:
+        """`limit_exceeded` counts and logs limits of the protocol core that the peer exceeded."""
+        self._core = core
+        self._stream = stream
+        self._account = account
+        self._limit_exceeded = limit_exceeded
+        self._loop = asyncio.get_running_loop()
+        self._max_deciding = min(_MAX_DECIDING_BYTES, connection_memory // _DECIDING_SHARE)
+        self._deciding_bytes = 0
+        self._unflushed_bytes = 0
+        self._accepted: defaultdict[Session, list[int]] = defaultdict(list)
+        self._receivers: dict[PausableLink, None] = {}
+        self._stalled: dict[StallableLink, None] = {}  # in the order in which they stalled
+        self._is_flush_scheduled = False
+        self._is_resume_scheduled = False
+        self._waits_for_stream = False
+        self._is_paused = False
+        self._accounted_bytes = 0  # what the account knows of the bytes that the core holds
+
+    # --- frames --------------------------------------------------------------------------------------------------
+
+    def accept(self, session: Session, delivery_id: int) -> None:
+        """Accept and settle a received delivery with the next flush."""
+        self._accepted[session].append(delivery_id)
+        self.flush_soon()
+
+    def dispose_received(self, session: Session, delivery_id: int, state: DeliveryState) -> None:
+        """Settle a received delivery with any state."""
+        session.dispose(RECEIVER, delivery_id, settled=True, state=state)
+        self.flush_soon()
+
+    def dispose_sent(
+        self, session: Session, first: int, last: int, state: DeliveryState | None, *, settled: bool = True
+    ) -> None:
+        """Send the disposition of a range of deliveries that this side sent."""
+        session.dispose(SENDER, first, last, settled=settled, state=state)
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Write all frames at the end of this turn of the event loop, in one piece."""
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write all frames. Closes the stream if the core has closed the connection."""
+        self._is_flush_scheduled = False
+        if self._unflushed_bytes >= self._max_deciding:
+            self._resume_soon()
+        self._unflushed_bytes = 0
+        for session, ids in self._accepted.items():
+            for first, last in consecutive_runs(ids):
+                session.dispose(RECEIVER, first, last, settled=True, state=_ACCEPTED)
+        self._accepted.clear()
+        if parts := self._core.data_to_send():
+            self._stream.write(parts)
+        if self._core.exceeded:
+            for exceeded in self._core.exceeded:
+                self._limit_exceeded(exceeded)
+            self._core.exceeded.clear()
+        if not self._core.is_closed:
+            self._update_account()
+            if self._stream.is_full and not self._is_paused and self._stream.unsent_bytes > self._max_deciding:
+                self._pause_receivers()
+        elif self._core.has_failed:
+            self._stream.refuse()
+        else:
+            self._stream.close()
+
+    def _update_account(self) -> None:
+        held, before = self._core.held_bytes, self._accounted_bytes
+        if held != before and (held < _ACCOUNT_STEP or abs(held - before) >= _ACCOUNT_STEP):
+            self._accounted_bytes = held
+            self._account.hold("unfinished frames, deliveries and links", held)
+
+    # --- links ---------------------------------------------------------------------------------------------------
+
+    def add_receiver(self, link: PausableLink) -> None:
+        """Pause this link, too, when the peer leaves too much unread."""
+        self._receivers[link] = None
+
+    def remove_receiver(self, link: PausableLink) -> None:
+        """Forget a link that is gone."""
+        self._receivers.pop(link, None)
+        self._stalled.pop(link, None)
+
+    def forget_session(self, session: Session) -> None:
+        """Drop dispositions that were not written: the session has ended."""
+        self._accepted.pop(session, None)
+
+    def clear(self) -> None:
+        """Drop everything: the connection is gone."""
+        self._accepted.clear()
+        self._receivers.clear()
+        self._stalled.clear()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the peer has to read before it is sent more."""
+        return self._stream.is_full or self._core.pending_bytes > _MAX_PENDING_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the engine may decide about deliveries on one more link."""
+        return not self.is_full and self._deciding_bytes + self._unflushed_bytes < self._max_deciding
+
+    def deciding(self, runtime: NamespaceRuntime, entity: Entity, portion: int) -> None:
+        """Count a portion of bytes that was granted to the engine, until the engine has used it."""
+        self._deciding_bytes += portion
+        runtime.after(entity, lambda: self._decided(portion))
+
+    def _decided(self, portion: int) -> None:
+        self._deciding_bytes -= portion
+        if self._stalled:
+            # The flush is scheduled first: the deliveries that were just decided may fill the stream.
+            self.flush_soon()
+            self._resume_soon()
+
+    def delivering(self, size: int) -> None:
+        """Count bytes of messages that were handed to the core."""
+        self._unflushed_bytes += size
+
+    def stall(self, link: StallableLink) -> None:
+        """Resume this link when it may produce more."""
+        self._stalled[link] = None
+        self._resume_when_stream_has_room()
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether a link waits."""
+        return bool(self._stalled)
+
+    def resume_stalled(self) -> None:
+        """Resume stalled links as long as there is room."""
+        self._is_resume_scheduled = False
+        if self.has_room:
+            self._is_paused = False
+        for link in list(self._stalled):
+            if not self.has_room:
+                self._resume_when_stream_has_room()
+                return
+            if link in self._stalled:
+                del self._stalled[link]
+                link.resume()
+
+    def _resume_when_stream_has_room(self) -> None:
+        if self._stream.is_full and not self._waits_for_stream:
+            self._waits_for_stream = True
+            self._stream.when_room(self._stream_has_room)
+
+    def _stream_has_room(self) -> None:
+        self._waits_for_stream = False
+        self.resume_stalled()
+
+    def _resume_soon(self) -> None:
+        if self._stalled and not self._is_resume_scheduled:
+            self._is_resume_scheduled = True
+            self._loop.call_soon(self.resume_stalled)
+
+    def _pause_receivers(self) -> None:
+        self._is_paused = True
+        self._resume_when_stream_has_room()
+        for link in list(self._receivers):
+            link.pause()
+
+
+class ConnectionInput:
+    """Stops reading from the peer while too many of its messages wait to be stored."""
+
+    def __init__(self, stream: ByteStream, account: ConnectionAccount) -> None:
+        self._stream = stream
+        self._account = account
+        self._unstored_bytes = 0
+
+    def storing(self, size: int) -> None:
+        """Count a message that waits to be stored."""
+        self._unstored_bytes += size
+        if self._unstored_bytes > _MAX_UNSTORED_BYTES:
+            self._stream.pause_reading("incoming")
+            self._account.hold("messages that wait to be stored", self._unstored_bytes)
+
+    def stored(self, size: int) -> None:
+        """Remove a message that was stored or refused."""
+        was_too_much = self._unstored_bytes > _MAX_UNSTORED_BYTES
+        self._unstored_bytes -= size
+        if was_too_much and self._unstored_bytes <= _MAX_UNSTORED_BYTES:
+            self._stream.resume_reading("incoming")
+            self._account.hold("messages that wait to be stored", 0)
