@@ -73,7 +73,7 @@ def test_what_the_ledger_does_not_hold_is_told(tmp_path: Path) -> None:
     done = run("ledger", "check", str(tmp_path))
     assert done.returncode == 0
     assert "does not hold everything" in done.stdout
-    assert ", line 3: no JSON" in done.stdout
+    assert ", line 3: not JSON" in done.stdout
     assert json.loads(run("ledger", "check", str(tmp_path), "--json").stdout)["in_backlog"] == 2
 
 
@@ -90,7 +90,7 @@ def test_a_ledger_of_which_nothing_can_be_read_ends_with_1(tmp_path: Path) -> No
     segment.write_text("garbage\n")
     done = run("ledger", "check", str(tmp_path))
     assert done.returncode == 1
-    assert f"{segment}, line 1: no JSON" in done.stdout
+    assert f"{segment}, line 1: not JSON" in done.stdout
 
 
 def test_a_directory_in_the_place_of_a_segment_is_told_in_a_line(tmp_path: Path) -> None:

@@ -105,14 +105,14 @@ def test_d3_the_balance_of_an_older_ledger_is_what_was_sent(old: Old) -> None:
 
 
 def test_l1_a_new_writer_goes_on_in_an_older_ledger_and_seals_what_dead_writers_left(old: Old) -> None:
-    left_open = [segment for segment in list_segments(old.ledger) if segment.open]
+    left_open = [segment for segment in list_segments(old.ledger) if segment.is_open]
     assert len(left_open) == 2
     before = {segment.path: segment.path.read_bytes() for segment in list_segments(old.ledger)}
     assert any(not before[segment.path].endswith(b"\n") for segment in left_open), "one has a torn last line"
     with Ledger(old.ledger, Role.SYPHON) as ledger:
         ledger.state("restored", {})
         assert ledger.flush()
-        assert [segment.writer for segment in list_segments(old.ledger) if segment.open] == [ledger.writer]
+        assert [segment.writer for segment in list_segments(old.ledger) if segment.is_open] == [ledger.writer]
     for path, content in before.items():
         sealed = path.with_name(path.name.removesuffix(".open"))
         assert sealed.read_bytes() == content[: content.rfind(b"\n") + 1]

@@ -214,7 +214,7 @@ def test_l7_a_segment_that_another_writer_sealed_is_not_written_any_more(tmp_pat
         segment.path.rename(segment.sealed_path)
         send(ledger, 2)
         assert ledger.flush()
-        assert [one.open for one in list_segments(tmp_path)] == [False, True]
+        assert [one.is_open for one in list_segments(tmp_path)] == [False, True]
         (_, new) = list_segments(tmp_path)
         assert b"m2" in new.path.read_bytes()
         sealed = segment.sealed_path.read_bytes()

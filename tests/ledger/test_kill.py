@@ -57,7 +57,7 @@ def test_everything_that_was_flushed_before_a_kill_is_there(tmp_path: Path) -> N
         assert begun[name] >= set(range(count))
         assert begun[name] == set(range(len(begun[name])))
     # Each life sealed what the one before had left open; one that died between two segments left none.
-    assert [segment.open for segment in list_segments(tmp_path)].count(True) <= 1
+    assert [segment.is_open for segment in list_segments(tmp_path)].count(True) <= 1
     found = balance(read_ledger(tmp_path))
     assert found.unconfirmed.total() == sum(map(len, begun.values()))
     assert sum("ended without closing" in reason for reason in found.incomplete) == LIVES
@@ -88,4 +88,4 @@ def test_many_processes_share_a_directory(tmp_path: Path) -> None:
     assert found.incomplete == []
     writers = {entry.writer for entry in read_ledger(tmp_path) if isinstance(entry, SegmentHeader)}
     assert len(writers) == 5
-    assert not any(segment.open for segment in list_segments(tmp_path))
+    assert not any(segment.is_open for segment in list_segments(tmp_path))

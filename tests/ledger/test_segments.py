@@ -12,7 +12,7 @@ import pytest
 from twinbus.ledger.entries import Dropped, Role, SegmentHeader
 from twinbus.ledger.json_lines import decode_entry
 from twinbus.ledger.options import LedgerOptions
-from twinbus.ledger.segment_opening import Opening
+from twinbus.ledger.segment_opening import SegmentOpening
 from twinbus.ledger.segments import Segment, SegmentWriter, list_segments
 
 GROUP = b'{"group":1}\n'
@@ -22,7 +22,7 @@ SMALL = LedgerOptions(segment_bytes=4096, budget_bytes=5 * 4096)
 def writer(
     directory: Path, name: str = "client-here-1-0123456789abcdef", *, most_bytes: int = 4096, most_seconds: float = 3600
 ) -> SegmentWriter:
-    opening = Opening(directory, name, Role.CLIENT, name.split("-")[1], SMALL)
+    opening = SegmentOpening(directory, name, Role.CLIENT, name.split("-")[1], SMALL)
     return SegmentWriter(directory, name, opening, most_bytes=most_bytes, most_seconds=most_seconds)
 
 
@@ -43,11 +43,11 @@ def test_a_segment_begins_with_its_writers_header_is_open_while_written_and_seal
     one.append(GROUP)
     one.append(GROUP)
     segment = only(tmp_path)
-    assert segment.open
+    assert segment.is_open
     assert body(segment) == GROUP * 2
     one.seal()
     sealed = only(tmp_path)
-    assert not sealed.open
+    assert not sealed.is_open
     assert sealed.path == segment.sealed_path
     header = decode_entry(sealed.path.read_bytes().splitlines()[0])
     assert isinstance(header, SegmentHeader)
@@ -97,7 +97,7 @@ def test_a_segment_is_rolled_at_its_size_and_at_its_age(tmp_path: Path) -> None:
     by_age.append(GROUP)
     assert by_age.seconds_left() <= 0
     by_age.append(GROUP)
-    assert [segment.open for segment in list_segments(tmp_path / "age")] == [False, True]
+    assert [segment.is_open for segment in list_segments(tmp_path / "age")] == [False, True]
 
 
 def test_an_idle_writer_makes_no_segment_and_sealing_nothing_does_nothing(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_after_a_sync_that_failed_the_group_goes_into_a_new_segment(
     monkeypatch.undo()
     one.append(GROUP)
     assert [body(segment) for segment in list_segments(tmp_path)] == [GROUP, GROUP]
-    assert [segment.open for segment in list_segments(tmp_path)] == [False, True]
+    assert [segment.is_open for segment in list_segments(tmp_path)] == [False, True]
 
 
 def test_a_segment_that_could_not_be_made_leaves_nothing_behind(
@@ -258,7 +258,7 @@ def test_a_writer_whose_segment_was_sealed_by_another_goes_on_with_the_next(tmp_
     segment = only(tmp_path)
     segment.path.rename(segment.sealed_path)
     one.append(GROUP)
-    assert [segment.open for segment in list_segments(tmp_path)] == [False, True]
+    assert [segment.is_open for segment in list_segments(tmp_path)] == [False, True]
 
 
 def test_other_files_are_not_segments(tmp_path: Path) -> None:

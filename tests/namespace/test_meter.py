@@ -103,7 +103,7 @@ async def test_n5_m2_every_operation_is_in_the_ledger_with_its_bytes_and_units(t
     entries = [entry for entry in read_ledger(tmp_path / "ledger") if isinstance(entry, Metered)]
     assert {entry.namespace for entry in entries} == {"n"}
     assert all(entry.since <= entry.until for entry in entries)
-    assert not any(segment.open for segment in list_segments(tmp_path / "ledger"))
+    assert not any(segment.is_open for segment in list_segments(tmp_path / "ledger"))
 
 
 async def test_n5_what_was_metered_and_flushed_survives_kill_9(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_d3_the_verbs_ingest_and_tell_and_a_loss_ends_with_1(ledger: Path, tmp_p
     code, said = run("ingest", str(ledger), str(tmp_path / "tables"))
     assert code == 0, said
     assert ["operations", "3"] in [line.split() for line in said.splitlines()]
-    assert f"{ledger / segment_name(1)}, line 4: no JSON" in said
+    assert f"{ledger / segment_name(1)}, line 4: not JSON" in said
     code, said = run("reconcile", str(tmp_path / "tables"))
     assert code == 1
     assert "  contoso/orders  lost\n" in said

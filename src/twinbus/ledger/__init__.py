@@ -31,7 +31,7 @@ from twinbus.ledger.entries import (
 from twinbus.ledger.json_lines import EntryError, decode_entry, encode_entry, id_text, operation_prefix
 from twinbus.ledger.ledger import Ledger, LedgerUnavailableError
 from twinbus.ledger.options import LedgerOptionError, LedgerOptions
-from twinbus.ledger.running_operation import OK_ENDING, RunningOperation
+from twinbus.ledger.running_operation import RunningOperation
 from twinbus.ledger.segments import (
     OPEN_SUFFIX,
     SEALED_SUFFIX,
@@ -44,7 +44,6 @@ from twinbus.ledger.segments import (
 __all__ = [
     "ENTRY_KINDS",
     "OK",
-    "OK_ENDING",
     "OPEN_SUFFIX",
     "SCHEMA_VERSION",
     "SEALED_SUFFIX",

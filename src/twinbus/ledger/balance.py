@@ -1,7 +1,7 @@
-"""What must add up: accepted = delivered + in backlog + dead-lettered, and which messages are lost, doubled or unknown.
+"""The balance of a ledger: accepted = delivered + in backlog + dead-lettered + unknown + lost, message by message.
 
-Pure, and in any order of entries: each message is a handful of sums. An operation whose outcome is unknown may have
-happened or not; what is said here holds whichever way each of them went.
+Each message is a handful of sums, so entries may come in any order. An operation whose outcome is unknown may or may
+not have happened: the sums count it apart, and the verdict on a message holds in both cases. This module is pure.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from twinbus.ledger.entries import (
 
 
 class MessageKey(NamedTuple):
-    """`destination`: `namespace/entity` on the primary, in lower case, since paths are case-insensitive."""
+    """A message by the entity it is meant for and its message id."""
 
     destination: str
+    """`namespace/entity` on the primary, in lower case: paths are case-insensitive."""
     id: str
 
 
-class _Effect(NamedTuple):
-    """What one operation of a stage does to each of its messages."""
+class _StageEffect(NamedTuple):
+    """What a successful operation of a stage adds to the sums of each of its messages."""
 
     accepted: int = 0
     delivered: int = 0
@@ -44,19 +45,19 @@ class _Effect(NamedTuple):
     removed: int = 0
 
 
-STAGE_EFFECTS: Final[Mapping[Stage, _Effect]] = {
-    Stage.SEND_PRIMARY: _Effect(accepted=1, delivered=1),
-    Stage.SCHEDULE_PRIMARY: _Effect(accepted=1, delivered=1),
-    Stage.SEND_BACKLOG: _Effect(accepted=1, stored=1),
-    Stage.RESUBMIT_BACKLOG: _Effect(stored=1),
-    Stage.RETURN_PRIMARY: _Effect(delivered=1),
-    Stage.COMPLETE_BACKLOG: _Effect(removed=1),
+STAGE_EFFECTS: Final[Mapping[Stage, _StageEffect]] = {
+    Stage.SEND_PRIMARY: _StageEffect(accepted=1, delivered=1),
+    Stage.SCHEDULE_PRIMARY: _StageEffect(accepted=1, delivered=1),
+    Stage.SEND_BACKLOG: _StageEffect(accepted=1, stored=1),
+    Stage.RESUBMIT_BACKLOG: _StageEffect(stored=1),
+    Stage.RETURN_PRIMARY: _StageEffect(delivered=1),
+    Stage.COMPLETE_BACKLOG: _StageEffect(removed=1),
 }
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Of one message: how often each thing happened, and how often it may have."""
+class _MessageSums:
+    """How often each thing happened to one message, and how often it may have happened."""
 
     accepted: int = 0
     delivered: int = 0
@@ -69,7 +70,7 @@ class _Sums:
     doubted: int = 0
     redirected: int = 0
 
-    def add(self, effect: _Effect, result: str) -> None:
+    def add(self, effect: _StageEffect, result: str) -> None:
         if result == OK:
             self.accepted += effect.accepted
             self.delivered += effect.delivered
@@ -83,32 +84,32 @@ class _Sums:
 
 @dataclass(slots=True)
 class Balance:
-    """How many copies of which messages. An id that a caller used n times for one entity counts n times.
+    """How many copies of which messages are where. A message id that a caller used n times counts n times.
 
     `accepted` is always delivered + in_backlog + dead_lettered + unknown + lost.
     """
 
     accepted: Counter[MessageKey] = field(default_factory=Counter)
-    """The caller was told that they are safe."""
+    """Their sends returned without an error."""
     delivered: Counter[MessageKey] = field(default_factory=Counter)
     in_backlog: Counter[MessageKey] = field(default_factory=Counter)
     dead_lettered: Counter[MessageKey] = field(default_factory=Counter)
     unknown: Counter[MessageKey] = field(default_factory=Counter)
-    """Safe if operations of unknown outcome went well, otherwise lost."""
+    """Safe if the operations of unknown outcome succeeded, otherwise lost."""
     lost: Counter[MessageKey] = field(default_factory=Counter)
-    """Gone, however those went."""
+    """Lost, whether or not the operations of unknown outcome succeeded."""
     duplicated: Counter[MessageKey] = field(default_factory=Counter)
-    """Delivered so many times more than accepted, however those went."""
+    """Delivered more often than accepted, whether or not the operations of unknown outcome succeeded."""
     possibly_duplicated: Counter[MessageKey] = field(default_factory=Counter)
     unconfirmed: Counter[MessageKey] = field(default_factory=Counter)
-    """Never reported safe to a caller, though they are or may be there: a send that timed out, a sender that died."""
+    """Delivered or in the backlog, surely or possibly, although no send of them returned without an error."""
     incomplete: list[str] = field(default_factory=list)
     """Why the ledger does not hold everything."""
 
 
 def balance(entries: Iterable[Entry]) -> Balance:
-    """Of whole histories: messages whose entries are partly elsewhere look lost or in the backlog."""
-    sums: dict[MessageKey, _Sums] = {}
+    """Returns the balance of a whole ledger. With only a part of it, messages may look lost or in the backlog."""
+    sums: dict[MessageKey, _MessageSums] = {}
     seen: set[tuple[str, str]] = set()
     begun: dict[str, Intent] = {}
     ended: dict[str, Outcome] = {}
@@ -149,14 +150,14 @@ def balance(entries: Iterable[Entry]) -> Balance:
         _add(sums, intent, None)
     if ended:
         result.incomplete.append(f"{len(ended)} outcomes have no intent: {', '.join(sorted(ended)[:5])}")
-    result.incomplete += _missing(written, closed)
+    result.incomplete += _missing_segments(written, closed)
     _resolve(sums)
     for message, sum_ in sums.items():
         _judge(result, message, sum_)
     return result
 
 
-def _add(sums: dict[MessageKey, _Sums], intent: Intent | Operation, outcome: Outcome | Operation | None) -> None:
+def _add(sums: dict[MessageKey, _MessageSums], intent: Intent | Operation, outcome: Outcome | Operation | None) -> None:
     effect = STAGE_EFFECTS.get(intent.stage)
     if effect is None:
         return
@@ -167,20 +168,20 @@ def _add(sums: dict[MessageKey, _Sums], intent: Intent | Operation, outcome: Out
     for name in intent.ids:
         concerned = not some or failed[name] > 0
         failed[name] -= concerned
-        sums.setdefault(MessageKey(destination, name), _Sums()).add(effect, result if concerned else OK)
+        sums.setdefault(MessageKey(destination, name), _MessageSums()).add(effect, result if concerned else OK)
 
 
-def _move(sums: dict[MessageKey, _Sums], entry: Movement) -> None:
+def _move(sums: dict[MessageKey, _MessageSums], entry: Movement) -> None:
     for name in entry.ids:
-        sum_ = sums.setdefault(MessageKey(entry.destination.lower(), name), _Sums())
+        sum_ = sums.setdefault(MessageKey(entry.destination.lower(), name), _MessageSums())
         match entry.move:
             case Move.DEAD_LETTERED:
                 sum_.dead_lettered += 1
             case Move.RESUBMITTED:
                 sum_.dead_lettered -= 1
             case Move.REDIRECTED:
-                # From here on it is a message for another entity: what was accepted and stored goes with it.
-                before = sums.setdefault(MessageKey(entry.source.lower(), name), _Sums())
+                # From here on it is a message of another entity: the acceptance and the stored copy move with it.
+                before = sums.setdefault(MessageKey(entry.source.lower(), name), _MessageSums())
                 before.accepted, before.stored = before.accepted - 1, before.stored - 1
                 before.dead_lettered -= 1
                 sum_.accepted, sum_.stored = sum_.accepted + 1, sum_.stored + 1
@@ -191,25 +192,25 @@ def _move(sums: dict[MessageKey, _Sums], entry: Movement) -> None:
                 pass
 
 
-def _resolve(sums: Mapping[MessageKey, _Sums]) -> None:
-    """What was redirected more often than it was accepted, as far as this ledger knows, brought no acceptance along.
+def _resolve(sums: Mapping[MessageKey, _MessageSums]) -> None:
+    """Takes back acceptances that a redirect moved although this ledger has no acceptance of the message.
 
-    Where its id went to several destinations, the first by name lack it.
+    If an id was redirected to several destinations, the first destinations by name lose it.
     """
     debts: Counter[str] = Counter()
     for message, before in sums.items():
         if before.accepted < 0:
             debts[message.id] -= before.accepted
-    for message in sorted(one for one, after in sums.items() if one.id in debts and after.redirected):
+    for message in sorted(key for key, after in sums.items() if key.id in debts and after.redirected):
         after = sums[message]
         lacking = max(0, min(after.accepted, after.redirected, debts[message.id]))
         after.accepted -= lacking
         debts[message.id] -= lacking
 
 
-def _judge(result: Balance, message: MessageKey, sums: _Sums) -> None:
-    accepted = max(0, sums.accepted)  # below 0 where it was redirected more often
-    # The worst and the best of the ways in which the operations of unknown outcome may have gone.
+def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
+    accepted = max(0, sums.accepted)  # below 0 if it was redirected more often than accepted
+    # Copies in the backlog in the worst and in the best case of the operations with unknown outcome.
     held = max(0, sums.stored - sums.removed - sums.maybe_removed)
     hoped = max(0, sums.stored + sums.maybe_stored - sums.removed)
     lost = max(0, accepted - sums.delivered - sums.maybe_delivered - hoped)
@@ -236,7 +237,7 @@ def _judge(result: Balance, message: MessageKey, sums: _Sums) -> None:
             counter[message] = count
 
 
-def _missing(written: Mapping[str, set[int]], closed: set[str]) -> Iterable[str]:
+def _missing_segments(written: Mapping[str, set[int]], closed: set[str]) -> Iterable[str]:
     for writer, numbers in sorted(written.items()):
         if holes := sorted(set(range(max(numbers))) - numbers):
             yield f"segments {', '.join(map(str, holes))} of {writer} are not there"

@@ -1,6 +1,6 @@
-"""What the ledger's lines say: one kind per fact. docs/ledger.md is this schema in prose; VERSION counts its versions.
+"""The schema of the ledger: one class per kind of entry. docs/ledger.md describes the same schema in prose.
 
-A field has one type in all kinds. How entries become lines is in `encoding`.
+A field name has one type in all kinds. `json_lines` turns entries into lines of text and back. This module is pure.
 """
 
 from __future__ import annotations
@@ -13,20 +13,38 @@ from typing import ClassVar, Final
 SCHEMA_VERSION: Final = 1
 
 OK: Final = "ok"
-# The operation may or may not have happened: a time-out, a connection that broke before the answer, a crash.
 UNKNOWN: Final = "unknown"
+"""Result of an operation that may or may not have happened: a timeout, a connection lost before the answer, a crash."""
+
+UNIT_BYTES: Final = 64 * 1024
+"""Size of a billable unit (M2)."""
 
 
 def result_of_failure(kind: str, *, refused: bool) -> tuple[str, str | None]:
-    """Result and cause of an operation that failed so: it surely did not happen, or nobody knows."""
+    """Returns result and cause of an operation that failed with this kind of failure.
+
+    `refused`: the service answered that it did not carry out the operation. Otherwise the result is UNKNOWN.
+    """
     return (kind, None) if refused and kind != UNKNOWN else (UNKNOWN, kind)
 
 
+def billable_units(messages: int, size: int | Sequence[int] = 0) -> int:
+    """Returns the billable units of one operation (M2): one per started 64 KB of each message, at least one.
+
+    `size` is a list of message sizes, or the total of all messages. With a total, the result is the most that any
+    distribution of the total over the messages could cost.
+    """
+    if isinstance(size, int):
+        return max(messages, 1) + max(size - max(messages, 1), 0) // UNIT_BYTES
+    return max(messages, sum(max(1, -(-one // UNIT_BYTES)) for one in size), 1)
+
+
 Fact = str | int | float | bool
+"""A value in the facts of a `State` entry."""
 
 
 class Role(StrEnum):
-    """Who writes."""
+    """What kind of program wrote a segment."""
 
     CLIENT = "client"
     SYPHON = "syphon"
@@ -60,7 +78,7 @@ class Stage(StrEnum):
 
 
 class Move(StrEnum):
-    """What became of messages beyond the outcome of one operation."""
+    """What happened to messages apart from the outcome of an operation."""
 
     DEAD_LETTERED = "dead_lettered"
     RESUBMITTED = "resubmitted"
@@ -71,15 +89,15 @@ class Move(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """`at`: milliseconds since the epoch. `id`: unique in its kind; a line that was written twice has the same one."""
-
     at: int
+    """Milliseconds since the epoch."""
     id: str
+    """Unique among the entries of one kind. A line that was written twice has the same id both times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentHeader(_Entry):
-    """The first line of every segment: who wrote the others."""
+    """The first line of every segment: which writer wrote the lines that follow."""
 
     kind: ClassVar[str] = "header"
     writer: str
@@ -92,7 +110,7 @@ class SegmentHeader(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed(_Entry):
-    """The last line of a writer that ended in order. Without it, it lives, or what it had not flushed is lost."""
+    """The last line of a writer that was closed. A writer without it is still running, or lost what it had queued."""
 
     kind: ClassVar[str] = "closed"
     writer: str
@@ -100,11 +118,7 @@ class Closed(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent(_Entry):
-    """An operation that was begun; `id` is its operation id, which the outcome repeats.
-
-    `destination`: `namespace/entity` on the primary of messages that are on their way there, where that is not the
-    entity itself.
-    """
+    """An operation that has begun. `id` is the operation id; the `Outcome` has the same id."""
 
     kind: ClassVar[str] = "intent"
     stage: Stage
@@ -114,25 +128,29 @@ class Intent(_Entry):
     bytes: int
     units: int
     destination: str | None = None
+    """`namespace/entity` on the primary that the messages are meant for, if that is not `entity` itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(_Entry):
-    """How it ended. `result`: "ok", "unknown", or a word for why it did not happen; `cause`: the word behind "unknown".
-
-    `failed`: the result is theirs alone, and the others are well.
-    """
+    """How an operation ended."""
 
     kind: ClassVar[str] = "outcome"
     seconds: float
     result: str
+    """`ok`, `unknown`, or a word for the reason why the operation did not happen."""
     cause: str | None = None
+    """The reason for `unknown`."""
     failed: tuple[str, ...] = ()
+    """If given, `result` concerns only these message ids, and the operation succeeded for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation(_Entry):
-    """Intent and outcome in one line, where it ended before its intent was written. `at` is when it began."""
+    """Intent and outcome in one line, for an operation that ended before its intent was written.
+
+    `at` is the time of the beginning. The other fields mean what they mean in `Intent` and `Outcome`.
+    """
 
     kind: ClassVar[str] = "operation"
     stage: Stage
@@ -150,7 +168,7 @@ class Operation(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State(_Entry):
-    """Something changed: an event of S11 with its facts."""
+    """A change of state: an event of S11 with its facts."""
 
     kind: ClassVar[str] = "state"
     event: str
@@ -160,9 +178,10 @@ class State(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement(_Entry):
-    """`source` and `destination` are `namespace/entity`; the destination is the one the messages are meant for.
+    """A move of messages from `source` to `destination`, both `namespace/entity`.
 
-    Where they are redirected, the source is the one they were meant for until then.
+    `destination` is the entity that the messages are meant for. Of redirected messages, `source` is the entity that
+    they were meant for before.
     """
 
     kind: ClassVar[str] = "movement"
@@ -176,7 +195,7 @@ class Movement(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metered(_Entry):
-    """What a namespace served from `since` until `until` (N5): one line per entity and kind with something in it."""
+    """What a namespace served from `since` until `until` (N5): one line per entity and kind of operation."""
 
     kind: ClassVar[str] = "metered"
     namespace: str
@@ -191,7 +210,7 @@ class Metered(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap(_Entry):
-    """Entries that could not be written."""
+    """A number of entries that could not be written."""
 
     kind: ClassVar[str] = "gap"
     count: int
@@ -202,7 +221,7 @@ class Gap(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped(_Entry):
-    """Segments that were removed, oldest first, for the disk budget."""
+    """A number of segments that were deleted, oldest first, to keep the disk budget."""
 
     kind: ClassVar[str] = "dropped"
     count: int
@@ -213,19 +232,6 @@ class Dropped(_Entry):
 
 Entry = SegmentHeader | Closed | Intent | Outcome | Operation | State | Movement | Metered | Gap | Dropped
 ENTRY_KINDS: Final[Mapping[str, type[Entry]]] = {
-    kind.kind: kind
-    for kind in (SegmentHeader, Closed, Intent, Outcome, Operation, State, Movement, Metered, Gap, Dropped)
+    entry.kind: entry
+    for entry in (SegmentHeader, Closed, Intent, Outcome, Operation, State, Movement, Metered, Gap, Dropped)
 }
-
-
-UNIT_BYTES: Final = 64 * 1024
-
-
-def billable_units(messages: int, size: int | Sequence[int] = 0) -> int:
-    """64 KB or a part of it, of every message; an operation without messages is one.
-
-    `size` is each message's, or all of them together: then the dearest way to share it out.
-    """
-    if isinstance(size, int):
-        return max(messages, 1) + max(size - max(messages, 1), 0) // UNIT_BYTES
-    return max(messages, sum(max(1, -(-one // UNIT_BYTES)) for one in size), 1)

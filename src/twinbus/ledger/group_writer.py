@@ -1,7 +1,14 @@
-"""The thread that brings a ledger's entries to the disk, in groups, and goes on trying while it cannot.
+"""The thread that brings the entries of one ledger to the disk.
 
-It hands lines to `segments`, keeps them meanwhile, and says loudly when they cannot be written. Whether an operation
-may go on without its entry is not decided here.
+Theory of operation. Any thread calls `put`, which appends to a queue and returns. The writer's thread sleeps until the
+queue has something, then for one group interval so that a group gathers, then turns the whole queue into lines and
+appends them to the open segment with one sync. `flush` and a full group cut the interval short.
+
+While the disk cannot be written, the thread tries again every RETRY_SECONDS and keeps the lines in memory, up to
+`buffer_bytes`. Lines beyond that are counted as missing, and a `gap` entry with the count follows as soon as the disk
+can be written. Entries of a segment that somebody removed count as missing too (L7).
+
+The writer only reports failures (`failure`, `missing`, the log). The `Ledger` decides whether operations may go on.
 """
 
 from __future__ import annotations
@@ -19,25 +26,25 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from twinbus.ledger.entries import Closed, Gap
+from twinbus.ledger.entries import Closed, Gap, Metered, Movement, Operation, State
 from twinbus.ledger.json_lines import encode_entry
-from twinbus.ledger.running_operation import Item, lines
+from twinbus.ledger.running_operation import RunningOperation
 from twinbus.ledger.segments import SegmentGoneError, SegmentWriter
 
 _log = logging.getLogger("twinbus.ledger")
 
 RETRY_SECONDS: Final = 1.0
 _REMIND_SECONDS: Final = 60.0
-# Its lines are made in one go, and other threads wait meanwhile.
-_LONGEST_GROUP: Final = 1000
-LOOK_EVERY: Final = 256
-"""Who puts entries into the queue himself looks at it at every so many of them."""
+# The lines of a group are made in one go, and other threads wait meanwhile.
+_GROUP_LIMIT: Final = 1000
 # A disk that hangs must not fill the memory.
-_LONGEST_QUEUE: Final = 100_000
+_QUEUE_LIMIT: Final = 100_000
+
+QueueItem = RunningOperation | Operation | State | Movement | Metered
 
 
 class GroupWriter:
-    """One writer's queue and thread. The thread is there from the first entry until `close`."""
+    """One writer's queue and thread. The thread runs from the first entry until `close`."""
 
     def __init__(
         self,
@@ -51,240 +58,253 @@ class GroupWriter:
     ) -> None:
         self.directory = directory
         self.name = name
-        self.prefix = name.rpartition("-")[2]
+        self.writer_id = name.rpartition("-")[2]
+        """The ids of this writer's entries begin with it."""
+        self.now = now
         self.failure: str | None = None
-        """Why it cannot be written at the moment."""
+        """Why the ledger cannot be written at the moment."""
         self.missing = 0
-        """Entries that were never written."""
+        """Entries that were never written, as far as a gap entry says so."""
         self._segments = segments
         self._group_seconds = group_seconds
         self._buffer_bytes = buffer_bytes
-        self.now = now
-        self.queue: list[Item] = []
-        """What is taken for the next group; `put` it there, or `look`."""
-        self._waiting: deque[Future[str | None]] = deque()
-        # Entered twice where a ledger that nobody holds is collected by its own writer.
+        self._queue: list[QueueItem] = []
+        self._flushes: deque[Future[str | None]] = deque()
+        # Reentrant: the writer's thread may hold the lock when it collects a Ledger, whose __del__ calls `finish`.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
-        self.asleep = True
-        """Nothing is written before it is roused, by `look` or `flush`."""
-        self._something = threading.Event()
-        self._hurry = threading.Event()
+        self._asleep = True
+        """Whether the thread waits for `_wake`, or does not run yet."""
+        self._work_queued = threading.Event()
+        self._flush_now = threading.Event()
         self._closing = False
         self._unwritten = b""
-        self._gap = _Gap()
-        self._gaps = itertools.count()
-        self._booked = 0
-        self._booked_in = 0
-        """How many missing entries the gaps in the open segment tell of, and which segment that is."""
+        """Lines that are not on the disk yet."""
+        self._unreported = _MissingEntries()
+        """Missing entries that no gap entry reports yet."""
+        self._gap_numbers = itertools.count()
+        self._reported_in_segment = 0
+        self._reporting_segment = 0
+        """How many missing entries the gaps in the open segment report, and the number of that segment."""
         self._loss: str | None = None
-        """Why entries are gone that were on the disk, until a flush has reported it."""
+        """Why entries are gone that were on the disk, until a flush has returned it."""
         self._reminded = -math.inf
         _writers.add(self)
 
     # --- from any thread ---------------------------------------------------------------------------------------------
 
-    def put(self, item: Item) -> None:
-        """Take it for the next group."""
-        self.queue.append(item)
-        self.look()
+    def put(self, item: QueueItem, /) -> None:
+        """Queues an entry for the next group."""
+        self._queue.append(item)
+        if self._asleep or len(self._queue) >= _GROUP_LIMIT:
+            self._notify()
 
-    def look(self) -> None:
-        """At the queue, after something was put there: at once while `asleep`, and else every LOOK_EVERY at least."""
-        length = len(self.queue)
-        if length > _LONGEST_QUEUE:
-            self._cut_off()
-        if self.asleep:
-            self._rouse()
-        elif length >= _LONGEST_GROUP:
-            self._hurry.set()
+    def _notify(self) -> None:
+        if len(self._queue) > _QUEUE_LIMIT:
+            self._drop_newest()
+        if self._asleep:
+            self._wake()
+        elif not self._flush_now.is_set():
+            self._flush_now.set()
 
-    def _cut_off(self) -> None:
-        """The newest go, which found no room."""
+    def _drop_newest(self) -> None:
         with self._lock:
-            found_no_room = len(self.queue) - _LONGEST_QUEUE
-            if found_no_room > 0:
-                del self.queue[-found_no_room:]
-                self._gap.add(found_no_room, _milliseconds(), "the disk is too slow")
+            excess = len(self._queue) - _QUEUE_LIMIT
+            if excess > 0:
+                del self._queue[-excess:]
+                self._unreported.add(excess, _milliseconds(), "the disk is too slow")
 
     def flush(self) -> Future[str | None]:
-        """Done with None once all that was taken before is on the disk; otherwise with the reason why it is not."""
+        """Returns a future: None once everything queued so far is on the disk, or the reason why it is not."""
         future: Future[str | None] = Future()
-        self._waiting.append(future)
-        self._hurry.set()
-        self._rouse()
+        self._flushes.append(future)
+        self._flush_now.set()
+        self._wake()
         return future
 
     def finish(self) -> threading.Thread | None:
-        """Begin to close: the thread writes what is left, seals the segment and ends."""
+        """Starts closing: the thread writes what is queued, seals the segment and ends. Returns the thread."""
         with self._lock:
             self._closing = True
             thread = self._thread
-        self._hurry.set()
-        self._something.set()
+        self._flush_now.set()
+        self._work_queued.set()
         return thread
 
     def close(self, timeout: float | None = None) -> bool:
-        """False: not everything is on the disk."""
+        """Returns whether everything is on the disk. Logs an error if it is not."""
         thread = self.finish()
         if thread is not None:
             thread.join(timeout)
-        whole = not (self.queue or self._unwritten or self._gap.count or (thread is not None and thread.is_alive()))
-        if not whole:
+        is_running = thread is not None and thread.is_alive()
+        is_whole = not (self._queue or self._unwritten or self._unreported.count or is_running)
+        if not is_whole:
             _log.error("ledger: closed, but not everything is in %s: %s", self.directory, self.failure or "too slow")
-        return whole
+        return is_whole
 
     def abandon(self) -> None:
-        """In the child of a fork: queue, thread and segment are the parent's."""
+        """Forgets everything without writing. For the child of a fork: queue, thread and segment are the parent's."""
         self._segments.abandon()
         _writers.discard(self)
 
-    def _rouse(self) -> None:
+    def _wake(self) -> None:
+        """Starts the thread if it does not run, and wakes it. After closing, refuses what is queued."""
         with self._lock:
             if not self._closing:
                 if self._thread is None or not self._thread.is_alive():
-                    thread = threading.Thread(target=self._run, name=f"twinbus-ledger-{self.prefix}", daemon=True)
+                    thread = threading.Thread(target=self._run, name=f"twinbus-ledger-{self.writer_id}", daemon=True)
                     try:
                         thread.start()
                     except RuntimeError as error:
-                        # No more threads in this process: the entries wait, and the next one tries again.
-                        self._failed(OSError(str(error)))
-                        while self._waiting:
-                            _tell(self._waiting.popleft(), self.failure)
+                        # The process has no more threads. The entries stay queued, and the next one tries again.
+                        self._record_failure(OSError(str(error)))
+                        while self._flushes:
+                            _resolve(self._flushes.popleft(), self.failure)
                         return
                     self._thread = thread
-                self.asleep = False
-                self._something.set()
+                self._asleep = False
+                self._work_queued.set()
                 return
         if self._thread is None or not self._thread.is_alive():
             self._refuse()
 
     def _refuse(self) -> None:
-        """It is closed: what comes now is in no segment."""
-        if self.queue:
-            _log.error("ledger: %d entries came after closing and are not in %s", len(self.queue), self.directory)
-            self.queue.clear()
-        while self._waiting:
-            _tell(self._waiting.popleft(), self.failure or "it was closed")
+        """Logs and drops what was queued after closing."""
+        if self._queue:
+            _log.error("ledger: %d entries came after closing and are not in %s", len(self._queue), self.directory)
+            self._queue.clear()
+        while self._flushes:
+            _resolve(self._flushes.popleft(), self.failure or "it was closed")
 
-    def _miss(self, count: int, reason: str) -> None:
+    def _count_missing(self, count: int, reason: str) -> None:
         with self._lock:
-            self._gap.add(count, _milliseconds(), reason)
+            self._unreported.add(count, _milliseconds(), reason)
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closing:
             self._sleep()
-            self._turn()
-        self._turn()
+            self._write_group()
+        self._write_group()
         self._end()
-        self.asleep = True
+        self._asleep = True
         self._refuse()
 
     def _sleep(self) -> None:
-        """Until there is something, and then until a group has gathered or somebody waits for it."""
+        """Waits for work, and then until a group has gathered or a flush is wanted."""
         if self.failure is not None:
-            self._hurry.wait(RETRY_SECONDS)
+            self._flush_now.wait(RETRY_SECONDS)
             return
-        if not self.queue and not self._waiting:
-            self.asleep = True
-            # Looked at once more: what came just before this thread was known to be asleep has roused nobody.
-            if not self.queue and not self._waiting and not self._closing:
+        if not self._queue and not self._flushes:
+            self._asleep = True
+            # Checked again: `put` did not wake this thread for what came before the line above.
+            if not self._queue and not self._flushes and not self._closing:
                 left = self._segments.seconds_left()
-                self._something.wait(None if math.isinf(left) else max(left, 0.0))
-            self.asleep = False
-            self._something.clear()
-        if self.queue:
-            self._hurry.wait(self._group_seconds)
+                self._work_queued.wait(None if math.isinf(left) else max(left, 0.0))
+            self._asleep = False
+            self._work_queued.clear()
+        if self._queue:
+            self._flush_now.wait(self._group_seconds)
 
-    def _turn(self) -> None:
-        self._hurry.clear()
-        waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        self._take()
+    def _write_group(self) -> None:
+        self._flush_now.clear()
+        flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
+        self._take_queue()
         reason = None if self._write() else self.failure
-        if waiting:
-            # Also where it can be written again by now: what was on the disk at the last flush is not there.
+        if flushes:
+            # A flush also fails if entries of an earlier, successful flush are gone since.
             reason, self._loss = reason or self._loss, None
-        for future in waiting:
-            _tell(future, reason)
+        for future in flushes:
+            _resolve(future, reason)
         if self._segments.seconds_left() <= 0:
             self._seal()
 
-    def _take(self) -> None:
-        """What is queued becomes lines; what the buffer does not hold is missing."""
-        with self._lock:  # not cut off meanwhile; that something is added does no harm
-            items = self.queue[:]
-            del self.queue[: len(items)]
-        found = lines(items, self.prefix, time.time() - self.now(), self._wordless)
-        group = "".join(found).encode()
+    def _take_queue(self) -> None:
+        """Turns the queue into lines. Counts the lines as missing if the buffer has no room for them."""
+        with self._lock:  # against `_drop_newest`; an append meanwhile does no harm
+            items = self._queue[:]
+            del self._queue[: len(items)]
+        lines = self._lines(items)
+        group = "".join(lines).encode()
         if self.failure is not None and len(self._unwritten) + len(group) > self._buffer_bytes:
-            self._miss(len(found), self.failure)
+            self._count_missing(len(lines), self.failure)
         else:
-            # Not added to nothing: a copy of a group costs more than its bytes, as it takes fresh pages.
+            # Without the addition where nothing waits: a copy of a group costs fresh memory pages.
             self._unwritten = self._unwritten + group if self._unwritten else group
 
-    def _wordless(self, error: Exception) -> None:
-        _log.error("ledger: an entry cannot be put down in words", exc_info=error)
-        self._miss(1, f"it cannot be put down in words: {error}")
+    def _lines(self, items: list[QueueItem]) -> list[str]:
+        clock_offset = time.time() - self.now()
+        lines: list[str] = []
+        for item in items:
+            try:
+                line = item.next_line(clock_offset) if isinstance(item, RunningOperation) else encode_entry(item)
+            except Exception as error:  # whatever a caller's id or size raises
+                _log.error("ledger: an entry cannot be encoded", exc_info=error)
+                self._count_missing(1, f"it cannot be encoded: {error}")
+            else:
+                if line:
+                    lines.append(line)
+        return lines
 
     def _write(self) -> bool:
-        """Bring what waits to the disk. False if it is not there, or if what was there before is gone."""
+        """Appends what is unwritten. Returns False if it is not on the disk, or if an earlier segment is gone."""
         with self._lock:
-            gap = self._gap.copy()
+            gap = self._unreported.copy()
         group = self._unwritten
         if gap.count:
-            group += encode_entry(gap.entry(_milliseconds(), self.prefix, next(self._gaps))).encode()
+            group += encode_entry(gap.entry(_milliseconds(), self.writer_id, next(self._gap_numbers))).encode()
         try:
             if not group:
                 self._segments.check()
                 return True
             self._segments.append(group)
         except OSError as error:
-            self._failed(error)
+            self._record_failure(error)
             return False
         self._unwritten = b""
-        self._book(gap)
+        self._record_reported(gap)
         if self.failure is not None:
             _log.warning("ledger: %s can be written again; %d entries are missing", self.directory, gap.count)
             self.failure, self._reminded = None, -math.inf
         return True
 
-    def _book(self, gap: _Gap) -> None:
-        """The gap is in the open segment."""
+    def _record_reported(self, gap: _MissingEntries) -> None:
+        """Notes that the open segment has a gap entry for these."""
         with self._lock:
-            self._gap.subtract(gap)
+            self._unreported.subtract(gap)
         self.missing += gap.count
-        if self._booked_in != self._segments.begun:
-            self._booked, self._booked_in = 0, self._segments.begun
-        self._booked += gap.count
+        if self._reporting_segment != self._segments.opened:
+            self._reported_in_segment, self._reporting_segment = 0, self._segments.opened
+        self._reported_in_segment += gap.count
 
-    def _lost(self, error: SegmentGoneError) -> None:
-        """A segment is gone: its entries are missing, and so are those that a gap in it told of."""
-        again = self._booked if self._booked_in == self._segments.begun else 0
-        self._booked = 0
+    def _record_loss(self, error: SegmentGoneError) -> None:
+        """Counts the entries of a segment that is gone as missing, and those that its gap entries reported."""
+        again = self._reported_in_segment if self._reporting_segment == self._segments.opened else 0
+        self._reported_in_segment = 0
         self.missing -= again
         self._loss = f"{error.strerror} ({error.filename})"
-        self._miss(error.lines + again, self._loss)
+        self._count_missing(error.lines + again, self._loss)
 
-    def _failed(self, error: OSError) -> None:
+    def _record_failure(self, error: OSError) -> None:
         if isinstance(error, SegmentGoneError):
-            self._lost(error)
-        self.failure = (
-            f"{error.strerror or error} ({error.filename})" if error.filename else str(error.strerror or error)
-        )
+            self._record_loss(error)
+        reason = str(error.strerror or error)
+        self.failure = f"{reason} ({error.filename})" if error.filename else reason
         if time.monotonic() - self._reminded >= _REMIND_SECONDS:
             self._reminded = time.monotonic()
-            held, lost = len(self._unwritten), self._gap.count
             _log.error(
                 "ledger: %s cannot be written: %s. %d bytes wait in memory, %d entries are lost."
                 " Make room, or put the directory back",
-                self.directory, self.failure, held, lost,
-            )  # fmt: skip
+                self.directory,
+                self.failure,
+                len(self._unwritten),
+                self._unreported.count,
+            )
 
     def _end(self) -> None:
-        if self._segments.begun and self.failure is None:
-            closed = Closed(at=_milliseconds(), id=f"{self.prefix}-closed", writer=self.name)
+        if self._segments.opened and self.failure is None:
+            closed = Closed(at=_milliseconds(), id=f"{self.writer_id}-closed", writer=self.name)
             self._unwritten += encode_entry(closed).encode()
             self._write()
         self._seal()
@@ -293,13 +313,13 @@ class GroupWriter:
         try:
             self._segments.seal()
         except SegmentGoneError as error:
-            self._failed(error)
+            self._record_failure(error)
         except OSError as error:
             _log.error("ledger: a segment in %s cannot be sealed: %s", self.directory, error)
 
 
-class _Gap:
-    """Entries that are missing, as long as no segment says so."""
+class _MissingEntries:
+    """How many entries are missing, from when to when, and why the last of them is."""
 
     def __init__(self, count: int = 0, since: int = 0, until: int = 0, reason: str = "") -> None:
         self.count, self.since, self.until, self.reason = count, since, until, reason
@@ -308,20 +328,19 @@ class _Gap:
         self.since = self.since if self.count else at
         self.count, self.until, self.reason = self.count + count, at, reason
 
-    def copy(self) -> _Gap:
-        return _Gap(self.count, self.since, self.until, self.reason)
+    def copy(self) -> _MissingEntries:
+        return _MissingEntries(self.count, self.since, self.until, self.reason)
 
-    def subtract(self, told: _Gap) -> None:
-        self.count -= told.count
-        self.since = told.until
+    def subtract(self, reported: _MissingEntries) -> None:
+        self.count -= reported.count
+        self.since = reported.until
 
-    def entry(self, at: int, prefix: str, number: int) -> Gap:
-        return Gap(
-            at=at, id=f"{prefix}-gap-{number}", count=self.count, since=self.since, until=self.until, reason=self.reason
-        )
+    def entry(self, at: int, writer_id: str, number: int) -> Gap:
+        id_ = f"{writer_id}-gap-{number}"
+        return Gap(at=at, id=id_, count=self.count, since=self.since, until=self.until, reason=self.reason)
 
 
-def _tell(future: Future[str | None], reason: str | None) -> None:
+def _resolve(future: Future[str | None], reason: str | None) -> None:
     if future.set_running_or_notify_cancel():
         future.set_result(reason)
 

@@ -1,6 +1,7 @@
-"""Entries as lines of JSON, and back. The lines of operations are put together by hand: one is written for every send.
+"""Entries as lines of JSON, and back. This module does no I/O.
 
-Nothing here knows files.
+An operation's line is written for every send. The lines of operations are therefore formatted by hand, from parts of
+which the longest (`operation_prefix`) is the same for all operations of a sender. All other entries go through `json`.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from twinbus.ledger.entries import ENTRY_KINDS, OK, SCHEMA_VERSION, Entry, Inten
 
 
 class EntryError(CallerError, ValueError):
-    """A line that is no entry of this schema."""
+    """A line is not an entry of this schema."""
 
 
-quoted: Final[Callable[[str], str]] = encode_basestring_ascii
+_quoted: Final[Callable[[str], str]] = encode_basestring_ascii
 
-# --- ids -------------------------------------------------------------------------------------------------------------
+# --- message ids -----------------------------------------------------------------------------------------------------
 
-_TYPED: Final = ("uuid:", "ulong:", "binary:", "string:")
+_TYPE_MARKS: Final = ("uuid:", "ulong:", "binary:", "string:")
 
 
 def id_text(value: object) -> str:
-    """A message id of any AMQP type, so that no two ids have one text."""
-    if type(value) is str and (":" not in value or not value.startswith(_TYPED)):
+    """Returns a message id of any AMQP type as text. Two different ids never have the same text."""
+    if type(value) is str and (":" not in value or not value.startswith(_TYPE_MARKS)):
         return value
     match value:
         case str():
-            return f"string:{value}" if value.startswith(_TYPED) else str(value)
+            return f"string:{value}" if value.startswith(_TYPE_MARKS) else str(value)
         case bytes() | bytearray() | memoryview():
             return f"binary:{bytes(value).hex()}"
         case UUID():
@@ -45,41 +46,43 @@ def id_text(value: object) -> str:
             return str(value)
 
 
-# --- the lines of operations -----------------------------------------------------------------------------------------
+# --- lines of operations ---------------------------------------------------------------------------------------------
 
 
 @lru_cache(4096)
 def operation_prefix(stage: Stage, namespace: str, entity: str, destination: str | None = None) -> str:
-    """What the lines of one sender's operations have in common."""
-    toward = "" if destination is None else f',"destination":{quoted(destination)}'
-    return f'"stage":"{stage}","namespace":{quoted(namespace)},"entity":{quoted(entity)}{toward}'
+    """Returns the part of a line that all operations of one sender have in common."""
+    toward = "" if destination is None else f',"destination":{_quoted(destination)}'
+    return f'"stage":"{stage}","namespace":{_quoted(namespace)},"entity":{_quoted(entity)}{toward}'
 
 
-def listed(ids: Iterable[str]) -> str:
-    return ",".join(map(quoted, ids))
+def quoted_ids(ids: Iterable[str]) -> str:
+    """Returns the elements of a JSON array, without the brackets."""
+    return ",".join(map(_quoted, ids))
 
 
-def ending(seconds: float, result: str, cause: str | None = None, failed: Iterable[str] = ()) -> str:
+def operation_ending(seconds: float, result: str, cause: str | None = None, failed: Iterable[str] = ()) -> str:
+    """Returns the part of a line that says how an operation ended."""
     if result == OK and cause is None and not failed:
         return f'"seconds":{seconds:.6f},"result":"ok"'
-    behind = "" if cause is None else f',"cause":{quoted(cause)}'
-    some = f',"failed":[{listed(failed)}]' if failed else ""
-    return f'"seconds":{seconds:.6f},"result":{quoted(result)}{behind}{some}'
+    because = "" if cause is None else f',"cause":{_quoted(cause)}'
+    of_these = f',"failed":[{quoted_ids(failed)}]' if failed else ""
+    return f'"seconds":{seconds:.6f},"result":{_quoted(result)}{because}{of_these}'
 
 
-def intent_line(at: int, number: str, prefix: str, ids: str, size: int, units: int) -> str:
+def intent_line(at: int, id_: str, prefix: str, ids: str, size: int, units: int) -> str:
+    """`prefix` and `ids` are what `operation_prefix` and `quoted_ids` return."""
+    return f'{{"v":1,"kind":"intent","at":{at},"id":"{id_}",{prefix},"ids":[{ids}],"bytes":{size},"units":{units}}}\n'
+
+
+def outcome_line(at: int, id_: str, ending: str) -> str:
+    """`ending` is what `operation_ending` returns."""
+    return f'{{"v":1,"kind":"outcome","at":{at},"id":"{id_}",{ending}}}\n'
+
+
+def operation_line(at: int, id_: str, prefix: str, ids: str, size: int, units: int, ending: str) -> str:
     return (
-        f'{{"v":1,"kind":"intent","at":{at},"id":"{number}",{prefix},"ids":[{ids}],"bytes":{size},"units":{units}}}\n'
-    )
-
-
-def outcome_line(at: int, number: str, ending: str) -> str:
-    return f'{{"v":1,"kind":"outcome","at":{at},"id":"{number}",{ending}}}\n'
-
-
-def operation_line(at: int, number: str, prefix: str, ids: str, size: int, units: int, ending: str) -> str:
-    return (
-        f'{{"v":1,"kind":"operation","at":{at},"id":"{number}",{prefix},"ids":[{ids}],"bytes":{size},"units":{units},'
+        f'{{"v":1,"kind":"operation","at":{at},"id":"{id_}",{prefix},"ids":[{ids}],"bytes":{size},"units":{units},'
         f"{ending}}}\n"
     )
 
@@ -88,82 +91,83 @@ def operation_line(at: int, number: str, prefix: str, ids: str, size: int, units
 
 
 def encode_entry(entry: Entry) -> str:
-    """Its line, with the newline. Pure ASCII."""
+    """Returns the line of an entry, in ASCII, with the newline."""
     match entry:
         case Intent():
-            there = operation_prefix(entry.stage, entry.namespace, entry.entity, entry.destination)
-            return intent_line(entry.at, entry.id, there, listed(entry.ids), entry.bytes, entry.units)
+            prefix = operation_prefix(entry.stage, entry.namespace, entry.entity, entry.destination)
+            return intent_line(entry.at, entry.id, prefix, quoted_ids(entry.ids), entry.bytes, entry.units)
         case Outcome():
-            end = ending(entry.seconds, entry.result, entry.cause, entry.failed)
-            return outcome_line(entry.at, entry.id, end)
+            ending = operation_ending(entry.seconds, entry.result, entry.cause, entry.failed)
+            return outcome_line(entry.at, entry.id, ending)
         case Operation():
-            there = operation_prefix(entry.stage, entry.namespace, entry.entity, entry.destination)
-            end = ending(entry.seconds, entry.result, entry.cause, entry.failed)
-            return operation_line(entry.at, entry.id, there, listed(entry.ids), entry.bytes, entry.units, end)
+            prefix = operation_prefix(entry.stage, entry.namespace, entry.entity, entry.destination)
+            ending = operation_ending(entry.seconds, entry.result, entry.cause, entry.failed)
+            return operation_line(entry.at, entry.id, prefix, quoted_ids(entry.ids), entry.bytes, entry.units, ending)
         case _:
-            values = {name: getattr(entry, name) for name in _NAMES[entry.kind]}
-            said = {name: value for name, value in values.items() if value is not None}
-            return json.dumps({"v": SCHEMA_VERSION, "kind": entry.kind, **said}, separators=(",", ":")) + "\n"
+            values = {name: getattr(entry, name) for name in _FIELDS[entry.kind]}
+            given = {name: value for name, value in values.items() if value is not None}
+            return json.dumps({"v": SCHEMA_VERSION, "kind": entry.kind, **given}, separators=(",", ":")) + "\n"
 
 
 def decode_entry(line: str | bytes) -> Entry:
-    """EntryError for what is none. A field that this version does not know is passed over."""
+    """Returns the entry of a line. Raises EntryError if the line is not an entry. Ignores fields it does not know."""
     try:
-        said = json.loads(line)
+        values = json.loads(line)
     except ValueError as error:
-        raise EntryError(f"no JSON: {error}") from None
-    if not isinstance(said, dict):
-        raise EntryError("no JSON object")
-    version, kind = said.get("v"), said.get("kind")
+        raise EntryError(f"not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise EntryError("not a JSON object")
+    version, kind = values.get("v"), values.get("kind")
     if type(version) is not int or version > SCHEMA_VERSION:
         raise EntryError(f"its schema is version {version!r}; this Twinbus reads versions up to {SCHEMA_VERSION}")
     entry = ENTRY_KINDS.get(kind) if isinstance(kind, str) else None
     if entry is None:
         raise EntryError(f"there is no kind {kind!r}")
     try:
-        return entry(**{name: _READERS[name](said[name]) for name in _NAMES[entry.kind] if name in said})
+        return entry(**{name: _READERS[name](values[name]) for name in _FIELDS[entry.kind] if name in values})
     except (TypeError, ValueError) as error:
-        raise EntryError(f"no {kind} entry: {error}") from None
+        raise EntryError(f"not a valid {kind} entry: {error}") from None
 
 
 def _exactly(kind: type) -> Callable[[object], Any]:
     def read(value: object) -> object:
         if type(value) is not kind:
-            raise TypeError(f"{value!r} is no {kind.__name__}")
+            raise TypeError(f"{value!r} is not of type {kind.__name__}")
         return value
 
     return read
 
 
-def _number(value: object) -> float:
+def _read_number(value: object) -> float:
     if type(value) not in (int, float):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return float(value)  # type: ignore[arg-type] # one of the two
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def _read_texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or any(type(one) is not str for one in value):
-        raise TypeError(f"{value!r} is no list of texts")
+        raise TypeError(f"{value!r} is not a list of strings")
     return tuple(value)
 
 
-def _facts(value: object) -> dict[str, Any]:
+def _read_facts(value: object) -> dict[str, Any]:
     if not isinstance(value, dict) or any(type(one) not in (str, int, float, bool) for one in value.values()):
-        raise TypeError(f"{value!r} is no object of plain values")
+        raise TypeError(f"{value!r} is not an object of plain values")
     return value
 
 
 _TEXT, _INTEGER = _exactly(str), _exactly(int)
-_NAMES: Final = {kind: tuple(field.name for field in fields(entry)) for kind, entry in ENTRY_KINDS.items()}
+_FIELDS: Final = {kind: tuple(field.name for field in fields(entry)) for kind, entry in ENTRY_KINDS.items()}
+# One reader per field name: a field has the same type in all kinds.
 _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(
         ("id", "writer", "host", "version", "namespace", "entity", "destination", "result", "cause"), _TEXT
     ),
     **dict.fromkeys(("event", "pair", "source", "reason", "op", "operation"), _TEXT),
     **dict.fromkeys(("at", "pid", "segment", "bytes", "units", "count", "since", "until"), _INTEGER),
-    **dict.fromkeys(("ids", "failed"), _texts),
-    "seconds": _number,
-    "facts": _facts,
+    **dict.fromkeys(("ids", "failed"), _read_texts),
+    "seconds": _read_number,
+    "facts": _read_facts,
     "role": Role,
     "stage": Stage,
     "move": Move,

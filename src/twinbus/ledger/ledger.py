@@ -1,6 +1,7 @@
-"""The recorder: what a program tells its ledger, at a price it can pay for every send.
+"""`Ledger`: what a program records, cheap enough to be called for every send.
 
-Whether an operation may begin while the ledger cannot be written is decided here; how lines come to the disk is not.
+A call only queues an entry; `group_writer` brings it to the disk. This module decides whether an operation may begin
+while the ledger cannot be written (`on_error`).
 """
 
 from __future__ import annotations
@@ -19,30 +20,18 @@ from pathlib import Path
 from typing import Final, Self
 
 from twinbus.errors import OperatorError
-from twinbus.ledger.entries import (
-    OK,
-    UNIT_BYTES,
-    Fact,
-    Metered,
-    Move,
-    Movement,
-    Operation,
-    Role,
-    Stage,
-    State,
-    billable_units,
-)
+from twinbus.ledger.entries import OK, Fact, Metered, Move, Movement, Operation, Role, Stage, State, billable_units
 from twinbus.ledger.group_writer import GroupWriter
 from twinbus.ledger.json_lines import id_text, operation_prefix
 from twinbus.ledger.options import LedgerOptions
-from twinbus.ledger.running_operation import NOTHING, RunningOperation
-from twinbus.ledger.segment_opening import Opening
+from twinbus.ledger.running_operation import RunningOperation
+from twinbus.ledger.segment_opening import SegmentOpening
 from twinbus.ledger.segments import SegmentWriter
 
 _log = logging.getLogger("twinbus.ledger")
 
 FLUSH_SECONDS: Final = 30.0
-"""What a disk may take to answer."""
+"""How long a flush waits for the disk by default."""
 
 
 class LedgerUnavailableError(OperatorError):
@@ -58,7 +47,10 @@ class LedgerUnavailableError(OperatorError):
 
 
 class Ledger:
-    """A writer of the ledger in a directory that many may share. Safe to use from threads, tasks and after a fork."""
+    """A writer of the ledger in a directory. Many writers may share the directory.
+
+    Safe to use from threads, from asyncio tasks and after a fork.
+    """
 
     def __init__(
         self,
@@ -71,7 +63,7 @@ class Ledger:
         self.directory = Path(directory).absolute()
         self.role = Role(role)
         self.options = options or LedgerOptions()
-        self._stops = self.options.on_error == "stop"
+        self.stops_on_error = self.options.on_error == "stop"
         self._now = now
         self._closed = False
         self._open()
@@ -79,7 +71,7 @@ class Ledger:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            if self._stops:
+            if self.stops_on_error:
                 raise LedgerUnavailableError(self.directory, str(error)) from error
             _log.error("ledger: %s cannot be made: %s. Operations go on without it", self.directory, error)
 
@@ -94,33 +86,28 @@ class Ledger:
         size: int | Sequence[int] = 0,
         destination: str | None = None,
     ) -> RunningOperation:
-        """An operation is about to be tried; `end` it. LedgerUnavailableError where that must not be; TypeError for
-        ids that are no sequence.
+        """Records that an operation begins. Call `end` of the returned object when the operation is over.
 
-        `ids`: a text alone is one id. `size`: of each message, or of all together. `destination`: the
-        `namespace/entity` on the primary that the messages are for, where the operation is on another entity.
+        `ids` are message ids; a single text is one id. `size` is the size of each message, or the total.
+        `destination` is the `namespace/entity` on the primary that the messages are meant for, if the operation is on
+        another entity. Raises LedgerUnavailableError if the operation must not begin, and TypeError if `ids` is not a
+        sequence.
         """
         if isinstance(size, int):
-            size = int(size)  # and not True
+            size = int(size)  # True would be written as a JSON boolean
         if not isinstance(ids, str):
-            ids = tuple(ids)
-        elif not isinstance(size, int) or size > UNIT_BYTES:
-            ids = (ids,)
+            ids = tuple(ids)  # the caller may change its list before the line is made
         return self.begin_as(operation_prefix(stage, namespace, entity, destination), ids, size)
 
-    def begin_as(self, place: str, ids: str | Sequence[object], size: int | Sequence[int]) -> RunningOperation:
-        """`begin`, for who has all of it put together, as a `RunningOperation` holds it."""
+    def begin_as(self, prefix: str, ids: str | Sequence[object], size: int | Sequence[int]) -> RunningOperation:
+        """Does what `begin` does, for callers on a hot path.
+
+        `prefix` is what `operation_prefix` returned for the stage, namespace, entity and destination. `ids` and `size`
+        are kept as they are: the caller must not change them later.
+        """
         self.check()
-        operation = RunningOperation()
-        operation.writer = writer = self._writer
-        operation.number = next(self._numbers)
-        operation.place = place
-        operation.ids = ids
-        operation.size = size
-        operation.ending = None
-        operation.state = NOTHING
-        operation.begun = writer.now()
-        writer.put(operation)
+        operation = RunningOperation(self._writer, next(self._numbers), prefix, ids, size)
+        self._writer.put(operation)
         return operation
 
     def done(
@@ -137,12 +124,14 @@ class Ledger:
         cause: str | None = None,
         failed: Sequence[object] = (),
     ) -> str:
-        """An operation that is over, and is told only now: a receive, or one that must be tried whatever the ledger
-        can take. `result`, `cause`, `failed` as in `RunningOperation.end`. Its operation id.
+        """Records an operation that is over, and returns its operation id. Never raises LedgerUnavailableError.
+
+        For receives, and for operations that are tried whether or not the ledger can be written. `result`, `cause` and
+        `failed` are those of `RunningOperation.end`.
         """
         operation = Operation(
             at=int((time.time() - seconds) * 1000),
-            id=self._id(),
+            id=self._new_id(),
             stage=stage,
             namespace=namespace,
             entity=entity,
@@ -159,15 +148,16 @@ class Ledger:
         return operation.id
 
     def check(self) -> None:
-        """LedgerUnavailableError where `on_error` is "stop" and it cannot be written."""
-        if self._stops and (self._closed or self._writer.failure is not None):
+        """Raises LedgerUnavailableError if `on_error` is "stop" and the ledger cannot be written."""
+        if self.stops_on_error and (self._closed or self._writer.failure is not None):
             raise LedgerUnavailableError(self.directory, self._writer.failure or "it was closed")
 
     # --- other facts -------------------------------------------------------------------------------------------------
 
     def state(self, event: str, facts: Mapping[str, Fact], *, pair: str = "", at: int | None = None) -> None:
-        """Something changed (S11). `at`: milliseconds since the epoch; now, where not given."""
-        self._writer.put(State(at=self._at(at), id=self._id(), event=event, pair=pair, facts=dict(facts)))
+        """Records a change of state (S11). `at` is in milliseconds since the epoch; the default is now."""
+        at = _milliseconds() if at is None else at
+        self._writer.put(State(at=at, id=self._new_id(), event=event, pair=pair, facts=dict(facts)))
 
     def moved(
         self,
@@ -178,14 +168,13 @@ class Ledger:
         reason: str | None = None,
         op: str | None = None,
     ) -> None:
-        """Messages went elsewhere, or stay. `source`, `destination`: `namespace/entity`; `op`: the operation's id."""
-        texts = tuple(map(id_text, ids))
+        """Records a move of messages between two `namespace/entity`. `op` is the id of the operation that did it."""
         self._writer.put(
             Movement(
-                at=self._at(),
-                id=self._id(),
+                at=_milliseconds(),
+                id=self._new_id(),
                 move=Move(move),
-                ids=texts,
+                ids=tuple(map(id_text, ids)),
                 source=source,
                 destination=destination,
                 reason=reason,
@@ -196,11 +185,11 @@ class Ledger:
     def metered(
         self, namespace: str, entity: str, operation: str, count: int, size: int, units: int, since: int, until: int
     ) -> None:
-        """A namespace served so many operations in an interval (N5)."""
+        """Records how many operations of one kind a namespace served in an interval (N5)."""
         self._writer.put(
             Metered(
-                at=self._at(),
-                id=self._id(),
+                at=_milliseconds(),
+                id=self._new_id(),
                 namespace=namespace,
                 entity=entity,
                 operation=operation,
@@ -215,56 +204,59 @@ class Ledger:
     # --- durability --------------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = FLUSH_SECONDS) -> bool:
-        """Wait until all that was recorded before is on the disk. False if it is not, and operations may go on.
+        """Waits until everything recorded so far is on the disk. Returns False if it is not.
 
-        Where `on_error` is "stop": LedgerUnavailableError instead.
+        If `on_error` is "stop", raises LedgerUnavailableError instead of returning False.
         """
         try:
             reason = self._writer.flush().result(timeout)
         except TimeoutError:
-            reason = self._hangs(timeout)
-        return self._flushed(reason)
+            reason = self._disk_hangs(timeout)
+        return self._flush_result(reason)
 
     async def flushed(self, timeout: float | None = FLUSH_SECONDS) -> bool:
-        """`flush`, for asyncio."""
+        """Does what `flush` does, for asyncio."""
         try:
             async with asyncio.timeout(timeout):
                 reason = await asyncio.wrap_future(self._writer.flush())
         except TimeoutError:
-            reason = self._hangs(timeout)
-        return self._flushed(reason)
+            reason = self._disk_hangs(timeout)
+        return self._flush_result(reason)
 
-    def _hangs(self, seconds: float | None) -> str:
+    def _disk_hangs(self, seconds: float | None) -> str:
         reason = f"the disk has not answered for {seconds or 0.0:g} s"
         _log.error("ledger: %s: %s", self.directory, reason)
         return reason
 
-    def _flushed(self, reason: str | None) -> bool:
-        if reason is not None and self._stops:
+    def _flush_result(self, reason: str | None) -> bool:
+        if reason is not None and self.stops_on_error:
             raise LedgerUnavailableError(self.directory, reason)
         return reason is None
 
     @property
     def failure(self) -> str | None:
-        """Why it cannot be written at the moment."""
+        """Why the ledger cannot be written at the moment, or None."""
         return self._writer.failure
 
     @property
     def missing(self) -> int:
-        """Entries that were never written; gaps in the ledger tell of them."""
+        """How many entries were never written. Gap entries in the ledger report them."""
         return self._writer.missing
 
     @property
     def writer(self) -> str:
-        """The name that its segments begin with."""
+        """The name of this writer. The names of its segments begin with it."""
         return self._name
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """Write what is left, and seal the segment. Where `on_error` is "stop": LedgerUnavailableError if it cannot."""
+        """Writes what is queued and seals the segment.
+
+        If `on_error` is "stop", raises LedgerUnavailableError if not everything was written within `timeout`.
+        """
         if self._closed:
             return
         self._closed = True
-        if not self._writer.close(timeout) and self._stops:
+        if not self._writer.close(timeout) and self.stops_on_error:
             raise LedgerUnavailableError(self.directory, self._writer.failure or "its disk is too slow")
 
     def __enter__(self) -> Self:
@@ -274,23 +266,21 @@ class Ledger:
         self.close()
 
     def __del__(self) -> None:
-        # Dropped without closing: the thread writes what is left and ends.
+        # A ledger that was dropped without closing: its thread writes what is queued and ends.
         if not getattr(self, "_closed", True):
             self._writer.finish()
 
-    # --- making of ---------------------------------------------------------------------------------------------------
+    # --- the writer --------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:63] or "unknown"
-        prefix = secrets.token_hex(8)
-        self._prefix = prefix
-        self._name = f"{self.role}-{host}-{os.getpid()}-{prefix}"
+        self._name = f"{self.role}-{host}-{os.getpid()}-{secrets.token_hex(8)}"
         self._numbers = itertools.count()
         options = self.options
         segments = SegmentWriter(
             self.directory,
             self._name,
-            Opening(self.directory, self._name, self.role, host, options),
+            SegmentOpening(self.directory, self._name, self.role, host, options),
             most_bytes=options.segment_bytes,
             most_seconds=options.segment_age.total_seconds(),
         )
@@ -303,17 +293,18 @@ class Ledger:
             now=self._now,
         )
 
-    def _forked(self) -> None:
-        """In the child: a writer of its own. What was queued, and what is under way, is the parent's."""
+    def _reopen_after_fork(self) -> None:
+        """Gives the child of a fork a writer of its own. Queued entries and operations in flight are the parent's."""
         self._writer.abandon()
         if not self._closed:
             self._open()
 
-    def _id(self) -> str:
-        return f"{self._prefix}-{next(self._numbers)}"
+    def _new_id(self) -> str:
+        return f"{self._writer.writer_id}-{next(self._numbers)}"
 
-    def _at(self, at: int | None = None) -> int:
-        return int(time.time() * 1000) if at is None else at
+
+def _milliseconds() -> int:
+    return int(time.time() * 1000)
 
 
 _ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
@@ -321,7 +312,7 @@ _ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for ledger in tuple(_ledgers):
-        ledger._forked()
+        ledger._reopen_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

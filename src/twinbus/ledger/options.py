@@ -9,14 +9,14 @@ from typing import Literal
 from twinbus.errors import CallerError
 
 _MIB = 1024 * 1024
-_SPANS = {
+_RANGES = {
     "group_interval": (timedelta(milliseconds=1), timedelta(minutes=1)),
     "segment_age": (timedelta(seconds=1), timedelta(days=7)),
 }
 
 
 class LedgerOptionError(CallerError, ValueError):
-    """An option of the ledger is out of range or of a wrong type."""
+    """An option of the ledger is out of range or has a wrong type."""
 
     def __init__(self, option: str, value: object, allowed: str) -> None:
         super().__init__(f"{option} is {value!r}; it must be {allowed}")
@@ -27,27 +27,28 @@ class LedgerOptionError(CallerError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerOptions:
-    """How a ledger is kept. Out of range: LedgerOptionError."""
+    """How a ledger is written. Raises LedgerOptionError for a value out of range."""
 
     on_error: Literal["go_on", "stop"] = "go_on"
-    """What becomes of operations while it cannot be written; either way it is logged as an error."""
+    """Whether operations go on or stop while the ledger cannot be written. Either way an error is logged."""
     group_interval: timedelta = timedelta(seconds=1)
-    """How long entries are gathered before they are written and synced together (1 ms to 1 min), about 1000 at most."""
+    """How long entries gather before they are written and synced together (1 ms to 1 min), about 1000 at most."""
     segment_bytes: int = 64 * _MIB
-    """A segment is rolled at this size (≥ 4096), …"""
+    """A segment is sealed when it reaches this size (at least 4096), …"""
     segment_age: timedelta = timedelta(hours=1)
-    """… or at this age (1 s to 7 days)."""
+    """… or this age (1 s to 7 days)."""
     budget_bytes: int = 8192 * _MIB
-    """What all segments of a role on a host may take (at least two segments): the oldest are removed beyond it."""
+    """Disk space for all segments of one role on one host (at least two segments). The oldest are removed beyond it."""
     buffer_bytes: int = 16 * _MIB
-    """What is kept in memory while it cannot be written (≥ 4096); beyond it entries are missing, and a gap says so."""
+    """Memory for entries while the ledger cannot be written (at least 4096). Entries beyond it are missing, and a gap
+    entry reports them."""
 
     def __post_init__(self) -> None:
         _check("on_error", self.on_error, self.on_error in ("go_on", "stop"), "go_on or stop")
-        for option, (shortest, longest) in _SPANS.items():
-            span = getattr(self, option)
-            holds = isinstance(span, timedelta) and shortest <= span <= longest
-            _check(option, span, holds, f"from {shortest} to {longest}")
+        for option, (shortest, longest) in _RANGES.items():
+            value = getattr(self, option)
+            is_within = isinstance(value, timedelta) and shortest <= value <= longest
+            _check(option, value, is_within, f"from {shortest} to {longest}")
         for option, least in (
             ("segment_bytes", 4096),
             ("buffer_bytes", 4096),
@@ -57,6 +58,6 @@ class LedgerOptions:
             _check(option, value, type(value) is int and value >= least, f"an integer from {least}")
 
 
-def _check(option: str, value: object, holds: bool, allowed: str) -> None:
-    if not holds:
+def _check(option: str, value: object, is_allowed: bool, allowed: str) -> None:
+    if not is_allowed:
         raise LedgerOptionError(option, value, allowed)

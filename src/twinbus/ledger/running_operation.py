@@ -1,123 +1,106 @@
-"""An operation under way, from `begin` to `end`. It is made for every send: it holds, and decides nothing.
+"""One operation in flight, from `Ledger.begin` to `end`, and the lines that it becomes.
 
-Its fields are read by the writer's thread, without a lock; the order in which `end` sets them is what makes that safe.
+Theory of operation. `Ledger.begin` puts a RunningOperation into the writer's queue. When the writer's thread takes the
+queue, most operations have ended: each becomes one `operation` line. An operation that is still in flight becomes an
+`intent` line now and an `outcome` line later.
+
+The caller's thread and the writer's thread share the operation without a lock, because a lock would cost more than the
+rest of the entry. Two rules make this safe:
+
+- The writer marks the operation as taken (`_state`), and only then reads the ending.
+- `end` stores the ending, and only then reads the mark. If the operation is marked, `end` queues it once more.
+
+So at least one of the two threads sees what the other did, and the ending is written. If both see it, the operation is
+queued although everything is written; `next_line` then returns nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from twinbus.ledger.entries import OK, Metered, Movement, Operation, State, billable_units
-from twinbus.ledger.json_lines import encode_entry, id_text, intent_line, listed, operation_line, outcome_line, quoted
-from twinbus.ledger.json_lines import ending as how_it_ended
+from twinbus.ledger.entries import OK, billable_units
+from twinbus.ledger.json_lines import id_text, intent_line, operation_ending, operation_line, outcome_line, quoted_ids
 
-if TYPE_CHECKING:
-    from twinbus.ledger.group_writer import GroupWriter
+# What the writer's thread has done with an operation.
+_QUEUED, _TAKEN, _INTENT_WRITTEN, _ALL_WRITTEN = range(4)
 
 
-Ending = tuple[str, str | None, Sequence[object]]
-"""Result, cause, and the ids that it is about where not all are."""
-OK_ENDING: Final[Ending] = (OK, None, ())
+class OperationQueue(Protocol):
+    """The writer of an operation, as the operation sees it."""
 
-# How much of it the writer has told.
-NOTHING, SEEN, INTENT, ALL = range(4)
+    writer_id: str
+    now: Callable[[], float]
+
+    def put(self, item: RunningOperation, /) -> None: ...
 
 
 class RunningOperation:
-    """What `Ledger.begin` returns, which sets its fields. Call `end` once; never ended, its outcome is unknown."""
+    """What `Ledger.begin` returns. Call `end` once. If `end` is never called, the outcome is recorded as unknown."""
 
-    __slots__ = ("begun", "ended", "ending", "ids", "number", "place", "size", "state", "writer")
+    __slots__ = ("_begun", "_ended", "_ending", "_ids", "_number", "_prefix", "_queue", "_size", "_state")
 
-    writer: GroupWriter
-    number: int
-    place: str
-    """As `encoding.place` has it."""
-    ids: str | Sequence[object]
-    """A text alone is the one id of a message of one billable unit."""
-    size: int | Sequence[int]
-    begun: float
-    ended: float
-    ending: Ending | None
-    state: int
+    def __init__(
+        self, queue: OperationQueue, number: int, prefix: str, ids: str | Sequence[object], size: int | Sequence[int]
+    ) -> None:
+        """`prefix` is what `operation_prefix` returns; `ids` and `size` are those of `Ledger.begin`."""
+        self._queue = queue
+        self._number = number
+        self._prefix = prefix
+        self._ids = ids
+        self._size = size
+        self._ending: tuple[str, str | None, Sequence[object]] | None = None
+        self._state = _QUEUED
+        self._begun = self._ended = queue.now()
 
     @property
     def id(self) -> str:
         """The operation id."""
-        return f"{self.writer.prefix}-{self.number}"
+        return f"{self._queue.writer_id}-{self._number}"
 
     def end(self, result: str = OK, *, cause: str | None = None, failed: Sequence[object] = ()) -> None:
-        """How it ended: "ok"; "unknown" where it may have happened, with the word for why as `cause`; or that word.
+        """Records how the operation ended. Calls after the first one have no effect.
 
-        `failed`: the ids that the result is about, where the others are well.
+        `result` is "ok"; "unknown" if the operation may have happened, with the reason in `cause`; or the reason why it
+        did not happen. `failed`: the result concerns only these message ids, and the others succeeded.
         """
-        self.end_as(OK_ENDING if result is OK and not failed else (result, cause, failed))
+        if self._ending is None:
+            self._ended = self._queue.now()
+            # From here on the writer may see the ending. The mark must be read after this line, not before.
+            self._ending = (result, cause, failed)
+            if self._state != _QUEUED:
+                self._queue.put(self)
 
-    def end_as(self, ending: Ending) -> None:
-        """`end`, for who has all of it put together."""
-        if self.ending is None:
-            writer = self.writer
-            now = writer.now  # as in `recording`, for speed
-            self.ended = now()
-            # From here on the writer may see it. Where it has looked before, it is told that there is something to add.
-            self.ending = ending
-            if self.state:
-                writer.put(self)
+    def next_line(self, clock_offset: float) -> str:
+        """Returns the line that is to be written now, or "". Called by the writer's thread only.
 
+        `clock_offset` plus a time of the operation's clock is the time since the epoch.
+        """
+        if self._state == _QUEUED:
+            self._state = _TAKEN  # before the ending is read
+        state, ending = self._state, self._ending
+        if state == _ALL_WRITTEN or (state == _INTENT_WRITTEN and ending is None):
+            return ""
+        # The state advances after the line is made: an operation whose ids have no text stays unwritten as a whole.
+        if ending is None:
+            line = intent_line(_milliseconds(clock_offset + self._begun), self.id, *self._what())
+            self._state = _INTENT_WRITTEN
+            return line
+        result, cause, failed = ending
+        how = operation_ending(self._ended - self._begun, result, cause, [id_text(one) for one in failed])
+        if state == _INTENT_WRITTEN:
+            line = outcome_line(_milliseconds(clock_offset + self._ended), self.id, how)
+        else:
+            line = operation_line(_milliseconds(clock_offset + self._begun), self.id, *self._what(), how)
+        self._state = _ALL_WRITTEN
+        return line
 
-Item = RunningOperation | Operation | State | Movement | Metered
-
-
-def lines(items: Iterable[Item], prefix: str, offset: float, failed: Callable[[Exception], None]) -> list[str]:
-    """Theirs, without those of which everything was told. `failed`: one cannot be put down in words.
-
-    `prefix` begins the ids of the operations, `offset` turns their clock into wall time.
-    """
-    found: list[str] = []
-    add = found.append
-    for item in items:
-        try:
-            if (
-                type(item) is RunningOperation
-                and item.ending is OK_ENDING
-                and type(id_ := item.ids) is str
-                and not item.state
-            ):
-                # Nearly all there are, so this is `operation_line`, without its call. It is not marked as seen: it has
-                # ended, and is not queued again.
-                begun = item.begun
-                add(
-                    f'{{"v":1,"kind":"operation","at":{int((offset + begun) * 1000.0)},"id":"{prefix}-{item.number}",'
-                    f'{item.place},"ids":[{quoted(id_text(id_) if ":" in id_ else id_)}],"bytes":{item.size},"units":1,'
-                    f'"seconds":{item.ended - begun:.6f},"result":"ok"}}\n'
-                )
-            elif line := _line(item, prefix, offset):
-                add(line)
-        except Exception as error:
-            failed(error)
-    return found
+    def _what(self) -> tuple[str, str, int, int]:
+        """Prefix, ids, bytes and units of the line."""
+        ids = (self._ids,) if isinstance(self._ids, str) else self._ids
+        size = self._size if isinstance(self._size, int) else sum(self._size)
+        return self._prefix, quoted_ids(map(id_text, ids)), size, billable_units(len(ids), self._size)
 
 
-def _line(item: Item, prefix: str, offset: float) -> str:
-    """Nothing where everything was told."""
-    if not isinstance(item, RunningOperation):
-        return encode_entry(item)
-    if not item.state:
-        # First this, then a look at its end: one that comes between the two queues it once more.
-        item.state = SEEN
-    ending, state = item.ending, item.state
-    if state == ALL or (state == INTENT and ending is None):
-        return ""
-    number, begun = f"{prefix}-{item.number}", item.begun
-    ids = (item.ids,) if isinstance(item.ids, str) else item.ids
-    total = item.size if isinstance(item.size, int) else sum(item.size)
-    said = item.place, listed(map(id_text, ids)), total, billable_units(len(ids), item.size)
-    if ending is None:
-        item.state = INTENT
-        return intent_line(int((offset + begun) * 1000), number, *said)
-    item.state = ALL
-    result, cause, failed = ending
-    end = how_it_ended(item.ended - begun, result, cause, tuple(map(id_text, failed)))
-    if state == INTENT:
-        return outcome_line(int((offset + item.ended) * 1000), number, end)
-    return operation_line(int((offset + begun) * 1000), number, *said, end)
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)

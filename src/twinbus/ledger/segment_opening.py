@@ -1,6 +1,6 @@
-"""What is done when a segment is begun: its header, the disk budget, and segments whose writer is gone.
+"""What happens when a writer opens a segment: its header, the disk budget, and segments whose writer is gone.
 
-What was removed is told by an entry, so that a balance knows what it cannot know.
+A `dropped` entry reports what was removed for the budget, so that a balance knows that entries are missing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _log = logging.getLogger("twinbus.ledger")
 _CHUNK: Final = 64 * 1024
 
 
-class Opening:
-    """Makes the first lines of a writer's segments."""
+class SegmentOpening:
+    """Makes the first lines of a writer's segments: call it with the number of the segment."""
 
     def __init__(self, directory: Path, writer: str, role: Role, host: str, options: LedgerOptions) -> None:
         self._directory = directory
@@ -33,23 +33,29 @@ class Opening:
         self._host = host
         self._options = options
         self._number = -1
-        self._told = ""
+        self._dropped_lines = ""
 
     def __call__(self, number: int) -> str:
         options, at = self._options, int(time.time() * 1000)
         if number != self._number:
-            # The same number again: that segment could not be made, and what was removed for it is not told yet.
-            self._number, self._told = number, ""
-        name = f"{self._writer.rpartition('-')[2]}-segment-{number}"
+            # The same number again means that the segment could not be made: what was dropped for it is unreported.
+            self._number, self._dropped_lines = number, ""
+        id_ = f"{self._writer.rpartition('-')[2]}-segment-{number}"
         seal_abandoned(self._directory, self._host, 2 * options.segment_age.total_seconds())
-        self._told += keep_to_budget(
-            self._directory, f"{self._role}-{self._host}", options.budget_bytes, options.segment_bytes, at, name
+        self._dropped_lines += keep_to_budget(
+            self._directory, f"{self._role}-{self._host}", options.budget_bytes, options.segment_bytes, at, id_
         )
         header = SegmentHeader(
-            at=at, id=name, writer=self._writer, role=self._role, host=self._host, pid=os.getpid(), version=_version(),
+            at=at,
+            id=id_,
+            writer=self._writer,
+            role=self._role,
+            host=self._host,
+            pid=os.getpid(),
+            version=_version(),
             segment=number,
-        )  # fmt: skip
-        return encode_entry(header) + self._told
+        )
+        return encode_entry(header) + self._dropped_lines
 
 
 def _version() -> str:
@@ -59,31 +65,35 @@ def _version() -> str:
         return "unknown"
 
 
-def keep_to_budget(directory: Path, group: str, budget: int, wanted: int, at: int, number: str) -> str:
-    """Make room for so many bytes more: the group's oldest sealed segments go. The line that tells of it, or none."""
-    found = sorted(_sized(directory, group), key=lambda one: one[1].st_mtime)
-    excess = sum(stat.st_size for _, stat in found) + wanted - budget
-    gone: list[os.stat_result] = []
-    for segment, stat in found:
-        if excess > 0 and not segment.open:
+def keep_to_budget(directory: Path, group: str, budget: int, wanted: int, at: int, id_: str) -> str:
+    """Removes the oldest sealed segments of a group until `wanted` more bytes fit into the budget.
+
+    Returns the line of a `dropped` entry with the time `at` and the id `id_`, or "" if nothing was removed.
+    """
+    found = sorted(_with_status(directory, group), key=lambda one: one[1].st_mtime)
+    excess = sum(status.st_size for _, status in found) + wanted - budget
+    removed: list[os.stat_result] = []
+    for segment, status in found:
+        if excess > 0 and not segment.is_open:
             segment.path.unlink(missing_ok=True)
-            excess -= stat.st_size
-            gone.append(stat)
-    if not gone:
+            excess -= status.st_size
+            removed.append(status)
+    if not removed:
         return ""
-    size = sum(stat.st_size for stat in gone)
-    _log.warning("ledger: %d segments (%d bytes) removed from %s for its disk budget", len(gone), size, directory)
-    since, until = (int(stat.st_mtime * 1000) for stat in (gone[0], gone[-1]))
-    return encode_entry(Dropped(at=at, id=number, count=len(gone), bytes=size, since=since, until=until))
+    size = sum(status.st_size for status in removed)
+    _log.warning("ledger: %d segments (%d bytes) removed from %s for its disk budget", len(removed), size, directory)
+    since, until = (int(status.st_mtime * 1000) for status in (removed[0], removed[-1]))
+    return encode_entry(Dropped(at=at, id=id_, count=len(removed), bytes=size, since=since, until=until))
 
 
 def seal_abandoned(directory: Path, host: str, silent_seconds: float) -> None:
-    """Seal the open segments whose writer is gone: on this host nobody locks them.
+    """Seals the open segments whose writer is gone.
 
-    A lock may not be seen from another host: there the file must have been silent for so long, too.
+    A segment of this host is abandoned if no process locks it. A lock of another host may not be visible here, so a
+    segment of another host must also have been silent for `silent_seconds`.
     """
     for segment in list_segments(directory):
-        if not segment.open:
+        if not segment.is_open:
             continue
         try:
             if segment.host == host or time.time() - segment.path.stat().st_mtime > silent_seconds:
@@ -103,7 +113,7 @@ def _seal(segment: Segment) -> None:
             return
         if os.fstat(file).st_ino != segment.path.stat().st_ino:
             return
-        os.ftruncate(file, _whole_lines(file))
+        os.ftruncate(file, _end_of_last_line(file))
         os.fsync(file)
         segment.path.rename(segment.sealed_path)
         sync_folder(segment.path.parent)
@@ -111,8 +121,8 @@ def _seal(segment: Segment) -> None:
         os.close(file)
 
 
-def _whole_lines(file: int) -> int:
-    """Where the last whole line ends."""
+def _end_of_last_line(file: int) -> int:
+    """Returns the position after the last newline."""
     end = os.fstat(file).st_size
     while end > 0:
         start = max(0, end - _CHUNK)
@@ -123,7 +133,7 @@ def _whole_lines(file: int) -> int:
     return 0
 
 
-def _sized(directory: Path, group: str) -> list[tuple[Segment, os.stat_result]]:
+def _with_status(directory: Path, group: str) -> list[tuple[Segment, os.stat_result]]:
     found = []
     for segment in list_segments(directory):
         if segment.group == group:

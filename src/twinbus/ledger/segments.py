@@ -1,10 +1,12 @@
-"""A writer's segments: lines are appended and brought to the disk in groups; a segment ends by size, age or closing.
+"""The segment files of a ledger: their names, appending to them, and reading them.
 
-One thread. What is being written is `<writer>-<number>.jsonl.open`, locked; sealed, it is `<writer>-<number>.jsonl`.
-What a line says does not come in here; what becomes of other writers' segments is in `housekeeping`.
+A segment that is being written is `<writer>-<number>.jsonl.open` and locked. A sealed segment is
+`<writer>-<number>.jsonl` and is never written again. A segment is sealed at a size, at an age, or when its writer
+closes. `segment_opening` makes the first lines of a segment and deals with segments of other writers.
 
 A process does not notice when a file that it has open is removed or replaced: it writes and syncs without an error, and
-nobody will ever read that. So each group ends with a look at what is at the segment's path (L7).
+nobody will ever read the file. So after each group the writer compares the file at the segment's path with the one it
+has open (L7).
 """
 
 from __future__ import annotations
@@ -33,34 +35,43 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment as its name tells it. `group`, role and host, is whose disk budget it counts against."""
+    """A segment file, and what its name says."""
 
     path: Path
     writer: str
     group: str
+    """Role and host. All segments of a group share one disk budget."""
     host: str
     number: int
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self.path.name.endswith(OPEN_SUFFIX)
 
     @property
     def sealed_path(self) -> Path:
-        return self.path.with_name(self.path.name.removesuffix(OPEN_SUFFIX) + SEALED_SUFFIX) if self.open else self.path
+        return _sealed(self.path)
+
+
+def _sealed(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(OPEN_SUFFIX).removesuffix(SEALED_SUFFIX) + SEALED_SUFFIX)
 
 
 def list_segments(directory: Path) -> Iterator[Segment]:
-    """Those in a directory, by name; other files are not looked at."""
+    """Yields the segments in a directory, ordered by name. Ignores other files."""
     for path in sorted(directory.iterdir()):
         if found := _NAME.fullmatch(path.name):
             yield Segment(path, found["writer"], found["group"], found["host"], int(found["number"]))
 
 
-class SegmentGoneError(OSError):
-    """The open segment was removed or replaced, alone or with its folder. `lines`: how many it had, without its first.
+# --- writing ---------------------------------------------------------------------------------------------------------
 
-    They count as lost, though a folder that was renamed still has them.
+
+class SegmentGoneError(OSError):
+    """The open segment was removed or replaced, alone or with its folder.
+
+    `lines` is the number of its lines without the first one. They count as lost, although a folder that was renamed
+    still has them.
     """
 
     def __init__(self, path: Path, lines: int) -> None:
@@ -69,11 +80,12 @@ class SegmentGoneError(OSError):
 
 
 class SegmentWriter:
-    """`first_lines` makes what segment number n begins with, just before it is made.
+    """Appends lines to the segments of one writer, and starts the next segment when one is full. For one thread.
 
-    `append` returns once its lines are on the disk, or raises OSError; then they are to be given again. The folder is
-    made with the first segment. One that is gone later is not made again: where it was a mounted volume, the segments
-    would go to the disk below it.
+    `first_lines(n)` returns what segment number n begins with; it is called just before the segment is made.
+
+    The first segment makes the folder if it does not exist. A folder that is gone later is not made again: if it was a
+    mounted volume, the segments would go to the disk below the mount point.
     """
 
     def __init__(
@@ -88,30 +100,35 @@ class SegmentWriter:
         self._file: int | None = None
         self._path = directory
         self._identity = (0, 0)
+        """Device and inode of the open segment."""
         self._size = 0
         self._lines = 0
-        self._opened = 0.0
+        self._opened_at = 0.0
 
     @property
-    def begun(self) -> int:
-        """How many segments were begun so far."""
+    def opened(self) -> int:
+        """How many segments were opened so far."""
         return self._number
 
     def append(self, lines: bytes) -> None:
-        """Raises SegmentGoneError if what was appended before is lost."""
+        """Returns once the lines are on the disk. Raises OSError if they are not; then append them again.
+
+        Raises SegmentGoneError if lines of earlier calls are lost too.
+        """
         if self._size >= self._most_bytes or self.seconds_left() <= 0:
             self.seal()
         self._write(self._file if self._file is not None else self._open(), lines)
         if not self._is_at(self._path):
-            # Raises, unless another writer took this one for dead and sealed the segment. Then who reads sealed
-            # segments once may have read it already: these lines are written again. Twice does no harm.
+            # `seal` raises unless another writer took this one for dead and sealed the segment. A program that reads
+            # each sealed segment once may have read it already, so the lines go to the next segment as well. Readers
+            # ignore a line that comes twice.
             self.seal()
             self._write(self._open(), lines)
         self._size += len(lines)
         self._lines += lines.count(b"\n")
 
     def check(self) -> None:
-        """Raises SegmentGoneError if what was appended is lost."""
+        """Raises SegmentGoneError if appended lines are lost."""
         if self._file is not None and not self._is_at(self._path):
             self.seal()
 
@@ -124,35 +141,35 @@ class SegmentWriter:
             raise
 
     def seconds_left(self) -> float:
-        """Until the open segment is to be sealed for its age; infinite where none is open."""
+        """Returns the time until the open segment reaches its age limit; infinite if none is open."""
         if self._file is None:
             return float("inf")
-        return self._most_seconds - (time.monotonic() - self._opened)
+        return self._most_seconds - (time.monotonic() - self._opened_at)
 
     def seal(self) -> None:
-        """The open segment, if there is one, is whole: other programs may take it. SegmentGoneError if it is lost."""
+        """Seals the open segment, if there is one. Raises SegmentGoneError if it is lost."""
         file, self._file = self._file, None
         lines, self._size, self._lines = self._lines, 0, 0
         if file is None:
             return
-        sealed = self._path.with_name(self._path.name.removesuffix(OPEN_SUFFIX) + SEALED_SUFFIX)
+        sealed = _sealed(self._path)
         try:
             if self._is_at(self._path):
                 self._path.rename(sealed)
-            elif not self._is_at(sealed):  # where another writer has sealed it
+            elif not self._is_at(sealed):  # another writer may have sealed it
                 raise SegmentGoneError(self._path, lines)
             sync_folder(self._directory)
         finally:
             os.close(file)
 
     def abandon(self) -> None:
-        """In the child of a fork: the segment is the parent's."""
+        """Closes the file without sealing it. For the child of a fork: the segment is the parent's."""
         if self._file is not None:
             os.close(self._file)
         self._file = None
 
     def _is_at(self, path: Path) -> bool:
-        """Whether the file at this path is the one that was opened last."""
+        """Returns whether the file at this path is the segment that was opened last."""
         try:
             found = path.stat()
         except OSError:
@@ -167,7 +184,7 @@ class SegmentWriter:
         hidden = path.with_name(f".{path.name}")
         file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            # Locked, and with its header, before anybody sees it.
+            # Other processes see the segment only when it is locked and has its header.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(file, first)
             os.fsync(file)
@@ -180,34 +197,34 @@ class SegmentWriter:
             raise
         found = os.fstat(file)
         self._file, self._path, self._identity = file, path, (found.st_dev, found.st_ino)
-        self._size, self._lines, self._opened = len(first), 0, time.monotonic()
+        self._size, self._lines, self._opened_at = len(first), 0, time.monotonic()
         self._number += 1
         return file
 
     def _take_back(self, file: int) -> None:
-        """The group goes as a whole, or leaves a torn line, and the segment ends.
+        """Removes a group that was written in part, and ends the segment.
 
-        After a sync that failed nobody knows how much of it the disk has, and a second sync would not tell.
+        After a failed sync nobody knows how much of the group is on the disk, and a second sync would not tell.
         """
         with contextlib.suppress(OSError):
             os.ftruncate(file, self._size)
         try:
             self.seal()
         except SegmentGoneError:
-            raise  # what it held must be booked as missing
+            raise  # its lines must be counted as missing
         except OSError:
-            pass  # the error that led here is raised
+            pass  # the caller raises the error of the write
 
 
 def write_all(file: int, data: bytes) -> None:
-    """All of it, or OSError."""
+    """Writes all of `data`, or raises OSError."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
 
 
 def sync_folder(directory: Path) -> None:
-    """A name in it, or a new one, survives a power loss only after this."""
+    """Syncs a folder. A new or changed name in it survives a power loss only after this."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -215,8 +232,11 @@ def sync_folder(directory: Path) -> None:
         os.close(folder)
 
 
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
 class LedgerUnreadableError(OperatorError):
-    """A line of a segment is no entry; nothing is passed over in silence."""
+    """A line of a segment is not an entry."""
 
     def __init__(self, file: Path, line: int, cause: str) -> None:
         super().__init__(f"{file}, line {line}: {cause}", "Read it with a newer Twinbus, or mend the file by hand.")
@@ -227,7 +247,7 @@ class LedgerUnreadableError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class LineProblem:
-    """A line, counted from 1, that is no entry."""
+    """A line, counted from 1, that is not an entry. Line 0: the file itself cannot be read."""
 
     file: Path
     line: int
@@ -240,17 +260,21 @@ class LineProblem:
 def read_ledger(
     directory: str | os.PathLike[str], problem: Callable[[LineProblem], None] | None = None
 ) -> Iterator[Entry]:
-    """Segment by segment, each in the order it was written. Without `problem`: LedgerUnreadableError at the first."""
+    """Yields every entry of every segment, open ones too, segment by segment in the order of writing.
+
+    Calls `problem` for each line that is not an entry; without `problem`, raises LedgerUnreadableError. Skips a last
+    line without a newline: a crash leaves one.
+    """
     for segment in list_segments(Path(directory)):
-        yield from _read(segment, problem or _raise)
+        yield from _read_segment(segment, problem or _raise)
 
 
-def _read(segment: Segment, problem: Callable[[LineProblem], None]) -> Iterator[Entry]:
+def _read_segment(segment: Segment, problem: Callable[[LineProblem], None]) -> Iterator[Entry]:
     try:
         path = segment.path
         file = path.open("rb")
     except FileNotFoundError:
-        # Sealed since it was listed, or removed for the budget.
+        # Sealed since it was listed, or removed to keep the disk budget.
         path = segment.sealed_path
         try:
             file = path.open("rb")

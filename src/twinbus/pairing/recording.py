@@ -18,7 +18,6 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from twinbus.backlog import REFUSED_FAILURES, FailureKind, failure_kind, was_refused
 from twinbus.ledger import (
     OK,
-    OK_ENDING,
     UNIT_BYTES,
     Ledger,
     LedgerOptions,
@@ -28,8 +27,6 @@ from twinbus.ledger import (
     operation_prefix,
     result_of_failure,
 )
-from twinbus.ledger.group_writer import LOOK_EVERY
-from twinbus.ledger.running_operation import NOTHING
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.sdk import (
     CANCELLED_AT_DEADLINE,
@@ -145,15 +142,15 @@ async def _aio_tried(ledger: Ledger, place: str, message: Any, call: AioCall[T],
 
 # --- sends, which are nearly all -------------------------------------------------------------------------------------
 
-# What runs once in a send is in no cache, and each call costs as much as what it does: so these do without `recorded`,
-# and `_begun` without the call of `Ledger.begin_as` (docs/decisions/0015-the-ledger.md).
+# What runs once in a send is in no cache, and each call costs as much as what it does: so these do without `recorded`
+# (docs/decisions/0015-the-ledger.md).
 
 
 def sent(
     ledger: Ledger, place: str, message: Any, keywords: dict[str, Any], sender: Any, seconds: float | None
 ) -> None:
     """One try to send what `identified` gave. LedgerUnavailableError where it may not be made."""
-    if ledger._stops:
+    if ledger.stops_on_error:
         ledger.check()
     if seconds is not None:
         open_sync_link(sender, seconds)
@@ -163,12 +160,12 @@ def sent(
     except BaseException as error:
         _failed(operation, error, given_up=was_interrupted_at_deadline(sender))
         raise
-    operation.end_as(OK_ENDING)
+    operation.end()
 
 
 async def aio_sent(ledger: Ledger, place: str, message: Any, keywords: dict[str, Any], sender: Any) -> None:
     """`sent`, for asyncio, on an open link."""
-    if ledger._stops:
+    if ledger.stops_on_error:
         ledger.check()
     operation = _begun(ledger, place, message)
     try:
@@ -176,28 +173,14 @@ async def aio_sent(ledger: Ledger, place: str, message: Any, keywords: dict[str,
     except BaseException as error:
         _failed(operation, error)
         raise
-    operation.end_as(OK_ENDING)
+    operation.end()
 
 
 def _begun(ledger: Ledger, place: str, message: Any) -> RunningOperation:
     usual = id_and_size(message, UNIT_BYTES)
     if usual is not None:
         id_, size = usual
-        # `begin_as`, without a call: they change together.
-        operation = RunningOperation()
-        operation.writer = writer = ledger._writer
-        operation.number = number = next(ledger._numbers)
-        operation.place = place
-        operation.ids = id_
-        operation.size = size
-        operation.ending = None
-        operation.state = NOTHING
-        now = writer.now  # and not `writer.now()`: Python looks for a method first, every time
-        operation.begun = now()
-        writer.queue.append(operation)
-        if writer.asleep or not number % LOOK_EVERY:
-            writer.look()
-        return operation
+        return ledger.begin_as(place, id_, size)
     return ledger.begin_as(place, *_ids_and_sizes(message))
 
 

@@ -94,7 +94,7 @@ class PairedSender:
         if type(message) is not ServiceBusMessage and is_empty(message):
             return
         ledger = self._recording.ledger
-        if ledger is not None and ledger._stops:
+        if ledger is not None and ledger.stops_on_error:
             ledger.check()
         await self._call(
             (lambda sender: sender.send_messages(message, **kwargs))

@@ -84,7 +84,7 @@ class PairedSender:
         if type(message) is not ServiceBusMessage and is_empty(message):
             return
         ledger = self._recording.ledger
-        if ledger is not None and ledger._stops:
+        if ledger is not None and ledger.stops_on_error:
             ledger.check()
         self._call(
             (lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs))
