@@ -74,8 +74,8 @@ def test_m4_any_option_may_be_compared(option: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--compare", "backlog-queues"], "names no values"),
-        (["--compare", "queues=1,2"], "'queues' is no option of a forecast"),
+        (["--compare", "backlog-queues"], "has no values"),
+        (["--compare", "queues=1,2"], "'queues' is not an option of a forecast"),
         (["--compare", "outage=soon"], "outage=soon cannot be read"),
         (["--compare", "backlog-queues=0"], "backlog-queues is 0, and must be 1 or more"),
         (["--tier", "gold"], "has no tier 'gold'"),

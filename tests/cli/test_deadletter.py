@@ -43,7 +43,7 @@ def test_y6_dead_letters_are_listed_with_reason_destination_id_and_age(backlog: 
         "DestinationGone",
         backlog.destination,
         "gone",
-        "4 dead letters",
+        "4 dead-lettered messages",
         " s ",
     ):
         assert text in shown.stdout
@@ -78,7 +78,7 @@ def test_y6_all_of_a_long_list_are_drawn_a_table_at_a_time(backlog: Backlog, mon
     monkeypatch.setattr(deadletter, "_ROWS", 3)
     shown = invoke("deadletter", "list", "--limit", "0", **backlog.environment)
     assert shown.stdout.count("destination") == 2
-    assert shown.stdout.splitlines()[-1] == "4 dead letters"
+    assert shown.stdout.splitlines()[-1] == "4 dead-lettered messages"
 
 
 @pytest.mark.parametrize("verb", [("list",), ("resubmit", "--all", "--yes")])
@@ -93,7 +93,7 @@ def test_y6_a_primary_without_a_backlog_is_told_and_not_taken_for_one_without_de
 def test_y6_to_bring_back_all_of_none_is_done(namespaces: LocalNamespaces) -> None:
     done = invoke("deadletter", "resubmit", "--all", "--yes", **Backlog(namespaces).environment)
     assert done.exit_code == 0
-    assert "there are no dead letters" in done.stderr
+    assert "there are no dead-lettered messages" in done.stderr
 
 
 def test_y6_resubmitted_by_id_a_message_is_as_it_was_and_the_others_stay(backlog: Backlog, tmp_path: Path) -> None:
@@ -147,11 +147,11 @@ def test_y6_nothing_is_moved_without_a_yes(backlog: Backlog) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "it must be said which: --all, or --id or --destination"),
-        (("--id", "nope"), "there is no such dead letter"),
-        (("--all", "--id", "1"), "it must be said which"),
+        ((), "no message is selected"),
+        (("--id", "nope"), "no dead-lettered message matches"),
+        (("--all", "--id", "1"), "no message is selected"),
         (("--all", "--json"), "Add --yes"),
-        (("--all", "--yes"), "1 of them name no destination"),
+        (("--all", "--yes"), "1 of them have no destination"),
     ],
 )
 def test_y6_what_cannot_be_meant_is_refused_with_a_hint(

@@ -26,8 +26,8 @@ from twinbus.backlog import backlog_queue_path
 from twinbus.cli.connections import backlog_name
 from twinbus.cli.demo import NOT_PROVEN
 from twinbus.cli.demo.application import BACKLOG_QUEUES, ENTITIES, PLACES, Records
-from twinbus.cli.demo.screen import picture
-from twinbus.cli.demo.snapshot import EntitySnapshot, FlowRates, SecondCounts, Snapshot
+from twinbus.cli.demo.screen import draw_screen
+from twinbus.cli.demo.snapshot import EntitySnapshot, FlowCounts, SecondCounts, Snapshot
 from twinbus.cli.demo.verdict import judge
 from twinbus.connect import connect
 
@@ -134,7 +134,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
         demo.send_signal(signal.SIGINT)
         code, stdout, stderr = ended(demo)
     assert (code, stderr) == (128 + signal.SIGINT, "")
-    assert stdout.endswith("broken off: all its processes have ended\n")
+    assert stdout.endswith("cancelled: all processes of the demo have ended\n")
     assert living_in(tmp_path) == []
     assert list(tmp_path.glob("twinbus-demo-*")) == []
 
@@ -142,9 +142,9 @@ def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
 def test_the_process_that_has_spark_ends_with_all_it_started_once_the_demo_is_gone() -> None:
     program = (
         "import subprocess, time\n"
-        "from twinbus.cli.demo.spark_runner import listen\n"
+        "from twinbus.cli.demo.spark_runner import read_commands\n"
         "subprocess.Popen(['sleep', '600'])\n"
-        "print(listen().get(), end='', flush=True)\n"
+        "print(read_commands().get(), end='', flush=True)\n"
         "time.sleep(600)"
     )
     with subprocess.Popen(
@@ -165,7 +165,7 @@ def test_the_process_that_has_spark_ends_with_all_it_started_once_the_demo_is_go
 
 
 @pytest.mark.thorough
-def test_on_a_terminal_of_80_columns_it_is_a_picture_that_lives(tmp_path: Path) -> None:
+def test_on_a_terminal_of_80_columns_it_is_a_draw_screen_that_lives(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     with subprocess.Popen(
         [*COMMAND, "demo", "--rate", "30", "--engine", "native", "--seconds", "3"],
@@ -249,36 +249,36 @@ def test_books_that_tell_of_trouble_are_no_proof(word: str) -> None:
     assert len(judge(kept(), {**CLEAN, word: 1}).problems) == 1
 
 
-def test_books_that_know_of_fewer_messages_are_no_proof() -> None:
+def test_a_ledger_with_fewer_messages_is_a_problem() -> None:
     (problem,) = judge(kept(), {**CLEAN, "accepted": 2}).problems
-    assert problem == "the ledger tells of 2 accepted, the application was told of 4"
+    assert problem == "the ledger has 2 accepted, the application 4"
 
 
-# --- the picture -----------------------------------------------------------------------------------------------------
+# --- the screen ------------------------------------------------------------------------------------------------------
 
 
 def drawn(width: int, **more: Any) -> list[str]:
     entities = tuple(
-        EntitySnapshot(path, "failed_over", FlowRates(12_345, 6_789, 98_765), (0.0, 166.6, 0.0)) for path in ENTITIES
+        EntitySnapshot(path, "failed_over", FlowCounts(12_345, 6_789, 98_765), (0.0, 166.6, 0.0)) for path in ENTITIES
     )
     sight = Snapshot(125.0, entities, {False: 123, True: 3}, 20_367, more.get("returned", 0), more.get("up", False))
-    seconds = [SecondCounts(FlowRates(60, 0, 80), 0, 0, {})] * 60 + [
-        SecondCounts(FlowRates(0, 60, 0), 600, 100, {False: 3})
+    seconds = [SecondCounts(FlowCounts(60, 0, 80), 0, 0, {})] * 60 + [
+        SecondCounts(FlowCounts(0, 60, 0), 600, 100, {False: 3})
     ] * 60
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(picture(sight, seconds, {"primary": 54_321, "secondary": 54_322}, width))
+    console.print(draw_screen(sight, seconds, {"primary": 54_321, "secondary": 54_322}, width))
     return console.export_text().splitlines()
 
 
 @pytest.mark.parametrize("more", [{}, {"returned": 20_367, "up": True}])
-def test_the_picture_fits_80_columns_and_a_short_terminal(more: dict[str, Any]) -> None:
+def test_the_draw_screen_fits_80_columns_and_a_short_terminal(more: dict[str, Any]) -> None:
     lines = drawn(80, **more)
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 20
     assert not any(line.rstrip().endswith("…") for line in lines), "nothing is cut off"
 
 
-def test_the_picture_shows_states_rates_depth_and_pings() -> None:
+def test_the_draw_screen_shows_states_rates_depth_and_pings() -> None:
     text = "\n".join(drawn(80))
     for shown in ("DOWN", "● failed over", "500/s", "20,367 waiting", "123✕ 3✓"):
         assert shown in text

@@ -65,23 +65,23 @@ def test_a_fault_is_set_listed_and_cleared(connection: str) -> None:
     assert "0 of 3" in table
 
     cleared = run("fault", "clear", fault["id"], "-c", connection)
-    assert (cleared.returncode, cleared.stdout) == (0, "1 lifted\n")
+    assert (cleared.returncode, cleared.stdout) == (0, "1 cleared\n")
     again = run("fault", "clear", fault["id"], "-c", connection)
-    assert (again.returncode, again.stdout) == (1, "0 lifted\n")
-    assert run("fault", "list", "-c", connection).stdout == "no fault is in force\n"
+    assert (again.returncode, again.stdout) == (1, "0 cleared\n")
+    assert run("fault", "list", "-c", connection).stdout == "no fault is set\n"
 
 
 @pytest.mark.parametrize("kind", ["refuse", "black-hole"])
 def test_even_a_namespace_that_answers_nobody_lets_its_faults_be_cleared(connection: str, kind: str) -> None:
     assert run("fault", "set", kind, "-c", connection).returncode == 0
     cleared = run("fault", "clear", "-c", connection)
-    assert (cleared.returncode, cleared.stdout) == (0, "1 lifted\n"), cleared.stderr
+    assert (cleared.returncode, cleared.stdout) == (0, "1 cleared\n"), cleared.stderr
 
 
 def test_a_fault_that_makes_no_sense_is_refused_with_what_is_allowed(connection: str) -> None:
     refused = run("fault", "set", "refuse", "--on", "send", "-c", connection)
     assert refused.returncode == 1
-    assert "points: 'refuse' cannot strike 'send'; it can strike connect" in refused.stderr
+    assert "points: 'refuse' cannot trigger 'send'; it can trigger connect" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
@@ -106,6 +106,6 @@ def test_a_namespace_that_is_not_there_and_a_string_that_is_none_are_told_apart(
 def test_a_crash_ends_the_server_at_once() -> None:
     with serving("--json", "--memory", "--namespace", "one=0") as server:
         told = run("fault", "set", "crash", "-c", server.namespaces["one"]["connection_string"])
-        assert (told.returncode, told.stdout) == (0, "the namespace was told to crash\n"), told.stderr
+        assert (told.returncode, told.stdout) == (0, "the namespace crashes now\n"), told.stderr
         code, _ = server.end()
     assert code == -9

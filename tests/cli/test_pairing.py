@@ -105,7 +105,7 @@ def test_p6_doctor_tells_extras_and_cleans_only_those_that_are_empty(strings: di
 
     refused = invoke("doctor", "--count", "2", "--no-ping", "--clean", **strings)
     assert refused.exit_code == 1
-    assert "Remove 2 from" in refused.stdout
+    assert "Remove 2 queues from" in refused.stdout
     cleaned = invoke("doctor", "--count", "2", "--no-ping", "--clean", "--yes", "--json", **strings)
     assert list(json.loads(cleaned.stdout)["cleaned"].values()) == ["removed", "removed"]
 
@@ -137,7 +137,7 @@ def test_s11_a_drill_fails_over_diverts_restores_and_takes_back_what_it_sent(str
         "2 of 2 diverted messages taken back",
     )
     assert [line.startswith(start) for line, start in zip(told, starts, strict=False)] == [True] * len(starts)
-    assert told[-1] == "all went as it should"
+    assert told[-1] == "everything went as expected"
 
 
 def test_s11_a_drill_may_wait_for_a_ping_and_leave_what_was_diverted(strings: dict[str, str]) -> None:

@@ -319,7 +319,7 @@ def test_x3_completion_in_fish_has_a_tab_between_an_option_and_its_help() -> Non
         _TYPER_COMPLETE_FISH_ACTION="get-args",
         _TYPER_COMPLETE_ARGS="twinbus serve --mem",
     )
-    assert shown == "--memory\tKeep nothing: all is gone at the end.\n"
+    assert shown == "--memory\tKeep everything in memory; nothing is stored.\n"
 
 
 def test_x3_a_tab_in_a_cell_of_a_table_is_shown_as_an_escape() -> None:

@@ -106,7 +106,7 @@ def test_a_verb_has_a_table_of_its_own(here: Path) -> None:
     done = settled('[serve]\nlog-level = "loud"\n', "serve")
     assert "--log-level 'loud' is unknown" in done.stderr
     done = settled("[ledger.check]\njson = true\n", "ledger", "check", "nowhere")
-    assert "nowhere holds no ledger" in done.stderr
+    assert "nowhere is not a ledger" in done.stderr
 
 
 @pytest.mark.parametrize(

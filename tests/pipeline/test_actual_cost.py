@@ -156,4 +156,4 @@ def test_m4_an_earlier_forecast_is_compared_with_what_came_and_the_traffic_expla
 def test_m4_a_window_without_operations_is_told(tables: Path) -> None:
     nothing = run("cost", "actual", str(tables), "--until", "2026-01-01")
     assert nothing.exit_code == 1
-    assert "holds no operations of that time" in nothing.stderr
+    assert "has no operations in this window" in nothing.stderr

@@ -53,8 +53,8 @@ def test_what_cannot_work_is_told_before_spark_starts(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "current.json").write_text("{}")
     for arguments, told in (
-        ([tmp_path / "nowhere"], "holds neither a ledger nor its tables"),
-        ([tmp_path], "holds neither a ledger nor its tables"),
+        ([tmp_path / "nowhere"], "contains neither a ledger nor tables"),
+        ([tmp_path], "contains neither a ledger nor tables"),
         ([ledger, "-o", tmp_path], "is a folder"),
         ([ledger, "-o", tmp_path / "nowhere" / "report.html"], "is no folder"),
         ([ledger, "--prices", tmp_path / "none.toml"], "cannot be read"),

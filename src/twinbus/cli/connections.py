@@ -1,6 +1,6 @@
-"""Which two namespaces a verb is about: the options for it, and clients made from the connection strings given.
+"""Options for the two namespaces of a verb, and clients made from their connection strings.
 
-No other credential is used or looked for: what is no connection string is refused before anything is contacted.
+A verb uses no other credential. A text that is not a connection string is refused before anything is contacted.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ PrimaryName = Annotated[
     str | None,
     typer.Option(
         envvar="TWINBUS_PRIMARY_NAME",
-        help="First part of the backlog queues' paths, where the application sets primary_name.",
+        help="First part of the backlog queues' paths, if the application sets primary_name.",
     ),
 ]
 Count = Annotated[
     int,
     typer.Option(
-        min=1, envvar="TWINBUS_BACKLOG_QUEUE_COUNT", show_envvar=True, help="backlog_queue_count of the application."
+        min=1, envvar="TWINBUS_BACKLOG_QUEUE_COUNT", show_envvar=True, help="The application's backlog_queue_count."
     ),
 ]
 Seconds = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for each request.")]
 
 
 def endpoint(side: str, text: str) -> Endpoint:
-    """Where it is. Nothing is contacted."""
+    """Return the endpoint of a connection string. Contacts nothing."""
     from twinbus.backlog import Endpoint  # noqa: PLC0415
     from twinbus.connect import ConnectionString, ConnectionStringError  # noqa: PLC0415
 
@@ -71,7 +71,7 @@ def endpoint(side: str, text: str) -> Endpoint:
 
 
 def backlog_name(primary: str, given: str | None) -> str:
-    """P4: the name of the primary, as applications that pair with it make it."""
+    """Return the primary's name in backlog paths, as applications build it (P4)."""
     from twinbus.backlog import primary_name  # noqa: PLC0415
     from twinbus.pairing import SendAvailabilityOptions  # noqa: PLC0415 - slow
 
@@ -79,11 +79,11 @@ def backlog_name(primary: str, given: str | None) -> str:
 
 
 def require_two_namespaces(primary: str, secondary: str) -> None:
-    """P3."""
+    """Raise if both connection strings are of the same namespace (P3)."""
     from twinbus.backlog import same_endpoint  # noqa: PLC0415 - other verbs start without it
 
     if same_endpoint(endpoint("primary", primary), endpoint("secondary", secondary)):
-        raise OperatorError("--primary and --secondary are the same namespace", "Name two different ones.")
+        raise OperatorError("--primary and --secondary are the same namespace", "Give two different namespaces.")
 
 
 def administration(text: str, seconds: float) -> Administration:
@@ -107,26 +107,29 @@ def aio_client(text: str) -> ServiceBusClient:
 def discovery(
     name: str, secondary: str, transport: Transport, seconds: float, ledger: Ledger | None = None
 ) -> Discovery:
-    """The backlog queues of the primary of this name, listed where the key may; the requests are in the ledger (M1)."""
+    """Return what finds this primary's backlog queues: by listing if the key may list, else by trying paths.
+
+    The requests are recorded in the ledger (M1).
+    """
     from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
     from twinbus.pairing import OperationRecorder  # noqa: PLC0415
     from twinbus.syphon import ListedDiscovery, ListedOrSearchedDiscovery, SearchedDiscovery  # noqa: PLC0415
 
-    asked = aio_administration(secondary, seconds)
-    asked.recording = OperationRecorder(ledger, primary_name(endpoint("secondary", secondary)))
-    return ListedOrSearchedDiscovery(ListedDiscovery(name, asked), SearchedDiscovery(name, transport))
+    administration = aio_administration(secondary, seconds)
+    administration.recording = OperationRecorder(ledger, primary_name(endpoint("secondary", secondary)))
+    return ListedOrSearchedDiscovery(ListedDiscovery(name, administration), SearchedDiscovery(name, transport))
 
 
 def no_backlog_error(secondary: str, name: str) -> OperatorError:
-    """The secondary answered, and has none."""
+    """The error for a secondary that answered and has no backlog queue of this primary."""
     return OperatorError(
         f"{endpoint('secondary', secondary).host} has no backlog queue of {name!r}",
-        "Is this its secondary? Where applications set primary_name, give it as --primary-name.",
+        "Is it the right secondary? If applications set primary_name, give the same name with --primary-name.",
     )
 
 
 def is_refused(error: Exception) -> bool:
-    """Time alone does not mend it."""
+    """Return whether the error stays until somebody changes the credential or the certificate."""
     from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind  # noqa: PLC0415
     from twinbus.pairing import management_failure  # noqa: PLC0415 - slow
 
@@ -135,21 +138,23 @@ def is_refused(error: Exception) -> bool:
 
 
 def connection_error(side: str, error: Exception) -> OperatorError:
-    """An error of the administration client, for a person."""
+    """Return an OperatorError that explains an error of a client or of the administration client."""
     from twinbus.backlog import FailureKind  # noqa: PLC0415
     from twinbus.pairing import management_failure  # noqa: PLC0415 - slow
 
     if isinstance(error, TwinbusError) and is_refused(error):
         return OperatorError(
-            f"the {side} refuses the key: {error}", "Look at the key's name, the key itself, and its rights there."
+            f"the {side} refuses the key: {error}", "Check the key's name, the key and its rights on this namespace."
         )
     if isinstance(error, TwinbusError):
-        return OperatorError(f"the {side} cannot be reached: {error}", "Is it there, and is the key its own?")
+        return OperatorError(
+            f"the {side} cannot be reached: {error}", "Check the host name, and that the namespace is running."
+        )
     failure = management_failure(error)
     hints = {
         FailureKind.UNAUTHORIZED: "The key or identity needs the Manage right on this namespace.",
-        FailureKind.AUTHENTICATION: "The credential was refused: look at its key name and key.",
-        FailureKind.CERTIFICATE: "Name its certificate authority in REQUESTS_CA_BUNDLE.",
+        FailureKind.AUTHENTICATION: "The credential was refused: check the key's name and the key.",
+        FailureKind.CERTIFICATE: "Set REQUESTS_CA_BUNDLE to its certificate authority.",
     }
-    hint = hints.get(failure.kind, "Is the namespace there, and does its management answer?")
+    hint = hints.get(failure.kind, "Check that the namespace is running and that its management endpoint answers.")
     return OperatorError(f"the {side} cannot be inspected ({failure.kind}): {failure.detail}", hint)

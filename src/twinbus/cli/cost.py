@@ -1,6 +1,6 @@
-"""`twinbus cost forecast|actual|prices`: what a pair will cost, what it did cost, and by which prices (M3, M4).
+"""`twinbus cost forecast|actual|prices`: the forecast, the actual cost, and the prices of both (M3, M4).
 
-What is forecast and compared is decided in `twinbus.money`; how it looks is in `cost_tables`.
+`twinbus.money` computes; `cost_tables` prints.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from twinbus.errors import OperatorError
 from twinbus.money import Forecast, Prices, Scenario, ScenarioError, default_price_text
 from twinbus.money import forecast as foreseen
 
-app = typer.Typer(help="What a pair will cost, what it did cost, and by which prices.", no_args_is_help=True)
+app = typer.Typer(help="What a pair will cost, what it did cost, and the price table.", no_args_is_help=True)
 
 PricesFile = Annotated[
     Path | None,
-    typer.Option("--prices", help="A price table of your own: TOML.", show_default="the one that comes with Twinbus"),
+    typer.Option("--prices", help="Your own price table, in TOML.", show_default="the one that comes with Twinbus"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
 def cost() -> None:
-    """What a pair will cost, what it did cost, and by which prices."""
+    """What a pair will cost, what it did cost, and the price table."""
 
 
 @app.command()
 def prices(
     file: PricesFile = None,
     write: Annotated[
-        Path | None, typer.Option(help="Write a copy of the default table there, to start your own from.")
+        Path | None, typer.Option(help="Write a copy of the default table to this file, as a start for your own.")
     ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show the price table: its date, its origin, its notes.
+    """Show the price table with its date, origin and notes.
 
     Examples:
       twinbus cost prices
@@ -65,14 +65,14 @@ def prices(
 def forecast(
     compare: Annotated[
         str | None,
-        typer.Option(metavar="OPTION=VALUES", help="Side by side: backlog-queues=2,5,10,20 or any option below."),
+        typer.Option(metavar="OPTION=VALUES", help="Compare values of one option: backlog-queues=2,5,10,20."),
     ] = None,
     file: PricesFile = None,
     json: Json = False,
     debug: Debug = False,
     **asked: Any,
 ) -> None:
-    """What a pair will cost: idle, during outages and while draining, by stage.
+    """Forecast what a pair will cost: idle, during outages and while draining, by stage.
 
     Examples:
       twinbus cost forecast --backlog-queues 10 --rate 50 --outage 1h
@@ -98,7 +98,7 @@ def forecast(
 
 
 @app.command()
-@with_scenario(default="as the ledger tells")
+@with_scenario(default="from the ledger")
 def actual(
     tables: TablesFolder,
     ledger: IngestFirst = None,
@@ -110,14 +110,14 @@ def actual(
     debug: Debug = False,
     **asked: Any,
 ) -> None:
-    """What a ledger says it did cost, beside the forecast for the same period, line by line.
+    """Show what a period did cost beside the forecast for it, line by line.
 
-    The forecast is for the traffic and the outages that the ledger tells of. What you give instead is taken as given:
-    with the options of an earlier forecast, the differences are from that.
+    Traffic and outages come from the ledger, unless you give options: with those of an earlier forecast, the
+    differences are from that forecast.
 
-    Days are whole: those that the window touches.
+    The window is extended to whole days.
 
-    Tell it the intervals of the pair, which no ledger holds: --failover-interval, --ping-interval, --long-poll.
+    Give the pair's intervals, which the ledger does not hold: --failover-interval, --ping-interval, --long-poll.
 
     Examples:
       twinbus cost actual ./tables --ledger ./ledger
@@ -135,11 +135,11 @@ def actual(
             books = ActualCost(place, TimeWindow(in_utc(since), in_utc(until)))
             if not books:
                 raise OperatorError(
-                    f"{tables} holds no operations of that time", "Ingest a ledger, or widen the window."
+                    f"{tables} has no operations in this window", "Ingest a ledger, or widen the window."
                 )
             seen = books.scenario(_scenario(values))
             if {"rate", "outage", "outages"} & set(values):
-                # The traffic that was foreseen, not the one there was.
+                # The options give the traffic; the ledger's traffic must not replace it.
                 seen = {field: value for field, value in seen.items() if field not in ("sent", "diverted")}
             found = _foreseen(seen | values, table)
             result = compare(found, books.spent(table, found.scenario))
@@ -153,7 +153,7 @@ def _scenario(values: dict[str, Any]) -> Scenario:
     try:
         return Scenario(**values)
     except ScenarioError as error:
-        raise OperatorError(str(error), "See --help for what an option means.") from error
+        raise OperatorError(str(error), "--help explains each option.") from error
 
 
 def _foreseen(values: dict[str, Any], table: Prices) -> Forecast:
@@ -161,14 +161,14 @@ def _foreseen(values: dict[str, Any], table: Prices) -> Forecast:
     try:
         return foreseen(scenario, table)
     except ScenarioError as error:
-        raise OperatorError(str(error), "See --help for what an option means.") from error
+        raise OperatorError(str(error), "--help explains each option.") from error
 
 
 def _variants(compare: str, values: dict[str, Any], table: Prices) -> tuple[str, dict[str, Forecast]]:
     option, equals, texts = compare.partition("=")
     listed = [text for text in texts.split(",") if text.strip()]
     if not equals or not listed:
-        raise OperatorError(f"--compare {compare} names no values", "Write it so: --compare backlog-queues=2,5,10,20")
+        raise OperatorError(f"--compare {compare} has no values", "Example: --compare backlog-queues=2,5,10,20")
     field = field_of(option)
     made = {text.strip(): _foreseen(values | {field: read(field, text)}, table) for text in listed}
     return field.replace("_", "-"), made
@@ -179,6 +179,6 @@ def _write(path: Path) -> None:
         with path.open("x", encoding="utf-8") as out:
             out.write(default_price_text())
     except OSError as error:
-        hint = "Name a file that is not there yet, in a directory that this user may write."
+        hint = "Name a new file in a directory that you may write to."
         raise OperatorError(f"{path} cannot be written: {error.strerror}", hint) from error
-    typer.echo(f"written to {path}; change it, and name it with --prices", err=True)
+    typer.echo(f"written to {path}; edit it and use it with --prices", err=True)

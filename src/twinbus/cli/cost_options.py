@@ -1,6 +1,6 @@
-"""The options of `twinbus cost forecast|actual`: one for every field of a Scenario, and how its values are written.
+"""Options of `twinbus cost forecast|actual`: one for each field of Scenario, and how their values are written.
 
-What a field means and may be is decided in `twinbus.money.scenario`.
+`twinbus.money.scenario` defines what each field means and which values it allows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BYTES: Final = {"b": 1, "": 1, "kb": 1024, "mb": 1024 * 1024}
 
 
 def parse_duration(text: str | timedelta) -> timedelta:
-    """`90`, `90s`, `15m`, `8h` or `30d`."""
+    """Parse a duration: `90`, `90s`, `15m`, `8h` or `30d`. Raises ValueError."""
     if isinstance(text, timedelta):
         return text
     found = _SPAN.fullmatch(text.strip().lower())
@@ -34,7 +34,7 @@ def parse_duration(text: str | timedelta) -> timedelta:
 
 
 def parse_size(text: str | int) -> int:
-    """`1024`, `64KB` or `1MB`."""
+    """Parse a size in bytes: `1024`, `64KB` or `1MB`. Raises ValueError."""
     found = _SIZE.fullmatch(str(text).strip().lower())
     if found is None:
         raise ValueError
@@ -42,7 +42,7 @@ def parse_size(text: str | int) -> int:
 
 
 def as_option_text(value: object) -> str:
-    """A value as it would be written."""
+    """Return a value as it is written on the command line."""
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
         unit = next((unit for unit in ("d", "h", "m") if seconds and not seconds % _SECONDS[unit]), "s")
@@ -51,34 +51,34 @@ def as_option_text(value: object) -> str:
 
 
 _HELP: Final[Mapping[str, str]] = {
-    "tier": "Of the price table: basic, standard, premium.",
-    "messaging_units": "Premium: of each of the two namespaces.",
-    "backlog_queues": "backlog_queue_count of the pair.",
-    "entities": "Queues or topics that are sent to, and fail over.",
-    "subscriptions": "Of each entity, which is a topic then.",
+    "tier": "Tier in the price table: basic, standard, premium.",
+    "messaging_units": "Premium: messaging units of each namespace.",
+    "backlog_queues": "The pair's backlog_queue_count.",
+    "entities": "Queues and topics that are sent to and fail over.",
+    "subscriptions": "Subscriptions of each entity; above 0, entities are topics.",
     "clients": "Processes with a pair.",
-    "rate": "Messages a second, of all clients and entities together.",
-    "message_size": "Of one message: 1024, 64KB, 1MB.",
-    "batch": "Messages in one call to send: one that fails fails with all of them.",
-    "outage": "How long one lasts: 90s, 15m, 8h.",
-    "outages": "How many in the period.",
-    "outage_kind": "Whether calls reach the primary and fail there, and are charged, or nobody hears them.",
-    "failover_interval": "Of the pair.",
-    "ping_interval": "Of the pair.",
-    "ping_jitter": "Of the pair.",
-    "ping": "A message, or the opening of a link, which is not charged.",
-    "tries": "Of a send that fails: one, and its retries.",
-    "backlog_check_interval": "Of the pair; 0: never.",
-    "syphons": "How many run.",
-    "syphon": "All the time, or `twinbus syphon --drain` once the primary is back.",
-    "long_poll": "Of a syphon's receive that brings nothing.",
-    "count_interval": "Of a syphon's display, which asks how much remains while messages move; 0: never, as in a pair.",
-    "drain_rate": "Messages a second that the syphons bring home.",
-    "period": "That is paid for: 30d.",
-    "other_operations": "What else the subscription is charged for in a month.",
-    "bandwidth": "Of the price table: inter_region, internet; or none.",
-    "sent": "Messages sent to the primary, where that is known.",
-    "diverted": "Messages diverted in all, where that is known.",
+    "rate": "Messages per second, over all clients and entities.",
+    "message_size": "Size of one message: 1024, 64KB, 1MB.",
+    "batch": "Messages per send call. A call fails as a whole.",
+    "outage": "Duration of one outage: 90s, 15m, 8h.",
+    "outages": "Outages in the period.",
+    "outage_kind": "Whether failing calls reach the primary, and are charged, or do not.",
+    "failover_interval": "The pair's failover_interval.",
+    "ping_interval": "The pair's ping_interval.",
+    "ping_jitter": "The pair's ping_jitter.",
+    "ping": "A ping is a message, or the opening of a link, which is free.",
+    "tries": "Tries of a send that fails, retries included.",
+    "backlog_check_interval": "The pair's backlog_check_interval; 0: never.",
+    "syphons": "Number of syphons.",
+    "syphon": "Running all the time, or `twinbus syphon --drain` after each outage.",
+    "long_poll": "Duration of a syphon's receive that returns nothing.",
+    "count_interval": "How often a syphon counts the remaining messages; 0: never, as in a pair.",
+    "drain_rate": "Messages per second that all syphons deliver.",
+    "period": "Billing period: 30d.",
+    "other_operations": "Other operations that the Azure subscription is charged for, per month.",
+    "bandwidth": "Zone in the price table: inter_region, internet; or none.",
+    "sent": "Messages sent to the primary, if known.",
+    "diverted": "Messages diverted, if known.",
 }
 _READERS: Final[Mapping[type, Callable[[str], Any]]] = {
     timedelta: parse_duration,
@@ -95,7 +95,7 @@ _KINDS: Final = {
 
 
 def read(field: str, text: str) -> Any:
-    """A field from a text, as --compare has it."""
+    """Parse a field's value from text, for --compare."""
     reader = parse_size if field == "message_size" else _READERS[_KINDS[field]]
     try:
         return reader(text.strip())
@@ -104,22 +104,25 @@ def read(field: str, text: str) -> Any:
 
 
 def field_of(option: str) -> str:
-    """The field that an option names."""
+    """Return the field of an option."""
     field = option.strip().removeprefix("--").replace("-", "_")
     if field not in _HELP:
         known = ", ".join(name.replace("_", "-") for name in _HELP)
-        raise OperatorError(f"{option!r} is no option of a forecast", f"Choose from {known}.")
+        raise OperatorError(f"{option!r} is not an option of a forecast", f"Choose from {known}.")
     return field
 
 
 def with_scenario(default: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A verb whose `**asked` are the fields that were given. `default`: what is said of those that are not."""
+    """Decorate a verb: it gets an option for each field of Scenario, and receives them as keywords.
+
+    `default` is what the help shows as the default of every field.
+    """
 
     def made(verb: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(verb, eval_str=True)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         more = [_option(field.name, field.default, default) for field in fields(Scenario)]
-        verb.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined] # typer reads it
+        verb.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined] # typer reads this attribute
         verb.__annotations__ = {one.name: one.annotation for one in (*own, *more)} | {"return": None}
         return verb
 
@@ -139,5 +142,5 @@ def _option(field: str, value: Any, default: str | None) -> inspect.Parameter:
         said = typer.Option(option, parser=parser, metavar=metavar, help=_HELP[field], show_default=shown)
     else:
         said = typer.Option(option, help=_HELP[field], show_default=shown)
-    annotation = Annotated[kind | None, said]  # type: ignore[valid-type] # a type that is known only now
+    annotation = Annotated[kind | None, said]  # type: ignore[valid-type] # a type known only at run time
     return inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

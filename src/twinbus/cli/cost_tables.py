@@ -1,4 +1,4 @@
-"""How forecasts, comparisons and prices look: tables for a person, plain values for a program. Nothing is computed."""
+"""Forecasts, comparisons and prices as tables and as JSON. Computes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDE = 130
 
 
 def money(amount: Decimal) -> str:
-    """Cents, and parts of them where there are few."""
+    """Return an amount with two decimals; with four below 1."""
     if 0 < amount < _SIGNIFICANT:
         return f"<{_SIGNIFICANT}"
     return f"{amount:,.2f}" if amount >= 1 or not amount else f"{amount.quantize(_SIGNIFICANT):f}"
@@ -55,7 +55,7 @@ def show_forecast(found: Forecast) -> None:
         before = used.phase
     shown.print(table)
     if not wide:
-        shown.print("--json, or a wider terminal, tells what each line is for", style="dim")
+        shown.print("--json, or a wider terminal, shows what each line is for", style="dim")
     shown.print(_totals(found))
     shown.print(_passages(found))
     _footnotes(shown, found.prices, found.scenario.tier)
@@ -168,7 +168,7 @@ def show_prices(prices: Prices) -> None:
         for band in scale.bands:
             end = "beyond" if band.up_to is None else f"{band.up_to:,}"
             table.add_row(name, end, "included" if not band.price else str(band.price), f"{scale.per:,}")
-            name = ""  # noqa: PLW2901 - told once
+            name = ""  # noqa: PLW2901 - printed in the first row only
     for tier in prices.tiers.values():
         if tier.base_per_month:
             table.add_row(f"{tier.name}: base", "", str(tier.base_per_month), "month")
@@ -204,7 +204,7 @@ def _footnotes(shown: Console, prices: Prices, tier: str) -> None:
         shown.print(note, style="dim")
 
 
-# --- for programs ----------------------------------------------------------------------------------------------------
+# --- JSON ------------------------------------------------------------------------------------------------------------
 
 
 def forecast_as_json(found: Forecast) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def _number(amount: Decimal) -> float:
     return round(float(amount), 8)
 
 
-# --- looks -----------------------------------------------------------------------------------------------------------
+# --- layout ---------------------------------------------------------------------------------------------------------
 
 
 def _table(first: str, *columns: str) -> Table:

@@ -1,4 +1,4 @@
-"""`twinbus deadletter`: what could never be delivered, shown and brought back (Y6). How is in `syphon.deadletter`."""
+"""`twinbus deadletter`: list dead-lettered messages of the backlog and resubmit them (Y6)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from twinbus.printable import printable
 if TYPE_CHECKING:
     from twinbus.syphon import DeadLetter, DeadLetterCensus, DeadLetters
 
-# A table has to be whole before it is drawn: more are drawn one after the other.
+# Rows of one printed table. A longer list is printed as several tables.
 _ROWS: Final = 500
-# Terminal width from which the table also shows each backlog queue.
+# From this terminal width on, the table also shows backlog queue and sequence number.
 _WIDE: Final = 130
-app = typer.Typer(help="What could never be delivered: show it, bring it back.", no_args_is_help=True)
-Ids = Annotated[list[str] | None, typer.Option("--id", help="Of this message id; may be repeated.")]
+app = typer.Typer(help="Messages that could not be delivered: list and resubmit them.", no_args_is_help=True)
+Ids = Annotated[list[str] | None, typer.Option("--id", help="Only this message id; may be repeated.")]
 Destinations = Annotated[
-    list[str] | None, typer.Option("--destination", help="Meant for this entity, - for none; may be repeated.")
+    list[str] | None, typer.Option("--destination", help="Only messages for this entity, - for none; may be repeated.")
 ]
 
 
@@ -41,26 +41,26 @@ def list_(
     secondary: Secondary,
     ids: Ids = None,
     destinations: Destinations = None,
-    limit: Annotated[int, typer.Option(min=0, help="Show so many at most; 0 for all.")] = 100,
+    limit: Annotated[int, typer.Option(min=0, help="Show at most this many; 0 for all.")] = 100,
     after: Annotated[
-        str | None, typer.Option(help="Go on behind this one: QUEUE:NUMBER, as the last page told.")
+        str | None, typer.Option(help="Continue after this message: QUEUE:NUMBER, as printed by the last page.")
     ] = None,
     primary_name: PrimaryName = None,
     seconds: Seconds = 10.0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON: one object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON: one object per line.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Show the dead letters of the backlog queues: reason, destination, id and age.
+    """List dead-lettered messages: reason, destination, id and age.
 
-    Nothing is locked or moved.
+    Locks and moves nothing.
 
     Examples:
       twinbus deadletter list
       twinbus deadletter list --destination orders --limit 20
     """
     with errors_reported(debug=debug):
-        wanted = _Wanted(ids, destinations)
-        asyncio.run(_list(_Place(primary, secondary, primary_name, seconds), wanted, limit, after, json=json))
+        wanted = _Selection(ids, destinations)
+        asyncio.run(_list(_Backlog(primary, secondary, primary_name, seconds), wanted, limit, after, json=json))
 
 
 @app.command("resubmit")
@@ -69,22 +69,24 @@ def resubmit(
     secondary: Secondary,
     ids: Ids = None,
     destinations: Destinations = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    to: Annotated[str | None, typer.Option(help="Send them to this entity instead.", show_default="as meant")] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="Directory of the ledger, where every move is put down.", show_default="none")
+    everything: Annotated[bool, typer.Option("--all", help="All messages.")] = False,
+    to: Annotated[
+        str | None, typer.Option(help="Send them to this entity instead.", show_default="their own destination")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Directory of the ledger that records every move.", show_default="none")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     primary_name: PrimaryName = None,
     seconds: Seconds = 10.0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON: one object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON: one object per line.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Put dead letters back into the backlog, from where the syphon delivers them.
+    """Put dead-lettered messages back into the backlog. The syphon then delivers them.
 
-    Mend first what kept them from it.
+    Remove the cause of the failure first.
 
-    Ends with 0 when all that were asked for are back, with 1 when they are not.
+    Exit code: 0 if all selected messages are back in the backlog, else 1.
 
     Examples:
       twinbus deadletter resubmit --id 4711
@@ -93,17 +95,19 @@ def resubmit(
     """
     with errors_reported(debug=debug):
         if everything == bool(ids or destinations):
-            raise OperatorError("it must be said which: --all, or --id or --destination", "`list` shows what is there.")
+            raise OperatorError(
+                "no message is selected", "Give --all, --id or --destination. `twinbus deadletter list` shows them."
+            )
         if json and not yes:
-            raise OperatorError("resubmit asks before it moves anything, and --json leaves no room to", "Add --yes.")
+            raise OperatorError("resubmit asks for confirmation, and --json cannot ask", "Add --yes.")
         if ledger is not None:
             refuse_unwritable(ledger)
-        place = _Place(primary, secondary, primary_name, seconds)
-        asyncio.run(_resubmit(place, _Wanted(ids, destinations), to, ledger, yes=yes, json=json))
+        backlog = _Backlog(primary, secondary, primary_name, seconds)
+        asyncio.run(_resubmit(backlog, _Selection(ids, destinations), to, ledger, yes=yes, json=json))
 
 
-class _Wanted:
-    """Which of them: those of one of the ids, and of one of the destinations, where any are given."""
+class _Selection:
+    """Selects messages by id and by destination. An empty list of either selects all."""
 
     def __init__(self, ids: list[str] | None, destinations: list[str] | None) -> None:
         self._ids = set(ids or ())
@@ -118,8 +122,8 @@ class _Wanted:
         return (not self._ids or letter.id in self._ids) and (not self._destinations or path in self._destinations)
 
 
-class _Place:
-    """Whose backlog."""
+class _Backlog:
+    """The backlog of one pair, and how to reach it."""
 
     def __init__(self, primary: str, secondary: str, primary_name: str | None, seconds: float) -> None:
         connections.require_two_namespaces(primary, secondary)
@@ -156,10 +160,10 @@ class _Place:
             )
 
 
-async def _list(place: _Place, wanted: _Wanted, limit: int, after: str | None, *, json: bool) -> None:
+async def _list(backlog: _Backlog, wanted: _Selection, limit: int, after: str | None, *, json: bool) -> None:
     shown, last = 0, ""
     page: list[DeadLetter] = []
-    async with place.opened() as dead:
+    async with backlog.opened() as dead:
         async for letter in dead.found(_cursor(after)):
             if letter not in wanted:
                 continue
@@ -168,7 +172,7 @@ async def _list(place: _Place, wanted: _Wanted, limit: int, after: str | None, *
                 break
             shown, last = shown + 1, f"{letter.queue}:{letter.sequence_number}"
             if json:
-                typer.echo(json_text.dumps(_told(letter)))
+                typer.echo(json_text.dumps(_as_json(letter)))
                 continue
             page.append(letter)
             if len(page) == _ROWS:
@@ -177,30 +181,32 @@ async def _list(place: _Place, wanted: _Wanted, limit: int, after: str | None, *
     if not json:
         if page or not shown:
             _print(page)
-        typer.echo(f"{shown} dead letters")
+        typer.echo(f"{shown} dead-lettered messages")
 
 
 async def _resubmit(
-    place: _Place, wanted: _Wanted, to: str | None, ledger: Path | None, *, yes: bool, json: bool
+    backlog: _Backlog, wanted: _Selection, to: str | None, ledger: Path | None, *, yes: bool, json: bool
 ) -> None:
-    def tell(letter: DeadLetter) -> None:
-        errors_reported = {**_told(letter), "resubmitted_to": to or letter.destination}
+    def print_resubmitted(letter: DeadLetter) -> None:
+        row = {**_as_json(letter), "resubmitted_to": to or letter.destination}
         line = printable(f"resubmitted  {letter.id} to {to or letter.destination}")
-        typer.echo(json_text.dumps(errors_reported) if json else line)
+        typer.echo(json_text.dumps(row) if json else line)
 
-    async with place.opened(ledger) as dead:
+    async with backlog.opened(ledger) as dead:
         census = await dead.census(wanted.__contains__)
         if to is None and (nowhere := census.destinations[None]):
-            raise OperatorError(f"{nowhere} of them name no destination", "Say with --to where they should go.")
+            raise OperatorError(f"{nowhere} of them have no destination", "Give one with --to.")
         if not census.total and not wanted.all:
-            raise OperatorError("there is no such dead letter", "`list` shows what is there.")
+            raise OperatorError("no dead-lettered message matches", "`twinbus deadletter list` shows them.")
         if not census.total:
-            typer.echo("there are no dead letters", err=True)
+            typer.echo("there are no dead-lettered messages", err=True)
             return
         if not yes:
-            # Asked on the loop's own thread: nothing else runs on it yet.
-            typer.confirm(f"Put {census.total} messages back into the backlog, {_bound_for(census, to)}?", abort=True)
-        done = await dead.resubmit(census, to=to, tell=tell)
+            # Blocking the event loop is fine here: nothing else runs on it yet.
+            typer.confirm(
+                f"Put {census.total} messages back into the backlog, {_destinations_text(census, to)}?", abort=True
+            )
+        done = await dead.resubmit(census, to=to, tell=print_resubmitted)
     if not json:
         typer.echo(f"{done} messages are back in the backlog")
 
@@ -210,18 +216,18 @@ def _cursor(after: str | None) -> tuple[str, int] | None:
         return None
     queue, _, number = after.rpartition(":")
     if not queue or not number.isdigit():
-        raise OperatorError(f"--after {after!r} is no place in the list", "Give it as the page before told it.")
+        raise OperatorError(f"--after {after!r} is not QUEUE:NUMBER", "Copy it from the last line of the page before.")
     return queue, int(number)
 
 
-def _bound_for(census: DeadLetterCensus, to: str | None) -> str:
+def _destinations_text(census: DeadLetterCensus, to: str | None) -> str:
     if to is not None:
         return printable(f"all for {to}")
     paths = sorted(path or "" for path in census.destinations)
     return printable(f"for {', '.join(paths[:5])}{f' and {len(paths) - 5} more' if len(paths) > 5 else ''}")
 
 
-def _told(letter: DeadLetter) -> dict[str, Any]:
+def _as_json(letter: DeadLetter) -> dict[str, Any]:
     return {
         "queue": letter.queue,
         "sequence_number": letter.sequence_number,
@@ -235,13 +241,13 @@ def _told(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _print(letters: list[DeadLetter]) -> None:
-    from rich.table import Table  # noqa: PLC0415 - slow, and not wanted with --json
+    from rich.table import Table  # noqa: PLC0415 - slow, and not needed with --json
 
     shown, now = console(), datetime.now(UTC)
     wide = shown.width >= _WIDE
     table = Table()
     for title in ("id", "destination", "reason", "description", "age", *(("queue", "number") if wide else ())):
-        # Folded, never cut: an id is there to be copied.
+        # Long cells wrap and are never cut, so that an id can be copied.
         table.add_column(title, overflow="fold", no_wrap=title == "age")
     for letter in letters:
         age = duration((now - letter.enqueued_time).total_seconds())
@@ -250,4 +256,4 @@ def _print(letters: list[DeadLetter]) -> None:
         table.add_row(*(printable(str(cell)) for cell in cells))
     shown.print(table)
     if not wide and letters:
-        shown.print("--json, or a wider terminal, also shows the queue and the number of each", style="dim")
+        shown.print("--json, or a wider terminal, also shows queue and sequence number", style="dim")

@@ -1,4 +1,4 @@
-"""`twinbus doctor`: the backlog queues of a pair as they are (P6), and whether the primary hides pings (G3)."""
+"""`twinbus doctor`: inspect the backlog queues of a pair (P6), and test whether the primary hides pings (G3)."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ def doctor(
     secondary: Secondary,
     count: Count = 10,
     primary_name: PrimaryName = None,
-    ping: Annotated[bool, typer.Option(help="Try whether the primary hides pings, in a scratch queue there.")] = True,
+    ping: Annotated[bool, typer.Option(help="Test in a scratch queue of the primary whether it hides pings.")] = True,
     ping_entity: Annotated[
-        str | None, typer.Option(help="Try it in this queue of the primary instead, where no queue may be created.")
+        str | None, typer.Option(help="Test in this queue of the primary instead, if no queue may be created.")
     ] = None,
-    clean: Annotated[bool, typer.Option("--clean", help="Remove extras that are empty, once confirmed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --clean: do not ask.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove empty extra queues, after a confirmation.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --clean: do not ask for confirmation.")] = False,
     seconds: Seconds = 10.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Show what is right and wrong about a pair's backlog.
+    """Check the backlog queues of a pair.
 
-    Nothing is altered without --clean.
+    Changes nothing without --clean.
 
-    Ends with 0 when all is well, with 3 when something should be mended, with 1 when it could not be found out.
+    Exit code: 0 if all is well, 3 if there are problems, 1 if the check failed.
 
     Examples:
       twinbus doctor
-      twinbus doctor --count 5 --clean     # remove the empty ones beyond five, once confirmed
+      twinbus doctor --count 5 --clean     # remove empty queues beyond five, after a confirmation
       twinbus doctor --no-ping --json
     """
     with errors_reported(debug=debug):
         if json and clean and not yes:
-            raise OperatorError("--clean asks before it removes anything, and --json leaves no room to", "Add --yes.")
+            raise OperatorError("--clean asks for confirmation, and --json cannot ask", "Add --yes.")
         connections.require_two_namespaces(primary, secondary)
         name = connections.backlog_name(primary, primary_name)
         with connections.administration(secondary, seconds) as administration:
-            with spinner(f"looking at {administration.namespace}"):
+            with spinner(f"inspecting {administration.namespace}"):
                 inspection = _inspected(administration, name, count)
-            with spinner("trying a ping"):
+            with spinner("testing a ping"):
                 pings = asyncio.run(_pings(primary, ping_entity, seconds)) if ping else None
             report = _report(inspection, pings)
             if not json:
@@ -93,20 +93,23 @@ async def _pings(primary: str, entity: str | None, seconds: float) -> PingCheck:
 def _clean(
     administration: Administration, inspection: Inspection, count: int, *, yes: bool, quiet: bool
 ) -> dict[str, str]:
-    """Each extra by itself: what holds messages is kept, and looked at once more before it goes."""
+    """Remove empty extra queues. Each one is checked again just before it is removed.
+
+    Returns the result by path.
+    """
     from twinbus.pairing import clean_extra  # noqa: PLC0415 - slow
 
     empty = [extra.path for extra in inspection.extras if not extra.depth.total]
     cleaned: dict[str, str] = {}
     if not empty:
         if not quiet:
-            typer.echo("no extra is empty: nothing to remove")
+            typer.echo("no extra queue is empty: nothing to remove")
         return cleaned
     if not yes:
-        typer.echo("These are used by no sender whose backlog_queue_count is as said:")
+        typer.echo(f"No sender with backlog_queue_count {count} uses these queues:")
         for path in empty:
             typer.echo(f"  {printable(path)}")
-        typer.confirm(f"Remove {len(empty)} from {printable(administration.namespace)}?", abort=True)
+        typer.confirm(f"Remove {len(empty)} queues from {printable(administration.namespace)}?", abort=True)
     for path in empty:
         cleaned[path] = clean_extra(administration, inspection.primary, count, path)
         if not quiet:
@@ -114,7 +117,7 @@ def _clean(
     return cleaned
 
 
-# --- shown -----------------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------------------
 
 
 def _report(inspection: Inspection, pings: PingCheck | None) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def _queue(queue: FoundQueue) -> dict[str, Any]:
 
 
 def _print(inspection: Inspection, pings: PingCheck | None) -> None:
-    from rich.table import Table  # noqa: PLC0415 - slow, and not wanted with --json
+    from rich.table import Table  # noqa: PLC0415 - slow, and not needed with --json
 
     shown = console()
     table = Table("backlog queue", "what", "messages", "dead-lettered", "other", "differs in")
@@ -158,9 +161,9 @@ def _print(inspection: Inspection, pings: PingCheck | None) -> None:
         table.add_row(path, "missing", "", "", "", "")
     shown.print(table)
     if inspection.orphans:
-        shown.print("Orphans belong to another primary. They are never cleaned: its applications may be using them.")
+        shown.print("Orphans belong to another primary. --clean never removes them: applications may use them.")
     if pings is not None:
         shown.print(f"pings are {pings.visibility} on the primary: {pings.detail}. {pings.advice}")
     for problem in inspection.problems:
         shown.print(f"- {problem}", soft_wrap=True)
-    shown.print("something should be mended" if inspection.problems else "all is well")
+    shown.print("problems were found" if inspection.problems else "all is well")

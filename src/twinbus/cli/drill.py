@@ -1,4 +1,4 @@
-"""`twinbus drill`: a failover and a restore on purpose (S11), and what happened when. What it does is in `drilling`."""
+"""`twinbus drill`: force a failover and a restore of one entity, and print what happens when (S11)."""
 
 from __future__ import annotations
 
@@ -28,26 +28,28 @@ def drill(
     primary: Primary,
     secondary: Secondary,
     entity: Annotated[str, typer.Option(help="The queue or topic to drill.", show_default=False)],
-    messages: Annotated[int, typer.Option(min=1, help="Messages sent before, while and after it is failed over.")] = 1,
-    by_ping: Annotated[bool, typer.Option("--by-ping", help="Let a ping restore it instead of forcing it.")] = False,
-    leave: Annotated[bool, typer.Option("--leave", help="Leave what was diverted to the syphon.")] = False,
+    messages: Annotated[int, typer.Option(min=1, help="Messages to send before, during and after the failover.")] = 1,
+    by_ping: Annotated[
+        bool, typer.Option("--by-ping", help="Let a ping restore the entity instead of forcing it.")
+    ] = False,
+    leave: Annotated[bool, typer.Option("--leave", help="Leave the diverted messages to the syphon.")] = False,
     assume: Annotated[
-        bool, typer.Option("--assume", help="The backlog queues are there: no Manage right is needed.")
+        bool, typer.Option("--assume", help="Do not create backlog queues: no Manage right is needed.")
     ] = False,
     count: Count = 10,
     primary_name: PrimaryName = None,
     seconds: Seconds = 10.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON: one object with every moment.")] = False,
     debug: Debug = False,
 ) -> None:
     """Rehearse a failover: fail one entity over and restore it.
 
-    In this process alone: other applications send as they did.
+    Only this process fails over; other applications are not affected.
 
-    Messages marked twinbus-drill reach the entity's receivers; those diverted are taken back out of the backlog.
+    The entity's receivers get messages marked twinbus-drill. Diverted ones are removed from the backlog again.
 
-    Ends with 0 when all went as it should, with 3 when it did not, with 1 when it could not be tried.
+    Exit code: 0 if everything went as expected, 3 if not, 1 if the drill could not run.
 
     Examples:
       twinbus drill --entity orders
@@ -56,9 +58,9 @@ def drill(
     with errors_reported(debug=debug):
         connections.require_two_namespaces(primary, secondary)
         if not yes and not json:
-            given = f"Receivers of {printable(entity)} will be given {2 * messages} messages of the drill."
-            typer.confirm(f"{given} Go on?", abort=True)
-        # What the pair logs is told as moments.
+            effect = f"Receivers of {printable(entity)} will get {2 * messages} messages of the drill."
+            typer.confirm(f"{effect} Continue?", abort=True)
+        # The drill prints what the pair would log.
         logging.getLogger("twinbus").addHandler(logging.NullHandler())
         options = _options(context.obj, count, primary_name, seconds, by_ping=by_ping, assume=assume)
         done = asyncio.run(_run(primary, secondary, entity, messages, options, leave=leave, quiet=json))
@@ -66,7 +68,7 @@ def drill(
             moments = [{"after": round(moment.after, 3), "what": moment.what} for moment in done.moments]
             typer.echo(json_text.dumps({"entity": entity, "as_meant": done.as_meant, "moments": moments}))
         else:
-            typer.echo("all went as it should" if done.as_meant else "this did not go as it should")
+            typer.echo("everything went as expected" if done.as_meant else "something did not go as expected")
         if not done.as_meant:
             raise typer.Exit(NOT_AS_MEANT)
 
@@ -74,7 +76,7 @@ def drill(
 def _options(
     settings: Path | None, count: int, primary_name: str | None, seconds: float, *, by_ping: bool, assume: bool
 ) -> SendAvailabilityOptions:
-    """The application's own options as far as the file and the environment know them."""
+    """Return the application's options from settings file and environment, with those of this verb on top."""
     from dataclasses import replace  # noqa: PLC0415 - other verbs start without it
 
     from twinbus.pairing import SendAvailabilityOptions  # noqa: PLC0415
@@ -112,13 +114,13 @@ async def _run(
             messages=messages,
             options=options,
             leave=leave,
-            tell=_silent if quiet else _say,
+            tell=_ignore if quiet else _print,
         )
 
 
-def _say(moment: DrillMoment) -> None:
+def _print(moment: DrillMoment) -> None:
     typer.echo(printable(f"{moment.after:8.3f} s  {moment.what}"))
 
 
-def _silent(_: DrillMoment) -> None:
+def _ignore(_: DrillMoment) -> None:
     pass

@@ -1,4 +1,4 @@
-"""How the command line tells a person that something went wrong: what it is and what to do, never a trace."""
+"""Error output of the command line: what failed and what to do, without a traceback."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from twinbus.errors import OperatorError, TwinbusError
 
 FAILED = 1
 SIGNALLED = 128
-"""And the number of the signal that ended it, as shells have it."""
-Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
+"""Exit code after a signal: this plus the signal's number, as in shells."""
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 def print_error(error: BaseException, *, debug: bool = False) -> None:
-    """One error, on stderr."""
-    from rich.text import Text  # noqa: PLC0415 - slow, and wanted only when something is wrong
+    """Print one error and its hint to stderr."""
+    from rich.text import Text  # noqa: PLC0415 - slow, and needed for errors only
 
     shown = console(stderr=True, soft_wrap=True)
     if debug:
@@ -35,21 +35,21 @@ def print_error(error: BaseException, *, debug: bool = False) -> None:
     shown.print(Text.assemble(("error:", "bold red"), f" {text}"))
     hint = getattr(error, "hint", "")
     if not hint and not isinstance(error, TwinbusError) and not debug:
-        hint = "This was not foreseen; --debug shows where it happened."
+        hint = "This is an unexpected error; --debug shows where it happened."
     if hint:
         shown.print(Text.assemble(("hint:", "bold"), f" {hint}"))
 
 
 @contextmanager
 def errors_reported(*, debug: bool) -> Iterator[None]:
-    """Any error inside ends the program with a message instead of a trace."""
+    """Turn any error inside into a printed message and an exit code."""
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
-            # `| head`, which has seen enough. What is left in the buffer is not tried again when the program ends.
+            # The reader (`| head`) has ended. Without this, Python would try to flush the rest at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None
         print_error(error, debug=debug)
@@ -57,7 +57,7 @@ def errors_reported(*, debug: bool) -> Iterator[None]:
 
 
 def _stdout_is_closed() -> bool:
-    """Whether the other end of stdout is closed: a connection may break too."""
+    """Return whether the reader of stdout is gone. A broken network connection raises the same error."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -1,4 +1,4 @@
-"""`twinbus export`: the entities of a running namespace as the Config.json of Microsoft's emulator."""
+"""`twinbus export`: write the entities of a running namespace as a Config.json of Microsoft's emulator."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from twinbus.printable import printable
 
 def export(
     connection_string: Connection,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it there instead of stdout.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write instead of stdout.")] = None,
     ca: Authority = None,
     debug: Debug = False,
 ) -> None:
     """Write the entities of a running namespace as a Config.json.
 
-    `twinbus serve --config` and Microsoft's emulator read it. What that format has no words for, keys above all, is
-    named on stderr.
+    `twinbus serve --config` and Microsoft's emulator read it. What the format cannot express, such as keys, is listed
+    on stderr.
 
     Examples:
       twinbus export -o Config.json

@@ -1,4 +1,4 @@
-"""`twinbus fault`: set, clear and list the faults of a running namespace. What a fault does, the namespace decides."""
+"""`twinbus fault`: set, clear and list the faults of a running local namespace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twinbus.printable import printable
 if TYPE_CHECKING:
     from twinbus.namespace.http_client import FaultClient
 
-app = typer.Typer(help="Break a running namespace on purpose, repeatably.", no_args_is_help=True)
+app = typer.Typer(help="Inject faults into a running local namespace, repeatably.", no_args_is_help=True)
 
 Connection = Annotated[
     str,
@@ -23,11 +23,11 @@ Connection = Annotated[
         "-c",
         envvar="TWINBUS_CONNECTION_STRING",
         show_envvar=True,
-        help="Of the namespace, with a key that has the Manage claim.",
+        help="Connection string of the namespace, with a key that has the Manage claim.",
     ),
 ]
 Authority = Annotated[
-    Path | None, typer.Option("--ca", envvar="TWINBUS_CA", help="CA to trust, where the connection is over TLS.")
+    Path | None, typer.Option("--ca", envvar="TWINBUS_CA", help="Certificate authority to trust for TLS.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -47,14 +47,14 @@ def set_fault(
     on: Annotated[
         list[str] | None,
         typer.Option(
-            help="Where it strikes: connect, attach, send, receive, settle, request or http; may be repeated."
+            help="Operation it affects: connect, attach, send, receive, settle, request or http; may be repeated."
         ),
     ] = None,
-    probability: Annotated[float | None, typer.Option(help="Of a hit, above 0 and up to 1.")] = None,
-    count: Annotated[int | None, typer.Option(help="Over after so many hits.")] = None,
-    duration: Annotated[float | None, typer.Option(help="Over after so many seconds.")] = None,
-    delay: Annotated[float | None, typer.Option(help="For kind delay: how many seconds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed and operations give the same hits.")] = None,
+    probability: Annotated[float | None, typer.Option(help="Probability of a hit, above 0 and up to 1.")] = None,
+    count: Annotated[int | None, typer.Option(help="Ends after this many hits.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Ends after this many seconds.")] = None,
+    delay: Annotated[float | None, typer.Option(help="For kind delay: seconds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed and operations: same hits.")] = None,
     after: Annotated[
         bool,
         typer.Option("--after", help="For a crash on send, settle or request: after storing, before acknowledging."),
@@ -63,9 +63,9 @@ def set_fault(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Put a fault in force.
+    """Set a fault.
 
-    Without --entity and --link it is for the whole namespace; a crash without --on is now.
+    Without --entity and --link it affects the whole namespace. A crash without --on happens at once.
 
     Examples:
       twinbus fault set black-hole --duration 30                           # half a minute of silence
@@ -88,20 +88,20 @@ def set_fault(
         if json:
             _print_json(made)
         elif not made:
-            typer.echo("the namespace was told to crash")
+            typer.echo("the namespace crashes now")
         else:
-            typer.echo(f"fault {made['id']} is in force: {made['kind']} (seed {made['seed']})")
+            typer.echo(f"fault {made['id']} is set: {made['kind']} (seed {made['seed']})")
 
 
 @app.command(name="clear")
 def clear_faults(
     connection_string: Connection,
-    id: Annotated[str | None, typer.Argument(help="The fault to lift; all of them if none is named.")] = None,
+    id: Annotated[str | None, typer.Argument(help="Id of the fault; all faults if omitted.")] = None,
     ca: Authority = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Lift one fault, or all.
+    """Clear one fault, or all.
 
     Examples:
       twinbus fault clear
@@ -112,14 +112,14 @@ def clear_faults(
         if json:
             _print_json({"cleared": cleared})
         else:
-            typer.echo(f"{cleared} lifted")
+            typer.echo(f"{cleared} cleared")
         if id is not None and not cleared:
             raise typer.Exit(1)
 
 
 @app.command(name="list")
 def list_faults(connection_string: Connection, ca: Authority = None, json: Json = False, debug: Debug = False) -> None:
-    """Show what is in force.
+    """List the faults that are set.
 
     Examples:
       twinbus fault list
@@ -130,7 +130,7 @@ def list_faults(connection_string: Connection, ca: Authority = None, json: Json 
         if json:
             _print_json({"faults": faults})
         elif not faults:
-            typer.echo("no fault is in force")
+            typer.echo("no fault is set")
         else:
             _print_table(faults)
 
@@ -153,11 +153,11 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 def _print_table(faults: list[dict[str, Any]]) -> None:
-    from rich.table import Table  # noqa: PLC0415 - slow, and wanted only here
+    from rich.table import Table  # noqa: PLC0415 - slow, and needed only here
 
     table = Table()
     for title in ("id", "kind", "entity", "link", "on", "hits", "probability", "ends in", "seed"):
-        # Folded, never cut: an id and a seed are there to be copied.
+        # Long cells wrap and are never cut, so that id and seed can be copied.
         table.add_column(title, overflow="fold")
     for fault in faults:
         hits = str(fault["hits"]) if fault["count"] is None else f"{fault['hits']} of {fault['count']}"

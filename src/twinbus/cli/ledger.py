@@ -1,6 +1,6 @@
-"""`twinbus ledger check`: whether everything in a ledger adds up. What adds up to what, the balance decides.
+"""`twinbus ledger check`: reconcile a ledger in this process, and print the balance.
 
-The verbs of the pipeline are in `ledger_jobs`, and tell of a balance as this one does.
+The verbs that run on Spark are in `ledger_spark`. They print a balance with the functions here.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from twinbus.ledger import Balance, LineProblem, MessageKey
 
 Listed = tuple[tuple[str, str], int]
-"""Destination and id of a message, and how many copies of it."""
+"""Destination and id of a message, and the number of its copies."""
 
-app = typer.Typer(help="What the ledger of pairs, syphons and namespaces tells.", no_args_is_help=True)
+app = typer.Typer(help="What the ledger of pairs, syphons and namespaces contains.", no_args_is_help=True)
 
 _SHOWN: Final = 20
 SUMS: Final = {
@@ -52,20 +52,20 @@ LISTED: Final = {
 
 @app.callback()
 def ledger() -> None:
-    """What the ledger of pairs, syphons and namespaces tells."""
+    """What the ledger of pairs, syphons and namespaces contains."""
 
 
 @app.command()
 def check(
-    directory: Annotated[Path, typer.Argument(help="Of the ledger.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(help="Directory of the ledger.", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every id.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Does everything add up? In this process, for ledgers that fit in memory.
+    """Check that every message is accounted for. For ledgers that fit in memory.
 
-    accepted = delivered + in backlog + dead-lettered; what is lost or doubled, by id.
+    accepted = delivered + in backlog + dead-lettered + unknown + lost. Lists lost and duplicated messages by id.
 
-    Ends with 1 when something is lost, or the ledger could not be read.
+    Exit code: 1 if a message is lost, or the ledger cannot be read.
 
     Examples:
       twinbus ledger check ./ledger
@@ -75,7 +75,7 @@ def check(
 
     with errors_reported(debug=debug), _readable(directory):
         if not directory.is_dir() or next(list_segments(directory), None) is None:
-            raise OperatorError(f"{directory} holds no ledger", "Name the directory that was given as `ledger`.")
+            raise OperatorError(f"{directory} is not a ledger", "Give the directory that the option `ledger` names.")
         problems: list[LineProblem] = []
         entries = read_ledger(directory, problems.append)
         first = next(entries, None)
@@ -99,12 +99,12 @@ def _readable(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise OperatorError(
             f"{error.filename or directory} cannot be read: {error.strerror}",
-            "A ledger is a directory of files that this user may read.",
+            "A ledger is a directory of files. Check its permissions.",
         ) from error
 
 
 def refuse_unwritable(directory: Path) -> None:
-    """For verbs that keep a ledger: told before anything is moved."""
+    """Raise if a ledger cannot be written to this directory. Verbs call it before they move anything."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=directory):
@@ -112,12 +112,12 @@ def refuse_unwritable(directory: Path) -> None:
     except OSError as error:
         raise OperatorError(
             f"--ledger {directory} cannot be written: {error.strerror}",
-            "Name a directory, there or not yet, that this user may write.",
+            "Name an existing or new directory that you may write to.",
         ) from error
 
 
 def report(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomplete: list[str]) -> dict[str, Any]:
-    """A balance as JSON has it. Of each sum that is listed: the messages, and how many copies."""
+    """Return a balance for JSON: the sums, and the messages of each sum in `listed`."""
     messages = {
         name: [{"destination": destination, "id": id_, "count": count} for (destination, id_), count in found]
         for name, found in listed.items()
@@ -126,21 +126,21 @@ def report(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], inco
 
 
 def show(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomplete: list[str]) -> None:
-    """A balance for a person."""
+    """Print a balance as text."""
     for name, label in SUMS.items():
         typer.echo(f"{label:20} {sums[name]:>12,}")
     for name, label in LISTED.items():
         messages = listed[name]
         if messages:
             typer.echo(f"\n{label}")
-        # Each lost one has to be looked for by somebody.
+        # All lost messages are listed: somebody has to look for each of them.
         shown = messages if name == "lost" else messages[:_SHOWN]
         for (destination, id_), count in shown:
             typer.echo(printable(f"  {destination}  {id_}{f'  × {count}' if count > 1 else ''}"))
         if len(messages) > len(shown):
             typer.echo(f"  … and {len(messages) - len(shown):,} more; --json lists them all")
     if incomplete:
-        typer.echo("\nThe ledger does not hold everything, so that what it says may be wrong:")
+        typer.echo("\nThe ledger is incomplete, so these figures may be wrong:")
     for reason in incomplete:
         typer.echo(printable(f"  {reason}"))
 

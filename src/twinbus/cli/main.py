@@ -1,4 +1,4 @@
-"""The command line as a whole: its verbs, and how a mistake is told. What a verb does is in its own file."""
+"""The command line: registers the verbs. Each verb has its own file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from twinbus.cli.terminal import protect
 
 
 class _Twinbus(typer.Typer):
-    """The command line. Its output is made printable before anything is read or written."""
+    """The command line. Makes all output printable before it reads or writes anything."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         protect()
@@ -43,8 +43,8 @@ app = _Twinbus(
     pretty_exceptions_enable=False,
 )
 
-_FIRST = "Begin here"
-app.command(rich_help_panel=_FIRST)(demo.demo)
+_START = "Start here"
+app.command(rich_help_panel=_START)(demo.demo)
 
 _NAMESPACE = "A namespace of your own"
 app.command(rich_help_panel=_NAMESPACE)(serve.serve)
@@ -60,7 +60,7 @@ _BACKLOG = "The backlog"
 app.command(rich_help_panel=_BACKLOG)(syphon.syphon)
 app.add_typer(deadletter.app, name="deadletter", rich_help_panel=_BACKLOG)
 
-_BOOKS = "What happened, and what it cost"
+_LEDGER = "What happened, and what it cost"
 for verb in (
     ledger_spark.ingest,
     ledger_spark.reconcile,
@@ -69,14 +69,14 @@ for verb in (
     ledger_spark.latency,
 ):
     ledger.app.command()(verb)
-app.add_typer(ledger.app, name="ledger", rich_help_panel=_BOOKS)
-app.add_typer(cost.app, name="cost", rich_help_panel=_BOOKS)
-app.command(rich_help_panel=_BOOKS)(report.report)
+app.add_typer(ledger.app, name="ledger", rich_help_panel=_LEDGER)
+app.add_typer(cost.app, name="cost", rich_help_panel=_LEDGER)
+app.command(rich_help_panel=_LEDGER)(report.report)
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow, and nearly never wanted
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow, and rarely needed
 
         try:
             typer.echo(f"twinbus {version('twinbus')}")
@@ -94,12 +94,12 @@ def main(
             "--settings",
             envvar="TWINBUS_SETTINGS",
             show_envvar=True,
-            help="File with connection strings and defaults of options.",
+            help="File with connection strings and default options.",
             show_default="twinbus.toml here, then in ~/.config/twinbus",
         ),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Paired Service Bus namespaces, and a local namespace that the official SDKs use unchanged."""

@@ -1,4 +1,4 @@
-"""How far a syphon is, for whoever looks: a table that lives on a terminal, a line now and then, or JSON (Y9)."""
+"""Progress of a syphon: a live table on a terminal, else a line every few seconds, or JSON (Y9)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 LINE_SECONDS: Final = 5.0
 TABLE_SECONDS: Final = 0.5
-# A table longer than a screen shows nothing: the rest is told as a number.
+# A live table must fit on the screen. Further rows are counted, not shown.
 _MOST_ROWS: Final = 20
 
 
 class Display(Protocol):
-    """`seconds` is how often it wants to be shown something."""
+    """Shows progress. `seconds` is the time between two calls of `show`."""
 
     seconds: float
 
@@ -45,7 +45,7 @@ def display(*, json: bool, seconds: float) -> Display:
 
 
 class LineDisplay:
-    """One line every few seconds, where something changed."""
+    """Prints a line if something changed."""
 
     def __init__(self, seconds: float = LINE_SECONDS) -> None:
         self.seconds = seconds
@@ -69,7 +69,7 @@ class LineDisplay:
 
 
 class JsonDisplay(LineDisplay):
-    """One object a line; the last has `"ended": true`."""
+    """Prints one JSON object per line. The last one has `"ended": true`."""
 
     def show(self, progress: Progress) -> None:
         self._print(progress, ended=False)
@@ -84,13 +84,13 @@ class JsonDisplay(LineDisplay):
 
 
 class TableDisplay(LineDisplay):
-    """Redrawn in place."""
+    """A table that is redrawn in place."""
 
     def __init__(self) -> None:
         super().__init__(TABLE_SECONDS)
 
     def __enter__(self) -> Self:
-        from rich.live import Live  # noqa: PLC0415 - slow, and wanted on a terminal only
+        from rich.live import Live  # noqa: PLC0415 - slow, and needed on a terminal only
 
         self._stack = ExitStack()
         self._live = self._stack.enter_context(Live(console=console(), auto_refresh=False))
@@ -124,7 +124,7 @@ def _drawn(progress: Progress) -> Group:
     return Group(rows, *more, Text(headline(progress)))
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
+# --- texts -----------------------------------------------------------------------------------------------------------
 
 
 def headline(progress: Progress) -> str:
@@ -139,7 +139,7 @@ def headline(progress: Progress) -> str:
         (progress.aside, "put aside"),
         (total.dead_lettered, "dead-lettered"),
         (total.kept, "kept: this transport would change them"),
-        (total.possible_duplicates, "perhaps delivered twice"),
+        (total.possible_duplicates, "possibly delivered twice"),
     ):
         if count:
             parts.append(f"{count} {what}")
@@ -158,7 +158,7 @@ def destinations(progress: Progress) -> list[tuple[str, str]]:
 def _state(state: Any) -> str:
     left = max(0.0, state.until - time.monotonic())
     cause = f": {state.cause}" if state.cause is not None else ""
-    return f"{state.readiness.value}{cause}, asked again in {duration(left)}"
+    return f"{state.readiness.value}{cause}, tried again in {duration(left)}"
 
 
 def duration(seconds: float) -> str:
@@ -169,7 +169,7 @@ def duration(seconds: float) -> str:
 
 
 def as_json(progress: Progress) -> dict[str, Any]:
-    """For programs."""
+    """Return progress for JSON."""
     return {
         "state": progress.state,
         "seconds": round(progress.seconds, 3),

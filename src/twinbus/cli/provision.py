@@ -1,4 +1,4 @@
-"""`twinbus provision`: the backlog queues, created by an operator so that applications need no Manage right (P8)."""
+"""`twinbus provision`: create the backlog queues, so that applications need no Manage right (P8)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def provision(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Create the backlog queues that are missing on the secondary.
+    """Create the missing backlog queues on the secondary.
 
-    The primary is not contacted, only its name used.
+    Does not contact the primary; only its name is used.
 
-    Ends with 0 when every queue is there, with 3 when some are, with 1 when none is.
+    Exit code: 0 if every queue exists, 3 if some do, 1 if none does.
 
     Examples:
       twinbus provision
@@ -59,8 +59,8 @@ def provision(
 def _print_json(secondary: str, done: Provisioned) -> None:
     failed = [{"queue": cause.queue, "kind": str(cause.kind), "detail": cause.detail} for cause in done.failed]
     existed = [path for path in done.found if path not in done.created]
-    errors_reported = {"secondary": secondary, "created": list(done.created), "existed": existed, "failed": failed}
-    typer.echo(json_text.dumps(errors_reported))
+    report = {"secondary": secondary, "created": list(done.created), "existed": existed, "failed": failed}
+    typer.echo(json_text.dumps(report))
 
 
 def _print(secondary: str, done: Provisioned) -> None:
@@ -69,4 +69,4 @@ def _print(secondary: str, done: Provisioned) -> None:
     for cause in done.failed:
         typer.echo(printable(f"failed   {cause.queue}: {cause.kind} ({cause.detail})"), err=True)
     total = len(done.found) + len(done.failed)
-    typer.echo(f"{len(done.found)} of {total} backlog queues are there on {secondary}")
+    typer.echo(f"{len(done.found)} of {total} backlog queues exist on {secondary}")

@@ -1,4 +1,4 @@
-"""`twinbus report`: one page for a person, from a ledger or the tables that it was brought into (D4)."""
+"""`twinbus report`: write one HTML page from a ledger or from its tables (D4)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from twinbus.money import Prices, Scenario
 if TYPE_CHECKING:
     from twinbus.pipeline import Tables
 
-# What `twinbus ledger ingest` leaves: docs/tables.md.
+# The file that marks a folder of tables: docs/tables.md.
 _CURRENT: Final = "current.json"
 
 
@@ -35,28 +35,29 @@ def report(
     tables: Annotated[
         Path | None,
         typer.Option(
-            help="Where the ledger's tables are kept, so that the next report reads only what is new. On a cluster: "
-            "a folder that all machines share.",
+            help="Directory that keeps the tables, so that the next report reads only new entries. On a cluster: "
+            "one that all machines share.",
             show_default="a temporary folder",
         ),
     ] = None,
     since: Since = None,
     until: Until = None,
-    title: Annotated[str, typer.Option(help="Over the page.")] = "Twinbus report",
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Twinbus report",
     prices: PricesFile = None,
-    tier: Annotated[str, typer.Option(help="Of the price table: basic, standard, premium.")] = "standard",
+    tier: Annotated[str, typer.Option(help="Tier in the price table: basic, standard, premium.")] = "standard",
     bandwidth: Annotated[
-        str, typer.Option(help="Of the price table: inter_region, internet; or none.")
+        str, typer.Option(help="Zone in the price table: inter_region, internet; or none.")
     ] = "inter_region",
-    json: Annotated[bool, typer.Option("--json", help="Print what it adds up to as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the sums as JSON.")] = False,
     master: Master = None,
     debug: Debug = False,
 ) -> None:
-    """One page to look at: does it add up, what was, what it cost.
+    """Write a report on a ledger as one HTML page.
 
-    Failovers of each entity, rates and backlog over time, how long diverted messages were on their way, cost by stage.
-    The page is one file that needs no network. Ends with 0 whatever the ledger tells: it is `twinbus ledger reconcile`
-    that ends with 1 when something is lost.
+    It shows the failovers of each entity, rates and backlog over time, delivery times of diverted messages, and cost
+    by stage. The page is one file and needs no network.
+
+    Exit code: 0, also if messages are lost. `twinbus ledger reconcile` ends with 1 in that case.
 
     Examples:
       twinbus report ./ledger -o report.html
@@ -70,12 +71,14 @@ def report(
         billed.tier(tier)
         billed.zone(bandwidth)
         check_writable(output)
-        with _brought_up(ledger, tables, master) as place, spinner("working out the report"):
-            from twinbus.pipeline import TimeWindow, collect_report_data  # noqa: PLC0415 - there only with the extra
+        with _open_tables(ledger, tables, master) as place, spinner("computing the report"):
+            from twinbus.pipeline import TimeWindow, collect_report_data  # noqa: PLC0415 - needs the extra `spark`
             from twinbus.report import ReportInfo, render_page  # noqa: PLC0415
 
             found = collect_report_data(place, billed, scenario, TimeWindow(in_utc(since), in_utc(until)))
-            about = ReportInfo(title, ledger.absolute().name, datetime.now(UTC), billed, scenario, _asked(since, until))
+            about = ReportInfo(
+                title, ledger.absolute().name, datetime.now(UTC), billed, scenario, _window_text(since, until)
+            )
             write_page(output, render_page(found, about))
         if json:
             typer.echo(json_text.dumps({"page": str(output.absolute()), **found.sums}))
@@ -85,22 +88,22 @@ def report(
 
 
 @contextmanager
-def _brought_up(ledger: Path, tables: Path | None, master: str | None) -> Iterator[Tables]:
-    """The tables that were named; or those of a ledger, in the given folder or in one that goes with the block."""
+def _open_tables(ledger: Path, tables: Path | None, master: str | None) -> Iterator[Tables]:
+    """Yield the given tables, or tables made from the given ledger: in `tables`, or in a temporary folder."""
     if (ledger / _CURRENT).is_file():
         if tables is not None:
-            raise OperatorError(f"{ledger} holds tables already", "Leave --tables out, or name the ledger itself.")
+            raise OperatorError(f"{ledger} contains tables already", "Leave out --tables, or give the ledger.")
         yield ingested_tables(ledger, None, master)
         return
     if not ledger.is_dir() or next(list_segments(ledger), None) is None:
         raise OperatorError(
-            f"{ledger} holds neither a ledger nor its tables",
-            "Name the directory that was given as `ledger`, or the one of `twinbus ledger ingest`.",
+            f"{ledger} contains neither a ledger nor tables",
+            "Give the directory that the option `ledger` names, or the tables of `twinbus ledger ingest`.",
         )
     with TemporaryDirectory(prefix="twinbus-report-") if tables is None else nullcontext(tables) as folder:
         yield ingested_tables(Path(folder), ledger, master)
 
 
-def _asked(since: datetime | None, until: datetime | None) -> str:
-    told_of = (("from", since), ("before", until))
-    return " ".join(f"{word} {instant:%Y-%m-%d %H:%M:%S}" for word, instant in told_of if instant is not None)
+def _window_text(since: datetime | None, until: datetime | None) -> str:
+    limits = (("from", since), ("before", until))
+    return " ".join(f"{word} {instant:%Y-%m-%d %H:%M:%S}" for word, instant in limits if instant is not None)

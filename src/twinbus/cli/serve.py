@@ -1,4 +1,4 @@
-"""`twinbus serve`: its options, and what a person is shown. What is started is planned and hosted by the namespace."""
+"""`twinbus serve`: run local namespaces, and print how to connect to them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 def serve(
     data: Annotated[
         Path | None,
-        typer.Option(help="Directory of the namespaces' files, made where missing.", show_default=str(DEFAULT_DATA)),
+        typer.Option(help="Directory of the namespaces' files; created if missing.", show_default=str(DEFAULT_DATA)),
     ] = None,
-    memory: Annotated[bool, typer.Option("--memory", help="Keep nothing: all is gone at the end.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Keep everything in memory; nothing is stored.")] = False,
     namespace: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=PORT",
-            help="A namespace and its port, 0 for a free one; may be repeated.",
+            help="A namespace and its port, 0 for a free port; may be repeated.",
             show_default=" ".join(DEFAULT_NAMESPACES),
         ),
     ] = None,
@@ -57,7 +57,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A queue to make where it is missing; may be repeated. Made in the first namespace; write "
+            help="A queue to create if missing; may be repeated. It belongs to the first namespace; write "
             "NAMESPACE:NAME for another, as in secondary:orders.",
             show_default="none",
         ),
@@ -73,28 +73,26 @@ def serve(
     ] = None,
     ledger: Annotated[
         Path | None,
-        typer.Option(
-            help="Directory of the ledger that the namespaces meter their operations into.", show_default="none"
-        ),
+        typer.Option(help="Directory of the ledger that records the namespaces' operations.", show_default="none"),
     ] = None,
     max_connections: Annotated[
         int, typer.Option(help="Connections of all namespaces together; more are refused.", metavar="COUNT")
     ] = DEFAULT_CONNECTIONS,
     connection_memory: Annotated[
         int,
-        typer.Option(help="Megabytes that all connections together may make the server hold.", metavar="MEGABYTES"),
+        typer.Option(help="Memory limit for all connections together, in megabytes.", metavar="MEGABYTES"),
     ] = DEFAULT_MEGABYTES,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per namespace, then `ready`.")] = False,
     log_level: Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")] = "warning",
-    log_format: Annotated[LogFormat, typer.Option(help="How lines on stderr look.")] = LogFormat.HUMAN,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of log lines on stderr.")] = LogFormat.HUMAN,
     exit_with_stdin: Annotated[
-        bool, typer.Option("--exit-with-stdin", help="Drain and end when stdin is closed: for a parent process.")
+        bool, typer.Option("--exit-with-stdin", help="Drain and end when stdin closes: for a parent process.")
     ] = False,
     debug: Debug = False,
 ) -> None:
     """Start local namespaces that the official SDKs use unchanged.
 
-    They are served until SIGTERM or Ctrl-C; a second signal ends at once. What was acknowledged is on disk.
+    Runs until SIGTERM or Ctrl-C; a second signal ends at once. Acknowledged messages are on disk.
 
     Examples:
       twinbus serve --queue orders --topic events/audit  # primary on 5672, secondary on 5673
@@ -118,15 +116,15 @@ def serve(
             limits=ResourceLimits.of(max_connections=max_connections, megabytes=connection_memory),
         )
         logs.configure_logging(log_level, log_format, keys=plan.keys)
-        # Slow: only once it is known that there is something to start.
+        # Slow to import: after the options are checked.
         from twinbus.namespace import serve  # noqa: PLC0415
 
         serve.serve_until_stopped(plan, serve.print_ready_json if json else _show, exit_with_stdin=exit_with_stdin)
 
 
 def _show(servers: Sequence[NamespaceServer]) -> None:
-    """For a person: each connection string alone on its line, unwrapped, so that it can be copied."""
-    from rich.text import Text  # noqa: PLC0415 - slow, and not wanted with --json
+    """Print the namespaces. Each connection string has its own line and is not wrapped, so that it can be copied."""
+    from rich.text import Text  # noqa: PLC0415 - slow, and not needed with --json
 
     from twinbus.namespace.front import DEFAULT_KEY  # noqa: PLC0415
 
@@ -137,12 +135,12 @@ def _show(servers: Sequence[NamespaceServer]) -> None:
         shown.print(Text.assemble((options.name, "bold cyan"), f" on {options.host}:{server.port}"))
         key, connection = options.rules[0].primary_key, server.connection_string
         if key != DEFAULT_KEY:
-            # A key of one's own does not belong on a screen or in the log of a container.
+            # The user's own key must not appear on a screen or in a container's log.
             connection = connection.replace(f"SharedAccessKey={key};", "SharedAccessKey=…;")
         elif options.name in ("primary", "secondary"):
             exports.append(f"export TWINBUS_{options.name.upper()}_CONNECTION_STRING='{connection}'")
         shown.print(f"  {connection}")
-        kept = "in memory: gone at the end" if options.file is None else str(options.file.absolute())
+        kept = "in memory, not stored" if options.file is None else str(options.file.absolute())
         shown.print(Text.assemble("  ", ("data", "dim"), f" {kept}"))
     shown.print(Text.assemble(("CA", "dim"), f" {servers[0].ca.absolute()}"))
     shown.print("   for the admin clients: REQUESTS_CA_BUNDLE (Python), NODE_EXTRA_CA_CERTS (Node)", style="dim")

@@ -1,7 +1,7 @@
-"""`twinbus.toml`: what else would be typed each time, connection strings above all.
+"""`twinbus.toml`: connection strings and default options, read from a file.
 
-Decides where the file is and which option of which verb each of its values is for. A value given on the command line
-or in the environment goes before it. What the options mean is their verbs'.
+Finds the file and maps each of its values to an option of a verb. The command line and the environment override the
+file. Each verb defines what its options mean.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from twinbus.printable import printable
 
 NAME: Final = "twinbus.toml"
 _PRIVATE: Final = 0o077
-# What the environment may say for every verb, the file may say once.
+# Values for every verb: table and key in the file, and the environment variable with the same meaning.
 _SHARED: Final = {
     ("connections", "primary"): "TWINBUS_PRIMARY_CONNECTION_STRING",
     ("connections", "secondary"): "TWINBUS_SECONDARY_CONNECTION_STRING",
@@ -36,7 +36,7 @@ _TABLES: Final = ("connections", "pairing")
 
 
 def find(given: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """The file given, or the one in this directory, or the user's own."""
+    """Return the given file, else the one in this directory, else the user's own, else None."""
     if given is not None:
         return given
     home = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "/")) / ".config"
@@ -44,14 +44,14 @@ def find(given: Path | None, environment: Mapping[str, str]) -> Path | None:
 
 
 def apply(context: typer.Context, path: Path) -> None:
-    """Make the file's values the defaults of the verbs below, which also find the file as `context.obj`."""
+    """Make the file's values the defaults of all verbs, and store the file's path in `context.obj`."""
     context.obj = path
     table = _read(path)
     _warn_if_open(path, table)
     verbs = context.command
     assert isinstance(verbs, TyperGroup)
     given = {name: _table(path, name, table.pop(name, {})) for name in _TABLES}
-    # The rest of [pairing] is for applications and read by SendAvailabilityOptions.from_file.
+    # SendAvailabilityOptions.from_file reads the other keys of [pairing], for applications.
     known = [key for name, key in _SHARED if name == "connections"]
     _refuse_unknown(path, "[connections]", given["connections"], known)
     shared = {variable: given[name][key] for (name, key), variable in _SHARED.items() if key in given[name]}
@@ -62,9 +62,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OperatorError(f"{path} cannot be read: {error.strerror}", "--settings names another file.") from None
+        raise OperatorError(f"{path} cannot be read: {error.strerror}", "--settings selects another file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OperatorError(f"{path} is not TOML: {error}", "docs/guides/settings.md shows one.") from None
+        raise OperatorError(f"{path} is not TOML: {error}", "docs/guides/settings.md has an example.") from None
 
 
 def _warn_if_open(path: Path, table: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ def _warn_if_open(path: Path, table: Mapping[str, Any]) -> None:
 
 def _table(path: Path, name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise OperatorError(f"{path}: {name} is not a table", f"Write [{name}] on a line of its own, values below.")
+        raise OperatorError(f"{path}: {name} is not a table", f"Write [{name}] on a line, values below it.")
     return value
 
 
@@ -94,7 +94,7 @@ class _Reader:
     shared: Mapping[str, Any]
 
     def checked(self, where: str, option: TyperOption, value: Any) -> Any:
-        """The value, if the option takes it; told with its place if not."""
+        """Return the value if the option accepts it, else raise with its place in the file."""
         try:
             option.type_cast_value(self.context, value)
         except typer.BadParameter as error:
@@ -103,7 +103,7 @@ class _Reader:
 
 
 def _defaults(reader: _Reader, verbs: TyperGroup, table: Mapping[str, Any], above: tuple[str, ...]) -> dict[str, Any]:
-    """By verb, then by parameter, as click has it."""
+    """Return defaults by verb, then by parameter: the form of click's `default_map`."""
     path, shared = reader.path, reader.shared
     _refuse_unknown(path, f"[{'.'.join(above)}]" if above else "the file", table, [*verbs.commands, *_TABLES])
     made: dict[str, Any] = {}
@@ -113,7 +113,7 @@ def _defaults(reader: _Reader, verbs: TyperGroup, table: Mapping[str, Any], abov
         if isinstance(verb, TyperGroup):
             made[name] = _defaults(reader, verb, own, (*above, name))
             continue
-        # An option is written as it is typed, without its dashes.
+        # In the file an option has its name from the command line, without dashes.
         options = {one.opts[0].lstrip("-"): one for one in verb.params if isinstance(one, TyperOption)}
         options.pop("help", None)
         _refuse_unknown(path, f"[{here}]", own, list(options))

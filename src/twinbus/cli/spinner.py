@@ -1,4 +1,4 @@
-"""What a person sees while something takes longer than a moment: on stderr, so that output stays what it is."""
+"""A spinner on stderr for operations that take longer than two seconds. Output on stdout stays unchanged."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MOMENT: Final = 2.0
 
 @contextmanager
 def spinner(what: str) -> Iterator[None]:
-    """After a moment: a turning sign with the seconds on a terminal, one line elsewhere."""
+    """After `MOMENT` seconds show a spinner with the elapsed time; without a terminal, print one line."""
     over = threading.Event()
-    shown = threading.Thread(target=_show, args=(what, over), name="twinbus-waiting", daemon=True)
+    shown = threading.Thread(target=_show, args=(what, over), name="twinbus-spinner", daemon=True)
     shown.start()
     try:
         yield
@@ -34,9 +34,9 @@ def _show(what: str, over: threading.Event) -> None:
     if not sys.stderr.isatty():
         sys.stderr.write(f"{what} …\n")
         return
-    from rich.text import Text  # noqa: PLC0415 - slow, and wanted only when something is
+    from rich.text import Text  # noqa: PLC0415 - slow, and needed only here
 
     with console(stderr=True).status("") as status, still_protected():
         while not over.wait(0.2):
-            # As a Text: from a string it would read markup.
+            # A plain string would be read as markup.
             status.update(Text(f"{what} … {time.monotonic() - began:.0f} s"))

@@ -1,4 +1,4 @@
-"""`twinbus syphon`: its options, its signals and how it ends. What moves and how is in `twinbus.syphon`."""
+"""`twinbus syphon`: options, signals and exit codes. The work itself is in `twinbus.syphon`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LEFT_BEHIND = 3
-# As in a server (`namespace.hosting`): messages on their way are in no cycle, and need not be looked through for one.
+# As in the server: messages in flight are in no reference cycle, so frequent garbage collection finds nothing.
 _COLLECT_AFTER = 50_000
 
 
@@ -54,33 +54,34 @@ class Lifetime(StrEnum):
     ABSOLUTE = "absolute"
 
 
-_Rate = Annotated[float | None, typer.Option(help="Messages a second, at most.", show_default="no limit")]
-_Transport = Annotated[Carrier, typer.Option(help="sdk: over azure-servicebus, where a network or service needs it.")]
+_Rate = Annotated[float | None, typer.Option(help="Maximum messages per second.", show_default="no limit")]
+_Transport = Annotated[Carrier, typer.Option(help="native: our own client. sdk: azure-servicebus.")]
 _Folder = Annotated[
-    Path | None, typer.Option(help="Directory of the ledger, where every move is put down.", show_default="none")
+    Path | None, typer.Option(help="Directory of the ledger that records every move.", show_default="none")
 ]
 _Ttl = Annotated[
-    Lifetime, typer.Option(help="Times to live begin anew on the primary, or the time in the backlog counts.")
+    Lifetime,
+    typer.Option(help="Times to live start again on the primary, or the time in the backlog counts."),
 ]
 _Engine = Annotated[
-    Engine, typer.Option(help="native: in this process. spark: as a job of Structured Streaming, in lanes.")
+    Engine, typer.Option(help="native: in this process. spark: as a Structured Streaming job, in lanes.")
 ]
 _Master = Annotated[
     str | None,
-    typer.Option(help="Where Spark runs: spark://host:7077, yarn, …", show_default="as submitted, or this machine"),
+    typer.Option(help="Spark master URL: spark://host:7077, yarn, …", show_default="as submitted, or this machine"),
 ]
 _Lanes = Annotated[
-    int | None, typer.Option(min=1, help="Lanes on each backlog queue, with spark.", show_default="all its cores")
+    int | None, typer.Option(min=1, help="With spark: lanes per backlog queue.", show_default="all cores")
 ]
-_Every = Annotated[float, typer.Option(min=0.1, help="Seconds from one line to the next, where it is no terminal.")]
+_Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two lines, without a terminal.")]
 
 
 def syphon(
     primary: Primary,
     secondary: Secondary,
-    drain: Annotated[bool, typer.Option("--drain", help="End once every backlog queue is empty.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="End when every backlog queue is empty.")] = False,
     rate: _Rate = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is there to move, and move nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be moved, and move nothing.")] = False,
     transport: _Transport = Carrier.NATIVE,
     ledger: _Folder = None,
     ttl: _Ttl = Lifetime.RESTART,
@@ -90,29 +91,29 @@ def syphon(
     primary_name: PrimaryName = None,
     seconds: Seconds = 10.0,
     every: _Every = LINE_SECONDS,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON: one object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON: one object per line.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Bring the backlog home, to the entities it was meant for.
+    """Move the backlog to the entities it was meant for.
 
-    It goes on until it is told to stop. Several may run at once, also on many machines.
+    Runs until it is stopped. Several may run at once, on one machine or many.
 
-    SIGUSR1 pauses it, SIGUSR2 resumes.
+    SIGUSR1 pauses, SIGUSR2 resumes.
 
-    SIGTERM and Ctrl-C finish what is in flight; a second one does not.
+    SIGTERM and Ctrl-C finish what is in flight; a second one ends at once.
 
-    Ends with 0 when it was stopped or all was moved, with 1 when it could not work, with 128 + signal when cut off.
+    Exit code: 0 if stopped or all was moved, 1 if it could not work, 128 + signal if ended at once.
 
-    With --drain it ends with 3 when messages were left dead-lettered, kept or put aside.
+    With --drain: 3 if messages are left dead-lettered, kept or put aside.
 
     Examples:
-      twinbus syphon                                     # for as long as the pair is used
+      twinbus syphon                                     # as long as the pair is used
       twinbus syphon --drain --ledger ./ledger           # until the backlog is empty
-      twinbus syphon --dry-run                           # what is there to move
+      twinbus syphon --dry-run                           # what would be moved
       twinbus syphon --drain --engine spark --lanes 4    # at scale, on Spark
     """
     with errors_reported(debug=debug):
-        from twinbus.connect import ConnectionString  # noqa: PLC0415 - other verbs start without
+        from twinbus.connect import ConnectionString  # noqa: PLC0415 - slow
         from twinbus.namespace import logs  # noqa: PLC0415
         from twinbus.syphon import SyphonOptions  # noqa: PLC0415
 
@@ -123,7 +124,7 @@ def syphon(
         logs.configure_logging("warning", keys=[ConnectionString.parse(text).key for text in (primary, secondary)])
         work = _Work(primary, secondary, name, transport, seconds)
         if dry_run:
-            _print_survey(_on_loop(work.surveyed()), json=json)
+            _print_dry_run(_on_loop(work.dry_run()), json=json)
             return
         shown = display(json=json, seconds=every)
         if engine is Engine.SPARK:
@@ -135,17 +136,17 @@ def syphon(
 
 
 def _refuse(engine: Engine, ledger: Path | None, master: str | None, lanes: int | None, *, dry_run: bool) -> None:
-    """Options that would do nothing, and a ledger that could not be written."""
+    """Raise for options without effect, and for a ledger that cannot be written."""
     if dry_run and (ledger is not None or master is not None or lanes is not None):
-        raise OperatorError("--dry-run moves nothing, and takes no --ledger, --master or --lanes", "Leave them out.")
+        raise OperatorError("--dry-run cannot be combined with --ledger, --master or --lanes", "Leave them out.")
     if engine is Engine.NATIVE and (master is not None or lanes is not None):
-        raise OperatorError("--master and --lanes are for --engine spark", "Give that too, or leave them out.")
+        raise OperatorError("--master and --lanes need --engine spark", "Add it, or leave them out.")
     if ledger is not None:
         refuse_unwritable(ledger)
 
 
 def _on_loop(work: Coroutine[Any, Any, T]) -> T:
-    import uvloop  # noqa: PLC0415 - other verbs start without it
+    import uvloop  # noqa: PLC0415 - slow it
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
@@ -157,15 +158,15 @@ def _on_spark(
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow
 
     if work.carrier is not Carrier.NATIVE:
-        raise OperatorError("--engine spark moves messages over the native transport only", "Leave out --transport.")
-    # It ends with the process, or with whoever made it before.
+        raise OperatorError("--engine spark works with the native transport only", "Leave out --transport.")
+    # The session is not stopped here: another part of this process may have made it.
     spark = session("twinbus syphon", master=master)
     return _on_loop(work.run_on_spark(spark, options, None if ledger is None else ledger.absolute(), shown, lanes))
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What was asked for, and the parts it is done with."""
+    """The work of one command line: its namespaces, and the parts made for it."""
 
     primary: str
     secondary: str
@@ -221,7 +222,7 @@ class _Work:
             await self._look(discovery, must_answer=options.drain)
             return await _shown(made, shown)
 
-    async def surveyed(self) -> DryRunResult:
+    async def dry_run(self) -> DryRunResult:
         from twinbus.syphon import count_backlog  # noqa: PLC0415 - slow
 
         async with AsyncExitStack() as stack:
@@ -244,7 +245,7 @@ class _Work:
         return SdkTransport(clients[0], clients[1], try_timeout=self.seconds)
 
     async def _look(self, discovery: Discovery, *, must_answer: bool) -> None:
-        """A wrong key or name is told before anything runs. A secondary that is away may come back."""
+        """Raise for a wrong key or name before anything runs. A secondary that is down may come back: wait for it."""
         try:
             found = await discovery.queues()
         except Exception as error:
@@ -255,34 +256,34 @@ class _Work:
             missing = connections.no_backlog_error(self.secondary, self.name)
             if must_answer:
                 raise missing
-            typer.echo(f"{missing.text}. {missing.hint} Looked for again now and then.", err=True)
+            typer.echo(f"{missing.text}. {missing.hint} It is looked for again regularly.", err=True)
 
 
 async def _shown(syphon: Syphon | SparkSyphon, shown: Display) -> Progress:
     running = asyncio.create_task(syphon.run())
-    with _obeying(syphon), shown:
+    with _signal_handlers(syphon), shown:
         while not running.done():
             await syphon.count_remaining()
             shown.show(syphon.progress())
             await asyncio.wait({running}, timeout=shown.seconds)
-        # What was counted last was counted before the end.
+        # The last count was made before the end, so it is out of date.
         ended = replace(running.result(), remaining=None, seconds_left=None)
         shown.end(ended)
     return ended
 
 
 @contextmanager
-def _obeying(syphon: Syphon | SparkSyphon) -> Iterator[None]:
+def _signal_handlers(syphon: Syphon | SparkSyphon) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    told_to_stop = False
+    stopping = False
 
     def stop(number: int) -> None:
-        nonlocal told_to_stop
-        if told_to_stop:
-            # As safe as a crash: what was not completed comes again (Y3).
+        nonlocal stopping
+        if stopping:
+            # As safe as a crash: messages that were not completed come again (Y3).
             sys.stdout.flush()
             os._exit(SIGNALLED + number)
-        told_to_stop = True
+        stopping = True
         syphon.stop()
 
     calls: dict[signal.Signals, Callable[[], None]] = {
@@ -300,11 +301,11 @@ def _obeying(syphon: Syphon | SparkSyphon) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _print_survey(found: DryRunResult, *, json: bool) -> None:
+def _print_dry_run(found: DryRunResult, *, json: bool) -> None:
     now = datetime.now(UTC)
     rows = [*found.by_destination.items(), *([(None, found.nowhere)] if found.nowhere.messages else [])]
     if json:
-        errors_reported = [
+        destinations = [
             {
                 "destination": path,
                 "messages": one.messages,
@@ -315,12 +316,12 @@ def _print_survey(found: DryRunResult, *, json: bool) -> None:
             for path, one in rows
         ]
         typer.echo(
-            json_text.dumps({"queues": list(found.queues), "messages": found.messages, "destinations": errors_reported})
+            json_text.dumps({"queues": list(found.queues), "messages": found.messages, "destinations": destinations})
         )
         return
     for path, one in rows:
         age = "" if one.oldest is None else f", the oldest {duration((now - one.oldest).total_seconds())} old"
         aside = f", {one.deferred} of them put aside" if one.deferred else ""
-        where = "no destination: would be dead-lettered" if path is None else printable(path)
+        where = "no destination, would be dead-lettered" if path is None else printable(path)
         typer.echo(f"{one.messages:>9}  {where} ({one.bytes} bytes{age}{aside})")
     typer.echo(f"{found.messages} messages in {len(found.queues)} backlog queues; nothing was moved")

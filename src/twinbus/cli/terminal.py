@@ -1,19 +1,19 @@
-"""Where the command line's output passes on its way to a terminal: nothing from outside may control it (X3).
+"""Makes all output printable, so that no text from outside controls the terminal (X3).
 
 Output is written in one of two ways. Each way has one place that makes it printable.
 
-- Text written to `sys.stdout` and `sys.stderr`: by `typer.echo`, prompts, logs, warnings and traces. `protect` puts a
-  `PrintableStream` around both.
+- Text written to `sys.stdout` and `sys.stderr`: by `typer.echo`, prompts, logs, warnings and tracebacks. `protect`
+  puts a `PrintableStream` around both.
 - Text drawn by Rich, which writes escape sequences of its own. Rich puts every text into a `Text` before it is measured
   and styled, and `Text` takes five control characters out of it with `strip_control_codes`. `protect` puts `printable`
   in the place of that function, also for the consoles that Typer makes. Rich then writes to the stream below ours.
 
 Spark's JVM is a process of its own and writes to the same terminal. In a local session `pipeline/log4j2.properties`
 replaces the same characters in everything that Log4j writes. What the JVM, or a Python worker of Spark, writes to its
-standard error without Log4j is not changed. On a cluster the operator's own Log4j configuration holds.
+standard error without Log4j is not changed. On a cluster the operator's own Log4j configuration applies.
 
-Rich also reads markup (`[red]`) and emoji names (`:bug:`). `console` makes consoles that read neither, unless a call
-asks for markup.
+Rich also reads markup (`[red]`) and emoji names (`:bug:`). `console` makes consoles that read neither; a caller can
+enable markup.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class PrintableStream(TextIOBase):
     """A text stream on top of another one. Everything written to it is printable; line breaks and tabs stay.
 
-    It has no `buffer`: bytes would pass by.
+    It has no `buffer`: bytes written there would not be made printable.
     """
 
     def __init__(self, below: TextIO) -> None:
@@ -56,7 +56,7 @@ class PrintableStream(TextIOBase):
         return True
 
     def reconfigure(self, **options: Any) -> None:
-        """Reconfigures the stream below, if it can be."""
+        """Reconfigure the stream below, if it has this method."""
         if (reconfigure := getattr(self._below, "reconfigure", None)) is not None:
             reconfigure(**options)
 
@@ -70,12 +70,12 @@ class PrintableStream(TextIOBase):
 
     @property
     def rich_proxied_file(self) -> TextIO:
-        """The stream that Rich writes to: it looks for this name."""
+        """The stream that Rich writes to. Rich looks for this attribute."""
         return lowest(self)
 
 
 def lowest(stream: object) -> TextIO:
-    """The stream of the interpreter below ours and Rich's own proxies."""
+    """Return the interpreter's stream below our wrapper and Rich's proxies."""
     while isinstance(stream, PrintableStream) or hasattr(stream, "rich_proxied_file"):
         stream = stream._below if isinstance(stream, PrintableStream) else stream.rich_proxied_file
     return cast(TextIO, stream)
@@ -89,18 +89,18 @@ def protect() -> None:
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, PrintableStream):
             protected = PrintableStream(stream)
-            # What the terminal's encoding lacks is shown as an escape, too, and is no error.
+            # A character that the terminal's encoding lacks becomes an escape instead of an error.
             protected.reconfigure(errors="backslashreplace")
             setattr(sys, name, protected)
     for module in (control, sys.modules.get("rich.text")):
         if module is not None:
-            # rich.text takes the name from rich.control when it is loaded.
+            # rich.text imports the function from rich.control by name.
             vars(module)["strip_control_codes"] = _without_controls
 
 
 @contextmanager
 def still_protected() -> Iterator[None]:
-    """Protect the streams that Rich has replaced: inside `Live` and `status` it reads escape sequences from them."""
+    """Wrap the streams that Rich installs inside `Live` and `status`: those interpret escape sequences."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(Any, PrintableStream(stream)) for stream in before)
     try:
@@ -110,7 +110,7 @@ def still_protected() -> Iterator[None]:
 
 
 def console(*, stderr: bool = False, markup: bool = False, soft_wrap: bool = False) -> Console:
-    """A console that shows texts as they are: no emoji names, no highlighting, markup only where it is asked for."""
+    """Return a console that shows text as it is: no emoji names, no highlighting, markup only if enabled."""
     from rich.console import Console  # noqa: PLC0415 - slow
 
     return Console(

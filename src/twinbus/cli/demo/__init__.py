@@ -1,4 +1,4 @@
-"""`twinbus demo`: its options, its signals and how it ends. What happens is in `story`, what it proves in `verdict`."""
+"""`twinbus demo`: options, signals and exit codes. `script` has the steps, `verdict` checks the result."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ _PATIENCE_SECONDS: Final = 60.0
 
 
 def demo(
-    rate: Annotated[float, typer.Option(min=1, max=500, help="Messages a second, for all entities together.")] = 60.0,
-    seconds: Annotated[float, typer.Option(min=1, help="How long the primary is away.")] = 10.0,
-    seed: Annotated[int, typer.Option(help="Of the messages: the same seed sends the same ones.")] = 1,
+    rate: Annotated[float, typer.Option(min=1, max=500, help="Messages per second, over all entities.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Duration of the outage.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Seed of the messages: the same seed sends the same messages.")] = 1,
     engine: Annotated[
-        Engine, typer.Option(help="What brings the backlog home, and adds up the ledger.")
+        Engine, typer.Option(help="What moves the backlog home and reconciles the ledger.")
     ] = Engine.SPARK,
     keep: Annotated[
         Path | None,
-        typer.Option(help="Folder for ledger, tables, report and logs, which stays.", show_default="one that goes"),
+        typer.Option(help="Folder that keeps ledger, tables, report and logs.", show_default="a temporary one"),
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end; what happens goes to stderr.")
+        bool, typer.Option("--json", help="Print one JSON object at the end; progress goes to stderr.")
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """An outage, live: killed, diverted, brought home, accounted for.
+    """Show an outage live: messages are diverted, moved home and accounted for.
 
-    Two local namespaces, a pair, senders and receivers; the primary is killed with -9 and comes back.
+    Runs two local namespaces, a pair, senders and receivers. The primary is killed with -9 and comes back.
 
-    Everything is real: the commands that are shown are run.
+    Everything is real: the demo runs the commands that it shows.
 
-    Ends with 0 when every message arrived once and the books say so, with 3 when not, with 1 when it could not work.
+    Exit code: 0 if every message arrived once and the ledger agrees, 3 if not, 1 if the demo could not run.
 
     Examples:
       twinbus demo
@@ -68,25 +68,25 @@ def demo(
         if engine is Engine.SPARK and util.find_spec("pyspark") is None:
             raise OperatorError(
                 "pyspark is not installed",
-                "Install it: pip install 'twinbus[spark]'. Or do without: twinbus demo --engine native.",
+                "Install it: pip install 'twinbus[spark]'. Or run without it: twinbus demo --engine native.",
             )
-        # Its own texts are marked up; those of others are escaped where they are put in.
+        # The demo's own texts contain markup. Texts from elsewhere are escaped where they are inserted.
         shown = console(stderr=json, markup=True)
-        asked = DemoOptions(rate, seconds, seed, engine)
+        options = DemoOptions(rate, seconds, seed, engine)
         with _folder(keep) as folder:
-            found = _run(asked, folder, shown)
+            found = _run(options, folder, shown)
             proof = judge(found.kept, found.sums)
             page = _page(found.page, stays=keep is not None)
         print_results(shown, found, proof, keep, page)
         if json:
-            typer.echo(json_text.dumps(summary(asked, found, proof, keep, page)))
+            typer.echo(json_text.dumps(summary(options, found, proof, keep, page)))
         if proof.problems:
             raise typer.Exit(NOT_PROVEN)
 
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """The one that was named, which has to be new or empty, or one that goes in the end."""
+    """Yield the named folder, which must be new or empty, or a temporary one."""
     if keep is None:
         made = Path(tempfile.mkdtemp(prefix="twinbus-demo-"))
         try:
@@ -97,56 +97,58 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     try:
         keep.mkdir(parents=True, exist_ok=True)
         if any(keep.iterdir()):
-            raise OperatorError(f"--keep {keep} is not empty", "Name a folder that is, or that is not there yet.")
+            raise OperatorError(f"--keep {keep} is not empty", "Name a new or an empty folder.")
     except OSError as error:
-        raise OperatorError(f"--keep {keep} cannot be used: {error.strerror}", "Name a folder of yours.") from error
+        raise OperatorError(
+            f"--keep {keep} cannot be used: {error.strerror}", "Name a folder that you may write to."
+        ) from error
     yield keep.absolute()
 
 
-def _run(asked: DemoOptions, folder: Path, shown: Console) -> DemoResult:
-    # What the SDK and the pair log would tear the picture.
+def _run(options: DemoOptions, folder: Path, shown: Console) -> DemoResult:
+    # Log lines of the SDK and the pair would break the live display.
     logging.basicConfig(filename=folder / "application.log", format="%(asctime)s %(name)s %(levelname)s %(message)s")
     with asyncio.Runner() as runner:
-        return runner.run(_obeying(asked, folder, shown))
+        return runner.run(_run_until_signal(options, folder, shown))
 
 
-async def _obeying(asked: DemoOptions, folder: Path, shown: Console) -> DemoResult:
-    """The story, unless a signal breaks it off. After a second one, or a while, nothing is waited for."""
+async def _run_until_signal(options: DemoOptions, folder: Path, shown: Console) -> DemoResult:
+    """Run the demo. A signal cancels it; a second one, or `_PATIENCE_SECONDS`, ends the process at once."""
     from twinbus.cli.demo.display import make_display  # noqa: PLC0415 - slow
     from twinbus.cli.demo.processes import DemoProcesses  # noqa: PLC0415
     from twinbus.cli.demo.script import run_demo  # noqa: PLC0415
 
     show = make_display(shown)
-    world = DemoProcesses(folder, show.command, show.say)
-    broken: list[int] = []
+    world = DemoProcesses(folder, show.command, show.event)
+    signals: list[int] = []
 
     def signalled(number: int) -> None:
-        if broken:
+        if signals:
             cut_off(number)
-        broken.append(number)
-        telling.cancel()
+        signals.append(number)
+        running.cancel()
         asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, cut_off, number)
 
     def cut_off(number: int) -> None:
         world.kill()
         os._exit(SIGNALLED + number)
 
-    async def told_of() -> DemoResult:
+    async def run() -> DemoResult:
         async with world:
-            return await run_demo(asked, world, show)
+            return await run_demo(options, world, show)
 
-    telling = asyncio.ensure_future(told_of())
+    running = asyncio.ensure_future(run())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, signalled, number)
     try:
-        return await telling
+        return await running
     except asyncio.CancelledError:
-        shown.print("broken off: all its processes have ended")
-        raise typer.Exit(SIGNALLED + broken[0]) from None
+        shown.print("cancelled: all processes of the demo have ended")
+        raise typer.Exit(SIGNALLED + signals[0]) from None
 
 
 def _page(made: Path | None, *, stays: bool) -> Path | None:
-    """Where the report is to be found after the folder has gone: one place, for the last demo's."""
+    """Return the report's path. If the folder is temporary, copy the report to the user's cache first."""
     if made is None or stays:
         return made
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twinbus"

@@ -1,6 +1,6 @@
-"""The application of the demo: senders at a steady rate and receivers, on a pair, as anybody would write them.
+"""The demo's application: senders at a steady rate and receivers, on a pair, as any application would be written.
 
-It keeps what it was told is safe and what it received. What that proves is decided in `verdict`.
+It records the ids of accepted and of received messages. `verdict` compares them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from twinbus.errors import TwinbusError
 
 QUEUES: Final = ("orders", "payments")
 TOPIC: Final = "events"
-# Each takes the events of its region, by a rule.
+# Each subscription has a rule that selects the events of its region.
 SUBSCRIPTIONS: Final = ("europe", "overseas")
 REGION: Final = "region"
 ENTITIES: Final = (*QUEUES, TOPIC)
-# Where messages for an entity are received, each of them at one.
+# Where messages of an entity are received: each message at exactly one of these.
 PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     **{queue: (queue,) for queue in QUEUES},
     TOPIC: tuple(f"{TOPIC}/{one}" for one in SUBSCRIPTIONS),
@@ -36,21 +36,21 @@ _ALL: Final = tuple(place for places in PLACES.values() for place in places)
 BODY_BYTES: Final = (200, 2000)
 BACKLOG_QUEUES: Final = 4
 PING_SECONDS: Final = 1.0
-# Patient with a busy machine: what is dead says so at once.
+# Long enough for a busy machine. A dead server refuses connections at once.
 _TRY_SECONDS: Final = 20.0
 _PROBATION_SECONDS: Final = 2.0
-# The SDK's own pauses between tries, shorter than its defaults: a minute is all there is.
+# Pauses between the SDK's tries, shorter than its defaults: the demo lasts about a minute.
 _RETRIES: Final = {"retry_backoff_factor": 0.1, "retry_backoff_max": 1.0}
-# One receive, the opening of its link included. It returns with what is there.
+# Longest duration of one receive, link opening included. It returns earlier when messages are there.
 _WAIT_SECONDS: Final = 5.0
-# Who was held up catches up with at most so much.
+# A sender that fell behind catches up at most this much.
 _LATE_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.2
 _AT_ONCE: Final = 50
 
 
 def options(ledger: Path) -> SendAvailabilityOptions:
-    """Not one error reaches the application: the failing call itself diverts (S4)."""
+    """Return options with failover_interval 0: the failing call itself diverts, so no error is raised (S4)."""
     return SendAvailabilityOptions(
         backlog_queue_count=BACKLOG_QUEUES,
         failover_interval=timedelta(0),
@@ -63,9 +63,9 @@ def options(ledger: Path) -> SendAvailabilityOptions:
 
 @dataclass(slots=True)
 class Records:
-    """What the application knows, by place: the ids it was told are safe, and those that came, by sequence number.
+    """Ids of accepted messages, and ids and sequence numbers of received ones, by queue or subscription.
 
-    A message that comes again under the same number was only redelivered.
+    The same id with the same sequence number is a redelivery, not a duplicate.
     """
 
     accepted: dict[str, set[str]] = field(default_factory=lambda: {place: set() for place in _ALL})
@@ -75,7 +75,7 @@ class Records:
     errors: list[str] = field(default_factory=list)
     redelivered: int = 0
     diverted: int = 0
-    """As the pair has counted them, at the end."""
+    """Number of diverted messages, from the pair's metrics."""
 
     @property
     def has_all(self) -> bool:
@@ -89,7 +89,7 @@ class Records:
 
 
 class Application:
-    """`pair` is open while it runs. Senders stop when told; receivers go on until the end."""
+    """Sends and receives on an open pair. `stop_sending` stops the senders; receivers run until the end."""
 
     def __init__(self, pair: Pair, rate: float, seed: int) -> None:
         self.pair = pair
@@ -106,22 +106,22 @@ class Application:
         await asyncio.gather(*self._sending)
 
     async def _send(self, entity: str) -> None:
-        # One chance for each entity: what it sends does not hang on how the others were served.
-        chance = random.Random(f"{self._seed} {entity}")
+        # One random generator per entity: what one sends does not depend on how fast the others are.
+        random_source = random.Random(f"{self._seed} {entity}")
         made = self.pair.get_topic_sender(entity) if entity == TOPIC else self.pair.get_queue_sender(entity)
         pause = len(ENTITIES) / self._rate
         loop = asyncio.get_running_loop()
-        due, number = loop.time() + chance.random() * pause, 0
+        due, number = loop.time() + random_source.random() * pause, 0
         async with made as sender, asyncio.TaskGroup() as sends:
             while not self._stopped.is_set():
                 number += 1
-                place = chance.choice(PLACES[entity])
+                place = random_source.choice(PLACES[entity])
                 message = ServiceBusMessage(
-                    chance.randbytes(chance.randint(*BODY_BYTES)),
+                    random_source.randbytes(random_source.randint(*BODY_BYTES)),
                     message_id=f"{entity}-{number:05}",
                     application_properties={REGION: place.rpartition("/")[2]},
                 )
-                # A send that takes its time holds up no other, unless there are many of them.
+                # A slow send does not delay the others, until the limit of concurrent sends is reached.
                 await self._turns.acquire()
                 sends.create_task(self._put(place, sender, message))
                 due = max(due + pause, loop.time() - _LATE_SECONDS)
@@ -142,13 +142,13 @@ class Application:
     async def _receive(self, place: str) -> None:
         queue, _, subscription = place.partition("/")
         given: dict[str, Any] = {"quiet_while_down": True, "max_wait_time": _WAIT_SECONDS}
-        # A cancellation alone would not do: the SDK may take it for its own.
+        # Cancelling the task is not enough: the SDK may swallow the cancellation.
         while not self._over:
             if subscription:
                 receiver = self.pair.get_subscription_receiver(queue, subscription, **given)
             else:
                 receiver = self.pair.get_queue_receiver(queue, **given)
-            # A message that could not be completed comes again, to a new receiver: this one may be of no more use.
+            # After an error use a new receiver. Messages that were not completed come again.
             with contextlib.suppress(ServiceBusError, ValueError):
                 async with receiver:
                     await self._work(receiver, self.kept.received[place])
@@ -168,7 +168,7 @@ class Application:
 async def running(
     primary: str, secondary: str, ledger: Path, rate: float, seed: int, heard: Callable[[Any], object]
 ) -> AsyncIterator[Application]:
-    """Sends and receives while the caller is inside. Closing the pair seals its part of the ledger."""
+    """Run the application inside the block. Closing the pair seals its segments of the ledger."""
     async with pair_connection_strings(primary, secondary, options=options(ledger), **_RETRIES) as pair:
         pair.on("*", heard)
         made = Application(pair, rate, seed)
@@ -184,5 +184,5 @@ async def running(
                     for task in receiving:
                         task.cancel()
         except BaseExceptionGroup as group_of:
-            # What went wrong first is what is told.
+            # Report the first error only.
             raise group_of.exceptions[0] from None

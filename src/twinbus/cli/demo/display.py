@@ -1,7 +1,4 @@
-"""What a person is shown while the demo runs: commands, what happens, and what is seen; a picture where it can live.
-
-Without a terminal it is plain lines. What happens is decided in `story`.
-"""
+"""Output of the demo while it runs: commands, events, and the state; a live screen on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-from twinbus.cli.demo.screen import picture
+from twinbus.cli.demo.screen import draw_screen
 from twinbus.cli.demo.snapshot import SecondCounts, Snapshot
 from twinbus.cli.terminal import still_protected
 
@@ -21,9 +18,9 @@ _LINE_SECONDS: Final = 2.0
 
 
 class TextDisplay:
-    """One line for everything that happens, and one now and then for what is seen."""
+    """Prints one line per event, and one line with the state every few seconds."""
 
-    look_seconds: float = 0.5
+    refresh_seconds: float = 0.5
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -35,19 +32,19 @@ class TextDisplay:
     def command(self, line: str) -> None:
         self._print(f"[bold cyan]$[/] {escape(line)}")
 
-    def say(self, text: str) -> None:
+    def event(self, text: str) -> None:
         self._print(f"  {escape(text)}")
 
-    def see(self, sight: Snapshot, seconds: Sequence[SecondCounts]) -> None:
-        if sight.seconds < self._next:
+    def show_state(self, snapshot: Snapshot, seconds: Sequence[SecondCounts]) -> None:
+        if snapshot.seconds < self._next:
             return
-        self._next = sight.seconds + _LINE_SECONDS
-        direct, diverted, received = sight.rates
-        states = ", ".join(f"{one.path} {one.state.replace('_', ' ')}" for one in sight.entities)
-        self.say(
-            f"{sight.seconds:4.0f} s  to primary {direct:.0f}/s, to backlog {diverted:.0f}/s, "
-            f"received {received:.0f}/s, waiting {sight.waiting}, home {sight.returned}, errors {sight.errors}; "
-            f"{states}"
+        self._next = snapshot.seconds + _LINE_SECONDS
+        direct, diverted, received = snapshot.rates
+        states = ", ".join(f"{one.path} {one.state.replace('_', ' ')}" for one in snapshot.entities)
+        self.event(
+            f"{snapshot.seconds:4.0f} s  to primary {direct:.0f}/s, to backlog {diverted:.0f}/s, "
+            f"received {received:.0f}/s, waiting {snapshot.waiting}, home {snapshot.returned}, "
+            f"errors {snapshot.errors}; {states}"
         )
 
     @contextmanager
@@ -63,18 +60,18 @@ class TextDisplay:
 
 
 class LiveDisplay(TextDisplay):
-    """On a terminal. What happens is printed above the picture, and stays."""
+    """Shows a live screen on a terminal. Events are printed above it and stay."""
 
-    look_seconds = 0.25
+    refresh_seconds = 0.25
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._live: Live | None = None
         self._ports: Mapping[str, int] = {}
 
-    def see(self, sight: Snapshot, seconds: Sequence[SecondCounts]) -> None:
+    def show_state(self, snapshot: Snapshot, seconds: Sequence[SecondCounts]) -> None:
         if self._live is not None:
-            drawn = picture(sight, seconds, self._ports, self.console.width)
+            drawn = draw_screen(snapshot, seconds, self._ports, self.console.width)
             self._live.update(drawn, refresh=True)
 
     @contextmanager

@@ -1,7 +1,4 @@
-"""The end of the demo: the verdict, reconciliation, the incident second by second, forecast and actual cost.
-
-For a person and for a program. What it means was decided before; nothing is worked out here.
-"""
+"""The end of the demo: prints reconciliation, incidents, cost and verdict, or returns them as JSON."""
 
 from __future__ import annotations
 
@@ -43,24 +40,24 @@ def print_results(
 
 def _reconciliation(console: Console, found: DemoResult, proof: DemoVerdict) -> None:
     sums = found.sums
-    console.print("\n[bold]Reconciliation[/] [dim]what became of every message that a sender was told is safe[/]")
+    console.print("\n[bold]Reconciliation[/] [dim]what became of every accepted message[/]")
     for name in _PARTS:
-        hue = PRIMARY if name == "delivered" else "dim" if not sums[name] else DOWN
-        console.print(f"  [{hue}]{SUMS[name].strip():16}{sums[name]:>8,}[/]")
+        colour = PRIMARY if name == "delivered" else "dim" if not sums[name] else DOWN
+        console.print(f"  [{colour}]{SUMS[name].strip():16}{sums[name]:>8,}[/]")
     console.print(f"  [bold]{'accepted':16}{sums['accepted']:>8,}[/]")
-    hue = DOWN if sums["duplicated"] else "dim"
-    console.print(f"  [{hue}]{'duplicated':16}{sums['duplicated']:>8,}[/]")
+    colour = DOWN if sums["duplicated"] else "dim"
+    console.print(f"  [{colour}]{'duplicated':16}{sums['duplicated']:>8,}[/]")
     if sums["possibly_duplicated"]:
         _note(
             console,
-            f"{sums['possibly_duplicated']} sends had no answer when the primary died, and were diverted under the "
-            "same id: where both arrived, duplicate detection dropped one.",
+            f"{sums['possibly_duplicated']} sends had no answer when the primary died, and were diverted with the "
+            "same id. Where both copies arrived, duplicate detection dropped one.",
         )
     if found.kept.redelivered:
         _note(
             console,
-            f"{found.kept.redelivered} messages came to a receiver again: the primary died before it heard that they "
-            "were done with.",
+            f"{found.kept.redelivered} messages were delivered again: the primary died before it stored their "
+            "completion.",
         )
 
 
@@ -75,7 +72,7 @@ def _incidents(console: Console, incidents: Sequence[dict[str, Any]]) -> None:
     first = min(began for began, _, _ in spans)
     last = max(drained or restored for _, restored, drained in spans)
     took = (last - first).total_seconds()
-    console.print(f"\n[bold]Incident[/] [dim]from {first:%H:%M:%S} UTC, {took:.1f} s until all was home[/]")
+    console.print(f"\n[bold]Incident[/] [dim]from {first:%H:%M:%S} UTC, {took:.1f} s until every message was home[/]")
     for one, (began, restored, drained) in zip((one for one in incidents if one["restored"]), spans, strict=True):
         scale = _BAR / max(took, 0.1)
         away = [round((instant - first).total_seconds() * scale) for instant in (began, restored, drained or restored)]
@@ -115,7 +112,7 @@ def _cost(console: Console, cost: dict[str, Any]) -> None:
         table.add_column(title, justify="right")
     for one in sorted(stages, key=lambda one: -(one["actual"] or one["forecast"])):
         actual = "–" if one["actual"] is None else f"{one['actual']:,}"
-        table.add_row(f"  {_words(one['stage'])}", f"{one['forecast']:,}", actual, _signed(one))
+        table.add_row(f"  {_as_text(one['stage'])}", f"{one['forecast']:,}", actual, _signed(one))
     share = f"{units['share']:.2%}"
     table.add_row(*(f"[bold]{text}[/]" for text in ("  all", f"{units['forecast']:,}", f"{units['actual']:,}", share)))
     spent = [sum(one[name] for one in stages) for name in ("forecast_cost", "actual_cost")]
@@ -123,10 +120,10 @@ def _cost(console: Console, cost: dict[str, Any]) -> None:
     console.print(table)
     differing = sorted((one for one in stages if _signed(one)), key=lambda one: -abs(one["difference"]))
     for one in differing[:_EXPLAINED]:
-        _note(console, f"{_words(one['stage'])} {_signed(one)}: {'; '.join(part['why'] for part in one['parts'])}")
+        _note(console, f"{_as_text(one['stage'])} {_signed(one)}: {'; '.join(part['why'] for part in one['parts'])}")
 
 
-def _words(name: str) -> str:
+def _as_text(name: str) -> str:
     return name.replace("_", " ")
 
 
@@ -166,13 +163,13 @@ def _places(found: DemoResult, keep: Path | None, page: Path | None) -> Iterator
 
 
 def summary(
-    asked: DemoOptions, found: DemoResult, proof: DemoVerdict, keep: Path | None, page: Path | None
+    options: DemoOptions, found: DemoResult, proof: DemoVerdict, keep: Path | None, page: Path | None
 ) -> dict[str, Any]:
-    """For programs."""
+    """Return the results for JSON."""
     return {
         "proven": not proof.problems,
         "problems": proof.problems,
-        **asdict(asked),
+        **asdict(options),
         "accepted": proof.accepted,
         "diverted": proof.diverted,
         "received": proof.received,

@@ -1,7 +1,7 @@
-"""The folder of the demo and the processes in it: `twinbus` commands, shown as they are run, and ended with the demo.
+"""The demo's folder and processes: runs `twinbus` commands, shows them, and ends them with the demo.
 
-What is run when is decided in `story`. Commands find the connection strings in the folder's twinbus.toml, as anybody's
-would: they are on no command line.
+`script` decides what runs when. Commands read the connection strings from the folder's twinbus.toml, so no key is on a
+command line.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ TABLES: Final = "tables"
 NAMES: Final = ("primary", "secondary")
 _READY_SECONDS: Final = 60.0
 _SPARK_SECONDS: Final = 300.0
-# Small work for a JVM: half the processor time of one that optimizes for long runs.
+# The jobs are small: these options halve the CPU time that the JVM spends on optimisation.
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# A copy that arrives twice is dropped; a message that was out when the primary died comes again soon.
+# Duplicate detection drops second copies. Short locks: messages locked when the primary died come again soon.
 _ENTITY: Final = {"requires_duplicate_detection": True}
 _TAKEN: Final = {"lock_duration": "PT5S"}
 
@@ -51,9 +51,9 @@ _CONFIG: Final = {
 
 
 class DemoProcesses:
-    """`show` is called with every command line before it is run, `wait` with what has to be waited for.
+    """Starts the demo's processes in `folder`. Leaving the block ends all of them.
 
-    Leaving ends all that still runs.
+    `show` is called with each command line before it runs, `wait` with a text when the demo has to wait.
     """
 
     def __init__(self, folder: Path, show: Callable[[str], object], wait: Callable[[str], object]) -> None:
@@ -77,30 +77,30 @@ class DemoProcesses:
         if self._batch is not None:
             self._batch.cancel()
             await asyncio.wait([self._batch])
-        # What failed or was broken off waits for nobody.
+        # After an error or a signal, do not wait for a clean end.
         await asyncio.gather(*(one.stop(patient=kind is None) for one in self._processes))
 
     def kill(self) -> None:
-        """At once, waiting for nothing."""
+        """Kill all processes at once."""
         for one in self._processes:
             one.kill_all()
 
     # --- namespaces --------------------------------------------------------------------------------------------------
 
     async def serve(self, name: str) -> Process:
-        """A namespace, ready; again on its old port and data after it died."""
+        """Start a namespace and wait until it is ready. A second start uses the same port and data."""
         config = ["--config", "primary.json"] if name == "primary" else []
         shown = ["serve", "--namespace", f"{name}={self.ports[name]}", "--data", name, *config, "--ledger", LEDGER]
         self._show(shlex.join(["twinbus", *shown]))
         process = await self._start(name, "-m", "twinbus", *shown, "--json", "--exit-with-stdin")
-        with _in_time(f"the {name}", _READY_SECONDS, process):
+        with _ready_in_time(f"the {name}", _READY_SECONDS, process):
             async with asyncio.timeout(_READY_SECONDS):
                 while (line := await process.line()) != "ready":
                     self.connection_strings[name] = json.loads(line)["connection_string"]
         return process
 
     def connect(self) -> None:
-        """For the commands to come."""
+        """Write twinbus.toml with the connection strings, for later commands."""
         file = self.folder / "twinbus.toml"
         file.touch(mode=0o600)
         lines = [f"{name} = {json.dumps(self.connection_strings[name])}" for name in NAMES]
@@ -110,46 +110,46 @@ class DemoProcesses:
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def begin_spark(self) -> None:
-        """From now on commands run in one process, which has Spark: it starts while other things happen."""
+        """Start the process with Spark in the background. From now on it runs all commands."""
         self._batch = asyncio.create_task(self._spark())
 
     async def _spark(self) -> Process:
         process = await self._start("spark", "-m", "twinbus.cli.demo.spark_runner")
-        with _in_time("Spark", _SPARK_SECONDS, process):
+        with _ready_in_time("Spark", _SPARK_SECONDS, process):
             async with asyncio.timeout(_SPARK_SECONDS):
                 while await process.line() != spark_runner.READY:
                     pass
         return process
 
-    async def run(self, *arguments: str, hidden: int = 0, heard: Callable[[str], object]) -> tuple[int, Process]:
-        """Its exit code, and the process it ran in. `hidden`: so many of the last arguments are this program's own."""
+    async def run(self, *arguments: str, hidden: int = 0, on_line: Callable[[str], object]) -> tuple[int, Process]:
+        """Run a command; return its exit code and its process. The last `hidden` arguments are not shown."""
         self._show(shlex.join(["twinbus", *arguments[: len(arguments) - hidden]]))
         if self._batch is None:
             process = await self._start(arguments[0], "-m", "twinbus", *arguments)
             with contextlib.suppress(EOFError):
                 while True:
-                    heard(await process.line())
+                    on_line(await process.line())
             code = await process.ended()
             await process.stop()
             return code, process
         if not self._batch.done():
             self._wait("Spark is still starting")
         process = await self._batch
-        process.tell(json.dumps(arguments))
+        process.write_line(json.dumps(arguments))
         try:
             while not (line := await process.line()).startswith(spark_runner.ENDED):
-                heard(line)
+                on_line(line)
         except EOFError:
-            raise OperatorError("Spark's process has died", process.said()) from None
+            raise OperatorError("the process with Spark has died", process.error_text()) from None
         return int(line.removeprefix(spark_runner.ENDED)), process
 
     async def ask(self, *arguments: str, good: Sequence[int] = (0,), hidden: int = 0) -> Any:
-        """The last line that the command prints, which is JSON."""
-        told: list[str] = []
-        code, process = await self.run(*arguments, hidden=hidden, heard=told.append)
-        if code not in good or not told:
-            raise OperatorError(f"`twinbus {' '.join(arguments[:2])}` ended with {code}", process.said())
-        return json.loads(told[-1])
+        """Run a command and return the JSON of the last line that it prints."""
+        lines: list[str] = []
+        code, process = await self.run(*arguments, hidden=hidden, on_line=lines.append)
+        if code not in good or not lines:
+            raise OperatorError(f"`twinbus {' '.join(arguments[:2])}` ended with {code}", process.error_text())
+        return json.loads(lines[-1])
 
     async def _start(self, name: str, *arguments: str) -> Process:
         log = self.folder / f"{name}-{len(self._processes)}.log"
@@ -162,25 +162,25 @@ class DemoProcesses:
         return self.folder / "tmp"
 
     def _environment(self) -> dict[str, str]:
-        """The demo's own, without what would point its commands at other namespaces, or leave files elsewhere."""
+        """Return the environment without variables that name other namespaces; temporary files go to the folder."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TWINBUS_")}
         more = {"TMPDIR": str(self._scratch), "SPARK_LOCAL_DIRS": str(self._scratch), "SPARK_SUBMIT_OPTS": _QUICK_JAVA}
         return {**kept, **more, "PYTHONUNBUFFERED": "1"}
 
 
 @contextlib.contextmanager
-def _in_time(what: str, seconds: float, process: Process) -> Any:
+def _ready_in_time(what: str, seconds: float, process: Process) -> Any:
     try:
         yield
     except TimeoutError:
-        raise OperatorError(f"{what} was not ready in {seconds:.0f} s", process.said()) from None
+        raise OperatorError(f"{what} was not ready in {seconds:.0f} s", process.error_text()) from None
     except EOFError:
-        raise OperatorError(f"{what} did not start", process.said()) from None
+        raise OperatorError(f"{what} did not start", process.error_text()) from None
 
 
 _END_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.05
-_TOLD_CHARACTERS: Final = 2000
+_ERROR_CHARACTERS: Final = 2000
 # --json lists every id in one line.
 _LONGEST_LINE: Final = 2**26
 
@@ -196,20 +196,20 @@ class Process:
         return self._process.pid
 
     async def line(self) -> str:
-        """The next that it prints; EOFError where there is none."""
+        """Return the next line that it prints. Raises EOFError at the end."""
         assert self._process.stdout is not None
         read = await self._process.stdout.readline()
         if not read:
             raise EOFError(f"process {self.pid} has ended")
         return read.decode().rstrip("\n")
 
-    def tell(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
 
-    def said(self) -> str:
-        """Its last error, or else the end of what it wrote to stderr."""
-        written = self._log.read_text(errors="replace")[-_TOLD_CHARACTERS:].strip()
+    def error_text(self) -> str:
+        """Return its last error, or else the end of its stderr."""
+        written = self._log.read_text(errors="replace")[-_ERROR_CHARACTERS:].strip()
         _, error, text = written.rpartition("error: ")
         return text if error else written
 
@@ -217,13 +217,13 @@ class Process:
         return await self._process.wait()
 
     async def kill(self) -> None:
-        """-9, itself alone."""
+        """Kill the process with -9, without its children."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
 
     async def stop(self, *, patient: bool = True) -> None:
-        """In order if it will, else by force, and whatever it has started with it."""
+        """End the process with SIGTERM, or with -9 if it does not end in time; its children too."""
         if self._over:
             return
         if self._process.returncode is None and patient:
@@ -231,16 +231,16 @@ class Process:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS if patient else 0):
                 await self._process.wait()
-                while self._left():  # noqa: ASYNC110 - nobody tells when a process of another one has ended
+                while self._left():  # noqa: ASYNC110 - there is no event for the end of a grandchild
                     await asyncio.sleep(_POLL_SECONDS)
         while self.kill_all():  # noqa: ASYNC110 - as above
             await asyncio.sleep(_POLL_SECONDS)
-        # To the end: what is not read holds the pipe open.
+        # Read to the end: unread output keeps the pipe open.
         await self._process.communicate()
         self._over = True
 
     def kill_all(self) -> bool:
-        """Itself and what it has started; whether there was anything."""
+        """Kill the process and its children with -9. Return whether any was running."""
         left = [] if self._over else self._left()
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -248,12 +248,12 @@ class Process:
         return bool(left)
 
     def _left(self) -> list[int]:
-        """What is of its session and no zombie: of Spark, the JVM and its Python workers too."""
+        """Return the ids of running processes in its session: with Spark also the JVM and the Python workers."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    # Behind the name, which may hold anything but a last bracket: state, parent, group, session.
+                    # Fields after the name: state, parent, group, session. The name may contain brackets.
                     state, _, _, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
                     if int(session) == self.pid and state not in "ZX":
                         found.append(int(entry.name))
@@ -261,7 +261,7 @@ class Process:
 
 
 async def start(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Process:
-    """This Python with these arguments, in the folder; stderr goes to the log."""
+    """Start this Python with these arguments in `folder`. Stderr goes to `log`."""
     with log.open("wb") as stderr:
         made = await asyncio.create_subprocess_exec(
             sys.executable,

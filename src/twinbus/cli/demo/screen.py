@@ -1,7 +1,4 @@
-"""How the demo looks while it runs: a picture that lives on a terminal. Elsewhere it is `lines`.
-
-What is seen is told by `sight`; nothing is counted here.
-"""
+"""Draws the demo's live screen from a snapshot."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from rich.text import Text
 from twinbus.cli.demo.application import PLACES, TOPIC
 from twinbus.cli.demo.snapshot import EntitySnapshot, SecondCounts, Snapshot
 
-# One hue for each way a message may take, in every part of the picture.
+# One colour for each path of a message, in every part of the screen.
 PRIMARY: Final = "green"
 BACKLOG: Final = "yellow"
 HOME: Final = "cyan"
@@ -34,23 +31,31 @@ _EIGHTHS: Final = 8
 _LABEL, _VALUE, _LEAST_CHART = 20, 8, 20
 
 
-def picture(sight: Snapshot, seconds: Sequence[SecondCounts], ports: Mapping[str, int], width: int) -> RenderableType:
-    """All of it, at most so wide."""
-    title = Text(f" {sight.seconds:.0f} s ", style="bold")
-    if sight.errors:
-        title.append(f"· {sight.errors:,} errors in the application ", style=DOWN)
+def draw_screen(
+    snapshot: Snapshot, seconds: Sequence[SecondCounts], ports: Mapping[str, int], width: int
+) -> RenderableType:
+    """Return the whole screen, at most `width` columns wide."""
+    title = Text(f" {snapshot.seconds:.0f} s ", style="bold")
+    if snapshot.errors:
+        title.append(f"· {snapshot.errors:,} errors in the application ", style=DOWN)
     head = Rule(title, align="left", style="dim")
     return Group(
-        head, Text(), *_flows(sight, ports, seconds), Text(), _entities(sight), Text(), _charts(sight, seconds, width)
+        head,
+        Text(),
+        *_flows(snapshot, ports, seconds),
+        Text(),
+        _entities(snapshot),
+        Text(),
+        _charts(snapshot, seconds, width),
     )
 
 
-# --- the way of a message --------------------------------------------------------------------------------------------
+# --- paths of messages -----------------------------------------------------------------------------------------------
 
 
-def _flows(sight: Snapshot, ports: Mapping[str, int], seconds: Sequence[SecondCounts]) -> list[Text]:
-    direct, diverted, received = sight.rates
-    up = sight.primary_up
+def _flows(snapshot: Snapshot, ports: Mapping[str, int], seconds: Sequence[SecondCounts]) -> list[Text]:
+    direct, diverted, received = snapshot.rates
+    up = snapshot.primary_up
     first = Text.assemble(
         ("  application ", "bold"),
         _arrow("━━━", direct, PRIMARY, "▶"),
@@ -61,35 +66,44 @@ def _flows(sight: Snapshot, ports: Mapping[str, int], seconds: Sequence[SecondCo
         _arrow("━", received, RECEIVED, "▶"),
         (" receivers", "bold"),
     )
-    home = seconds[-1].returned if seconds and sight.returned else 0
+    home = seconds[-1].returned if seconds and snapshot.returned else 0
     second = Text.assemble(
         "       ",
         _arrow("┗━━━━━━━━━", diverted, BACKLOG, "▶"),
         (" ● secondary ", PRIMARY),
         (f":{ports['secondary']} ", "dim"),
         "up    ",
-        (f"{sight.waiting:,} waiting", BACKLOG if sight.waiting else "dim"),
-        *([("  ↑ ", HOME), (f"{home}/s home" if home else f"{sight.returned:,} home", HOME)] if sight.returned else []),
+        (f"{snapshot.waiting:,} waiting", BACKLOG if snapshot.waiting else "dim"),
+        *(
+            [("  ↑ ", HOME), (f"{home}/s home" if home else f"{snapshot.returned:,} home", HOME)]
+            if snapshot.returned
+            else []
+        ),
     )
     return [first, second]
 
 
-def _arrow(tail: str, rate: float, hue: str, head: str) -> Text:
-    return Text(f"{tail}{f' {rate:.0f}/s '.rjust(8)}━{head}", style=hue if rate >= 0.5 else "dim")
+def _arrow(tail: str, rate: float, colour: str, head: str) -> Text:
+    return Text(f"{tail}{f' {rate:.0f}/s '.rjust(8)}━{head}", style=colour if rate >= 0.5 else "dim")
 
 
-def _entities(sight: Snapshot) -> Table:
+def _entities(snapshot: Snapshot) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("  entity", no_wrap=True)
     table.add_column("state", no_wrap=True, min_width=13)
-    for title, hue in (("primary/s", PRIMARY), ("backlog/s", BACKLOG), ("diverted", BACKLOG), ("received", RECEIVED)):
-        table.add_column(title, justify="right", style=hue)
-    for one in sight.entities:
-        sign, hue = _STATES.get(one.state, ("?", "dim"))
+    for title, colour in (
+        ("primary/s", PRIMARY),
+        ("backlog/s", BACKLOG),
+        ("diverted", BACKLOG),
+        ("received", RECEIVED),
+    ):
+        table.add_column(title, justify="right", style=colour)
+    for one in snapshot.entities:
+        sign, colour = _STATES.get(one.state, ("?", "dim"))
         direct, diverted, _ = one.rates
         table.add_row(
             f"  {_name(one)}",
-            Text(f"{sign} {one.state.replace('_', ' ')}", style=hue),
+            Text(f"{sign} {one.state.replace('_', ' ')}", style=colour),
             _quiet(direct),
             _quiet(diverted),
             f"{one.flow.diverted:,}",
@@ -109,45 +123,45 @@ def _quiet(rate: float) -> Text:
 # --- second by second ------------------------------------------------------------------------------------------------
 
 
-def _charts(sight: Snapshot, seconds: Sequence[SecondCounts], width: int) -> Group:
-    """A column for each second. What was sent changes its hue in an outage, and does not stop."""
+def _charts(snapshot: Snapshot, seconds: Sequence[SecondCounts], width: int) -> Group:
+    """Return charts with one column per second. In an outage the sends change their colour and do not stop."""
     room = max(_LEAST_CHART, width - _LABEL - _VALUE - 2)
     shown = seconds[-room:]
-    direct, diverted, received = sight.rates
+    direct, diverted, received = snapshot.rates
     sent = [((one.flow.direct, PRIMARY), (one.flow.diverted, BACKLOG)) for one in shown]
     depth = [((one.waiting, BACKLOG),) for one in shown]
     arrived = [((one.flow.received, RECEIVED),) for one in shown]
     pings = Text.assemble(*(_ping(one.pings) for one in shown))
-    told = f"{sight.pings.get(False, 0)}✕ {sight.pings.get(True, 0)}✓" if sight.pings else "none"
+    pings_text = f"{snapshot.pings.get(False, 0)}✕ {snapshot.pings.get(True, 0)}✓" if snapshot.pings else "none"
     keys = [Text("sent"), Text("■ to the primary", style=PRIMARY), Text("■ to the backlog", style=BACKLOG)]
     return Group(
         *_chart(keys, _columns(sent, 3), f"{direct + diverted:.0f}/s", room),
-        *_chart([Text("in the backlog")], _columns(depth, 2), f"{sight.waiting:,}", room),
+        *_chart([Text("in the backlog")], _columns(depth, 2), f"{snapshot.waiting:,}", room),
         *_chart([Text("received")], _columns(arrived, 2), f"{received:.0f}/s", room),
-        *_chart([Text("pings")], [pings], told, room),
+        *_chart([Text("pings")], [pings], pings_text, room),
     )
 
 
 def _columns(stacks: Sequence[Sequence[tuple[int, str]]], rows: int) -> list[Text]:
-    """Stacks of values, each in its hue, as bars of so many rows, the uppermost first."""
+    """Return stacked bars of this many rows, the uppermost row first. Each value has its colour."""
     highest = max((sum(value for value, _ in stack) for stack in stacks), default=0) or 1
     lines = [Text() for _ in range(rows)]
     for stack in stacks:
         total = sum(value for value, _ in stack)
-        # What is more than nothing is seen; the highest does not touch the chart above it.
+        # A value above 0 is always visible. The highest bar leaves a gap to the chart above.
         height = max(1, round(total / highest * (rows * _EIGHTHS - 1))) if total > 0 else 0
         for row, line in enumerate(reversed(lines)):
             filled = min(_EIGHTHS, max(0, height - row * _EIGHTHS))
-            line.append(_BLOCKS[filled], style=_hue(stack, (row + 0.5) / rows * highest))
+            line.append(_BLOCKS[filled], style=_colour_at(stack, (row + 0.5) / rows * highest))
     return lines
 
 
-def _hue(stack: Sequence[tuple[int, str]], level: float) -> str:
-    """Of the value that is at this level of the stack, or of the uppermost one below it."""
+def _colour_at(stack: Sequence[tuple[int, str]], level: float) -> str:
+    """Return the colour of the value at this level of the stack, or of the highest value below it."""
     found, top = "", 0
-    for value, hue in stack:
+    for value, colour in stack:
         if value and (not found or level > top):
-            found = hue
+            found = colour
         top += value
     return found
 

@@ -1,6 +1,6 @@
-"""What happens in the demo, and when: an application at work, its primary killed, back, the backlog brought home.
+"""The steps of the demo: the application runs, the primary is killed and restarted, the backlog is moved home.
 
-Then the books. Every step is a command that anybody could type, or a call that any application could make.
+Then the ledger is reconciled. Every step is a command that a user can type or a call that an application can make.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from twinbus.errors import OperatorError
 from twinbus.pairing import AioAdministration, EntityMode, FailoverEngaged, Restored
 from twinbus.syphon import ListedDiscovery
 
-# The calm before and after; shorter where the outage is.
+# Time before the outage and after the drain; at most the duration of the outage.
 _HEALTHY_SECONDS: Final = 5.0
 _AFTER_SECONDS: Final = 2.0
-_LOOK_AGAIN_SECONDS: Final = 0.2
+_POLL_SECONDS: Final = 0.2
 _BACK_SECONDS: Final = 60.0
-_QUIET_LOOKS: Final = 60
+_QUIET_POLLS: Final = 60
 _PAGE: Final = "report.html"
 
 
@@ -51,7 +51,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """`incidents`, `cost` and `page` are Spark's: None without it."""
+    """`incidents`, `cost` and `page` need Spark and are None without it."""
 
     kept: Records
     sums: dict[str, Any]
@@ -61,65 +61,69 @@ class DemoResult:
     took: dict[str, float]
 
 
-async def run_demo(asked: DemoOptions, world: DemoProcesses, show: TextDisplay) -> DemoResult:
-    """All of it. Raises OperatorError where a step could not be done."""
+async def run_demo(options: DemoOptions, world: DemoProcesses, show: TextDisplay) -> DemoResult:
+    """Run all steps. Raises OperatorError if a step fails."""
     clock = _Stopwatch()
     show.chapter("1  Two namespaces, and an application that sends and receives")
     primary, secondary = await asyncio.gather(world.serve("primary"), world.serve("secondary"))
     world.connect()
-    if asked.engine is Engine.SPARK:
+    if options.engine is Engine.SPARK:
         world.begin_spark()
     clock.lap("start")
-    kept, primary = await _outage(asked, world, show, clock, primary)
-    show.chapter("5  The books")
+    kept, primary = await _outage(options, world, show, clock, primary)
+    show.chapter("5  The ledger")
     with show.busy("the namespaces end"):
         await asyncio.gather(primary.stop(), secondary.stop())
-    return await _run_reports(asked, world, show, clock, kept)
+    return await _run_reports(options, world, show, clock, kept)
 
 
 async def _outage(
-    asked: DemoOptions, world: DemoProcesses, show: TextDisplay, clock: _Stopwatch, primary: Process
+    options: DemoOptions, world: DemoProcesses, show: TextDisplay, clock: _Stopwatch, primary: Process
 ) -> tuple[Records, Process]:
     strings = world.connection_strings
     watches: list[Monitor] = []
 
-    def heard(notice: Any) -> None:
-        if (said := _event_text(notice)) is not None:
-            show.say(f"{watches[0].age():5.1f} s  {said}")
+    def on_event(notice: Any) -> None:
+        if (text := _event_text(notice)) is not None:
+            show.event(f"{watches[0].age():5.1f} s  {text}")
 
-    show.say(f"queues {' and '.join(QUEUES)}, topic {TOPIC} with subscriptions {' and '.join(SUBSCRIPTIONS)}")
-    show.say(f"{BACKLOG_QUEUES} backlog queues; {asked.rate:g} messages a second through a pair; seed {asked.seed}")
+    show.event(f"queues {' and '.join(QUEUES)}, topic {TOPIC} with subscriptions {' and '.join(SUBSCRIPTIONS)}")
+    show.event(
+        f"{BACKLOG_QUEUES} backlog queues; {options.rate:g} messages a second through a pair; seed {options.seed}"
+    )
     books = world.folder / LEDGER
-    async with running(strings["primary"], strings["secondary"], books, asked.rate, asked.seed, heard) as application:
+    async with running(
+        strings["primary"], strings["secondary"], books, options.rate, options.seed, on_event
+    ) as application:
         watch = Monitor(application.pair, application.kept)
         watches.append(watch)
         with show.live(world.ports):
             async with _monitoring(watch, strings, show) as backlog:
-                await asyncio.sleep(min(_HEALTHY_SECONDS, asked.seconds))
+                await asyncio.sleep(min(_HEALTHY_SECONDS, options.seconds))
                 clock.lap("healthy")
-                primary = await _kill_primary(asked, world, show, clock, watch, primary)
-                await _drain_backlog(asked, world, show, watch)
+                primary = await _kill_primary(options, world, show, clock, watch, primary)
+                await _drain_backlog(options, world, show, watch)
                 clock.lap("drain")
-                await asyncio.sleep(min(_AFTER_SECONDS, asked.seconds))
+                await asyncio.sleep(min(_AFTER_SECONDS, options.seconds))
                 await application.stop_sending()
                 if await backlog.remaining():
-                    # A send that had been under way since the outage was diverted only now.
-                    await _drain_backlog(asked, world, show, watch)
+                    # A send that started during the outage was diverted only now.
+                    await _drain_backlog(options, world, show, watch)
                 await _wait_for_receivers(application, strings["primary"])
                 clock.lap("receive")
-        application.kept.diverted = watch.look().flow.diverted
+        application.kept.diverted = watch.take().flow.diverted
     return application.kept, primary
 
 
 async def _kill_primary(
-    asked: DemoOptions, world: DemoProcesses, show: TextDisplay, clock: _Stopwatch, watch: Monitor, primary: Process
+    options: DemoOptions, world: DemoProcesses, show: TextDisplay, clock: _Stopwatch, watch: Monitor, primary: Process
 ) -> Process:
-    """Away for as long as was asked; the new process once senders use it again."""
+    """Kill the primary, restart it after the outage, and return the new process when senders use it again."""
     show.chapter("2  The primary is gone; the application goes on sending")
     show.command(f"kill -9 {primary.pid}")
     await primary.kill()
     watch.primary_up = False
-    await asyncio.sleep(asked.seconds)
+    await asyncio.sleep(options.seconds)
     clock.lap("outage")
     show.chapter("3  The primary comes back; a ping notices, and senders use it again")
     again = await world.serve("primary")
@@ -131,34 +135,34 @@ async def _kill_primary(
     return again
 
 
-async def _drain_backlog(asked: DemoOptions, world: DemoProcesses, show: TextDisplay, watch: Monitor) -> None:
+async def _drain_backlog(options: DemoOptions, world: DemoProcesses, show: TextDisplay, watch: Monitor) -> None:
     before = watch.returned
 
-    def heard(line: str) -> None:
+    def on_output(line: str) -> None:
         watch.returned = before + json.loads(line)["total"]["returned"]
 
-    show.chapter(f"4  The syphon brings the backlog home, on {asked.engine.value}")
-    verb = ["syphon", "--engine", asked.engine.value, "--drain", "--ledger", LEDGER]
-    code, process = await world.run(*verb, "--json", "--every", "0.5", hidden=3, heard=heard)
-    # What it left behind is for the verdict.
+    show.chapter(f"4  The syphon brings the backlog home, on {options.engine.value}")
+    verb = ["syphon", "--engine", options.engine.value, "--drain", "--ledger", LEDGER]
+    code, process = await world.run(*verb, "--json", "--every", "0.5", hidden=3, on_line=on_output)
+    # The verdict reports messages that were left behind.
     if code not in (0, LEFT_BEHIND):
-        raise OperatorError(f"the syphon ended with {code}", process.said())
-    show.say(f"{watch.age():5.1f} s  {watch.returned:,} messages are home")
+        raise OperatorError(f"the syphon ended with {code}", process.error_text())
+    show.event(f"{watch.age():5.1f} s  {watch.returned:,} messages are home")
 
 
 async def _wait_for_receivers(application: Application, primary: str) -> None:
     """Until receivers have it all, or the primary has nothing more for them, or nothing comes any more."""
     kept, quiet = application.kept, 0
     async with AioAdministration.from_connection_string(primary) as administration:
-        while not kept.has_all and quiet < _QUIET_LOOKS:
+        while not kept.has_all and quiet < _QUIET_POLLS:
             empty = not await _count_on_primary(administration)
             before = kept.count_received()
             await asyncio.sleep(1.0)
-            quiet = 0 if kept.count_received() > before else _QUIET_LOOKS if empty else quiet + 1
+            quiet = 0 if kept.count_received() > before else _QUIET_POLLS if empty else quiet + 1
 
 
 async def _count_on_primary(administration: AioAdministration) -> int:
-    """Messages in the queues and subscriptions of the primary; those that receivers hold are in them."""
+    """Return the number of messages in queues and subscriptions of the primary, locked ones included."""
 
     async def walk(**keywords: Any) -> int:
         queues = administration.client.list_queues_runtime_properties(**keywords)
@@ -171,63 +175,65 @@ async def _count_on_primary(administration: AioAdministration) -> int:
 
 
 async def _run_reports(
-    asked: DemoOptions, world: DemoProcesses, show: TextDisplay, clock: _Stopwatch, kept: Records
+    options: DemoOptions, world: DemoProcesses, show: TextDisplay, clock: _Stopwatch, kept: Records
 ) -> DemoResult:
-    if asked.engine is not Engine.SPARK:
-        with show.busy("adding up"):
+    if options.engine is not Engine.SPARK:
+        with show.busy("reconciling"):
             sums = await world.ask("ledger", "check", LEDGER, "--json", good=(0, 1), hidden=1)
-        clock.lap("books")
+        clock.lap("ledger")
         return DemoResult(kept, sums, None, None, None, clock.laps)
-    with show.busy("adding up, on Spark"):
+    with show.busy("reconciling, on Spark"):
         sums = await world.ask("ledger", "reconcile", TABLES, "--ledger", LEDGER, "--json", good=(0, 1), hidden=1)
         incidents = await world.ask("ledger", "incidents", TABLES, "--json", hidden=1)
         intervals = ["--failover-interval", "0s", "--ping-interval", f"{PING_SECONDS:g}s"]
         cost = await world.ask("cost", "actual", TABLES, *intervals, "--json", hidden=1)
-        clock.lap("books")
-        code, process = await world.run("report", TABLES, "-o", _PAGE, "--title", "Twinbus demo", heard=lambda _: None)
+        clock.lap("ledger")
+        code, process = await world.run(
+            "report", TABLES, "-o", _PAGE, "--title", "Twinbus demo", on_line=lambda _: None
+        )
     if code:
-        # The proof stands without its picture.
-        show.say(f"there is no report: {process.said()}")
+        # The result is complete without the report.
+        show.event(f"the report failed: {process.error_text()}")
     clock.lap("report")
     return DemoResult(kept, sums, incidents, cost, None if code else world.folder / _PAGE, clock.laps)
 
 
-# --- looking ---------------------------------------------------------------------------------------------------------
+# --- monitoring -----------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def _monitoring(watch: Monitor, strings: dict[str, str], show: TextDisplay) -> AsyncIterator[ListedDiscovery]:
-    """What is yielded can be asked for the backlog."""
+    """Monitor the demo inside the block. Yields the discovery that counts the backlog."""
     async with AioAdministration.from_connection_string(strings["secondary"]) as administration:
         backlog = ListedDiscovery(connections.backlog_name(strings["primary"], None), administration)
-        looking = [asyncio.create_task(_see(watch, show)), asyncio.create_task(_count(watch, backlog))]
+        tasks = [asyncio.create_task(_show_states(watch, show)), asyncio.create_task(_count_backlog(watch, backlog))]
         try:
             yield backlog
         finally:
-            show.see(watch.look(), watch.seconds)
-            for task in looking:
+            show.show_state(watch.take(), watch.seconds)
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait(looking)
+            await asyncio.wait(tasks)
 
 
-async def _see(watch: Monitor, show: TextDisplay) -> None:
+async def _show_states(watch: Monitor, show: TextDisplay) -> None:
     while True:
-        show.see(watch.look(), watch.seconds)
-        await asyncio.sleep(show.look_seconds)
+        show.show_state(watch.take(), watch.seconds)
+        await asyncio.sleep(show.refresh_seconds)
 
 
-async def _count(watch: Monitor, backlog: ListedDiscovery) -> None:
+async def _count_backlog(watch: Monitor, backlog: ListedDiscovery) -> None:
     while True:
         found = await backlog.remaining()
         watch.waiting = watch.waiting if found is None else found
-        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _until(holds: Callable[[], bool], otherwise: str) -> None:
     try:
         async with asyncio.timeout(_BACK_SECONDS):
             while not holds():  # noqa: ASYNC110 - a state, not an event: it may be so already
-                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         raise OperatorError(f"{otherwise} within {_BACK_SECONDS:.0f} s") from None
 
@@ -243,7 +249,7 @@ def _event_text(notice: Any) -> str | None:
 
 
 class _Stopwatch:
-    """How long each part took."""
+    """Measures the duration of each step."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""What is seen of the demo at an instant, and second by second: the pair's own figures, and what the application has.
+"""The demo's state at one instant, and second by second: the pair's metrics and the application's records.
 
-Nothing is worked out that the pair, the secondary or the syphon could be asked for. How it looks is not decided here.
+`display` and `screen` show it.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from twinbus.pairing import PING_SUCCEEDED
 
 _DIVERTED: Final = "twinbus_pair_diverted_messages_total"
 _PINGS: Final = "twinbus_pair_pings_total"
-# Rates are of the last moments: long enough to be calm, short enough to be news.
+# Rates are averages over this time: long enough to be steady, short enough to be current.
 _RATE_SECONDS: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class FlowRates:
+class FlowCounts:
     """Messages so far: sent to the primary, diverted to the backlog, received."""
 
     direct: int = 0
     diverted: int = 0
     received: int = 0
 
-    def less(self, before: FlowRates) -> FlowRates:
-        return FlowRates(self.direct - before.direct, self.diverted - before.diverted, self.received - before.received)
+    def less(self, before: FlowCounts) -> FlowCounts:
+        return FlowCounts(self.direct - before.direct, self.diverted - before.diverted, self.received - before.received)
 
 
 @dataclass(frozen=True, slots=True)
 class EntitySnapshot:
     path: str
     state: str
-    flow: FlowRates
+    flow: FlowCounts
     rates: tuple[float, float, float]
-    """Of the three of its flow, a second."""
+    """Messages per second: direct, diverted, received."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`waiting`: messages in the backlog, as the secondary tells; `returned`: home, as the syphon tells."""
+    """`waiting` is the number of messages in the backlog; `returned` the number that the syphon delivered."""
 
     seconds: float
     entities: tuple[EntitySnapshot, ...]
     pings: Mapping[bool, int]
-    """Those that found the primary well, and those that did not."""
+    """Number of pings by success."""
     waiting: int
     returned: int
     primary_up: bool
@@ -59,9 +59,9 @@ class Snapshot:
     """Sends that failed in the application."""
 
     @property
-    def flow(self) -> FlowRates:
+    def flow(self) -> FlowCounts:
         flows = [one.flow for one in self.entities]
-        return FlowRates(*(sum(getattr(flow, name) for flow in flows) for name in FlowRates.__slots__))
+        return FlowCounts(*(sum(getattr(flow, name) for flow in flows) for name in FlowCounts.__slots__))
 
     @property
     def rates(self) -> tuple[float, float, float]:
@@ -71,9 +71,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class SecondCounts:
-    """One column of a chart."""
+    """Counts of one second: one column of a chart."""
 
-    flow: FlowRates
+    flow: FlowCounts
     waiting: int
     returned: int
     pings: Mapping[bool, int]
@@ -81,7 +81,7 @@ class SecondCounts:
 
 @dataclass(slots=True)
 class Monitor:
-    """Looks at the demo when it is told to; the story tells it what only the story knows."""
+    """Takes snapshots. The script sets `waiting`, `returned` and `primary_up`."""
 
     pair: Pair
     kept: Records
@@ -90,21 +90,21 @@ class Monitor:
     returned: int = 0
     primary_up: bool = True
     seconds: list[SecondCounts] = field(default_factory=list)
-    _recent: deque[tuple[float, dict[str, FlowRates]]] = field(default_factory=deque)
+    _recent: deque[tuple[float, dict[str, FlowCounts]]] = field(default_factory=deque)
     _last: Snapshot | None = None
 
     def age(self) -> float:
         return time.monotonic() - self.began
 
-    def look(self) -> Snapshot:
+    def take(self) -> Snapshot:
         now = time.monotonic()
-        diverted, pings = _counted()
+        diverted, pings = _read_metrics()
         flows = {}
         for entity in ENTITIES:
             sent = sum(len(self.kept.accepted[place]) for place in PLACES[entity])
             received = sum(len(self.kept.received[place]) for place in PLACES[entity])
-            # The metric is a moment ahead of a send that has not returned yet.
-            flows[entity] = FlowRates(max(0, sent - diverted[entity]), diverted[entity], received)
+            # The metric counts a diverted message just before its send returns.
+            flows[entity] = FlowCounts(max(0, sent - diverted[entity]), diverted[entity], received)
         self._recent.append((now, flows))
         while len(self._recent) > 2 and now - self._recent[1][0] >= _RATE_SECONDS:
             self._recent.popleft()
@@ -113,35 +113,35 @@ class Monitor:
             EntitySnapshot(entity, states.get(entity, "-"), flows[entity], self._rates(entity)) for entity in ENTITIES
         )
         errors = len(self.kept.errors)
-        sight = Snapshot(now - self.began, entities, pings, self.waiting, self.returned, self.primary_up, errors)
-        self._note_seconds(sight)
-        return sight
+        snapshot = Snapshot(now - self.began, entities, pings, self.waiting, self.returned, self.primary_up, errors)
+        self._note_seconds(snapshot)
+        return snapshot
 
     def _rates(self, entity: str) -> tuple[float, float, float]:
         (then, before), (now, after) = self._recent[0], self._recent[-1]
         moved, span = after[entity].less(before[entity]), max(now - then, 0.25)
         return max(0.0, moved.direct / span), moved.diverted / span, moved.received / span
 
-    def _note_seconds(self, sight: Snapshot) -> None:
+    def _note_seconds(self, snapshot: Snapshot) -> None:
         if self._last is None:
-            self._last = sight
-        missing = int(sight.seconds) - len(self.seconds)
+            self._last = snapshot
+        missing = int(snapshot.seconds) - len(self.seconds)
         if missing <= 0:
             return
-        before, self._last = self._last, sight
-        moved, returned = sight.flow.less(before.flow), sight.returned - before.returned
-        pings = Counter(sight.pings)
+        before, self._last = self._last, snapshot
+        moved, returned = snapshot.flow.less(before.flow), snapshot.returned - before.returned
+        pings = Counter(snapshot.pings)
         pings.subtract(before.pings)
-        # A look that came late stands for the seconds it missed, too.
-        share = max(missing, sight.seconds - before.seconds)
-        flow = FlowRates(*(max(0, round(getattr(moved, name) / share)) for name in FlowRates.__slots__))
+        # A late snapshot also fills the seconds that were missed.
+        share = max(missing, snapshot.seconds - before.seconds)
+        flow = FlowCounts(*(max(0, round(getattr(moved, name) / share)) for name in FlowCounts.__slots__))
         for _ in range(missing):
             self.seconds.append(SecondCounts(flow, self.waiting, round(returned / share), pings))
             pings = Counter()
 
 
-def _counted() -> tuple[Counter[str], Counter[bool]]:
-    """Diverted messages by entity, and pings by whether they succeeded."""
+def _read_metrics() -> tuple[Counter[str], Counter[bool]]:
+    """Return diverted messages by entity, and pings by success, from the metrics."""
     diverted: Counter[str] = Counter()
     pings: Counter[bool] = Counter()
     for metric in REGISTRY.collect():

@@ -1,7 +1,7 @@
-"""Several `twinbus` commands in one process, one after the other, so that Spark starts once for all of them.
+"""Runs several `twinbus` commands in one process, one after the other, so that Spark starts only once.
 
-A line of stdin is the arguments of one, as JSON; when it has ended, a line tells its exit code. With stdin it ends at
-once: the demo is gone, and what is under way is for nobody.
+Each line of stdin holds the arguments of one command, as JSON. After each command a line with its exit code is
+printed. When stdin closes, the process kills itself: the demo has ended, and nobody needs the results.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ ENDED: Final = "\x1eended "
 
 
 def main() -> None:
-    from twinbus.cli.main import app  # noqa: PLC0415 - it imports the demo, and this with it
+    from twinbus.cli.main import app  # noqa: PLC0415 - it imports the demo, which imports this module
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow
 
-    # The commands find this one.
+    # The commands use this session.
     session("twinbus demo").range(1).count()
-    asked = listen()
-    _tell(READY)
+    commands = read_commands()
+    _write(READY)
     while True:
         code: object = 0
         try:
-            app(json.loads(asked.get()), prog_name="twinbus")
+            app(json.loads(commands.get()), prog_name="twinbus")
         except SystemExit as end:
             code = end.code or 0
-        _tell(f"{ENDED}{code}")
+        _write(f"{ENDED}{code}")
 
 
-def listen() -> SimpleQueue[str]:
-    """The lines of stdin, as they come."""
+def read_commands() -> SimpleQueue[str]:
+    """Return a queue that gets each line of stdin."""
     lines: SimpleQueue[str] = SimpleQueue()
 
-    def hear() -> None:
+    def read() -> None:
         for line in sys.stdin:
             lines.put(line)
         os.killpg(0, signal.SIGKILL)  # the JVM too
 
-    threading.Thread(target=hear, daemon=True).start()
+    threading.Thread(target=read, daemon=True).start()
     return lines
 
 
-def _tell(text: str) -> None:
-    # For the demo, not for a terminal: past the stream that would escape the marks.
+def _write(text: str) -> None:
+    # The demo reads this, not a terminal: write below the stream that would escape the control characters.
     stdout = lowest(sys.stdout)
     stdout.write(f"{text}\n")
     stdout.flush()

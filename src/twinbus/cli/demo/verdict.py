@@ -1,7 +1,4 @@
-"""Whether the demo is proof: what the application was told is safe, what receivers have, and what the ledger says.
-
-Decides from these alone. Nothing is asked for here, and nothing is shown.
-"""
+"""Checks the demo's result: compares accepted messages, received messages and the ledger's balance. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Final
 
 from twinbus.cli.demo.application import Records
 
-# In a demo that went well, none is anywhere but on the primary.
+# After a successful demo each of these sums is 0: every message is on the primary.
 _NONE: Final = {
     "lost": "lost",
     "unknown": "of unknown fate",
@@ -24,7 +21,7 @@ _NAMED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class DemoVerdict:
-    """`missing` and `duplicated`: ids, by the place they were, or should have been, received at."""
+    """`missing` and `duplicated` hold ids by the queue or subscription of their receivers."""
 
     accepted: int
     diverted: int
@@ -35,21 +32,19 @@ class DemoVerdict:
 
     @property
     def problems(self) -> list[str]:
-        told = [] if self.diverted else ["no message was diverted: nobody noticed the outage, or the backlog was away"]
-        told += [f"{place} never received {_named(ids)}" for place, ids in self.missing.items()]
-        told += (f"{place} received more than once {_named(ids)}" for place, ids in self.duplicated.items())
-        told += (f"the ledger tells of {self.sums[name]} {said}" for name, said in _NONE.items() if self.sums[name])
+        found = [] if self.diverted else ["no message was diverted: the outage had no effect, or the backlog was down"]
+        found += [f"{place} never received {_named(ids)}" for place, ids in self.missing.items()]
+        found += (f"{place} received more than once {_named(ids)}" for place, ids in self.duplicated.items())
+        found += (f"the ledger has {self.sums[name]} {text}" for name, text in _NONE.items() if self.sums[name])
         if self.sums["accepted"] != self.accepted:
-            told.append(
-                f"the ledger tells of {self.sums['accepted']} accepted, the application was told of {self.accepted}"
-            )
-        return told
+            found.append(f"the ledger has {self.sums['accepted']} accepted, the application {self.accepted}")
+        return found
 
 
 def judge(kept: Records, sums: Mapping[str, int]) -> DemoVerdict:
-    """`sums`: of the balance, by word."""
+    """Return the verdict. `sums` are the sums of the ledger's balance, by name."""
     missing = {place: tuple(sorted(ids - kept.received[place].keys())) for place, ids in kept.accepted.items()}
-    # The same number is the same message, delivered again because its completion was not heard of.
+    # The same sequence number is the same message, redelivered because its completion was lost.
     doubled = {
         place: tuple(sorted(id_ for id_, numbers in found.items() if len(numbers) > 1))
         for place, found in kept.received.items()
