@@ -4,7 +4,6 @@ import itertools
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -37,6 +36,7 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
     TrueFilter,
 )
+from twinbus.namespace.engine.entity_properties import PropertyType, properties_of
 from twinbus.namespace.front.atom_entities import (
     EntityEntry,
     EntryUrls,
@@ -44,12 +44,11 @@ from twinbus.namespace.front.atom_entities import (
     read_entry,
     render_entities,
     render_entity,
-    render_error,
     render_namespace,
     render_rule,
     render_rules,
 )
-from twinbus.namespace.front.atom_xml import ATOM, IMMUTABLE, KINDS, SERVICE_BUS, AtomError, ElementType
+from twinbus.namespace.front.atom_xml import ATOM, SERVICE_BUS, AtomError, render_error
 
 PLACE = EntryUrls("https://localhost:5672", "2021-05", "primary")
 BOOK = {"a": ATOM, "s": SERVICE_BUS, "c": "http://schemas.microsoft.com/netservices/2011/06/servicebus"}
@@ -271,27 +270,19 @@ def test_a_body_that_is_no_entry_is_refused(body: bytes, says: str) -> None:
         read(body)
 
 
-def test_every_settable_field_of_a_description_has_its_element() -> None:
-    named = {"path", "topic", "name", "rules"}  # rules have entries of their own
-    for kind, (_, table) in KINDS.items():
-        assert {element.field for element in table} == {field.name for field in fields(kind)} - named
-        assert len({element.name for element in table}) == len(table)
-    assert set(IMMUTABLE) <= {element.field for element in KINDS[QueueDescription][1]}
-
-
 # --- both ways -------------------------------------------------------------------------------------------------------
 
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn"]), min_size=1, max_size=20)
 durations = st.integers(0, 10**13)
 values = {
-    ElementType.DURATION: durations,
-    ElementType.DURATION_OR_NEVER: st.none() | durations,
-    ElementType.BOOLEAN: st.booleans(),
-    ElementType.INTEGER: st.integers(-(10**9), 10**9),
-    ElementType.TEXT: st.none() | texts,
-    ElementType.ADDRESS: st.none() | texts.map(str.strip).filter(bool),
-    ElementType.STATUS: st.sampled_from(EntityStatus),
-    ElementType.RULES: st.lists(
+    PropertyType.DURATION: durations,
+    PropertyType.DURATION_OR_NEVER: st.none() | durations,
+    PropertyType.BOOLEAN: st.booleans(),
+    PropertyType.INTEGER: st.integers(-(10**9), 10**9),
+    PropertyType.TEXT: st.none() | texts,
+    PropertyType.ENTITY_ADDRESS: st.none() | texts.map(str.strip).filter(bool),
+    PropertyType.STATUS: st.sampled_from(EntityStatus),
+    PropertyType.AUTHORIZATION_RULES: st.lists(
         st.builds(
             AuthorizationRule,
             texts.map(str.strip).filter(bool),
@@ -305,7 +296,7 @@ values = {
 
 
 def described(kind: type[Description]) -> st.SearchStrategy[Description]:
-    settable = {element.field: values[element.value] for element in KINDS[kind][1]}
+    settable = {row.field: values[row.type] for row in properties_of(kind)}
     names = {"topic": texts, "name": texts} if kind is SubscriptionDescription else {"path": texts}
     return st.builds(kind, **names, **settable)
 
@@ -326,9 +317,9 @@ infos = st.builds(
 def test_what_is_written_reads_back(info: EntityInfo) -> None:
     entry = read(render_entity(info, PLACE))
     said = {
-        element.field: getattr(info.description, element.field)
-        for element in KINDS[type(info.description)][1]
-        if getattr(info.description, element.field) is not None or element.field in entry.fields
+        row.field: getattr(info.description, row.field)
+        for row in properties_of(type(info.description))
+        if getattr(info.description, row.field) is not None or row.field in entry.fields
     }
     assert entry.kind is type(info.description)
     assert entry.fields == said

@@ -25,8 +25,10 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
 )
 from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.entity_properties import FIXED_FIELDS
 from twinbus.namespace.engine.events import Event, RuleAdded, RuleChanged, RuleRemoved
 from twinbus.namespace.front.atom_entities import (
+    STANDARD_MESSAGE_KILOBYTES,
     EntityEntry,
     EntryUrls,
     FeedPage,
@@ -37,7 +39,7 @@ from twinbus.namespace.front.atom_entities import (
     render_rule,
     render_rules,
 )
-from twinbus.namespace.front.atom_xml import IMMUTABLE, STANDARD_MESSAGE_KILOBYTES, AtomError
+from twinbus.namespace.front.atom_xml import AtomError
 from twinbus.namespace.front.http_messages import HttpRequest, HttpResponse, error, method_not_allowed
 from twinbus.values import Condition
 
@@ -287,7 +289,7 @@ def _new(entry: EntityEntry, route: AdminRoute) -> Description:
 def _changed(entry: EntityEntry, before: Description) -> Description:
     if entry.kind is not type(before):
         raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{before.path!r} is of another kind than the body describes")
-    kept = {name: getattr(before, name) for name in IMMUTABLE if hasattr(before, name)}
+    kept = {name: getattr(before, name) for name in FIXED_FIELDS if hasattr(before, name)}
     fields: dict[str, Any] = kept | entry.fields
     if isinstance(before, SubscriptionDescription):
         return SubscriptionDescription(topic=before.topic, name=before.name, **fields)

@@ -1,6 +1,10 @@
-"""ATOM entries of the management API, read by XML namespace, never by prefix. Bodies are hostile until shown otherwise.
+"""Queues, topics and subscriptions as ATOM documents of the management API: entries read, entries and feeds written.
 
-Unknown elements are passed over, as the service does; a value that makes no sense is an AtomError that names it.
+The engine's table of entity properties says which XML element is which field of a description, and in which order.
+This module adds the elements that only the service sets, such as counts and timestamps.
+
+A reader ignores unknown elements, as the service does. A value that cannot be read raises an AtomError that names its
+element.
 """
 
 from __future__ import annotations
@@ -11,10 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
-from xml.sax.saxutils import escape, quoteattr
-
-from defusedxml import DefusedXmlException  # type: ignore[import-untyped]  # it ships no types
-from defusedxml.ElementTree import DefusedXMLParser  # type: ignore[import-untyped]  # it ships no types
+from xml.sax.saxutils import quoteattr
 
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
@@ -28,40 +29,42 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.namespace.engine.entity_properties import EntityProperty, PropertyType, properties_of
 from twinbus.namespace.front.atom_rules import read_rule, write_rule
 from twinbus.namespace.front.atom_xml import (
     ATOM,
     COUNTS,
-    ILLEGAL,
     INSTANCE,
-    KINDS,
     SERVICE_BUS,
-    STANDARD_MESSAGE_KILOBYTES,
-    AtomElement,
     AtomError,
-    ElementType,
+    children,
+    element,
+    escaped,
+    is_nil,
+    local_name,
+    parse_xml,
+    text_of,
 )
 from twinbus.namespace.iso8601 import parse_duration, render_duration, render_instant
 
-_DEEPEST: Final = 32
-_MOST_ELEMENTS: Final = 10_000
-# The parser writes the URI of a namespace out in every name of a tag or attribute that has its prefix. These bounds
-# keep that work in proportion to the body: most bytes from one `<` to the next, and most characters of a name. The
-# parser raises an error of the builder only at the end of a chunk, so a chunk is no larger than one tag.
-_LONGEST_PIECE: Final = 16 * 1024
-_LONGEST_NAME: Final = 1024
-_CHUNK: Final = 16 * 1024
-_DECLARED_ENCODING: Final = re.compile(r"<\?xml[^>]{0,100}?\bencoding\s{0,9}=\s{0,9}[\"']([A-Za-z0-9._-]+)")
-_ENCODINGS: Final = ("utf-8", "us-ascii", "ascii")
-_INTEGER_DIGITS: Final = 18
+STANDARD_MESSAGE_KILOBYTES: Final = 256
+"""The largest message of a namespace in the standard tier."""
+
+_MAX_INTEGER_DIGITS: Final = 18
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
-_BY_NAME: Final = {name: (kind, {element.name: element for element in table}) for kind, (name, table) in KINDS.items()}
-_RULE: Final = "RuleDescription"
+_KINDS: Final[tuple[type[Description], ...]] = (QueueDescription, TopicDescription, SubscriptionDescription)
+_KINDS_BY_NAME: Final = {kind.__name__: kind for kind in _KINDS}
+_PROPERTIES: Final = {kind: {row.atom_name: row for row in properties_of(kind)} for kind in _KINDS}
+_DECLARATION: Final = '<?xml version="1.0" encoding="utf-8"?>'
+_NAMESPACES: Final = f'xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}"'
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EntityEntry:
-    """What a client said about an entity: the fields it named, and nothing it left out."""
+    """The entry of an entity in a request: only the fields that the client set."""
 
     kind: type[Description]
     title: str | None
@@ -70,72 +73,47 @@ class EntityEntry:
     max_message_kilobytes: int | None = None
 
 
-class _BoundedBuilder(ET.TreeBuilder):
-    """Stops a document that is made to exhaust whoever reads it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._depth = 0
-        self._count = 0
-
-    def start(self, tag: str, attrs: dict[str, str], /) -> ET.Element:
-        self._depth += 1
-        self._count += 1
-        if self._depth > _DEEPEST or self._count > _MOST_ELEMENTS:
-            raise AtomError("the XML of the request is nested too deep or has too many elements")
-        if max(map(len, (tag, *attrs))) > _LONGEST_NAME:
-            raise AtomError(f"a name in the XML of the request has more than {_LONGEST_NAME} characters")
-        return super().start(tag, attrs)
-
-    def end(self, tag: str, /) -> ET.Element:
-        self._depth -= 1
-        return super().end(tag)
-
-
 def read_entry(body: bytes, *, new_key: Callable[[], str]) -> EntityEntry | RuleDescription:
-    """An entity's entry, or a rule's. `new_key` makes the keys that a client leaves to the service."""
-    root = _parse(body)
+    """Return the entity or rule that a request body describes. Raises AtomError.
+
+    `new_key` makes the keys that the client leaves to the service.
+    """
+    root = parse_xml(body)
     if root.tag != f"{{{ATOM}}}entry":
         raise AtomError("the body is not an ATOM entry")
     content = root.find(f"{{{ATOM}}}content")
     inner = next(iter(content), None) if content is not None else None
     if inner is None:
         raise AtomError("the entry has no content")
-    name = _local(inner)
-    if name == _RULE:
+    name = local_name(inner)
+    if name == RuleDescription.__name__:
         return read_rule(inner)
-    if name not in _BY_NAME:
+    if name not in _KINDS_BY_NAME:
         raise AtomError(
             f"the content of the entry is {inner.tag!r}, not a description of a queue, topic, subscription or rule"
         )
-    kind, table = _BY_NAME[name]
-    title = root.find(f"{{{ATOM}}}title")
-    read = _Description(table, new_key)
+    kind = _KINDS_BY_NAME[name]
+    reader = _DescriptionReader(_PROPERTIES[kind], new_key)
     for child in inner:
-        read.take(child)
-    return EntityEntry(
-        kind,
-        (title.text or "").strip() or None if title is not None else None,
-        read.fields,
-        read.default_rule,
-        read.max_message_kilobytes,
-    )
+        reader.read(child)
+    title = text_of(root.find(f"{{{ATOM}}}title")).strip() or None
+    return EntityEntry(kind, title, reader.fields, reader.default_rule, reader.max_message_kilobytes)
 
 
-class _Description:
-    """The elements of one description, one after the other."""
+class _DescriptionReader:
+    """Collects the elements of one description."""
 
-    def __init__(self, table: dict[str, AtomElement], new_key: Callable[[], str]) -> None:
-        self._table = table
+    def __init__(self, properties: dict[str, EntityProperty], new_key: Callable[[], str]) -> None:
+        self._properties = properties
         self._new_key = new_key
         self._seen: set[str] = set()
         self.fields: dict[str, Any] = {}
         self.default_rule: RuleDescription | None = None
         self.max_message_kilobytes: int | None = None
 
-    def take(self, node: ET.Element) -> None:
-        name = _local(node)
-        if name is None or node.get(f"{{{INSTANCE}}}nil") == "true":
+    def read(self, node: ET.Element) -> None:
+        name = local_name(node)
+        if name is None or is_nil(node):
             return
         if name in self._seen:
             raise AtomError(f"{name} is there twice")
@@ -144,60 +122,55 @@ class _Description:
             self.default_rule = read_rule(node)
         elif name == "MaxMessageSizeInKilobytes":
             self.max_message_kilobytes = _read_integer(name, node)
-        elif name in self._table:
-            self._set(self._table[name], node)
+        elif (row := self._properties.get(name)) is not None:
+            self.fields[row.field] = self._value(row, node)
 
-    def _set(self, element: AtomElement, node: ET.Element) -> None:
-        if element.value is ElementType.RULES:
-            self.fields[element.field] = tuple(
-                _read_authorization_rule(child, self._new_key) for child in node if _local(child) == "AuthorizationRule"
-            )
-        else:
-            self.fields[element.field] = _read_value(element, node)
-
-
-def _read_value(element: AtomElement, node: ET.Element) -> Any:
-    match element.value:
-        case ElementType.DURATION | ElementType.DURATION_OR_NEVER:
-            return _read_duration(element, node)
-        case ElementType.BOOLEAN:
-            return _read_boolean(element.name, node)
-        case ElementType.INTEGER:
-            return _read_integer(element.name, node)
-        case ElementType.STATUS:
-            return _read_status(element.name, node)
-        case ElementType.ADDRESS:
-            return _text(node).strip() or None
-        case ElementType.TEXT | ElementType.RULES:
-            return _text(node)
+    def _value(self, row: EntityProperty, node: ET.Element) -> Any:
+        match row.type:
+            case PropertyType.DURATION | PropertyType.DURATION_OR_NEVER:
+                return _read_duration(row, node)
+            case PropertyType.BOOLEAN:
+                return _read_boolean(row.atom_name, node)
+            case PropertyType.INTEGER:
+                return _read_integer(row.atom_name, node)
+            case PropertyType.STATUS:
+                return _read_status(row.atom_name, node)
+            case PropertyType.ENTITY_ADDRESS:
+                return text_of(node).strip() or None
+            case PropertyType.TEXT:
+                return text_of(node)
+            case PropertyType.AUTHORIZATION_RULES:
+                rules = [child for child in node if local_name(child) == "AuthorizationRule"]
+                return tuple(_read_authorization_rule(rule, self._new_key) for rule in rules)
 
 
-def _read_duration(element: AtomElement, node: ET.Element) -> int | None:
+def _read_duration(row: EntityProperty, node: ET.Element) -> int | None:
     try:
-        duration = parse_duration(_text(node))
+        duration = parse_duration(text_of(node))
     except ValueError as error:
-        raise AtomError(f"{element.name}: {error}") from None
-    if duration is None and element.value is ElementType.DURATION:
-        raise AtomError(f"{element.name} cannot be unlimited")
+        raise AtomError(f"{row.atom_name}: {error}") from None
+    if duration is None and row.type is PropertyType.DURATION:
+        raise AtomError(f"{row.atom_name} cannot be unlimited")
     return duration
 
 
 def _read_boolean(name: str, node: ET.Element) -> bool:
-    text = _text(node).strip().lower()
+    text = text_of(node).strip().lower()
     if text not in _BOOLEANS:
         raise AtomError(f"{name}: {text[:50]!r} is neither true nor false")
     return _BOOLEANS[text]
 
 
 def _read_integer(name: str, node: ET.Element) -> int:
-    text = _text(node).strip()
-    if not (text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() and len(text) <= _INTEGER_DIGITS):
+    text = text_of(node).strip()
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(text) <= _MAX_INTEGER_DIGITS):
         raise AtomError(f"{name}: {text[:50]!r} is not a whole number")
     return int(text)
 
 
 def _read_status(name: str, node: ET.Element) -> EntityStatus:
-    text = _text(node).strip()
+    text = text_of(node).strip()
     for status in EntityStatus:
         if status.value.lower() == text.lower():
             return status
@@ -205,80 +178,47 @@ def _read_status(name: str, node: ET.Element) -> EntityStatus:
 
 
 def _read_authorization_rule(node: ET.Element, new_key: Callable[[], str]) -> AuthorizationRule:
-    parts = {name: child for child in node if (name := _local(child)) is not None}
-    name = _text(parts["KeyName"]).strip() if "KeyName" in parts else ""
+    parts = children(node)
+    name = text_of(parts.get("KeyName")).strip()
     if not name:
         raise AtomError("AuthorizationRule lacks its KeyName")
-    claims = frozenset(_read_claim(child) for child in parts.get("Rights", ()) if _local(child) == "AccessRights")
+    claims = frozenset(_read_claim(child) for child in parts.get("Rights", ()) if local_name(child) == "AccessRights")
     if not claims:
         raise AtomError(f"AuthorizationRule {name!r} has no AccessRights")
-    keys = [_text(parts[key]) if key in parts else "" for key in ("PrimaryKey", "SecondaryKey")]
-    return AuthorizationRule(name, keys[0] or new_key(), keys[1] or new_key(), claims)
+    primary, secondary = text_of(parts.get("PrimaryKey")), text_of(parts.get("SecondaryKey"))
+    return AuthorizationRule(name, primary or new_key(), secondary or new_key(), claims)
 
 
 def _read_claim(node: ET.Element) -> Claim:
     try:
-        return Claim(_text(node).strip())
+        return Claim(text_of(node).strip())
     except ValueError:
-        raise AtomError(f"AccessRights: {_text(node)[:50]!r} is none of {', '.join(Claim)}") from None
+        raise AtomError(f"AccessRights: {text_of(node)[:50]!r} is none of {', '.join(Claim)}") from None
 
 
-def _text(node: ET.Element) -> str:
-    return node.text or ""
-
-
-def _local(node: ET.Element) -> str | None:
-    namespace, _, name = node.tag.rpartition("}")
-    return name if namespace == "{" + SERVICE_BUS else None
-
-
-def _parse(body: bytes) -> ET.Element:
-    if max(map(len, body.split(b"<"))) > _LONGEST_PIECE:
-        raise AtomError(f"a tag or text in the XML of the request has more than {_LONGEST_PIECE} bytes")
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise AtomError("the body is not XML in UTF-8") from None
-    declared = _DECLARED_ENCODING.match(text)
-    if declared is not None and declared[1].lower() not in _ENCODINGS:
-        raise AtomError(f"the XML of the request declares the encoding {declared[1][:50]!r}; send UTF-8")
-    parser = DefusedXMLParser(target=_BoundedBuilder(), forbid_dtd=True)
-    try:
-        # Text, not bytes: the parser then ignores the encoding that the document declares. In another encoding the
-        # bytes of `<` would mean something else, and the check above would miss a long tag.
-        for start in range(0, len(text), _CHUNK):
-            parser.feed(text[start : start + _CHUNK])
-        root: ET.Element = parser.close()
-    except AtomError:
-        raise
-    except DefusedXmlException:
-        raise AtomError("the XML of the request may not define entities or a document type") from None
-    except (ET.ParseError, ValueError) as error:
-        raise AtomError(f"the body is not well-formed XML: {error}") from None
-    return root
-
-
-_DECLARATION: Final = '<?xml version="1.0" encoding="utf-8"?>'
-_NAMESPACES: Final = f'xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}"'
+# --- writing -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EntryUrls:
-    """Where entries are: what their ids and links begin and end with."""
+    """Builds the URLs in ids and links of entries."""
 
     root: str
     api_version: str
     author: str
+    """The name of the namespace, which every entry names as its author."""
 
     def url(self, path: str, *query: str) -> str:
-        """The JavaScript client takes names from ids as they stand there: only what would end the path is escaped."""
-        escaped = re.sub("[%?#]", lambda found: quote(found[0]), path)
-        return f"{self.root}/{escaped}?" + "&".join([*query, f"api-version={quote(self.api_version)}"])
+        """Return the URL of a path. Escapes only what would end the path: the JavaScript client reads names from ids
+        without decoding them.
+        """
+        escaped_path = re.sub("[%?#]", lambda found: quote(found[0]), path)
+        return f"{self.root}/{escaped_path}?" + "&".join([*query, f"api-version={quote(self.api_version)}"])
 
 
 @dataclass(frozen=True, slots=True)
 class FeedPage:
-    """One page of a list: `skip` entries passed over, at most `top` shown, `more` if others follow."""
+    """One page of a list: `skip` entries are left out before it, it has at most `top`, `more` if others follow."""
 
     path: str
     title: str
@@ -287,65 +227,67 @@ class FeedPage:
     more: bool
 
 
-def render_entity(info: EntityInfo, place: EntryUrls) -> bytes:
-    return _document(_entity_entry(info, place))
+def render_entity(info: EntityInfo, urls: EntryUrls) -> bytes:
+    """Return the entry of an entity."""
+    return _document(_entity_entry(info, urls))
 
 
-def render_entities(infos: Sequence[EntityInfo], page: FeedPage, place: EntryUrls) -> bytes:
-    return _feed([_entity_entry(info, place) for info in infos], infos, page, place)
+def render_entities(infos: Sequence[EntityInfo], page: FeedPage, urls: EntryUrls) -> bytes:
+    """Return a feed of entities."""
+    return _feed([_entity_entry(info, urls) for info in infos], infos, page, urls)
 
 
-def render_rule(rule: RuleDescription, info: EntityInfo, place: EntryUrls) -> bytes:
-    """A rule of the subscription that `info` tells about."""
-    return _document(_rule_entry(rule, info, place))
+def render_rule(rule: RuleDescription, info: EntityInfo, urls: EntryUrls) -> bytes:
+    """Return the entry of a rule. `info` is that of its subscription."""
+    return _document(_rule_entry(rule, info, urls))
 
 
-def render_rules(rules: Sequence[RuleDescription], info: EntityInfo, page: FeedPage, place: EntryUrls) -> bytes:
-    return _feed([_rule_entry(rule, info, place) for rule in rules], [info], page, place)
+def render_rules(rules: Sequence[RuleDescription], info: EntityInfo, page: FeedPage, urls: EntryUrls) -> bytes:
+    """Return a feed of rules. `info` is that of their subscription."""
+    return _feed([_rule_entry(rule, info, urls) for rule in rules], [info], page, urls)
 
 
-def render_namespace(name: str, created: int, place: EntryUrls) -> bytes:
+def render_namespace(name: str, created: int, urls: EntryUrls) -> bytes:
+    """Return the entry that describes the namespace itself."""
     instant = render_instant(created)
     content = (
         f"<NamespaceInfo {_NAMESPACES}>"
-        + _element("CreatedTime", instant)
-        + _element("MessagingSKU", "Standard")
-        + _element("ModifiedTime", instant)
-        + _element("Name", name)
-        + _element("NamespaceType", "Messaging")
+        + element("CreatedTime", instant)
+        + element("MessagingSKU", "Standard")
+        + element("ModifiedTime", instant)
+        + element("Name", name)
+        + element("NamespaceType", "Messaging")
         + "</NamespaceInfo>"
     )
-    return _document(_entry(place.url("$namespaceinfo"), name, created, created, content, place))
+    return _document(_entry(urls.url("$namespaceinfo"), name, created, created, content, urls))
 
 
-def render_error(status: int, detail: str) -> bytes:
-    return f"<Error>{_element('Code', str(status))}{_element('Detail', detail)}</Error>".encode()
-
-
-def _entity_entry(info: EntityInfo, place: EntryUrls) -> str:
+def _entity_entry(info: EntityInfo, urls: EntryUrls) -> str:
     description = info.description
-    name, table = KINDS[type(description)]
-    inner = "".join(_settable(element, getattr(description, element.field), info) for element in table)
+    name = type(description).__name__
+    properties = "".join(
+        _property_element(row, getattr(description, row.field), info) for row in properties_of(type(description))
+    )
     title = description.name if isinstance(description, SubscriptionDescription) else description.path
-    content = f"<{name} {_NAMESPACES}>{inner}{_filled_in(info)}</{name}>"
-    return _entry(place.url(description.path), title, info.created, info.updated, content, place)
+    content = f"<{name} {_NAMESPACES}>{properties}{_read_only_elements(info)}</{name}>"
+    return _entry(urls.url(description.path), title, info.created, info.updated, content, urls)
 
 
-def _settable(element: AtomElement, value: Any, info: EntityInfo) -> str:
-    match element.value:
-        case ElementType.DURATION | ElementType.DURATION_OR_NEVER:
-            return _element(element.name, render_duration(value))
-        case ElementType.BOOLEAN:
-            return _boolean_element(element.name, value)
-        case ElementType.RULES:
-            inner = "".join(_authorization_rule_element(rule, info) for rule in value)
-            return f"<{element.name}>{inner}</{element.name}>" if inner else f"<{element.name}/>"
-        case ElementType.INTEGER | ElementType.TEXT | ElementType.ADDRESS | ElementType.STATUS:
-            return "" if value is None else _element(element.name, str(value))
+def _property_element(row: EntityProperty, value: Any, info: EntityInfo) -> str:
+    match row.type:
+        case PropertyType.DURATION | PropertyType.DURATION_OR_NEVER:
+            return element(row.atom_name, render_duration(value))
+        case PropertyType.BOOLEAN:
+            return element(row.atom_name, "true" if value else "false")
+        case PropertyType.AUTHORIZATION_RULES:
+            rules = "".join(_authorization_rule_element(rule, info) for rule in value)
+            return f"<{row.atom_name}>{rules}</{row.atom_name}>" if rules else f"<{row.atom_name}/>"
+        case PropertyType.INTEGER | PropertyType.TEXT | PropertyType.ENTITY_ADDRESS | PropertyType.STATUS:
+            return "" if value is None else element(row.atom_name, str(value))
 
 
-def _filled_in(info: EntityInfo) -> str:
-    """What the service says of an entity that nobody can set."""
+def _read_only_elements(info: EntityInfo) -> str:
+    """Return the elements that clients cannot set."""
     counts = info.counts
     texts = {
         "CreatedAt": render_instant(info.created),
@@ -355,20 +297,20 @@ def _filled_in(info: EntityInfo) -> str:
     }
     match info.description:
         case QueueDescription():
-            texts |= _sized(counts) | {"MessageCount": str(_total(counts)), "SupportOrdering": "true"}
+            texts |= _size_texts(counts) | {"MessageCount": str(_total(counts)), "SupportOrdering": "true"}
         case SubscriptionDescription():
             texts |= {"MessageCount": str(_total(counts))}
         case TopicDescription():
-            texts |= _sized(counts) | {
+            texts |= _size_texts(counts) | {
                 "SubscriptionCount": str(info.subscriptions),
                 "SqlFilterCount": str(info.sql_filters),
                 "CorrelationFilterCount": str(info.correlation_filters),
                 "EnableSubscriptionPartitioning": "false",
             }
-    return "".join(_element(name, text) for name, text in texts.items()) + _count_details(counts)
+    return "".join(element(name, text) for name, text in texts.items()) + _count_details(counts)
 
 
-def _sized(counts: EntityMessageCounts) -> dict[str, str]:
+def _size_texts(counts: EntityMessageCounts) -> dict[str, str]:
     return {
         "SizeInBytes": str(counts.size_bytes),
         "IsAnonymousAccessible": "false",
@@ -389,76 +331,64 @@ def _total(counts: EntityMessageCounts) -> int:
 
 def _count_details(counts: EntityMessageCounts) -> str:
     figures = (
-        # The service counts deferred messages among the active ones: both wait in the entity itself.
+        # The service counts deferred messages as active: both are in the entity itself.
         ("ActiveMessageCount", counts.active + counts.deferred),
         ("DeadLetterMessageCount", counts.dead_letter),
         ("ScheduledMessageCount", counts.scheduled),
         ("TransferDeadLetterMessageCount", counts.transfer_dead_letter),
         ("TransferMessageCount", counts.transfer),
     )
-    inner = "".join(_element(f"d2p1:{name}", str(figure)) for name, figure in figures)
+    # The JavaScript client expects exactly one `xmlns:` attribute here.
+    inner = "".join(element(f"d2p1:{name}", str(figure)) for name, figure in figures)
     return f'<CountDetails xmlns:d2p1="{COUNTS}">{inner}</CountDetails>'
 
 
 def _authorization_rule_element(rule: AuthorizationRule, info: EntityInfo) -> str:
-    rights = "".join(_element("AccessRights", claim) for claim in sorted(rule.claims))
+    rights = "".join(element("AccessRights", claim) for claim in sorted(rule.claims))
     return (
         '<AuthorizationRule i:type="SharedAccessAuthorizationRule">'
-        + _element("ClaimType", "SharedAccessKey")
-        + _element("ClaimValue", "None")
+        + element("ClaimType", "SharedAccessKey")
+        + element("ClaimValue", "None")
         + f"<Rights>{rights}</Rights>"
-        + _element("CreatedTime", render_instant(info.created))
-        + _element("ModifiedTime", render_instant(info.updated))
-        + _element("KeyName", rule.name)
-        + _element("PrimaryKey", rule.primary_key)
-        + _element("SecondaryKey", rule.secondary_key)
+        + element("CreatedTime", render_instant(info.created))
+        + element("ModifiedTime", render_instant(info.updated))
+        + element("KeyName", rule.name)
+        + element("PrimaryKey", rule.primary_key)
+        + element("SecondaryKey", rule.secondary_key)
         + "</AuthorizationRule>"
     )
 
 
-def _rule_entry(rule: RuleDescription, info: EntityInfo, place: EntryUrls) -> str:
-    created = rule.created or info.created  # one from before rules were kept has no instant of its own
+def _rule_entry(rule: RuleDescription, info: EntityInfo, urls: EntryUrls) -> str:
+    created = rule.created or info.created  # a rule from before rules had a creation time has none
     content = f"<RuleDescription {_NAMESPACES}>{write_rule(rule, created)}</RuleDescription>"
-    url = place.url(f"{info.description.path}/Rules/{rule.name}")
-    return _entry(url, rule.name, created, created, content, place)
+    url = urls.url(f"{info.description.path}/Rules/{rule.name}")
+    return _entry(url, rule.name, created, created, content, urls)
 
 
-def _entry(url: str, title: str, published: int, updated: int, content: str, place: EntryUrls) -> str:
+def _entry(url: str, title: str, published: int, updated: int, content: str, urls: EntryUrls) -> str:
     return (
-        f'<entry xmlns="{ATOM}">{_element("id", url)}<title type="text">{_escaped(title)}</title>'
-        + _element("published", render_instant(published))
-        + _element("updated", render_instant(updated))
-        + f"<author>{_element('name', place.author)}</author>"
+        f'<entry xmlns="{ATOM}">{element("id", url)}<title type="text">{escaped(title)}</title>'
+        + element("published", render_instant(published))
+        + element("updated", render_instant(updated))
+        + f"<author>{element('name', urls.author)}</author>"
         + f'<link rel="self" href={quoteattr(url)}/>'
         + f'<content type="application/xml">{content}</content></entry>'
     )
 
 
-def _feed(entries: Sequence[str], infos: Sequence[EntityInfo], page: FeedPage, place: EntryUrls) -> bytes:
-    url = place.url(page.path, f"$skip={page.skip}", f"$top={page.top}")
-    # Clients take a second link for the next page: there is none on the last.
+def _feed(entries: Sequence[str], infos: Sequence[EntityInfo], page: FeedPage, urls: EntryUrls) -> bytes:
+    url = urls.url(page.path, f"$skip={page.skip}", f"$top={page.top}")
     links = f'<link rel="self" href={quoteattr(url)}/>'
-    if page.more:
-        following = place.url(page.path, f"$skip={page.skip + len(entries)}", f"$top={page.top}")
+    if page.more:  # clients take any second link for the next page
+        following = urls.url(page.path, f"$skip={page.skip + len(entries)}", f"$top={page.top}")
         links += f'<link rel="next" href={quoteattr(following)}/>'
     return _document(
-        f'<feed xmlns="{ATOM}">{_element("id", url)}<title type="text">{_escaped(page.title)}</title>'
-        + _element("updated", render_instant(max((info.updated for info in infos), default=0)))
+        f'<feed xmlns="{ATOM}">{element("id", url)}<title type="text">{escaped(page.title)}</title>'
+        + element("updated", render_instant(max((info.updated for info in infos), default=0)))
         + f"{links}{''.join(entries)}</feed>"
     )
 
 
-def _document(inner: str) -> bytes:
-    return (_DECLARATION + inner).encode()
-
-
-def _element(name: str, text: str) -> str:
-    return f"<{name}>{_escaped(text)}</{name}>"
-
-
-def _boolean_element(name: str, value: bool) -> str:
-    return _element(name, "true" if value else "false")
-
-
-def _escaped(text: str) -> str:
-    return escape(ILLEGAL.sub("\ufffd", text), {"\r": "&#13;"})
+def _document(content: str) -> bytes:
+    return (_DECLARATION + content).encode()

@@ -1,4 +1,4 @@
-"""Rules in the XML of the management API, read and written: filters, actions, and values with their types."""
+"""Rules of subscriptions in the XML of the management API: filters, actions and typed values, read and written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
-from xml.sax.saxutils import escape
 
 from twinbus.namespace.engine.descriptions import (
     DEFAULT_RULE,
@@ -22,17 +21,17 @@ from twinbus.namespace.engine.descriptions import (
     TrueFilter,
 )
 from twinbus.namespace.engine.rules.values import Duration
-from twinbus.namespace.front.atom_xml import ILLEGAL, INSTANCE, SERVICE_BUS, AtomError
+from twinbus.namespace.front.atom_xml import INSTANCE, AtomError, children, element, escaped, is_nil, text_of
 from twinbus.namespace.iso8601 import parse_duration, render_duration, render_instant
 from twinbus.values import Byte, Float32, Int, Long, Short, Timestamp, UByte, UInt, ULong, UShort
 
 _SCHEMA: Final = "http://www.w3.org/2001/XMLSchema"
 _SERIALIZATION: Final = "http://schemas.microsoft.com/2003/10/Serialization/"
-_LEVEL: Final = "<CompatibilityLevel>20</CompatibilityLevel>"
-_LONGEST_TEXT: Final = 40_000
-"""Of a value: more than any property of a message may have."""
+_COMPATIBILITY_LEVEL: Final = "<CompatibilityLevel>20</CompatibilityLevel>"
+# Characters of a value: more than any property of a message may have.
+_MAX_TEXT: Final = 40_000
 
-_CORRELATION: Final = (
+_CORRELATION_FIELDS: Final = (
     ("CorrelationId", "correlation_id"),
     ("MessageId", "message_id"),
     ("To", "to"),
@@ -48,78 +47,78 @@ _CORRELATION: Final = (
 
 
 def read_rule(node: ET.Element) -> RuleDescription:
-    """A RuleDescription or DefaultRuleDescription. Raises AtomError."""
-    parts = _parts(node)
-    name = _text(parts.get("Name")).strip()
-    return RuleDescription(name or DEFAULT_RULE, _filter(parts.get("Filter")), _action(parts.get("Action")))
+    """Return the rule in a RuleDescription or DefaultRuleDescription element. Raises AtomError."""
+    parts = children(node)
+    name = text_of(parts.get("Name")).strip()
+    return RuleDescription(name or DEFAULT_RULE, _read_filter(parts.get("Filter")), _read_action(parts.get("Action")))
 
 
-def _filter(node: ET.Element | None) -> RuleFilter:
-    if node is None or _is_nil(node):
-        return TrueFilter()  # in the service as in its clients
-    parts = _parts(node)
-    match kind := _type(node):
+def _read_filter(node: ET.Element | None) -> RuleFilter:
+    if node is None or is_nil(node):
+        return TrueFilter()  # as the service and its clients do
+    parts = children(node)
+    match kind := _xml_type(node):
         case "TrueFilter":
             return TrueFilter()
         case "FalseFilter":
             return FalseFilter()
         case "SqlFilter":
-            return SqlFilter(_expression("SqlFilter", parts), _values(parts.get("Parameters")))
+            return SqlFilter(_read_expression("SqlFilter", parts), _read_values(parts.get("Parameters")))
         case "CorrelationFilter":
-            texts = {field: _text(parts[name]) for name, field in _CORRELATION if name in parts}
+            texts = {field: text_of(parts[name]) for name, field in _CORRELATION_FIELDS if name in parts}
             given: dict[str, Any] = {field: text for field, text in texts.items() if text}
-            return CorrelationFilter(**given, properties=_values(parts.get("Properties")))
+            return CorrelationFilter(**given, properties=_read_values(parts.get("Properties")))
         case _:
             raise AtomError(f"Filter: {kind[:50]!r} is none of TrueFilter, FalseFilter, SqlFilter, CorrelationFilter")
 
 
-def _action(node: ET.Element | None) -> SqlAction | None:
-    if node is None or _is_nil(node):
+def _read_action(node: ET.Element | None) -> SqlAction | None:
+    if node is None or is_nil(node):
         return None
-    match kind := _type(node):
+    match kind := _xml_type(node):
         case "EmptyRuleAction":
             return None
         case "SqlRuleAction":
-            parts = _parts(node)
-            return SqlAction(_expression("SqlRuleAction", parts), _values(parts.get("Parameters")))
+            parts = children(node)
+            return SqlAction(_read_expression("SqlRuleAction", parts), _read_values(parts.get("Parameters")))
         case _:
             raise AtomError(f"Action: {kind[:50]!r} is neither EmptyRuleAction nor SqlRuleAction")
 
 
-def _expression(owner: str, parts: Mapping[str, ET.Element]) -> str:
+def _read_expression(owner: str, parts: Mapping[str, ET.Element]) -> str:
     if "SqlExpression" not in parts:
         raise AtomError(f"{owner} lacks its SqlExpression")
-    return _text(parts["SqlExpression"])
+    return text_of(parts["SqlExpression"])
 
 
-def _values(node: ET.Element | None) -> dict[str, Any]:
+def _read_values(node: ET.Element | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for child in node if node is not None else ():
-        parts = _parts(child)
-        key = _text(parts.get("Key"))
+        parts = children(child)
+        key = text_of(parts.get("Key"))
         if not key or "Value" not in parts:
             raise AtomError("a parameter or property lacks its Key or its Value")
         if key in found:
             raise AtomError(f"the parameter or property {key[:50]!r} is there twice")
-        found[key] = _value(key, parts["Value"])
+        found[key] = _read_value(key, parts["Value"])
     return found
 
 
-def _value(key: str, node: ET.Element) -> Any:
-    text, kind = _text(node), _type(node)
-    if _is_nil(node):
+def _read_value(key: str, node: ET.Element) -> Any:
+    text, kind = text_of(node), _xml_type(node)
+    if is_nil(node):
         return None
     if kind not in _READERS:
         raise AtomError(f"the value of {key[:50]!r} has the type {kind[:50]!r}, which is not known")
     try:
-        if len(text) > _LONGEST_TEXT:
+        if len(text) > _MAX_TEXT:
             raise ValueError(f"it has {len(text)} characters")
         return _READERS[kind](text)
     except (ValueError, OverflowError) as error:
         raise AtomError(f"the value of {key[:50]!r} is no {kind}: {error}") from None
 
 
-def _integer(kind: type[int], bits: int, *, signed: bool = True) -> Callable[[str], int]:
+def _integer_reader(kind: type[int], bits: int, *, signed: bool = True) -> Callable[[str], int]:
     least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
 
     def read(text: str) -> int:
@@ -131,20 +130,20 @@ def _integer(kind: type[int], bits: int, *, signed: bool = True) -> Callable[[st
     return read
 
 
-def _boolean(text: str) -> bool:
+def _read_boolean(text: str) -> bool:
     word = text.strip().lower()
     if word not in ("true", "false", "1", "0"):
         raise ValueError(f"{text[:50]!r} is neither true nor false")
     return word in ("true", "1")
 
 
-def _instant(text: str) -> Timestamp:
+def _read_instant(text: str) -> Timestamp:
     instant = datetime.fromisoformat(text.strip())
     instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
     return Timestamp(round(instant.timestamp() * 1000))
 
 
-def _duration(text: str) -> Duration:
+def _read_duration(text: str) -> Duration:
     milliseconds = parse_duration(text)
     return Duration((2**63 - 1) // 10_000 if milliseconds is None else milliseconds)
 
@@ -153,23 +152,23 @@ _READERS: Final[dict[str, Callable[[str], Any]]] = {
     "string": str,
     "anyURI": str,
     "char": str,
-    "boolean": _boolean,
-    "byte": _integer(Byte, 8),
-    "short": _integer(Short, 16),
-    "int": _integer(Int, 32),
-    "long": _integer(Long, 64),
-    "unsignedByte": _integer(UByte, 8, signed=False),
-    "unsignedShort": _integer(UShort, 16, signed=False),
-    "unsignedInt": _integer(UInt, 32, signed=False),
-    "unsignedLong": _integer(ULong, 64, signed=False),
+    "boolean": _read_boolean,
+    "byte": _integer_reader(Byte, 8),
+    "short": _integer_reader(Short, 16),
+    "int": _integer_reader(Int, 32),
+    "long": _integer_reader(Long, 64),
+    "unsignedByte": _integer_reader(UByte, 8, signed=False),
+    "unsignedShort": _integer_reader(UShort, 16, signed=False),
+    "unsignedInt": _integer_reader(UInt, 32, signed=False),
+    "unsignedLong": _integer_reader(ULong, 64, signed=False),
     "float": Float32,
     "double": float,
     "decimal": float,
-    "dateTime": _instant,
-    "duration": _duration,
+    "dateTime": _read_instant,
+    "duration": _read_duration,
     "guid": UUID,
 }
-_NAMES: Final[dict[type, str]] = {
+_XML_TYPES: Final[dict[type, str]] = {
     str: "string",
     bool: "boolean",
     Byte: "byte",
@@ -189,66 +188,58 @@ _NAMES: Final[dict[type, str]] = {
 }
 
 
-def _type(node: ET.Element) -> str:
+def _xml_type(node: ET.Element) -> str:
+    """Return the type that an element declares, without its prefix."""
     return node.get(f"{{{INSTANCE}}}type", "").rpartition(":")[2]
-
-
-def _is_nil(node: ET.Element) -> bool:
-    return node.get(f"{{{INSTANCE}}}nil") == "true"
-
-
-def _text(node: ET.Element | None) -> str:
-    return "" if node is None else node.text or ""
-
-
-def _parts(node: ET.Element) -> dict[str, ET.Element]:
-    return {child.tag.rpartition("}")[2]: child for child in node if child.tag.startswith("{" + SERVICE_BUS + "}")}
 
 
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
 def write_rule(rule: RuleDescription, created: int) -> str:
-    """What stands inside a RuleDescription."""
-    action = rule.action
-    written = (
-        '<Action i:type="EmptyRuleAction"/>'
-        if action is None
-        else f'<Action i:type="SqlRuleAction">{_sql(action.expression, action.parameters)}</Action>'
-    )
+    """Return the elements inside a RuleDescription."""
     return (
         _write_filter(rule.filter)
-        + written
-        + f"<CreatedAt>{render_instant(created)}</CreatedAt><Name>{_escaped(rule.name)}</Name>"
+        + _write_action(rule.action)
+        + element("CreatedAt", render_instant(created))
+        + element("Name", rule.name)
     )
 
 
-def _write_filter(described: RuleFilter) -> str:
-    match described:
+def _write_action(action: SqlAction | None) -> str:
+    if action is None:
+        return '<Action i:type="EmptyRuleAction"/>'
+    return f'<Action i:type="SqlRuleAction">{_sql_elements(action.expression, action.parameters)}</Action>'
+
+
+def _write_filter(rule_filter: RuleFilter) -> str:
+    match rule_filter:
         case TrueFilter():
-            return f'<Filter i:type="TrueFilter">{_sql(TRUE_EXPRESSION, {})}</Filter>'
+            return f'<Filter i:type="TrueFilter">{_sql_elements(TRUE_EXPRESSION, {})}</Filter>'
         case FalseFilter():
-            return f'<Filter i:type="FalseFilter">{_sql(FALSE_EXPRESSION, {})}</Filter>'
+            return f'<Filter i:type="FalseFilter">{_sql_elements(FALSE_EXPRESSION, {})}</Filter>'
         case SqlFilter():
-            return f'<Filter i:type="SqlFilter">{_sql(described.expression, described.parameters)}</Filter>'
+            return (
+                f'<Filter i:type="SqlFilter">{_sql_elements(rule_filter.expression, rule_filter.parameters)}</Filter>'
+            )
         case CorrelationFilter():
             texts = "".join(
-                f"<{name}>{_escaped(value)}</{name}>"
-                for name, field in _CORRELATION
-                if (value := getattr(described, field)) is not None
+                element(name, value)
+                for name, field in _CORRELATION_FIELDS
+                if (value := getattr(rule_filter, field)) is not None
             )
-            properties = _pairs("Properties", described.properties)
+            properties = _pair_elements("Properties", rule_filter.properties)
             return f'<Filter i:type="CorrelationFilter">{texts}{properties}</Filter>'
 
 
-def _sql(expression: str, parameters: Mapping[str, Any]) -> str:
-    return f"<SqlExpression>{_escaped(expression)}</SqlExpression>{_LEVEL}{_pairs('Parameters', parameters)}"
+def _sql_elements(expression: str, parameters: Mapping[str, Any]) -> str:
+    return f"{element('SqlExpression', expression)}{_COMPATIBILITY_LEVEL}{_pair_elements('Parameters', parameters)}"
 
 
-def _pairs(name: str, values: Mapping[str, Any]) -> str:
-    """An empty element would be an error to the JavaScript client."""
+def _pair_elements(name: str, values: Mapping[str, Any]) -> str:
+    """Return a list of keys and values, or '' for none: an empty element is an error to the JavaScript client."""
     pairs = "".join(
-        f"<KeyValueOfstringanyType><Key>{_escaped(key)}</Key>{_write_value(value)}</KeyValueOfstringanyType>"
+        f"<KeyValueOfstringanyType>{element('Key', key)}{_write_value(value)}</KeyValueOfstringanyType>"
         for key, value in values.items()
     )
     return f"<{name}>{pairs}</{name}>" if pairs else ""
@@ -257,19 +248,15 @@ def _pairs(name: str, values: Mapping[str, Any]) -> str:
 def _write_value(value: Any) -> str:
     if value is None:
         return '<Value i:nil="true"/>'
-    kind = _NAMES.get(type(value), "string")
-    # Both clients cut off a prefix of four letters.
+    kind = _XML_TYPES.get(type(value), "string")
+    # The prefix must have four letters: both clients cut off that many.
     schema = _SERIALIZATION if kind == "guid" else _SCHEMA
-    return f'<Value i:type="d6p1:{kind}" xmlns:d6p1="{schema}">{_escaped(_spelled(value))}</Value>'
+    return f'<Value i:type="d6p1:{kind}" xmlns:d6p1="{schema}">{escaped(_value_text(value))}</Value>'
 
 
-def _spelled(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Timestamp):
         return render_instant(value)
     return render_duration(int(value)) if isinstance(value, Duration) else str(value)
-
-
-def _escaped(text: str) -> str:
-    return escape(ILLEGAL.sub("\ufffd", text), {"\r": "&#13;"})

@@ -1,112 +1,131 @@
-"""The vocabulary of the management API: which XML element stands for which field of a description, and its order.
+"""XML of the management API: parsing of request bodies, and escaping for documents that are written as text.
 
-Reading and writing both follow these tables. Elements that only the service fills in stand in `atom_writing`.
+Request bodies are untrusted. `parse_xml` bounds the depth, the number of elements and the length of names, and refuses
+document types. Elements are recognised by XML namespace, never by prefix.
+
+Documents are written as text because prefixes are part of the contract: the JavaScript client looks for `i:type` by
+that very name.
 """
 
 from __future__ import annotations
 
 import re
-from enum import StrEnum
-from typing import Final, NamedTuple
+import xml.etree.ElementTree as ET
+from typing import Final
+from xml.sax.saxutils import escape
 
-from twinbus.namespace.engine.descriptions import (
-    Description,
-    QueueDescription,
-    SubscriptionDescription,
-    TopicDescription,
-)
+from defusedxml import DefusedXmlException  # type: ignore[import-untyped]  # it ships no types
+from defusedxml.ElementTree import DefusedXMLParser  # type: ignore[import-untyped]  # it ships no types
 
 ATOM: Final = "http://www.w3.org/2005/Atom"
 SERVICE_BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
 COUNTS: Final = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
 INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
 
-STANDARD_MESSAGE_KILOBYTES: Final = 256
-ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What no XML may hold."""
+_MAX_DEPTH: Final = 32
+_MAX_ELEMENTS: Final = 10_000
+# The parser expands the prefix of every tag and attribute name to the URI of its namespace. These bounds keep that work
+# proportional to the body: the most bytes from one `<` to the next, and the most characters of a name. The parser
+# raises errors of the tree builder only at the end of a chunk, so a chunk is no larger than one tag.
+_MAX_PIECE_BYTES: Final = 16 * 1024
+_MAX_NAME: Final = 1024
+_CHUNK: Final = 16 * 1024
+_DECLARED_ENCODING: Final = re.compile(r"<\?xml[^>]{0,100}?\bencoding\s{0,9}=\s{0,9}[\"']([A-Za-z0-9._-]+)")
+_ENCODINGS: Final = ("utf-8", "us-ascii", "ascii")
+_ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML cannot contain."""
 
 
 class AtomError(ValueError):
-    """What is wrong with an entry, by the name of its element; the client is told it."""
+    """A request body is wrong. The text is for the client and names the element."""
 
 
-class ElementType(StrEnum):
-    """How the text of an element is understood."""
-
-    DURATION = "duration"
-    DURATION_OR_NEVER = "duration or never"
-    BOOLEAN = "boolean"
-    INTEGER = "integer"
-    TEXT = "text"
-    ADDRESS = "address"
-    STATUS = "status"
-    RULES = "authorization rules"
+# --- reading -----------------------------------------------------------------------------------------------------
 
 
-class AtomElement(NamedTuple):
-    """One settable element."""
+class _BoundedBuilder(ET.TreeBuilder):
+    """Stops documents that are made to exhaust memory or time."""
 
-    name: str
-    field: str
-    value: ElementType
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+        self._count = 0
+
+    def start(self, tag: str, attrs: dict[str, str], /) -> ET.Element:
+        self._depth += 1
+        self._count += 1
+        if self._depth > _MAX_DEPTH or self._count > _MAX_ELEMENTS:
+            raise AtomError("the XML of the request is nested too deep or has too many elements")
+        if max(map(len, (tag, *attrs))) > _MAX_NAME:
+            raise AtomError(f"a name in the XML of the request has more than {_MAX_NAME} characters")
+        return super().start(tag, attrs)
+
+    def end(self, tag: str, /) -> ET.Element:
+        self._depth -= 1
+        return super().end(tag)
 
 
-QUEUE: Final = (
-    AtomElement("LockDuration", "lock_duration", ElementType.DURATION),
-    AtomElement("MaxSizeInMegabytes", "max_size_megabytes", ElementType.INTEGER),
-    AtomElement("RequiresDuplicateDetection", "requires_duplicate_detection", ElementType.BOOLEAN),
-    AtomElement("RequiresSession", "requires_session", ElementType.BOOLEAN),
-    AtomElement("DefaultMessageTimeToLive", "default_time_to_live", ElementType.DURATION_OR_NEVER),
-    AtomElement("DeadLetteringOnMessageExpiration", "dead_lettering_on_expiration", ElementType.BOOLEAN),
-    AtomElement("DuplicateDetectionHistoryTimeWindow", "duplicate_window", ElementType.DURATION),
-    AtomElement("MaxDeliveryCount", "max_delivery_count", ElementType.INTEGER),
-    AtomElement("EnableBatchedOperations", "batched_operations", ElementType.BOOLEAN),
-    AtomElement("AuthorizationRules", "authorization_rules", ElementType.RULES),
-    AtomElement("Status", "status", ElementType.STATUS),
-    AtomElement("ForwardTo", "forward_to", ElementType.ADDRESS),
-    AtomElement("UserMetadata", "user_metadata", ElementType.TEXT),
-    AtomElement("AutoDeleteOnIdle", "auto_delete_on_idle", ElementType.DURATION_OR_NEVER),
-    AtomElement("EnablePartitioning", "enable_partitioning", ElementType.BOOLEAN),
-    AtomElement("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", ElementType.ADDRESS),
-    AtomElement("EnableExpress", "enable_express", ElementType.BOOLEAN),
-)
+def parse_xml(body: bytes) -> ET.Element:
+    """Return the root element of a request body. Raises AtomError."""
+    if max(map(len, body.split(b"<"))) > _MAX_PIECE_BYTES:
+        raise AtomError(f"a tag or text in the XML of the request has more than {_MAX_PIECE_BYTES} bytes")
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise AtomError("the body is not XML in UTF-8") from None
+    declared = _DECLARED_ENCODING.match(text)
+    if declared is not None and declared[1].lower() not in _ENCODINGS:
+        raise AtomError(f"the XML of the request declares the encoding {declared[1][:50]!r}; send UTF-8")
+    parser = DefusedXMLParser(target=_BoundedBuilder(), forbid_dtd=True)
+    try:
+        # Text, not bytes: the parser then ignores the encoding that the document declares. In another encoding the
+        # bytes of `<` would mean something else, and the check above would miss a long tag.
+        for start in range(0, len(text), _CHUNK):
+            parser.feed(text[start : start + _CHUNK])
+        root: ET.Element = parser.close()
+    except AtomError:
+        raise
+    except DefusedXmlException:
+        raise AtomError("the XML of the request may not define entities or a document type") from None
+    except (ET.ParseError, ValueError) as error:
+        raise AtomError(f"the body is not well-formed XML: {error}") from None
+    return root
 
-TOPIC: Final = (
-    AtomElement("DefaultMessageTimeToLive", "default_time_to_live", ElementType.DURATION_OR_NEVER),
-    AtomElement("MaxSizeInMegabytes", "max_size_megabytes", ElementType.INTEGER),
-    AtomElement("RequiresDuplicateDetection", "requires_duplicate_detection", ElementType.BOOLEAN),
-    AtomElement("DuplicateDetectionHistoryTimeWindow", "duplicate_window", ElementType.DURATION),
-    AtomElement("EnableBatchedOperations", "batched_operations", ElementType.BOOLEAN),
-    AtomElement("FilteringMessagesBeforePublishing", "filtering_messages_before_publishing", ElementType.BOOLEAN),
-    AtomElement("AuthorizationRules", "authorization_rules", ElementType.RULES),
-    AtomElement("Status", "status", ElementType.STATUS),
-    AtomElement("UserMetadata", "user_metadata", ElementType.TEXT),
-    AtomElement("SupportOrdering", "support_ordering", ElementType.BOOLEAN),
-    AtomElement("AutoDeleteOnIdle", "auto_delete_on_idle", ElementType.DURATION_OR_NEVER),
-    AtomElement("EnablePartitioning", "enable_partitioning", ElementType.BOOLEAN),
-    AtomElement("EnableExpress", "enable_express", ElementType.BOOLEAN),
-)
 
-SUBSCRIPTION: Final = (
-    AtomElement("LockDuration", "lock_duration", ElementType.DURATION),
-    AtomElement("RequiresSession", "requires_session", ElementType.BOOLEAN),
-    AtomElement("DefaultMessageTimeToLive", "default_time_to_live", ElementType.DURATION_OR_NEVER),
-    AtomElement("DeadLetteringOnMessageExpiration", "dead_lettering_on_expiration", ElementType.BOOLEAN),
-    AtomElement("DeadLetteringOnFilterEvaluationExceptions", "dead_lettering_on_filter_errors", ElementType.BOOLEAN),
-    AtomElement("MaxDeliveryCount", "max_delivery_count", ElementType.INTEGER),
-    AtomElement("EnableBatchedOperations", "batched_operations", ElementType.BOOLEAN),
-    AtomElement("Status", "status", ElementType.STATUS),
-    AtomElement("ForwardTo", "forward_to", ElementType.ADDRESS),
-    AtomElement("UserMetadata", "user_metadata", ElementType.TEXT),
-    AtomElement("ForwardDeadLetteredMessagesTo", "forward_dead_letters_to", ElementType.ADDRESS),
-    AtomElement("AutoDeleteOnIdle", "auto_delete_on_idle", ElementType.DURATION_OR_NEVER),
-)
+def local_name(node: ET.Element) -> str | None:
+    """Return the name of an element of the Service Bus namespace, or None for any other element."""
+    namespace, _, name = node.tag.rpartition("}")
+    return name if namespace == "{" + SERVICE_BUS else None
 
-KINDS: Final[dict[type[Description], tuple[str, tuple[AtomElement, ...]]]] = {
-    QueueDescription: ("QueueDescription", QUEUE),
-    TopicDescription: ("TopicDescription", TOPIC),
-    SubscriptionDescription: ("SubscriptionDescription", SUBSCRIPTION),
-}
 
-# What an update may leave out without changing it: no update can change these.
-IMMUTABLE: Final = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+def children(node: ET.Element) -> dict[str, ET.Element]:
+    """Return the children of the Service Bus namespace by name. Of several with one name, the last."""
+    return {name: child for child in node if (name := local_name(child)) is not None}
+
+
+def text_of(node: ET.Element | None) -> str:
+    """Return the text of an element, or '' if it has none or is absent."""
+    return "" if node is None else node.text or ""
+
+
+def is_nil(node: ET.Element) -> bool:
+    """Return whether an element is marked as having no value."""
+    return node.get(f"{{{INSTANCE}}}nil") == "true"
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+def element(name: str, text: str) -> str:
+    """Return an element with text."""
+    return f"<{name}>{escaped(text)}</{name}>"
+
+
+def escaped(text: str) -> str:
+    """Return text for the content of an element. Characters that XML cannot contain become U+FFFD."""
+    return escape(_ILLEGAL.sub("\ufffd", text), {"\r": "&#13;"})
+
+
+def render_error(status: int, detail: str) -> bytes:
+    """Return the body of an error response."""
+    return f"<Error>{element('Code', str(status))}{element('Detail', detail)}</Error>".encode()

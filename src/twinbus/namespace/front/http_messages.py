@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from twinbus.namespace.front.atom_entities import render_error
+from twinbus.namespace.front.atom_xml import render_error
 from twinbus.namespace.own_names import Authority, OwnNames, is_same_origin, parse_authority, shortened
 
 
