@@ -18,16 +18,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from twinbus.cli.demo import spark_runner
 from twinbus.cli.demo.application import BACKLOG_QUEUES, QUEUES, REGION, SUBSCRIPTIONS, TOPIC
 from twinbus.errors import OperatorError
 from twinbus.namespace.free_port import free_port
 
+# Lines of `spark_runner`: it is ready, and a command has ended with this exit code.
+READY: Final = "\x1eready"
+ENDED: Final = "\x1eended "
 LEDGER: Final = "ledger"
 TABLES: Final = "tables"
 NAMES: Final = ("primary", "secondary")
 _READY_SECONDS: Final = 60.0
 _SPARK_SECONDS: Final = 300.0
+_END_SECONDS: Final = 20.0
+_POLL_SECONDS: Final = 0.05
+_ERROR_CHARACTERS: Final = 2000
+# --json lists every id in one line.
+_LONGEST_LINE: Final = 2**26
 # The jobs are small: these options halve the CPU time that the JVM spends on optimisation.
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # Duplicate detection drops second copies. Short locks: messages locked when the primary died come again soon.
@@ -117,7 +124,7 @@ class DemoProcesses:
         process = await self._start("spark", "-m", "twinbus.cli.demo.spark_runner")
         with _ready_in_time("Spark", _SPARK_SECONDS, process):
             async with asyncio.timeout(_SPARK_SECONDS):
-                while await process.line() != spark_runner.READY:
+                while await process.line() != READY:
                     pass
         return process
 
@@ -137,11 +144,11 @@ class DemoProcesses:
         process = await self._batch
         process.write_line(json.dumps(arguments))
         try:
-            while not (line := await process.line()).startswith(spark_runner.ENDED):
+            while not (line := await process.line()).startswith(ENDED):
                 on_line(line)
         except EOFError:
             raise OperatorError("the process with Spark has died", process.error_text()) from None
-        return int(line.removeprefix(spark_runner.ENDED)), process
+        return int(line.removeprefix(ENDED)), process
 
     async def ask(self, *arguments: str, good: Sequence[int] = (0,), hidden: int = 0) -> Any:
         """Run a command and return the JSON of the last line that it prints."""
@@ -176,13 +183,6 @@ def _ready_in_time(what: str, seconds: float, process: Process) -> Any:
         raise OperatorError(f"{what} was not ready in {seconds:.0f} s", process.error_text()) from None
     except EOFError:
         raise OperatorError(f"{what} did not start", process.error_text()) from None
-
-
-_END_SECONDS: Final = 20.0
-_POLL_SECONDS: Final = 0.05
-_ERROR_CHARACTERS: Final = 2000
-# --json lists every id in one line.
-_LONGEST_LINE: Final = 2**26
 
 
 class Process:

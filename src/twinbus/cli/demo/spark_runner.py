@@ -12,16 +12,13 @@ import signal
 import sys
 import threading
 from queue import SimpleQueue
-from typing import Final
 
+from twinbus.cli.demo.processes import ENDED, READY
 from twinbus.cli.terminal import lowest
-
-READY: Final = "\x1eready"
-ENDED: Final = "\x1eended "
 
 
 def main() -> None:
-    from twinbus.cli.main import app  # noqa: PLC0415 - it imports the demo, which imports this module
+    from twinbus.cli.main import app  # noqa: PLC0415 - slow
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow
 
     # The commands use this session.
