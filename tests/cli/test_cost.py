@@ -120,12 +120,12 @@ def test_m4_forecast_and_actual_are_shown_side_by_side_and_differences_in_their_
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     found = forecast(Scenario(sent=1000, diverted=600, syphon=SyphonRuns.AFTER), Prices.default())
-    actual = StageSpending(stage="send_backlog", messages=600, units=607, vain=5, cost=Decimal("0.02"))
+    actual = StageSpending(stage="send_backlog", messages=600, units=607, failed_units=5, cost=Decimal("0.02"))
     cost_tables.show_comparison(found, compare(found, [actual]), {"sent", "diverted"})
     shown = capsys.readouterr().out
     assert "from the ledger: diverted 600, sent 1000" in shown
     rows = cells(shown)
     assert ["send_backlog", "600", "607", "+7"] in [row[:4] for row in rows]
-    assert "  send_backlog +5: calls that were refused, or whose outcome is unknown\n" in shown
+    assert "  send_backlog +5: calls that were refused or whose outcome is unknown\n" in shown
     assert "  send_backlog +2: messages that went to a second backlog queue\n" in shown
     assert ["receive_primary", "1,600", "–", "–"] in [row[:4] for row in rows]

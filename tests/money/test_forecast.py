@@ -64,10 +64,10 @@ def test_m4_a_syphon_that_runs_only_after_an_outage_costs_nothing_idle() -> None
 
 def test_m1_m2_the_four_stages_are_six_operations_and_eight_where_it_was_put_aside() -> None:
     found = foreseen()
-    assert sum(one.clause for one in found.passages) == 4
-    assert sum(one.billed for one in found.passages) == 6
-    assert sum(one.put_aside for one in found.passages) == 8
-    assert [one.stage for one in found.passages if one.clause] == [
+    assert sum(one.clause for one in found.message_units) == 4
+    assert sum(one.billed for one in found.message_units) == 6
+    assert sum(one.put_aside for one in found.message_units) == 8
+    assert [one.stage for one in found.message_units if one.clause] == [
         Stage.SEND_BACKLOG,
         Stage.RECEIVE_BACKLOG,
         Stage.RETURN_PRIMARY,
@@ -78,14 +78,14 @@ def test_m1_m2_the_four_stages_are_six_operations_and_eight_where_it_was_put_asi
 def test_m4_an_outage_is_diverted_from_the_failover_to_the_ping_that_succeeds() -> None:
     # 10 minutes: failover after one, pings at 2, 3 … 10, the ninth of them good.
     found = foreseen(**DRILL)
-    assert found.course.pings == 9
-    assert found.course.diverted == 10 * 540
+    assert found.outage.pings == 9
+    assert found.outage.diverted == 10 * 540
     for stage in (Stage.SEND_BACKLOG, Stage.RECEIVE_BACKLOG, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG):
         assert units(found, None, stage) == 5400
     assert units(found, CostPhase.DRAIN, Stage.RECEIVE_PRIMARY) == 5400 + 54  # and what is sent meanwhile
     # An outage that ends a second later is found at the next ping.
     later = foreseen(**{**DRILL, "outage": timedelta(seconds=601)})
-    assert later.course.diverted == 10 * 600
+    assert later.outage.diverted == 10 * 600
 
 
 def test_m4_pings_are_charged_where_the_primary_answers_and_only_the_good_one_where_it_cannot_be_reached() -> None:
@@ -97,7 +97,7 @@ def test_m4_pings_are_charged_where_the_primary_answers_and_only_the_good_one_wh
 
 def test_s3_an_outage_shorter_than_the_failover_interval_diverts_nothing() -> None:
     found = foreseen(**{**DRILL, "outage": timedelta(seconds=59), "outage_kind": OutageKind.ANSWERING})
-    assert found.course.diverted == 0
+    assert found.outage.diverted == 0
     assert found.bill.of(phase=CostPhase.DRAIN).units == 0
     assert found.bill.of(phase=CostPhase.OUTAGE).units == units(found, CostPhase.OUTAGE, Stage.SEND_PRIMARY) == 590 * 4
 
@@ -110,8 +110,8 @@ def test_s3_nobody_fails_over_who_does_not_send() -> None:
 def test_y5_a_standing_syphon_puts_aside_what_it_receives_meanwhile() -> None:
     found = foreseen(**{**DRILL, "syphon": SyphonRuns.STANDING})
     # Pauses of 1, 2, 4 … s, by chance a quarter shorter: the tenth try, after 767 s, is the first that succeeds.
-    assert found.course.probes == 10
-    assert found.course.aside == found.course.diverted
+    assert found.outage.probes == 10
+    assert found.outage.put_aside == found.outage.diverted
     assert units(found, CostPhase.OUTAGE, Stage.SETTLE_BACKLOG) == 5400 + 10
     assert units(found, CostPhase.DRAIN, Stage.RECEIVE_DEFERRED) == 5400
     assert units(found, CostPhase.DRAIN, Stage.RECEIVE_BACKLOG) == 0

@@ -26,7 +26,7 @@ from twinbus.backlog import FailureKind
 from twinbus.ledger import Stage
 from twinbus.money import OutageKind, Prices, Scenario, SyphonRuns, forecast
 from twinbus.money import outage_model as habits
-from twinbus.money.outage_model import course, queues_used
+from twinbus.money.outage_model import model_outage, queues_used
 from twinbus.pairing import SendAvailabilityOptions
 from twinbus.pairing.decide import failover
 from twinbus.pairing.decide.rotation import Rotation, choose
@@ -40,7 +40,7 @@ HOUR = timedelta(hours=1)
 def test_m4_the_habits_that_a_forecast_counts_are_those_of_the_syphon_and_the_pair() -> None:
     policy, options, scenario = RetryPolicy(), SendAvailabilityOptions(), Scenario()
     assert (policy.first_pause, policy.longest_pause) == (habits.FIRST_PAUSE, habits.LONGEST_PAUSE)
-    assert (deferred.SCAN_INTERVAL, transport.PEEK_PAGE_SIZE) == (habits.SCAN_SECONDS, habits.PAGE)
+    assert (deferred.SCAN_INTERVAL, transport.PEEK_PAGE_SIZE) == (habits.SCAN_SECONDS, habits.PEEK_PAGE_SIZE)
     assert scenario.long_poll.total_seconds() == SyphonOptions().poll
     assert scenario.backlog_queues == options.backlog_queue_count
     for name in ("failover_interval", "ping_interval", "ping_jitter", "backlog_check_interval"):
@@ -51,9 +51,9 @@ def test_m4_the_habits_that_a_forecast_counts_are_those_of_the_syphon_and_the_pa
 def test_g2_s3_pings_and_the_restore_fall_where_the_failover_machine_has_them(seconds: int) -> None:
     scenario = Scenario(outage=timedelta(seconds=seconds), rate=2)
     pings, restored = walked(seconds, chance=0.5)
-    went = course(scenario)
+    went = model_outage(scenario)
     assert went.pings == pings
-    assert went.window == pytest.approx(restored)
+    assert went.seconds == pytest.approx(restored)
     assert went.diverted == pytest.approx(2 * (restored - 60))
 
 
@@ -113,7 +113,7 @@ class Simulated:
     """A standing syphon on three backlog queues, one of which takes what is diverted during the outages."""
 
     def __init__(self, scenario: Scenario, begins: tuple[float, ...]) -> None:
-        went, chance = course(scenario), Random(7)
+        went, chance = model_outage(scenario), Random(7)
         first = scenario.failover_interval.total_seconds()
         per_outage = round(went.diverted)
         self.outages = [Outage(at, at + scenario.outage.total_seconds(), FailureKind.ENTITY_DISABLED) for at in begins]

@@ -105,8 +105,8 @@ def spent(ledger: Path) -> list[StageSpending]:
             stage=stage,
             messages=messages[stage],
             units=count,
-            vain=vain[stage],
-            unsent=never[stage],
+            failed_units=vain[stage],
+            unsent_units=never[stage],
             cost=Decimal(0),
         )
         for stage, count in units.items()

@@ -71,7 +71,7 @@ def test_m3_a_users_own_table_takes_the_place_of_ours(tmp_path: Path) -> None:
         ("base_per_month = 10.00", "base_per_moth = 10.00", "tiers.standard.base_per_moth is not known"),
         ("bands = [{ price = 0.05 }]", "bands = []", "tiers.basic.operations.bands must be a list of bands"),
         ("zone_3 = 0.23", 'zone_3 = "dear"', "geo_replication.zone_3 must be a number"),
-        ("hours_in_month = 744", "hours_in_month =", "are no TOML"),
+        ("hours_in_month = 744", "hours_in_month =", "are not TOML"),
     ],
 )
 def test_m3_a_table_that_is_wrong_is_refused_by_its_place(before: str, after: str, said: str) -> None:
@@ -85,7 +85,7 @@ def test_m3_a_table_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(PricesError, match="No such file"):
         Prices.load(tmp_path / "nowhere.toml")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(PricesError, match="no UTF-8"):
+    with pytest.raises(PricesError, match="not UTF-8"):
         Prices.load(tmp_path / "binary")
 
 

@@ -82,10 +82,10 @@ def _passages(found: Forecast) -> Table:
 
     table = _table("a diverted message", "M1's four stages", "as charged today", "put aside meanwhile")
     columns = ("clause", "billed", "put_aside")
-    for one in found.passages:
+    for one in found.message_units:
         table.add_row(one.stage, *(str(getattr(one, column) or "") for column in columns))
     table.add_section()
-    sums = (sum(getattr(one, column) for one in found.passages) for column in columns)
+    sums = (sum(getattr(one, column) for one in found.message_units) for column in columns)
     table.add_row("", *(Text(str(total), "bold") for total in sums))
     return table
 
@@ -225,7 +225,7 @@ def forecast_as_json(found: Forecast) -> dict[str, Any]:
         "idle_receives": asdict(found.idle),
         "lines": lines,
         "phases": {phase: _sums(found.bill.of(phase=phase)) for phase in CostPhase},
-        "passages": [asdict(one) for one in found.passages],
+        "passages": [asdict(one) for one in found.message_units],
         "base_cost": _number(found.base_cost),
         "connections": _number(found.connections),
         "connections_cost": _number(found.connections_cost),

@@ -1,6 +1,6 @@
-"""What was used becomes a bill (M2, M3): units through the bands of a tier, bytes through those of the bandwidth.
+"""Turns what was used into a bill (M2, M3): units through the price bands of a tier, bytes through those of bandwidth.
 
-Used by the forecast and by what a ledger tells, so that both are priced alike. It knows neither of them.
+The forecast and the actual cost from a ledger both use this module, so that they are priced alike.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from twinbus.money.prices import Prices, PriceScale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """`operations`: one for every message that was carried, and for every call that carried none. `units`: what is
-    charged for them (M2). `anyway`: the application would have had it without a pair, too.
-    """
+    """What one stage used in one phase."""
 
     stage: str
     operations: int
+    """One per message that was carried, and one per call that carried no message."""
     units: int
+    """Billable units of these operations (M2)."""
     bytes: int = 0
     phase: str = ""
     anyway: bool = False
+    """Whether the application would have used this without a pair, too."""
     why: str = ""
 
 
@@ -40,7 +41,7 @@ class BillLine:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Lines in the order of what was used."""
+    """Priced usage. The lines have the order of the usage."""
 
     lines: tuple[BillLine, ...]
 
@@ -61,7 +62,7 @@ class Bill:
         return sum((line.cost for line in self.lines), Decimal(0))
 
     def of(self, *, phase: str | None = None, stage: str | None = None) -> Bill:
-        """The lines of a phase, of a stage, or of both."""
+        """Returns a bill with only the lines of a phase, of a stage, or of both."""
         return Bill(
             tuple(
                 line for line in self.lines if phase in (None, line.usage.phase) and stage in (None, line.usage.stage)
@@ -78,23 +79,27 @@ def bill(
     other_operations: int = 0,
     months: Decimal = Decimal(1),
 ) -> Bill:
-    """Of one month, or of so many. Phases take the bands one after the other, after the `other_operations`; within one
-    the lines share what it costs by their units.
+    """Returns the bill of what was used in `months` months.
+
+    The `other_operations` of each month fill the price bands first, then the phases in their order. All lines of a
+    phase pay the same price per unit: the mean of the bands that the phase fills.
     """
     scale, zone = prices.tier(tier).operations, prices.zone(bandwidth)
-    before, carried = other_operations * months, Decimal(0)
-    units: dict[str, Decimal] = {}
-    bytes_: dict[str, Decimal] = {}
+    units_before, bytes_before = other_operations * months, Decimal(0)
+    unit_prices: dict[str, Decimal] = {}
+    byte_prices: dict[str, Decimal] = {}
     for phase in dict.fromkeys(one.phase for one in used):
-        mine = [one for one in used if one.phase == phase]
-        amount, size = Decimal(sum(one.units for one in mine)), Decimal(sum(one.bytes for one in mine))
-        units[phase] = _each(scale, before, amount, months)
-        bytes_[phase] = _each(zone, carried, size, months)
-        before, carried = before + amount, carried + size
+        of_phase = [one for one in used if one.phase == phase]
+        units, size = Decimal(sum(one.units for one in of_phase)), Decimal(sum(one.bytes for one in of_phase))
+        unit_prices[phase] = _mean_price(scale, units_before, units, months)
+        byte_prices[phase] = _mean_price(zone, bytes_before, size, months)
+        units_before, bytes_before = units_before + units, bytes_before + size
     return Bill(
         tuple(
             BillLine(
-                usage=one, operations_cost=one.units * units[one.phase], bandwidth_cost=one.bytes * bytes_[one.phase]
+                usage=one,
+                operations_cost=one.units * unit_prices[one.phase],
+                bandwidth_cost=one.bytes * byte_prices[one.phase],
             )
             for one in used
         )
@@ -104,11 +109,11 @@ def bill(
 def unit_price(
     units: int, prices: Prices, tier: str = "standard", *, other_operations: int = 0, months: Decimal = Decimal(1)
 ) -> Decimal:
-    """What each of so many costs, all bands of a month together."""
-    return _each(prices.tier(tier).operations, other_operations * months, Decimal(units), months)
+    """Returns the mean price of a unit, over all price bands that so many units fill."""
+    return _mean_price(prices.tier(tier).operations, other_operations * months, Decimal(units), months)
 
 
-def _each(scale: PriceScale | None, before: Decimal, amount: Decimal, months: Decimal) -> Decimal:
+def _mean_price(scale: PriceScale | None, before: Decimal, amount: Decimal, months: Decimal) -> Decimal:
     if scale is None or not amount:
         return Decimal(0)
     return (scale.cost(before + amount, months) - scale.cost(before, months)) / amount

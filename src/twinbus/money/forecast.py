@@ -1,6 +1,6 @@
 """What a scenario costs (M4): operations, units, bytes and money by stage, idle, during outages and while draining.
 
-Pure: the scenario and the prices come in, the same forecast comes out. How an outage goes is in `course`.
+`outage_model` says what happens in an outage; this module counts the operations of it and prices them. It is pure.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from twinbus.money.outage_model import (
     DRAIN_EMPTY_RECEIVES,
     DRAIN_PEEKS,
     DRAIN_REQUESTS,
-    PAGE,
+    PEEK_PAGE_SIZE,
     SCAN_SECONDS,
     OutageModel,
-    course,
-    looks,
+    backlog_checks,
+    model_outage,
     queues_used,
 )
 from twinbus.money.prices import Prices, Tier
 from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError, SyphonRuns
 
 ALIAS_BYTES: Final = 64
-"""What the aliases of S7 add to a message, about."""
+"""About what the aliases of S7 add to the size of a message."""
 PING_BYTES: Final = 150
 _DAY, _HOUR = 86_400, 3600
 
 
 class CostPhase(StrEnum):
+    """The part of a period that a line of a forecast belongs to."""
+
     IDLE = "idle"
     OUTAGE = "outage"
     DRAIN = "drain"
@@ -42,7 +44,7 @@ class CostPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IdleReceives:
-    """Receives of the syphons while nothing happens (Y2)."""
+    """Receives of the syphons in a time without messages (Y2)."""
 
     hour: float
     day: float
@@ -51,32 +53,32 @@ class IdleReceives:
 
 @dataclass(frozen=True, slots=True)
 class StageUnits:
-    """A stage that a diverted message passes: units as M1 counts them; as a client of today is charged; and so where a
-    syphon received it while the primary was away, and had to put it aside.
-    """
+    """Billable units of one diverted message in one stage."""
 
     stage: str
     clause: int
+    """As M1 counts them."""
     billed: int
+    """As a client is charged today."""
     put_aside: int
+    """As a client is charged if a syphon received the message while the primary was away, and put it aside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`bill` has a line for each phase and stage. `without_pair`: the same traffic in a period without outages, on the
-    primary alone, its base included.
-    """
-
     scenario: Scenario
     prices: Prices
-    course: OutageModel
+    outage: OutageModel
     idle: IdleReceives
-    passages: tuple[StageUnits, ...]
+    message_units: tuple[StageUnits, ...]
+    """What one diverted message costs, stage by stage."""
     bill: Bill
+    """One line per phase and stage."""
     base_cost: Decimal
     connections: Decimal
     connections_cost: Decimal
     without_pair: Decimal
+    """Cost of the same traffic without outages on the primary alone, with its base."""
 
     @property
     def cost(self) -> Decimal:
@@ -84,13 +86,13 @@ class Forecast:
 
 
 def forecast(scenario: Scenario, prices: Prices) -> Forecast:
-    """ScenarioError where the tier cannot carry it, or the outages do not fit into the period."""
+    """Returns the forecast. Raises ScenarioError if the tier lacks a feature or the outages exceed the period."""
     tier = prices.tier(scenario.tier)
-    went = course(scenario)
-    _refuse(scenario, tier, went)
+    outage = model_outage(scenario)
+    _check(scenario, tier, outage)
     hours = Decimal(scenario.period.total_seconds()) / _HOUR
     months = max(Decimal(1), hours / prices.hours_in_month)
-    connections, connections_cost = _connections(scenario, tier, went, hours, months)
+    connections, connections_cost = _connections(scenario, tier, outage, hours, months)
     receives = _polls(scenario, _HOUR)
 
     def billed(used: list[Usage]) -> Bill:
@@ -100,53 +102,53 @@ def forecast(scenario: Scenario, prices: Prices) -> Forecast:
     return Forecast(
         scenario=scenario,
         prices=prices,
-        course=went,
+        outage=outage,
         idle=IdleReceives(receives, receives * 24, receives * 24 * 30),
-        passages=tuple(_passages(scenario)),
-        bill=billed([one for one in _used(scenario, went) if one.operations]),
+        message_units=tuple(_message_units(scenario)),
+        bill=billed([one for one in _used(scenario, outage) if one.operations]),
         base_cost=_base(scenario, tier, prices, hours, namespaces=2),
         connections=connections,
         connections_cost=connections_cost,
-        without_pair=billed(list(_traffic(scenario, CostPhase.IDLE, _messages(scenario, went)))).cost
+        without_pair=billed(list(_traffic(scenario, CostPhase.IDLE, _messages(scenario, outage)))).cost
         + _base(scenario, tier, prices, hours, namespaces=1),
     )
 
 
-def _refuse(scenario: Scenario, tier: Tier, went: OutageModel) -> None:
+def _check(scenario: Scenario, tier: Tier, outage: OutageModel) -> None:
     if scenario.subscriptions and not tier.topics:
         raise ScenarioError("subscriptions", scenario.subscriptions, f"0: the tier {tier.name} has no topics")
     if scenario.message_size > tier.largest_message:
         allowed = f"at most {tier.largest_message}, the largest message of the tier {tier.name}"
         raise ScenarioError("message_size", scenario.message_size, allowed)
-    taken = scenario.outages * (went.window + went.drain)
-    if taken > scenario.period.total_seconds():
+    busy = scenario.outages * (outage.seconds + outage.drain_seconds)
+    if busy > scenario.period.total_seconds():
         raise ScenarioError(
-            "outages", scenario.outages, f"fewer: with their drains they take {taken:,.0f} s of the period"
+            "outages", scenario.outages, f"fewer: with their drains they take {busy:,.0f} s of the period"
         )
 
 
 # --- what is used ----------------------------------------------------------------------------------------------------
 
 
-def _used(scenario: Scenario, went: OutageModel) -> Iterator[Usage]:
-    busy = scenario.outages * (went.window + went.drain)
+def _used(scenario: Scenario, outage: OutageModel) -> Iterator[Usage]:
+    busy = scenario.outages * (outage.seconds + outage.drain_seconds)
     seconds = scenario.period.total_seconds() - busy
     yield from _traffic(scenario, CostPhase.IDLE, scenario.rate * seconds if scenario.sent is None else scenario.sent)
     yield from _standing(scenario, CostPhase.IDLE, seconds, 0)
     if scenario.outages:
-        yield from _outage(scenario, went)
-        yield from _drain(scenario, went)
+        yield from _outage(scenario, outage)
+        yield from _drain(scenario, outage)
 
 
-def _messages(scenario: Scenario, went: OutageModel) -> float:
-    """Of the period: all that would have been sent to the primary."""
+def _messages(scenario: Scenario, outage: OutageModel) -> float:
+    """Returns how many messages would be sent to the primary in a period without outages."""
     if scenario.sent is None:
         return scenario.rate * scenario.period.total_seconds()
-    return scenario.sent + scenario.outages * went.diverted
+    return scenario.sent + scenario.outages * outage.diverted
 
 
 def _traffic(scenario: Scenario, phase: CostPhase, messages: float) -> Iterator[Usage]:
-    """The application's own."""
+    """Yields what the application itself uses: its sends, and the receives of these messages."""
     yield _usage(phase, Stage.SEND_PRIMARY, messages, scenario.message_size, anyway=True, why="the application's sends")
     yield from _received(scenario, phase, messages)
 
@@ -154,24 +156,24 @@ def _traffic(scenario: Scenario, phase: CostPhase, messages: float) -> Iterator[
 def _received(scenario: Scenario, phase: CostPhase, messages: float) -> Iterator[Usage]:
     copies = messages * max(scenario.subscriptions, 1)
     size = scenario.message_size
-    yield _usage(phase, Stage.RECEIVE_PRIMARY, copies, size, anyway=True, why="once for a queue or subscription")
-    yield _usage(phase, Stage.COMPLETE_PRIMARY, copies, anyway=True, why="a peek-lock receive is completed (M2)")
+    yield _usage(
+        phase, Stage.RECEIVE_PRIMARY, copies, size, anyway=True, why="each message once per queue or subscription"
+    )
+    yield _usage(phase, Stage.COMPLETE_PRIMARY, copies, anyway=True, why="completion of a peek-lock receive (M2)")
 
 
 def _standing(scenario: Scenario, phase: CostPhase, seconds: float, used: float) -> Iterator[Usage]:
-    """What standing syphons do while nothing moves in a queue; `used`: queues that something moves in."""
+    """Yields what standing syphons use on queues without messages. `used` queues have messages."""
     if scenario.syphon is not SyphonRuns.STANDING or not scenario.syphons:
         return
     quiet = (scenario.backlog_queues - used) / scenario.backlog_queues
-    yield _usage(
-        phase, Stage.EMPTY_RECEIVE, _polls(scenario, seconds) * quiet, why="long polls that bring nothing (Y2)"
-    )
+    yield _usage(phase, Stage.EMPTY_RECEIVE, _polls(scenario, seconds) * quiet, why="long polls without a message (Y2)")
     scans = scenario.syphons * scenario.backlog_queues * seconds / SCAN_SECONDS
-    yield _usage(phase, Stage.PEEK_BACKLOG, scans, why="every 6 h a look for messages that nobody remembers")
+    yield _usage(phase, Stage.PEEK_BACKLOG, scans, why="a scan for forgotten messages every 6 h")
 
 
 def _counts(scenario: Scenario, seconds: float) -> float:
-    """A syphon that is looked at asks how much remains, while messages move."""
+    """Returns how often the display of a syphon counts the remaining messages while messages move."""
     every = scenario.count_interval.total_seconds()
     return scenario.syphons * seconds / every if every else 0
 
@@ -181,68 +183,76 @@ def _polls(scenario: Scenario, seconds: float) -> float:
     return standing * scenario.backlog_queues * seconds / scenario.long_poll.total_seconds()
 
 
-def _outage(scenario: Scenario, went: OutageModel) -> Iterator[Usage]:
+def _outage(scenario: Scenario, outage: OutageModel) -> Iterator[Usage]:
     times, phase = scenario.outages, CostPhase.OUTAGE
     answering = scenario.outage_kind is OutageKind.ANSWERING
     size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
-    yield _usage(phase, Stage.SEND_PRIMARY, times * went.vain, size, why="sends that fail until the failover, each try")
+    failed = times * outage.failed_sends
+    yield _usage(phase, Stage.SEND_PRIMARY, failed, size, why="sends that fail before the failover, each try")
     everywhere = scenario.entities * scenario.clients
-    pings = (went.pings if answering else min(went.pings, 1)) if scenario.ping is PingKind.MESSAGE else 0
-    yield _usage(phase, Stage.PING, times * everywhere * pings, PING_BYTES, why="of each entity by each client (G2)")
-    yield _usage(phase, Stage.SEND_BACKLOG, times * went.diverted, stored, why="every diverted message")
+    pings = (outage.pings if answering else min(outage.pings, 1)) if scenario.ping is PingKind.MESSAGE else 0
+    yield _usage(phase, Stage.PING, times * everywhere * pings, PING_BYTES, why="pings of each client per entity (G2)")
+    yield _usage(phase, Stage.SEND_BACKLOG, times * outage.diverted, stored, why="every diverted message")
     watched = scenario.clients * queues_used(scenario.backlog_queues, scenario.entities)
-    looked = watched * looks(scenario, went.window + went.drain if went.diverted else 0)
-    yield _usage(phase, Stage.PEEK_BACKLOG, times * looked, stored, why="clients look whether anybody syphons (Y1)")
+    checks = watched * backlog_checks(scenario, outage.seconds + outage.drain_seconds if outage.diverted else 0)
+    yield _usage(phase, Stage.PEEK_BACKLOG, times * checks, stored, why="clients check whether a syphon works (Y1)")
     if scenario.syphon is SyphonRuns.STANDING and scenario.syphons:
-        yield from _standing_through(scenario, went)
+        yield from _standing_in_outage(scenario, outage)
 
 
-def _standing_through(scenario: Scenario, went: OutageModel) -> Iterator[Usage]:
-    """A syphon that finds the primary away puts aside what it receives, and tries again with growing pauses (Y5)."""
+def _standing_in_outage(scenario: Scenario, outage: OutageModel) -> Iterator[Usage]:
+    """Yields what standing syphons use in an outage: they put messages aside, and probe with growing pauses (Y5)."""
     times, phase = scenario.outages, CostPhase.OUTAGE
     size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
-    used = queues_used(scenario.backlog_queues, scenario.entities * scenario.clients) if went.diverted else 0
-    yield from _standing(scenario, phase, times * went.window, used)
-    probes = times * went.probes * scenario.entities * scenario.syphons if went.diverted else 0
+    used = queues_used(scenario.backlog_queues, scenario.entities * scenario.clients) if outage.diverted else 0
+    yield from _standing(scenario, phase, times * outage.seconds, used)
+    probes = times * outage.probes * scenario.entities * scenario.syphons if outage.diverted else 0
     answering = scenario.outage_kind is OutageKind.ANSWERING
-    yield _usage(phase, Stage.RECEIVE_BACKLOG, times * went.diverted, stored, why="as they come")
-    yield _usage(phase, Stage.SETTLE_BACKLOG, times * went.aside + probes, why="put aside, and again after each probe")
-    yield _usage(phase, Stage.RECEIVE_DEFERRED, probes, stored, why="one message for each probe of an entity")
+    yield _usage(phase, Stage.RECEIVE_BACKLOG, times * outage.diverted, stored, why="diverted messages as they arrive")
+    settled = times * outage.put_aside + probes
+    yield _usage(phase, Stage.SETTLE_BACKLOG, settled, why="put aside, and again after each probe")
+    yield _usage(phase, Stage.RECEIVE_DEFERRED, probes, stored, why="one message per probe of an entity")
     yield _usage(phase, Stage.RETURN_PRIMARY, probes if answering else 0, size, why="probes that fail")
     pages = sum(
-        went.aside * SCAN_SECONDS * n / went.window / PAGE for n in range(1, int(went.window // SCAN_SECONDS) + 1)
+        outage.put_aside * SCAN_SECONDS * n / outage.seconds / PEEK_PAGE_SIZE
+        for n in range(1, int(outage.seconds // SCAN_SECONDS) + 1)
     )
-    yield _usage(phase, Stage.PEEK_BACKLOG, times * pages, PAGE * stored, why="the same looks, at what is put aside")
-    counts = times * _counts(scenario, went.window if went.diverted else 0)
-    yield _usage(phase, Stage.MANAGE, counts, why="how much remains, shown")
-    straight = times * (went.diverted - went.aside)
-    yield _usage(phase, Stage.RETURN_PRIMARY, straight, size, anyway=True, why="diverted, though the primary is back")
-    yield _usage(phase, Stage.COMPLETE_BACKLOG, straight, why="diverted, though the primary is back")
+    yield _usage(
+        phase, Stage.PEEK_BACKLOG, times * pages, PEEK_PAGE_SIZE * stored, why="the scan, of messages put aside"
+    )
+    counts = times * _counts(scenario, outage.seconds if outage.diverted else 0)
+    yield _usage(phase, Stage.MANAGE, counts, why="display of the remaining messages")
+    straight = times * (outage.diverted - outage.put_aside)
+    yield _usage(
+        phase, Stage.RETURN_PRIMARY, straight, size, anyway=True, why="diverted messages received after the outage"
+    )
+    yield _usage(phase, Stage.COMPLETE_BACKLOG, straight, why="diverted messages received after the outage")
     yield from _received(scenario, phase, straight)
 
 
-def _drain(scenario: Scenario, went: OutageModel) -> Iterator[Usage]:
+def _drain(scenario: Scenario, outage: OutageModel) -> Iterator[Usage]:
     times, phase = scenario.outages, CostPhase.DRAIN
-    if not went.diverted or not scenario.syphons:
+    if not outage.diverted or not scenario.syphons:
         return
     size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
     standing = scenario.syphon is SyphonRuns.STANDING
-    moved = times * (went.aside if standing else went.diverted)
+    moved = times * (outage.put_aside if standing else outage.diverted)
     if standing:
-        yield _usage(phase, Stage.RECEIVE_DEFERRED, moved, stored, why="what was put aside")
-        yield _usage(phase, Stage.MANAGE, times * _counts(scenario, went.drain), why="how much remains, shown")
+        yield _usage(phase, Stage.RECEIVE_DEFERRED, moved, stored, why="messages that were put aside")
+        counts = times * _counts(scenario, outage.drain_seconds)
+        yield _usage(phase, Stage.MANAGE, counts, why="display of the remaining messages")
     else:
         queues = times * scenario.syphons * scenario.backlog_queues
         yield _usage(phase, Stage.RECEIVE_BACKLOG, moved, stored, why="every diverted message")
-        yield _usage(phase, Stage.EMPTY_RECEIVE, queues * DRAIN_EMPTY_RECEIVES, why="until a queue is seen empty")
-        yield _usage(phase, Stage.PEEK_BACKLOG, queues * DRAIN_PEEKS, why="whether anything was left behind")
-        requests = times * (scenario.syphons * DRAIN_REQUESTS + _counts(scenario, went.drain))
-        yield _usage(phase, Stage.MANAGE, requests, why="backlog queues listed; how much remains, shown")
-    yield _usage(phase, Stage.RETURN_PRIMARY, moved, size, anyway=True, why="every diverted message, sent at last")
-    yield _usage(phase, Stage.COMPLETE_BACKLOG, moved, why="only then (Y3)")
+        yield _usage(phase, Stage.EMPTY_RECEIVE, queues * DRAIN_EMPTY_RECEIVES, why="receives that find a queue empty")
+        yield _usage(phase, Stage.PEEK_BACKLOG, queues * DRAIN_PEEKS, why="check that nothing was left behind")
+        requests = times * (scenario.syphons * DRAIN_REQUESTS + _counts(scenario, outage.drain_seconds))
+        yield _usage(phase, Stage.MANAGE, requests, why="list of backlog queues; display of the remaining messages")
+    yield _usage(phase, Stage.RETURN_PRIMARY, moved, size, anyway=True, why="every diverted message")
+    yield _usage(phase, Stage.COMPLETE_BACKLOG, moved, why="every diverted message, after its send (Y3)")
     yield from _received(scenario, phase, moved)
     if scenario.sent is None:
-        yield from _traffic(scenario, phase, times * went.drain * scenario.rate)
+        yield from _traffic(scenario, phase, times * outage.drain_seconds * scenario.rate)
 
 
 def _usage(phase: CostPhase, stage: str, count: float, size: int = 0, *, anyway: bool = False, why: str) -> Usage:
@@ -258,8 +268,8 @@ def _usage(phase: CostPhase, stage: str, count: float, size: int = 0, *, anyway:
     )
 
 
-def _passages(scenario: Scenario) -> Iterator[StageUnits]:
-    """Of one diverted message."""
+def _message_units(scenario: Scenario) -> Iterator[StageUnits]:
+    """Yields the units of one diverted message, stage by stage."""
     home, stored = billable_units(1, [scenario.message_size]), billable_units(1, [scenario.message_size + ALIAS_BYTES])
     copies = max(scenario.subscriptions, 1)
     yield StageUnits(Stage.SEND_BACKLOG, stored, stored, stored)
@@ -281,14 +291,17 @@ def _base(scenario: Scenario, tier: Tier, prices: Prices, hours: Decimal, *, nam
 
 
 def _connections(
-    scenario: Scenario, tier: Tier, went: OutageModel, hours: Decimal, months: Decimal
+    scenario: Scenario, tier: Tier, outage: OutageModel, hours: Decimal, months: Decimal
 ) -> tuple[Decimal, Decimal]:
-    """The peaks of all hours over those of a month, and their cost. An outage touches one hour more than it fills."""
+    """Returns the mean number of connections, and their cost.
+
+    The service charges the peak of each hour. An outage raises the peak of one hour more than it lasts.
+    """
     links = scenario.entities * (1 + max(scenario.subscriptions, 1))
     standing = 2 * scenario.syphons if scenario.syphon is SyphonRuns.STANDING else 0
     idle = scenario.clients * links + standing
-    diverting = scenario.clients * queues_used(scenario.backlog_queues, scenario.entities) if went.diverted else 0
-    more = Decimal(diverting) + (2 * scenario.syphons - standing if went.diverted else 0)
-    touched = min(Decimal(scenario.outages * (ceil((went.window + went.drain) / _HOUR) + 1)), hours)
-    counted = (idle * hours + more * touched) / tier.connection_hours if tier.connections else Decimal(idle)
+    diverting = scenario.clients * queues_used(scenario.backlog_queues, scenario.entities) if outage.diverted else 0
+    more = Decimal(diverting) + (2 * scenario.syphons - standing if outage.diverted else 0)
+    raised = min(Decimal(scenario.outages * (ceil((outage.seconds + outage.drain_seconds) / _HOUR) + 1)), hours)
+    counted = (idle * hours + more * raised) / tier.connection_hours if tier.connections else Decimal(idle)
     return counted, tier.connections.cost(counted, months) if tier.connections else Decimal(0)

@@ -1,6 +1,6 @@
-"""A forecast beside what a ledger tells (M4): stage by stage, and what each difference is made of.
+"""Compares a forecast with what a ledger recorded (M4), stage by stage, and explains each difference.
 
-The parts of a difference add up to it. Where the ledger's figures come from is not known here.
+The parts of a difference add up to it. This module is pure; the pipeline reads the actual figures from a ledger.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 from twinbus.ledger.entries import Stage  # pure: the face also loads what writes to the disk
 from twinbus.money.forecast import CostPhase, Forecast
 
-_OWN: Final = frozenset({Stage.RECEIVE_PRIMARY, Stage.COMPLETE_PRIMARY})
-"""An application's receivers tell a ledger only where they are a pair's; a namespace's meter tells of all."""
+_RECEIVER_STAGES: Final = frozenset({Stage.RECEIVE_PRIMARY, Stage.COMPLETE_PRIMARY})
+"""Stages of the application's receivers. A ledger has them only if the receivers are a pair's, or from a meter."""
 EMPTY_PRIMARY: Final = "empty_receive_primary"
-"""Receives of the application on the primary that brought nothing: as all else of its own, not foreseen."""
-_DIVERTED: Final = frozenset(
+"""Stage of the application's receives on the primary that found no message. The forecast does not have it."""
+_DIVERTED_STAGES: Final = frozenset(
     {
         Stage.SEND_BACKLOG,
         Stage.RECEIVE_BACKLOG,
@@ -27,71 +27,75 @@ _DIVERTED: Final = frozenset(
         Stage.COMPLETE_BACKLOG,
     }
 )
-_MORE: Final[Mapping[str, str]] = {
+_WHY_MORE: Final[Mapping[str, str]] = {
     Stage.SEND_PRIMARY: "sends that failed at the edges of the outages",
     Stage.SEND_BACKLOG: "messages that went to a second backlog queue",
-    Stage.RECEIVE_BACKLOG: "messages that came again after a lost lock or a syphon's end",
+    Stage.RECEIVE_BACKLOG: "messages received again after a lost lock or a syphon's end",
     Stage.RETURN_PRIMARY: "messages sent again, and the probes of Y5",
     Stage.COMPLETE_BACKLOG: "completions repeated",
     Stage.SETTLE_BACKLOG: "put aside again, or given back when a syphon stopped",
     Stage.RECEIVE_DEFERRED: "messages put aside more than once",
-    Stage.EMPTY_RECEIVE: "a pump's first poll is short; polls cut off by a stop; a drain asks until it is sure",
-    Stage.PEEK_BACKLOG: "looks at a syphon's start and after lost locks, or of clients at another time",
-    Stage.RENEW_BACKLOG: "locks renewed while a load waited: not foreseen",
+    Stage.EMPTY_RECEIVE: "short first polls of a pump, polls ended by a stop, and polls that make a drain sure",
+    Stage.PEEK_BACKLOG: "peeks at a syphon's start and after lost locks, or by clients at another time",
+    Stage.RENEW_BACKLOG: "locks renewed while a batch waited: not in the forecast",
     Stage.PING: "pings of other clients, or at another time",
-    Stage.MANAGE: "queues looked for and made by a pair, or listed by a syphon, at their start",
-    Stage.RESUBMIT_BACKLOG: "dead letters resubmitted: not foreseen",
+    Stage.MANAGE: "queues found or created by a pair, or listed by a syphon, at their start",
+    Stage.RESUBMIT_BACKLOG: "dead letters resubmitted: not in the forecast",
     Stage.SCHEDULE_PRIMARY: "scheduled messages: forecast as sends",
-    Stage.CANCEL_PRIMARY: "cancelled schedules: not foreseen",
-    Stage.RECEIVE_PRIMARY: "messages that came again, or were there before",
-    Stage.COMPLETE_PRIMARY: "messages that came again, or were there before",
+    Stage.CANCEL_PRIMARY: "cancelled schedules: not in the forecast",
+    Stage.RECEIVE_PRIMARY: "messages received again, or sent before the period",
+    Stage.COMPLETE_PRIMARY: "messages received again, or sent before the period",
 }
-_MOVED: Final = "still in the backlog, or moved by a syphon that tells another ledger"
-_PUT_ASIDE: Final = "fewer probes, or messages that came when the primary was back already"
-_FEWER: Final[Mapping[str, str]] = {
+_MOVED: Final = "still in the backlog, or moved by a syphon that writes another ledger"
+_PUT_ASIDE: Final = "fewer probes, or messages that came when the primary was already back"
+_WHY_FEWER: Final[Mapping[str, str]] = {
     Stage.SEND_PRIMARY: "fewer sends failed before the failover",
-    Stage.SEND_BACKLOG: "part of what was foreseen failed",
+    Stage.SEND_BACKLOG: "part of the sends failed",
     Stage.RECEIVE_BACKLOG: _MOVED,
     Stage.RETURN_PRIMARY: _MOVED,
     Stage.COMPLETE_BACKLOG: _MOVED,
     Stage.SETTLE_BACKLOG: _PUT_ASIDE,
     Stage.RECEIVE_DEFERRED: _PUT_ASIDE,
-    Stage.EMPTY_RECEIVE: "polls under way, queues that were not empty, or syphons that ran for less than the period",
-    Stage.PEEK_BACKLOG: "looks that fell beyond the period, or syphons that ran for less of it",
-    Stage.PING: "pings that nobody heard, and fewer intervals",
-    Stage.MANAGE: "nobody looked how much remained",
-    Stage.RECEIVE_PRIMARY: "not received yet, or by receivers that tell another ledger",
-    Stage.COMPLETE_PRIMARY: "not completed yet, received and deleted at once, or told to another ledger",
+    Stage.EMPTY_RECEIVE: "polls in flight, queues that were not empty, or syphons that ran for less than the period",
+    Stage.PEEK_BACKLOG: "peeks that fell outside the period, or syphons that ran for less of it",
+    Stage.PING: "pings that reached nothing, and fewer intervals",
+    Stage.MANAGE: "no display counted the remaining messages",
+    Stage.RECEIVE_PRIMARY: "not received yet, or by receivers that write another ledger",
+    Stage.COMPLETE_PRIMARY: "not completed yet, received and deleted at once, or written to another ledger",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpending:
-    """One stage in a ledger. `messages`: of calls that went well. `vain`: units of those that were refused or whose
-    outcome is unknown. `unsent`: units of those that were intended and never sent; they are in none of the others.
-    """
+    """What a ledger recorded for one stage."""
 
     stage: str
     messages: int
+    """Messages of successful calls."""
     units: int
-    vain: int
+    failed_units: int
+    """Units of calls that were refused or whose outcome is unknown. They are part of `units`."""
     cost: Decimal
-    unsent: int = 0
+    unsent_units: int = 0
+    """Units of calls that found no connection, so that no request was sent. They are not part of `units`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DifferencePart:
+    """A part of a difference, and the reason for it."""
+
     why: str
     units: int
 
 
 @dataclass(frozen=True, slots=True)
 class StageDifference:
-    """`actual` is None where nobody recorded this stage: then nothing is compared."""
+    """Forecast and actual units of one stage."""
 
     stage: str
     forecast: int
     actual: int | None
+    """None if the ledger has no record of this stage. Then the stage is not compared."""
     forecast_cost: Decimal
     actual_cost: Decimal
     parts: tuple[DifferencePart, ...]
@@ -107,7 +111,7 @@ class Comparison:
 
     @property
     def forecast(self) -> int:
-        """Of the stages that are compared."""
+        """Forecast units of the stages that are compared."""
         return sum(one.forecast for one in self.differences if one.actual is not None)
 
     @property
@@ -116,23 +120,21 @@ class Comparison:
 
     @property
     def share(self) -> float:
-        """By how much the actual units differ from the forecast, of the actual."""
+        """The difference of forecast and actual units, as a share of the actual units."""
         return abs(self.actual - self.forecast) / max(self.actual, 1)
 
 
 def compare(forecast: Forecast, spent: Sequence[StageSpending]) -> Comparison:
-    """Stages that only one of them has are there too."""
+    """Returns the comparison. It includes stages that only the forecast or only the ledger has."""
     actual = {one.stage: one for one in spent}
-    foreseen = dict.fromkeys(line.usage.stage for line in forecast.bill.lines)
+    stages = dict.fromkeys([*(line.usage.stage for line in forecast.bill.lines), *actual])
     traffic = _Traffic.of(forecast, actual)
-    return Comparison(
-        tuple(_difference(forecast, stage, actual.get(stage), traffic) for stage in {**foreseen, **actual})
-    )
+    return Comparison(tuple(_difference(forecast, stage, actual.get(stage), traffic) for stage in stages))
 
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Messages diverted, and sent to the primary: as foreseen, and how many more there were."""
+    """Diverted messages in the forecast, and how many more messages were diverted and sent than in the forecast."""
 
     diverted: float
     more_diverted: float
@@ -140,20 +142,20 @@ class _Traffic:
 
     @classmethod
     def of(cls, forecast: Forecast, actual: Mapping[str, StageSpending]) -> _Traffic:
-        diverted = forecast.scenario.outages * forecast.course.diverted
+        diverted = forecast.scenario.outages * forecast.outage.diverted
         backlog, primary = actual.get(Stage.SEND_BACKLOG), actual.get(Stage.SEND_PRIMARY)
         sends = forecast.bill.of(stage=Stage.SEND_PRIMARY).lines
-        foreseen = sum(line.usage.operations for line in sends if line.usage.anyway)
+        expected = sum(line.usage.operations for line in sends if line.usage.anyway)
         sent = 0 if primary is None else primary.messages
-        return cls(diverted, (0 if backlog is None else backlog.messages) - diverted, sent - foreseen)
+        return cls(diverted, (0 if backlog is None else backlog.messages) - diverted, sent - expected)
 
     def part(self, stage: str, units: int, sends: int) -> DifferencePart | None:
-        """What more messages, or fewer, make of a stage's difference."""
-        if stage in _DIVERTED and self.diverted and round(self.more_diverted):
-            made = round(units * self.more_diverted / self.diverted)
-            return DifferencePart(f"{_more(self.more_diverted)} diverted than foreseen", made)
+        """Returns the part of a stage's difference that more or fewer messages explain."""
+        if stage in _DIVERTED_STAGES and self.diverted and round(self.more_diverted):
+            explained = round(units * self.more_diverted / self.diverted)
+            return DifferencePart(f"{_more(self.more_diverted)} diverted than in the forecast", explained)
         if stage == Stage.SEND_PRIMARY and self.more_sent:
-            return DifferencePart(f"{_more(self.more_sent)} sent than foreseen", self.more_sent * sends)
+            return DifferencePart(f"{_more(self.more_sent)} sent than in the forecast", self.more_sent * sends)
         return None
 
 
@@ -162,29 +164,32 @@ def _more(messages: float) -> str:
 
 
 def _difference(forecast: Forecast, stage: str, spent: StageSpending | None, traffic: _Traffic) -> StageDifference:
-    mine = forecast.bill.of(stage=stage)
-    if spent is None and stage in _OWN:
-        why = "nobody told this ledger: receivers that are not the pair's do not; a Twinbus namespace's meter does"
-        return StageDifference(stage, mine.units, None, mine.cost, Decimal(0), (DifferencePart(why, 0),))
+    expected = forecast.bill.of(stage=stage)
+    if spent is None and stage in _RECEIVER_STAGES:
+        why = "this ledger has no record: it needs receivers of the pair, or the meter of a Twinbus namespace"
+        return StageDifference(stage, expected.units, None, expected.cost, Decimal(0), (DifferencePart(why, 0),))
     units, cost = (0, Decimal(0)) if spent is None else (spent.units, spent.cost)
     parts: list[DifferencePart] = []
-    left = units - mine.units
-    if (more := traffic.part(stage, mine.units, round(mine.units / max(mine.operations, 1)))) is not None:
-        parts.append(more)
-        left -= more.units
-    vain = 0 if spent is None or _foreseen_in_vain(forecast, stage) else min(spent.vain, max(left, 0))
-    if vain:
-        parts.append(DifferencePart("calls that were refused, or whose outcome is unknown", vain))
-    if left - vain:
-        parts.append(DifferencePart((_MORE if left > vain else _FEWER).get(stage, "not foreseen"), left - vain))
-    if spent is not None and spent.unsent:
+    left = units - expected.units
+    units_per_send = round(expected.units / max(expected.operations, 1))
+    if (by_traffic := traffic.part(stage, expected.units, units_per_send)) is not None:
+        parts.append(by_traffic)
+        left -= by_traffic.units
+    failed = 0 if spent is None or _expects_failures(forecast, stage) else min(spent.failed_units, max(left, 0))
+    if failed:
+        parts.append(DifferencePart("calls that were refused or whose outcome is unknown", failed))
+    if left - failed:
+        reasons = _WHY_MORE if left > failed else _WHY_FEWER
+        parts.append(DifferencePart(reasons.get(stage, "not in the forecast"), left - failed))
+    if spent is not None and spent.unsent_units:
         parts.append(
-            DifferencePart(f"{spent.unsent:,} more were intended and found no connection: nobody was asked", 0)
+            DifferencePart(f"{spent.unsent_units:,} more were tried without a connection: no request was sent", 0)
         )
-    return StageDifference(stage, mine.units, units, mine.cost, cost, tuple(parts))
+    return StageDifference(stage, expected.units, units, expected.cost, cost, tuple(parts))
 
 
-def _foreseen_in_vain(forecast: Forecast, stage: str) -> bool:
+def _expects_failures(forecast: Forecast, stage: str) -> bool:
+    """Returns whether the forecast has failing calls of this stage."""
     lines = forecast.bill.of(phase=CostPhase.OUTAGE, stage=stage).lines
     return any(not line.usage.anyway for line in lines) and stage in (
         Stage.PING,

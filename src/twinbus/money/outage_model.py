@@ -1,6 +1,6 @@
-"""How an outage goes, in numbers: when pings go out, how much is diverted, what a syphon does meanwhile (G2, S3, Y5).
+"""A model of one outage: when pings go out, how much is diverted, and what a syphon does meanwhile (G2, S3, Y5).
 
-The habits of Twinbus that cost something are named here; a test holds them to those of the parts themselves.
+The constants are intervals and counts of other rooms that cost operations. A test holds them equal to the originals.
 """
 
 from __future__ import annotations
@@ -12,80 +12,83 @@ from typing import Final
 from twinbus.money.scenario import OutageKind, Scenario, SyphonRuns
 
 SCAN_SECONDS: Final = 6 * 3600.0
-"""A standing pump peeks at its queue so often, for messages that nobody remembers."""
-PAGE: Final = 250
-"""Messages in one of these peeks."""
+"""How often a standing pump peeks at its queue for messages that nobody remembers."""
+PEEK_PAGE_SIZE: Final = 250
+"""Messages in one peek."""
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 300.0
-"""Y5: pauses between a syphon's probes of a destination double from the one to the other …"""
+"""Y5: the pauses between a syphon's probes of a destination double, from the first to the longest."""
 PAUSE_SHARE: Final = 0.75
-"""… and are shortened by up to a half, by chance: this is their mean."""
+"""Jitter shortens a pause by up to a half; this is the mean."""
 DRAIN_EMPTY_RECEIVES: Final = 2
 DRAIN_PEEKS: Final = 1
 DRAIN_REQUESTS: Final = 2
-"""A drain begins by listing the queues and counting what they hold; it ends each with these receives and this peek."""
+"""A drain lists the queues and counts their messages first. It ends each queue with these receives and peeks."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutageModel:
-    """Of one outage. `window`: seconds from its beginning until sends go to the primary again.
+    """What happens in one outage."""
 
-    `vain`: messages of sends that failed until the failover, each try; each client's first call for an entity does.
-    `diverted`: messages; `aside`: those of them that a standing syphon received while the primary was away, and had to
-    put aside. `probes`: its sends that failed, for each entity. `pings`: of each entity and client, the last one good.
+    seconds: float
+    """From the beginning of the outage until sends go to the primary again."""
+    drain_seconds: float
+    failed_sends: float
+    """Messages of sends that fail before the failover, counted for each try. Each client's first call per entity fails.
     """
-
-    window: float
-    drain: float
-    vain: float
     diverted: float
-    aside: float
+    """Messages."""
+    put_aside: float
+    """Diverted messages that a standing syphon receives while the primary is away, and puts aside."""
     pings: int
+    """Per entity and client. The last one succeeds."""
     probes: int
+    """Sends of a syphon that fail, per entity."""
 
 
-def course(scenario: Scenario) -> OutageModel:
+def model_outage(scenario: Scenario) -> OutageModel:
+    """Returns the model of one outage of the scenario."""
     length, interval = scenario.outage.total_seconds(), scenario.failover_interval.total_seconds()
-    first = scenario.batch * scenario.clients * scenario.entities
+    first_calls = scenario.batch * scenario.clients * scenario.entities
     answered = scenario.rate * min(length, interval) if scenario.outage_kind is OutageKind.ANSWERING else 0.0
-    vain = max(answered, first if scenario.rate else 0) * scenario.tries
+    failed_sends = max(answered, first_calls if scenario.rate else 0) * scenario.tries
     if length <= interval or not scenario.rate:
-        # Over before the timer fired, or nobody sent (S3): nothing is diverted.
-        return OutageModel(length, 0.0, vain, 0.0, 0.0, 0, 0)
+        # The outage ends before the failover timer fires, or nobody sends (S3): nothing is diverted.
+        return OutageModel(length, 0.0, failed_sends, 0.0, 0.0, 0, 0)
     every = scenario.ping_interval.total_seconds()
-    # The first ping is put off by up to the jitter; half of it is the mean.
+    # Jitter delays the first ping; half of the largest delay is the mean.
     late = every * scenario.ping_jitter / 2
     pings = max(1, ceil((length - interval - late) / every))
-    window = interval + late + pings * every
-    diverted = scenario.rate * (window - interval)
+    seconds = interval + late + pings * every
+    diverted = scenario.rate * (seconds - interval)
     if scenario.diverted is not None:
         diverted = scenario.diverted / max(scenario.outages, 1)
-    aside, probes = 0.0, 0
+    put_aside, probes = 0.0, 0
     if scenario.syphon is SyphonRuns.STANDING and scenario.syphons:
-        probes, noticed = _probes(length - interval)
-        aside = diverted * min(noticed / (window - interval), 1)
-    carried = aside if scenario.syphon is SyphonRuns.STANDING else diverted
-    drain = carried / scenario.drain_rate if scenario.syphons else 0.0
-    return OutageModel(window, drain, vain, diverted, aside, pings, probes)
+        probes, noticed = _failed_probes(length - interval)
+        put_aside = diverted * min(noticed / (seconds - interval), 1)
+    drained = put_aside if scenario.syphon is SyphonRuns.STANDING else diverted
+    drain_seconds = drained / scenario.drain_rate if scenario.syphons else 0.0
+    return OutageModel(seconds, drain_seconds, failed_sends, diverted, put_aside, pings, probes)
 
 
-def _probes(away: float) -> tuple[int, float]:
-    """Of a primary that is away for so many seconds more: sends of a syphon that fail, and when one succeeds."""
+def _failed_probes(seconds: float) -> tuple[int, float]:
+    """Returns how many probes of a syphon fail while the primary is away so long, and when a probe succeeds."""
     at, pause, failed = 0.0, FIRST_PAUSE, 1
     while True:
         at += pause * PAUSE_SHARE
-        if at >= away:
+        if at >= seconds:
             return failed, at
         failed += 1
         pause = min(pause * 2, LONGEST_PAUSE)
 
 
 def queues_used(queues: int, senders: int) -> float:
-    """S6: every sender picks one at random. So many of them have a sender, on average."""
+    """Returns how many queues have a sender on average, if every sender picks one at random (S6)."""
     return queues * (1 - (1 - 1 / queues) ** senders)
 
 
-def looks(scenario: Scenario, seconds: float) -> int:
-    """Y1: how often a client peeks at a backlog queue it used, that is empty again after so long."""
+def backlog_checks(scenario: Scenario, seconds: float) -> int:
+    """Returns how often a client peeks at a backlog queue that it used, if the queue is empty after so long (Y1)."""
     every = scenario.backlog_check_interval.total_seconds()
     return floor(seconds / every) + 1 if every and seconds else 0

@@ -1,7 +1,4 @@
-"""What a forecast is asked about (M4): a pair, its traffic, the outages of a period, who brings the backlog home.
-
-Names, units and ranges are decided here. What it amounts to is in `course`, what it costs in `forecast`.
-"""
+"""The input of a forecast (M4): a pair, its traffic, the outages of a period and the syphons, with units and ranges."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _SECOND, _HOUR, _DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=
 
 
 class ScenarioError(CallerError):
-    """A value that makes no sense, by name."""
+    """A field of a scenario is out of range. The text names the field as the command line spells it."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field.replace('_', '-')} is {value}, and must be {allowed}")
@@ -24,21 +21,27 @@ class ScenarioError(CallerError):
 
 
 class SyphonRuns(StrEnum):
-    """`standing`: all the time, also while the primary is away. `after`: `twinbus syphon --drain` once it is back."""
+    """When syphons run.
+
+    `standing`: all the time, also while the primary is away. `after`: as `twinbus syphon --drain` once it is back.
+    """
 
     STANDING = "standing"
     AFTER = "after"
 
 
 class OutageKind(StrEnum):
-    """`answering`: calls reach the primary and fail there, and are charged. `unreachable`: nobody hears them."""
+    """How the primary fails.
+
+    `answering`: calls reach the primary, fail there and are charged. `unreachable`: calls do not reach it.
+    """
 
     ANSWERING = "answering"
     UNREACHABLE = "unreachable"
 
 
 class PingKind(StrEnum):
-    """G3: a message, or the opening of a link, which is no operation."""
+    """What a ping is (G3): a message, or the opening of a link, which is not an operation."""
 
     MESSAGE = "message"
     LINK = "link"
@@ -46,53 +49,53 @@ class PingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Of one pair. `rate`, and what follows from it, is for all clients and entities together."""
+    """A period in the life of one pair. `rate` counts all clients and entities together."""
 
     tier: str = "standard"
     messaging_units: int = 1
-    """Premium: of each of the two namespaces."""
+    """Messaging units of each of the two namespaces (premium)."""
     backlog_queues: int = 10
     entities: int = 1
-    """That are sent to, and fail over."""
+    """Entities that are sent to and fail over."""
     subscriptions: int = 0
-    """Of each entity; 0: they are queues."""
+    """Subscriptions of each entity; 0 if the entities are queues."""
     clients: int = 1
-    """Processes with a pair; each has a sender and a receiver for every entity."""
+    """Processes with a pair. Each has a sender and a receiver for every entity."""
     rate: float = 10.0
-    """Messages a second."""
+    """Messages per second."""
     message_size: int = 1024
     """Bytes of a message, its properties included."""
     batch: int = 1
-    """Messages in one call to send. Each is charged alike; but a call that fails fails with all of them."""
+    """Messages in one send call. A call that fails costs all of its messages."""
     outage: timedelta = _HOUR
-    """How long one lasts."""
+    """Length of one outage."""
     outages: int = 1
-    """In the period."""
+    """Number of outages in the period."""
     outage_kind: OutageKind = OutageKind.ANSWERING
     failover_interval: timedelta = 60 * _SECOND
     ping_interval: timedelta = 60 * _SECOND
     ping_jitter: float = 0.1
     ping: PingKind = PingKind.MESSAGE
     tries: int = 4
-    """Of a send that fails: one, and the SDK's retries."""
+    """Tries of a send that fails: the first, and the SDK's retries."""
     backlog_check_interval: timedelta = 300 * _SECOND
     syphons: int = 1
     syphon: SyphonRuns = SyphonRuns.STANDING
     long_poll: timedelta = 900 * _SECOND
-    """Y2. Seconds of one receive that brings nothing."""
+    """Length of a receive that finds no message (Y2)."""
     count_interval: timedelta = 10 * _SECOND
-    """How often a syphon's display asks how much remains while messages move; 0: never, as inside a pair."""
+    """How often a syphon's display counts the remaining messages; 0 if it never does, as inside a pair."""
     drain_rate: float = 1000.0
-    """Messages a second that the syphons bring home."""
+    """Messages per second that the syphons move."""
     period: timedelta = 30 * _DAY
     other_operations: int = 0
-    """What else the subscription is charged for in a month: it comes first in the bands."""
+    """Other operations per month of the same Azure subscription. They fill the price bands first."""
     bandwidth: str = "inter_region"
-    """A scale of the price table, or `none`."""
+    """Name of a bandwidth scale in the price table, or `none`."""
     sent: int | None = None
-    """Messages sent to the primary while it was there, where that is known; otherwise `rate` says."""
+    """Messages sent to the primary while it was reachable, if known; otherwise computed from `rate`."""
     diverted: int | None = None
-    """Messages diverted in all outages together, where that is known; otherwise `rate` and the pings say."""
+    """Messages diverted in all outages together, if known; otherwise computed from `rate` and the pings."""
 
     def __post_init__(self) -> None:
         for field, least in _LEAST.items():

@@ -90,8 +90,8 @@ class ActualCost:
                 stage=stage,
                 messages=self._sum(stage, "messages"),
                 units=total.units,
-                vain=self._sum(stage, "units", _VAIN),
-                unsent=self._sum(stage, "units", _UNSENT),
+                failed_units=self._sum(stage, "units", _VAIN),
+                unsent_units=self._sum(stage, "units", _UNSENT),
                 cost=total.cost + line.cost,
             )
             for (stage, total), line in zip(totals.items(), carried.lines, strict=True)
