@@ -31,8 +31,9 @@ from twinbus.namespace.engine.events import (
     RuleChanged,
 )
 from twinbus.namespace.engine.storage_protocol import DueRows, StoreRead
+from twinbus.namespace.entity_locks import EntityLock
 from twinbus.namespace.meter import OperationMeter
-from twinbus.namespace.runtime import Mailbox, NamespaceRuntime
+from twinbus.namespace.runtime import NamespaceRuntime
 from twinbus.namespace.store import MemoryStore, SqliteStore, Store
 from twinbus.values import Timestamp
 
@@ -186,25 +187,25 @@ async def test_two_changes_at_once_are_both_answered(runtime: NamespaceRuntime) 
     assert sorted(isinstance(outcome, Refusal) for outcome in (first, second)) == [False, True]
 
 
-def mailboxes() -> int:
+def entity_locks() -> int:
     gc.collect()
-    return sum(type(found) is Mailbox for found in gc.get_objects())
+    return sum(type(found) is EntityLock for found in gc.get_objects())
 
 
-async def test_an_entity_that_is_gone_leaves_no_mailbox_behind(runtime: NamespaceRuntime) -> None:
-    before = mailboxes()
+async def test_a_deleted_entity_leaves_no_lock_and_no_timer_behind(runtime: NamespaceRuntime) -> None:
+    before = entity_locks(), len(runtime._timers)
     for number in range(10):
         await runtime.create(QueueDescription(path=f"q{number}"))
         entity = runtime.namespace.find(f"q{number}")
         assert entity is not None
         await send(runtime, f"q{number}", "message")
         await runtime.delete(f"q{number}")
-        # Who still has it in hand is refused, and brings no mailbox back.
+        # A caller that still has the entity is refused, and its lock is forgotten again.
         answer = asyncio.get_running_loop().create_future()
         runtime.submit(entity, MessagesPeeked(answer.set_result, 0, 1, False))
         assert isinstance(await asyncio.wait_for(answer, 10), Refusal)
         del entity
-    assert mailboxes() == before
+    assert (entity_locks(), len(runtime._timers)) == before
 
 
 async def test_what_cannot_be_read_is_not_asked_for_without_a_pause() -> None:

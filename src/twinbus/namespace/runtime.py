@@ -1,12 +1,25 @@
-"""Carries out what the engine decides: feeds it events one by one per family, loads the rows it needs, commits its
-writes, and lets its effects leave only once those are on disk. Decides nothing about messages."""
+"""Runs the engine of one namespace on the event loop: feeds it events, reads and writes the store, carries out effects.
+
+The engine decides, the runtime does. For each event:
+
+    1. hold the lock of the event's root entity (`entity_locks`); if it is held, the event waits in line
+    2. run the decision, a generator. Each read that it yields is answered from the store, after all earlier writes of
+       this root entity are on disk
+    3. give the writes of the finished decision to the group commit (`group_commit`), and release the lock
+    4. when that group is on disk, carry out the effects: answers, deliveries, metering
+
+So nothing is acknowledged before it is on disk. The lock is released after step 3: the next event is decided while the
+writes of this one go to disk. Effects of one root entity are carried out in the order of their decisions.
+
+A timer for each root entity makes it decide when messages expire, fall due or their locks end. Forwarding is a decision
+over two root entities that the runtime starts whenever the engine has something to forward.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
@@ -31,6 +44,7 @@ from twinbus.namespace.engine.queue import Queue
 from twinbus.namespace.engine.receive_state import DeliveryLane
 from twinbus.namespace.engine.registry import Entity, EntityRegistry, RootEntity
 from twinbus.namespace.engine.topic import Subscription, Topic
+from twinbus.namespace.entity_locks import EntityLock, HeldTogether, hold_together, release_all
 from twinbus.namespace.group_commit import GroupCommit
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.store import Store
@@ -38,55 +52,28 @@ from twinbus.values import Condition
 
 _log = logging.getLogger(__name__)
 
-# Event loops do not take timers of a thousand years; one that rings too early looks again.
+# An event loop refuses timers that are years away. A timer that fires early is set again.
 _LONGEST_TIMER = 86_400.0
-# After a decision that failed, a family's timer rests: what cannot be read now is not asked for again at once.
-_REST_MS = 1_000
+# How long a root entity's timer and a forward pause after a failed decision, so that a read that fails is not repeated
+# in a loop.
+_PAUSE_MS = 1_000
+_TOKEN_BYTES = 16
+_TOKENS_PER_DRAW = 1_024
 
 
-class Mailbox:
-    """The events of one family in their order, and how far its writes have come."""
+class _EntityTimer:
+    """The timer of one root entity."""
 
-    __slots__ = ("busy", "family", "group", "rests_until", "timer", "timer_at", "waiting")
+    __slots__ = ("at", "handle", "paused_until")
 
-    def __init__(self, family: RootEntity) -> None:
-        self.family = family
-        self.waiting: deque[tuple[Callable[[int], PendingDecision | None], Any]] = deque()
-        """How each decision begins, or None: then the family is held, and whoever holds it goes on."""
-        self.busy = False
-        self.group = 0
-        self.timer: asyncio.TimerHandle | None = None
-        self.timer_at = 0
-        self.rests_until = 0
-
-    @property
-    def next_timer(self) -> int | None:
-        at = self.family.next_timer
-        return None if at is None else max(at, self.rests_until)
-
-    @property
-    def members(self) -> Sequence[Mailbox]:
-        """Whose families are held while it is at work."""
-        return (self,)
-
-
-class Union(Mailbox):
-    """Several families held for one decision: its writes are one commit, and none of them decides meanwhile."""
-
-    __slots__ = ("_members",)
-
-    def __init__(self, members: Sequence[Mailbox]) -> None:
-        super().__init__(members[0].family)
-        self._members = members
-        self.group = max(member.group for member in members)
-
-    @property
-    def members(self) -> Sequence[Mailbox]:
-        return self._members
+    def __init__(self) -> None:
+        self.handle: asyncio.TimerHandle | None = None
+        self.at = 0
+        self.paused_until = 0
 
 
 class NamespaceRuntime:
-    """One namespace at work on the running event loop."""
+    """One namespace on the running event loop."""
 
     def __init__(
         self,
@@ -105,63 +92,54 @@ class NamespaceRuntime:
         self.group_commit = GroupCommit(
             store, failed=failed, committed=meter.commit_seconds.observe, freed=self.namespace.free
         )
-        self._boxes: dict[RootEntity, Mailbox] = {}
-        for family in self.namespace.root_entities():
-            self._arm(self._box(family))
-        self._forwards_soon = False
+        self._locks: dict[RootEntity, EntityLock] = {}
+        self._timers: dict[RootEntity, _EntityTimer] = {}
+        for root in self.namespace.root_entities():
+            self._set_timer(root)
+        self._is_forwarding_soon = False
         self._forward_soon()
 
     async def close(self) -> None:
-        """Finish what is under way, then give the store back."""
-        for box in self._boxes.values():
-            if box.timer is not None:
-                box.timer.cancel()
+        """Bring all writes to disk, then close the store."""
+        for timer in self._timers.values():
+            if timer.handle is not None:
+                timer.handle.cancel()
         await self.group_commit.close()
         self._store.close()
 
     def submit(self, entity: Entity, event: Event) -> None:
-        """Let the entity decide about the event, after all before it of the same family."""
-        box = self._box(entity.root)
-        if box.busy:
-            box.waiting.append((lambda now: entity.advance(event, now), getattr(event, "reply", None)))
+        """Have the entity decide about the event, after all events submitted before for the same root entity."""
+        lock = self._lock(entity.root)
+        reply = getattr(event, "reply", None)
+        if lock.try_hold():
+            self._decide(lock, entity.advance(event, self._clock.now()), reply)
         else:
-            self._run(box, entity.advance(event, self._clock.now()), getattr(event, "reply", None))
+            lock.add_job(lambda: self._decide(lock, entity.advance(event, self._clock.now()), reply))
 
     def after(self, entity: Entity, call: Callable[[], None]) -> None:
-        """Calls `call` once all events submitted before for the entity's family were decided and carried out."""
-        box = self._box(entity.root)
-        if box.busy:
-            box.waiting.append((lambda _: _answering(call), None))
+        """Call `call` when all events submitted before for the entity's root entity are decided and carried out."""
+        lock = self._lock(entity.root)
+        if lock.is_idle:
+            self.group_commit.when(lock.group, call)
         else:
-            self.group_commit.when(box.group, call)
+            lock.add_job(lambda: self._decide(lock, _deciding_nothing(call), None))
 
     def submit_together(self, entities: Iterable[Entity], begin: Callable[[int], PendingDecision], reply: Any) -> None:
-        """Let one decision be made over several entities, all of it or nothing: `reply` is told if it fails."""
-        # Always in the same order, so that two that wait for each other's families cannot be.
-        families = {entity.root.counters.queue: entity.root for entity in entities}
-        boxes = [self._box(families[queue]) for queue in sorted(families)]
-
-        def hold(count: int) -> None:
-            while count < len(boxes) and not boxes[count].busy:
-                boxes[count].busy = True
-                count += 1
-            if count < len(boxes):
-                boxes[count].waiting.append((lambda _: self._seize(boxes[count], lambda: hold(count + 1)), None))
-                return
-            union = Union(boxes)
-            if self._proceed(union, begin(self._clock.now()), None, reply):
-                self._next(union)
-
-        hold(0)
+        """Make one decision over several entities. Calls `reply` with a Refusal if the decision fails."""
+        hold_together(
+            [self._lock(entity.root) for entity in entities],
+            lambda held: self._decide(held, begin(self._clock.now()), reply),
+            call_soon=self._loop.call_soon,
+        )
 
     def now(self) -> int:
-        """The namespace's time, in milliseconds since the epoch."""
+        """Return the time of the namespace, in milliseconds since the epoch."""
         return self._clock.now()
 
     # --- administration ----------------------------------------------------------------------------------------
 
     def info(self, path: str) -> EntityInfo | None:
-        """An entity's description and runtime figures."""
+        """Return the description and the counts of an entity, or None if there is none."""
         return self.namespace.info(path)
 
     def queues(self) -> Sequence[EntityInfo]:
@@ -174,28 +152,28 @@ class NamespaceRuntime:
         return self.namespace.subscriptions(topic)
 
     async def create(self, description: Description) -> EntityInfo | Refusal:
-        """Create an entity; on return it is on disk."""
-        step = self.namespace.create(description, self._clock.now())
-        if isinstance(step, Refusal):
-            return step
+        """Create an entity. It is on disk on return."""
+        decided = self.namespace.create(description, self._clock.now())
+        if isinstance(decided, Refusal):
+            return decided
         entity = self.namespace.find(description.path)
         assert entity is not None, "just created"
-        box = self._box(entity.root)
-        self._carry_out(box, step)
-        self._arm(box)
-        await self._on_disk(box)
+        lock = self._lock(entity.root)
+        self._carry_out(lock, decided)
+        self._set_timer(entity.root)
+        await self._on_disk(lock)
         return self.namespace.info(description.path) or _gone(description.path)
 
     async def update(self, description: Description) -> EntityInfo | Refusal:
-        """Replace an entity's description; on return it is on disk."""
+        """Replace the description of an entity. It is on disk on return."""
         return await self._administer(description.path, lambda now: self.namespace.update(description, now))
 
     async def delete(self, path: str) -> EntityInfo | Refusal:
-        """Remove an entity and all it holds; answers what it was."""
+        """Remove an entity and all its messages. Returns what it was."""
         return await self._administer(path, lambda now: self.namespace.delete(path, now))
 
     async def ask(self, path: str, event: Callable[[Callable[[Any], None]], Event]) -> Any:
-        """What an entity answers to an event that is made with where to answer; a Refusal if there is none."""
+        """Submit the event that `event` makes from a reply callback, and return the answer, or a Refusal."""
         entity = self.namespace.find(path)
         if entity is None:
             return _gone(path)
@@ -208,140 +186,97 @@ class NamespaceRuntime:
         before = self.namespace.info(path)
         if entity is None or before is None:
             return _gone(path)
-        box = self._box(entity.root)
+        lock = self._lock(entity.root)
         done: asyncio.Future[Refusal | None] = self._loop.create_future()
 
         def begin(now: int) -> PendingDecision:
             decision = decide(now)
             refusal = decision if isinstance(decision, Refusal) else None
-            step = EngineDecision() if isinstance(decision, Refusal) else (yield from decision)
-            step.effects.append(AnswerRequest(done.set_result, refusal))
-            return step
+            decided = EngineDecision() if isinstance(decision, Refusal) else (yield from decision)
+            decided.effects.append(AnswerRequest(done.set_result, refusal))
+            return decided
 
-        if box.busy:
-            box.waiting.append((begin, done.set_result))
-        else:
-            self._run(box, begin(self._clock.now()), done.set_result)
+        lock.add_job(lambda: self._decide(lock, begin(self._clock.now()), done.set_result))
         refusal = await done
         return refusal or self.namespace.info(path) or before
 
-    async def _on_disk(self, box: Mailbox) -> None:
+    async def _on_disk(self, lock: EntityLock) -> None:
         done = self._loop.create_future()
-        self.group_commit.when(box.group, lambda: done.set_result(None))
+        self.group_commit.when(lock.group, lambda: done.set_result(None))
         await done
 
-    # --- one decision after the other --------------------------------------------------------------------------
+    # --- decisions -------------------------------------------------------------------------------------------------
 
-    def _box(self, family: RootEntity) -> Mailbox:
-        box = self._boxes.get(family)
-        if box is None:
-            box = self._boxes[family] = Mailbox(family)
-        return box
+    def _lock(self, root: RootEntity) -> EntityLock:
+        lock = self._locks.get(root)
+        if lock is None:
+            lock = self._locks[root] = EntityLock(root, self._set_timer)
+        return lock
 
-    def _run(self, box: Mailbox, decision: PendingDecision, reply: Any) -> None:
-        while True:
-            if not self._proceed(box, decision, None, reply):
-                return
-            if not box.waiting:
-                self._arm(box)
-                return
-            begin, reply = box.waiting.popleft()
-            begun = begin(self._clock.now())
-            if begun is None:
-                return
-            decision = begun
+    def _decide(
+        self, held: EntityLock | HeldTogether, decision: PendingDecision, reply: Any, answer: Any = None
+    ) -> None:
+        """Run a decision until it is finished or needs a read. Releases the locks when the decision is finished.
 
-    def _proceed(self, box: Mailbox, decision: PendingDecision, answer: Any, reply: Any) -> bool:
-        """Take a decision as far as it goes without rows; True once it is carried out."""
-        # Busy until it is carried out: what the effects submit waits in line, or it would be decided in between.
-        box.busy = True
+        `answer` is the answer to the decision's last read, or the exception that the read ended in.
+        """
         try:
-            need = decision.throw(answer) if isinstance(answer, Exception) else decision.send(answer)
+            read = decision.throw(answer) if isinstance(answer, Exception) else decision.send(answer)
         except StopIteration as decided:
             self._forward_soon()
             try:
-                self._carry_out(box, decided.value)
+                # With the lock held: events that the effects submit must be decided after this event.
+                self._carry_out(held, decided.value)
             finally:
-                box.busy = False
-            return True
+                held.release()
         except Exception:
-            _log.exception("decision failed", extra={"entity": box.family.path})
-            box.rests_until = self._clock.now() + _REST_MS
+            _log.exception("decision failed", extra={"entity": held.root.path})
+            if isinstance(held, EntityLock):
+                self._timer(held.root).paused_until = self._clock.now() + _PAUSE_MS
             if reply is not None:
-                reply(Refusal(Condition.INTERNAL_ERROR, "The namespace met an internal error; its log tells more."))
-            box.busy = False
-            return True
-
-        def answered(rows: Any) -> None:
-            if self._proceed(box, decision, rows, reply):
-                self._next(box)
-
-        # After the family's own writes are on disk, so that the rows show them.
-        self.group_commit.when(box.group, lambda: self.group_commit.load(need, answered))
-        return False
-
-    def _next(self, box: Mailbox) -> None:
-        if isinstance(box, Union):
-            for member in box.members:
-                member.group = max(member.group, box.group)
-            self._let_go(box.members)
-        elif box.waiting:
-            begin, reply = box.waiting.popleft()
-            begun = begin(self._clock.now())
-            if begun is not None:
-                self._run(box, begun, reply)
+                reply(Refusal(Condition.INTERNAL_ERROR, "The namespace met an internal error. See its log."))
+            held.release()
         else:
-            self._arm(box)
-
-    def _seize(self, box: Mailbox, go_on: Callable[[], None]) -> PendingDecision | None:
-        """Hold a family whose turn it is. What comes then does not come in the midst of the family's own loop."""
-        box.busy = True
-        self._loop.call_soon(go_on)
-        return None
-
-    def _let_go(self, boxes: Sequence[Mailbox]) -> None:
-        for box in boxes:
-            box.busy = False
-        for box in boxes:
-            if not box.busy:  # else it is at work again, through what another one brought about
-                self._next(box)
+            # Wait for the writes of earlier decisions: the read must see them.
+            self.group_commit.when(
+                held.group,
+                lambda: self.group_commit.load(read, lambda rows: self._decide(held, decision, reply, rows)),
+            )
 
     def _forward_soon(self) -> None:
-        # Not in the midst of a family's loop; and before the commit of what is to be forwarded, to go with it.
-        if self.namespace.has_pending_forwards and not self._forwards_soon:
-            self._forwards_soon = True
+        # Later, because the caller holds a lock. Soon, so that the forward is in the same commit as the message.
+        if self.namespace.has_pending_forwards and not self._is_forwarding_soon:
+            self._is_forwarding_soon = True
             self._loop.call_soon(self._forward)
 
     def _forward(self) -> None:
-        self._forwards_soon = False
-        for source, feed, target in self.namespace.pending_forwards():
-            self._forward_one(source, feed, target)
+        self._is_forwarding_soon = False
+        for source, lane, target in self.namespace.pending_forwards():
+            self._forward_one(source, lane, target)
 
-    def _forward_one(self, source: Queue | Subscription, feed: DeliveryLane, target: Queue | Topic | None) -> None:
+    def _forward_one(self, source: Queue | Subscription, lane: DeliveryLane, target: Queue | Topic | None) -> None:
         def failed(_: Refusal) -> None:
-            self._loop.call_later(_REST_MS / 1000, self._forward_one, source, feed, target)
+            self._loop.call_later(_PAUSE_MS / 1000, self._forward_one, source, lane, target)
 
         both = (source,) if target is None else (source, target)
-        self.submit_together(both, lambda now: forward(source, feed, target, now), failed)
+        self.submit_together(both, lambda now: forward(source, lane, target, now), failed)
 
-    def _carry_out(self, box: Mailbox, step: EngineDecision) -> None:
-        if step.writes:
-            box.group = self.group_commit.add(step.writes)
-        effects = step.effects
-        if not effects:
-            return
-        self.group_commit.when(box.group, lambda: self._release(box, effects))
+    def _carry_out(self, held: EntityLock | HeldTogether, decided: EngineDecision) -> None:
+        """Commit the writes of a decision, and carry out its effects when they are on disk."""
+        if decided.writes:
+            held.group = self.group_commit.add(decided.writes)
+        effects = decided.effects
+        if effects:
+            self.group_commit.when(held.group, lambda: self._carry_out_effects(held, effects))
 
-    def _release(self, box: Mailbox, effects: list[Effect]) -> None:
-        # Its families are held meanwhile: what these effects bring about must not overtake the rest of them.
-        free = [member for member in box.members if not member.busy]
-        for member in free:
-            member.busy = True
+    def _carry_out_effects(self, held: EntityLock | HeldTogether, effects: list[Effect]) -> None:
+        # With the locks held: events that an effect submits are decided after all effects are carried out.
+        locks = [lock for lock in held.locks if lock.try_hold()]
         for effect in effects:
             try:
                 match effect:
                     case AnswerRequest():
-                        if effect.reply is not None:  # nobody asked: the registry's own events
+                        if effect.reply is not None:  # events of the registry itself have no reply
                             effect.reply(effect.result)
                     case Deliver():
                         effect.receiver.deliver(effect)
@@ -357,38 +292,62 @@ class NamespaceRuntime:
                         self._meter.forget(effect.entity)
                     case _:
                         assert_never(effect)
-            except Exception:  # one connection's trouble must not keep others from their answers
+            except Exception:  # an error of one connection must not keep the answers of others
                 _log.exception("an effect could not be carried out: %s", type(effect).__name__)
-        self._let_go(free)
+        release_all(locks)
 
-    # --- timers ------------------------------------------------------------------------------------------------
+    # --- timers ----------------------------------------------------------------------------------------------------
 
-    def _arm(self, box: Mailbox) -> None:
-        at = box.next_timer
-        if box.family.lifecycle.ended:
-            self._boxes.pop(box.family, None)  # whoever still has the entity in hand is told so from a new one
-        if at is None or (box.timer is not None and box.timer_at <= at):
-            return  # a timer that comes too early looks again
-        if box.timer is not None:
-            box.timer.cancel()
-        box.timer_at = at
+    def _timer(self, root: RootEntity) -> _EntityTimer:
+        timer = self._timers.get(root)
+        if timer is None:
+            timer = self._timers[root] = _EntityTimer()
+        return timer
+
+    def _set_timer(self, root: RootEntity) -> None:
+        """Set the timer of a root entity after a decision. Forgets a root entity that was deleted."""
+        if root.lifecycle.ended:
+            self._forget(root)
+            return
+        timer = self._timer(root)
+        at = self._next_timer(root, timer)
+        if at is None or (timer.handle is not None and timer.at <= at):
+            return  # a timer that fires early is set again
+        if timer.handle is not None:
+            timer.handle.cancel()
+        timer.at = at
         seconds = (at - self._clock.now()) / 1000
-        box.timer = self._loop.call_later(min(max(0.0, seconds), _LONGEST_TIMER), self._ring, box)
+        timer.handle = self._loop.call_later(min(max(0.0, seconds), _LONGEST_TIMER), self._timer_fired, root)
 
-    def _ring(self, box: Mailbox) -> None:
-        box.timer = None
-        at = box.next_timer
+    def _forget(self, root: RootEntity) -> None:
+        # A caller that still has the deleted entity is refused under a new lock, which is forgotten in turn.
+        self._locks.pop(root, None)
+        timer = self._timers.pop(root, None)
+        if timer is not None and timer.handle is not None:
+            timer.handle.cancel()
+
+    def _timer_fired(self, root: RootEntity) -> None:
+        timer = self._timer(root)
+        timer.handle = None
+        at = self._next_timer(root, timer)
         if at is None:
             return
         if at > self._clock.now():
-            self._arm(box)
-        elif not box.busy:
-            self._run(box, box.family.advance(EntityTimerFired(), self._clock.now()), None)
-        # A busy family looks at its timer when it is done.
+            self._set_timer(root)
+            return
+        lock = self._lock(root)
+        if lock.try_hold():
+            self._decide(lock, root.advance(EntityTimerFired(), self._clock.now()), None)
+        # Otherwise the timer is set when the lock is released.
+
+    @staticmethod
+    def _next_timer(root: RootEntity, timer: _EntityTimer) -> int | None:
+        at = root.next_timer
+        return None if at is None else max(at, timer.paused_until)
 
 
-def _answering(call: Callable[[], None]) -> PendingDecision:
-    """A decision that changes nothing; `call` is its answer."""
+def _deciding_nothing(call: Callable[[], None]) -> PendingDecision:
+    """A decision that changes nothing and whose answer is `call`."""
     yield from ()
     return EngineDecision(effects=[AnswerRequest(lambda _: call(), None)])
 
@@ -397,11 +356,8 @@ def _gone(path: str) -> Refusal:
     return Refusal(Condition.NOT_FOUND, f"The messaging entity '{path}' could not be found.")
 
 
-_DRAW = 16 * 1024
-
-
 class LockTokens:
-    """Call it for a fresh token."""
+    """Returns a new lock token of 16 random bytes for each call. Draws a thousand of them from the system at a time."""
 
     def __init__(self) -> None:
         self._drawn = b""
@@ -409,7 +365,7 @@ class LockTokens:
 
     def __call__(self) -> bytes:
         if self._used == len(self._drawn):
-            self._drawn, self._used = os.urandom(_DRAW), 0
-        token = self._drawn[self._used : self._used + 16]
-        self._used += 16
+            self._drawn, self._used = os.urandom(_TOKEN_BYTES * _TOKENS_PER_DRAW), 0
+        token = self._drawn[self._used : self._used + _TOKEN_BYTES]
+        self._used += _TOKEN_BYTES
         return token
