@@ -122,21 +122,21 @@ def overlay_of(row: Row) -> dict[str, Any]:
 class Bus:
     """The runtime's part, without a loop: decisions run to their end, writes are committed before effects leave."""
 
-    def __init__(self, *descriptions: Description, hot_bytes: int | None = None) -> None:
+    def __init__(self, *descriptions: Description, read_ahead_bytes: int | None = None) -> None:
         self.store = MemoryStore()
         self.now = START
         self.meters: list[Meter] = []
         self.answers: list[Any] = []
         self.needs: list[Any] = []
         self._tokens = count(1)
-        self._hot_bytes = hot_bytes
+        self._read_ahead_bytes = read_ahead_bytes
         self.restart()
         for description in descriptions:
             assert not isinstance(self.create(description), Refusal)
 
     def restart(self) -> None:
         """The process is gone with all it held in memory; what was committed is there."""
-        limits = {} if self._hot_bytes is None else {"hot_bytes": self._hot_bytes}
+        limits = {} if self._read_ahead_bytes is None else {"read_ahead_bytes": self._read_ahead_bytes}
         self.namespace = EntityRegistry(self.store.open(), new_token=self.token, **limits)
 
     def token(self) -> bytes:

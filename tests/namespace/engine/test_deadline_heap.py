@@ -26,7 +26,7 @@ def test_deadlines_come_in_the_order_of_their_last_setting(steps: list[tuple[str
             deadlines.set(key, at)
             plain[key] = at
         elif kind == "clear":
-            deadlines.clear(key)
+            deadlines.cancel(key)
             plain.pop(key, None)
         else:
             due = sorted((instant, number) for number, instant in plain.items() if instant <= at)
@@ -40,7 +40,7 @@ def test_a_hundred_thousand_settled_locks_leave_nothing_behind() -> None:
     deadlines.set(-1, 0)
     for number in range(100_000):
         deadlines.set(number, number)
-        deadlines.clear(number)
+        deadlines.cancel(number)
     assert len(deadlines._heap) < 200
-    deadlines.clear(-1)
+    deadlines.cancel(-1)
     assert deadlines.first() is None

@@ -15,7 +15,7 @@ from twinbus.namespace.engine.descriptions import (
 )
 from twinbus.namespace.engine.effects import MeteredOperation, Refusal
 from twinbus.namespace.engine.forwarding import forward
-from twinbus.namespace.engine.settlement import hops_of, overlay_properties
+from twinbus.namespace.engine.settlement import forward_count, overlay_properties
 from twinbus.namespace.engine.topic import Topic
 from twinbus.values import Condition
 
@@ -68,7 +68,7 @@ def test_after_a_restart_forwarding_goes_on_where_it_was() -> None:
 
 
 def test_many_pages_move_in_order() -> None:
-    bus = Bus(queue("target"), queue("source"), hot_bytes=4096)
+    bus = Bus(queue("target"), queue("source"), read_ahead_bytes=4096)
     bodies = [str(number) for number in range(700)]
     bus.send("source", *bodies)
     bus.restart()
@@ -263,7 +263,7 @@ def test_a_subscription_forwards_to_a_queue_and_to_another_topic_with_its_rules(
     assert bus.receive("second/Subscriptions/one").bodies == ["a"]
     assert bus.receive("q").bodies == ["a"]
     assert bus.counts("first/Subscriptions/on") == (0, 0, 0, 0)
-    assert hops_of(bus.peek("q")[0].overlay) == 2, "hops are counted through topics"
+    assert forward_count(bus.peek("q")[0].overlay) == 2, "hops are counted through topics"
 
 
 def test_a_scheduled_message_is_forwarded_when_it_is_due() -> None:

@@ -105,10 +105,10 @@ def test_a_deferred_message_whose_lock_is_lost_stays_deferred_until_it_failed_to
     assert bus.counts("q") == (0, 0, 0, 1)
 
 
-@pytest.mark.parametrize("hot_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("read_ahead_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("dead", [False, True])
-def test_deleting_a_batch_spares_held_and_younger_messages(dead: bool, hot_bytes: int) -> None:
-    bus = Bus(queue(), hot_bytes=hot_bytes)
+def test_deleting_a_batch_spares_held_and_younger_messages(dead: bool, read_ahead_bytes: int) -> None:
+    bus = Bus(queue(), read_ahead_bytes=read_ahead_bytes)
     bus.send("q", "held", "a", "b", "c", "d")
     bus.wait(10)
     bus.send("q", "young")

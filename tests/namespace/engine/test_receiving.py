@@ -73,7 +73,7 @@ def test_a_drain_gives_what_is_there_and_ends_the_credit(stored: int, delivered:
 
 
 def test_a_drain_of_a_deep_queue_is_answered_after_the_last_message() -> None:
-    bus = Bus(queue(), hot_bytes=0)
+    bus = Bus(queue(), read_ahead_bytes=0)
     bus.send("q", *["m"] * 700)
     receiver = bus.receiver("q", peek_lock=False)
     bus.tell("q", events.CreditGranted(receiver, 1_000, True))
@@ -137,9 +137,9 @@ def test_a_detached_receiver_gets_nothing_more() -> None:
     assert receiver.deliveries == []
 
 
-@pytest.mark.parametrize("hot_bytes", [0, 200, 1 << 20])
-def test_a_deep_queue_is_delivered_whole_whatever_fits_in_memory(hot_bytes: int) -> None:
-    bus = Bus(queue(), hot_bytes=hot_bytes)
+@pytest.mark.parametrize("read_ahead_bytes", [0, 200, 1 << 20])
+def test_a_deep_queue_is_delivered_whole_whatever_fits_in_memory(read_ahead_bytes: int) -> None:
+    bus = Bus(queue(), read_ahead_bytes=read_ahead_bytes)
     bodies = [str(number) for number in range(1_500)]
     for start in range(0, 1_500, 100):
         bus.send("q", *bodies[start : start + 100])
@@ -181,11 +181,11 @@ def test_a_read_that_fails_takes_no_answer_from_what_is_settled() -> None:
 
 
 def test_memory_holds_no_more_than_its_budget_and_gives_it_back() -> None:
-    bus = Bus(queue("a"), queue("b"), hot_bytes=10_000)
+    bus = Bus(queue("a"), queue("b"), read_ahead_bytes=10_000)
     for path in ("a", "b"):
         for _ in range(10):
             bus.send(path, *["some forty characters of text, more or less"] * 50)
-    budget = bus.namespace._supplies.budget
+    budget = bus.namespace._resources.read_ahead_budget
     assert 4_000 < budget.used <= 5_000, "where nobody receives, half of the budget is left alone"
     first, second = bus.receiver("a", 1), bus.receiver("b", 1)
     assert budget.used <= 10_000 + 2 * 16 * 1024
@@ -196,11 +196,11 @@ def test_memory_holds_no_more_than_its_budget_and_gives_it_back() -> None:
 
 
 def test_what_was_read_for_a_receiver_is_given_up_when_the_last_one_leaves() -> None:
-    bus = Bus(queue(), hot_bytes=100_000)
+    bus = Bus(queue(), read_ahead_bytes=100_000)
     bus.send("q", *["m"] * 100)
     bus.restart()
     one, two = bus.receiver("q", 1), bus.receiver("q", 1)
-    budget = bus.namespace._supplies.budget
+    budget = bus.namespace._resources.read_ahead_budget
     bus.detach("q", one)
     assert budget.used > 0
     bus.detach("q", two)

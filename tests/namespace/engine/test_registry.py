@@ -112,7 +112,7 @@ def test_updates_of_topics_and_subscriptions_are_kept() -> None:
 
 
 def test_removing_a_queue_detaches_its_receivers_and_frees_the_path() -> None:
-    bus = Bus(queue(requires_session=True), hot_bytes=10_000)
+    bus = Bus(queue(requires_session=True), read_ahead_bytes=10_000)
     bus.send("q", envelope("m", session="s"), envelope("n", session="other"))
     holder, waiting = bus.session("q", "s", 1), bus.session("q", "unknown")
     dead = bus.receiver("q", 1, dead=True)
@@ -122,7 +122,7 @@ def test_removing_a_queue_detaches_its_receivers_and_frees_the_path() -> None:
         assert condition(receiver.refusal) is Condition.NOT_FOUND
     assert condition(bus.delete("q")) is Condition.NOT_FOUND
     assert old.root.next_timer is None
-    assert bus.namespace._supplies.budget.used == 0
+    assert bus.namespace._resources.read_ahead_budget.used == 0
     assert bus.create(queue()) is None
     assert bus.counts("q") == (0, 0, 0, 0)
     assert bus.entity("q").counters.queue != old.counters.queue

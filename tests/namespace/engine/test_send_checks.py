@@ -244,7 +244,7 @@ def test_the_store_is_asked_only_about_times_that_memory_does_not_cover() -> Non
 
 def test_more_ids_than_memory_remembers_are_still_found() -> None:
     bus = detecting()
-    bus.namespace._supplies.ids.limit = 10
+    bus.namespace._resources.seen_id_budget.limit = 10
     for number in range(30):
         bus.send("q", envelope(message_id=str(number)))
         bus.wait(1)
@@ -256,7 +256,7 @@ def test_more_ids_than_memory_remembers_are_still_found() -> None:
 def test_all_entities_together_keep_so_many_ids_in_memory_and_find_every_one() -> None:
     detects: dict[str, Any] = {"requires_duplicate_detection": True, "duplicate_window": 20_000}
     bus = Bus(queue("a", **detects), queue("b", **detects), TopicDescription(path="t", **detects))
-    ids = bus.namespace._supplies.ids
+    ids = bus.namespace._resources.seen_id_budget
     ids.limit = 10
     for path in ("a", "b", "t"):
         for number in range(8):
@@ -284,9 +284,9 @@ def test_a_removed_entity_gives_back_its_room_for_ids(path: str) -> None:
         queue("a", requires_duplicate_detection=True), TopicDescription(path="t", requires_duplicate_detection=True)
     )
     bus.send(path, *[envelope(message_id=str(number)) for number in range(5)])
-    assert bus.namespace._supplies.ids.used == 5
+    assert bus.namespace._resources.seen_id_budget.used == 5
     bus.delete(path)
-    assert bus.namespace._supplies.ids.used == 0
+    assert bus.namespace._resources.seen_id_budget.used == 0
 
 
 @pytest.mark.parametrize("restarted", [False, True])

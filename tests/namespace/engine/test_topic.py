@@ -24,9 +24,9 @@ from .bus import Bus, Receiver, envelope, overlay_of, text_of
 A, B = "t/Subscriptions/a", "t/Subscriptions/b"
 
 
-def topic(*names: str, hot_bytes: int | None = None, **settings: Any) -> Bus:
+def topic(*names: str, read_ahead_bytes: int | None = None, **settings: Any) -> Bus:
     subscriptions = [SubscriptionDescription(topic="t", name=name) for name in names]
-    return Bus(TopicDescription(path="t", **settings), *subscriptions, hot_bytes=hot_bytes)
+    return Bus(TopicDescription(path="t", **settings), *subscriptions, read_ahead_bytes=read_ahead_bytes)
 
 
 def test_a_message_reaches_every_subscription_and_each_settles_its_own() -> None:

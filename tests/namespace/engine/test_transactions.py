@@ -51,7 +51,7 @@ def test_sends_and_settlements_of_several_entities_are_one_step() -> None:
 
 
 def test_a_settled_message_is_not_given_out_again_by_the_same_step() -> None:
-    bus = Bus(queue(), hot_bytes=1)
+    bus = Bus(queue(), read_ahead_bytes=1)
     bus.send("q", "a", "b", "c")
     holder = bus.receiver("q", 2)
     hungry = bus.receiver("q", 10)

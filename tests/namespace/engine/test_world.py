@@ -90,7 +90,7 @@ class World(RuleBasedStateMachine):
         ttl: int | None,
         hot: int | None,
     ) -> None:
-        self.bus = Bus(hot_bytes=hot)
+        self.bus = Bus(read_ahead_bytes=hot)
         self.topic, self.ttl, self.duplicates = topic, ttl, duplicates
         self.path = "t" if topic else "q"
         shared: dict[str, Any] = {

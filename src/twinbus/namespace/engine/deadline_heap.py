@@ -1,19 +1,20 @@
-"""Which of many instants comes first, when most of them are taken back before they come (locks that are settled).
+"""The earliest of many deadlines, most of which are cancelled before they pass (locks that are settled).
 
-A heap with lazy deletion, compacted so that it stays in proportion to what is set.
+A heap with lazy deletion. It is rebuilt when cancelled entries outnumber the valid ones, so that its size stays in
+proportion to the number of deadlines set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-_SLACK = 64
+_SLACK: Final = 64
 
 
 class OrderedKey(Hashable, Protocol):
-    """Told apart by hash, and ordered among equals in time."""
+    """A key that can be hashed and compared; the comparison decides between equal deadlines."""
 
     def __lt__(self, other: Any, /) -> bool: ...
 
@@ -22,7 +23,7 @@ K = TypeVar("K", bound=OrderedKey)
 
 
 class DeadlineHeap(Generic[K]):
-    """One instant per key."""
+    """One deadline per key."""
 
     __slots__ = ("_at", "_heap")
 
@@ -31,25 +32,28 @@ class DeadlineHeap(Generic[K]):
         self._heap: list[tuple[int, K]] = []
 
     def set(self, key: K, at: int) -> None:
+        """Set or replace the deadline of a key."""
         self._at[key] = at
         heap = self._heap
         heappush(heap, (at, key))
         if len(heap) > _SLACK + 2 * len(self._at):
-            heap[:] = [(instant, held) for held, instant in self._at.items()]
+            heap[:] = [(deadline, each) for each, deadline in self._at.items()]
             heapify(heap)
 
-    def clear(self, key: K) -> None:
+    def cancel(self, key: K) -> None:
+        """Remove the deadline of a key, if it has one."""
         if self._at.pop(key, None) is not None and not self._at:
             self._heap.clear()
 
     def first(self) -> int | None:
+        """Return the earliest deadline; None if there is none."""
         heap = self._heap
         while heap and self._at.get(heap[0][1]) != heap[0][0]:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def take_due(self, now: int) -> list[K]:
-        """The keys whose instant has come, earliest first; they are no longer set."""
+        """Remove and return the keys whose deadline has passed, earliest first."""
         due: list[K] = []
         while (at := self.first()) is not None and at <= now:
             key = heappop(self._heap)[1]

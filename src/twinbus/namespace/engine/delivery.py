@@ -1,7 +1,8 @@
-"""Gives what stands ready to the receivers with credit, fairly, one message each in turn.
+"""Delivery: gives available rows to the receivers with credit, one message each in turn.
 
-A decision asks before it writes: rows read after a write of the same step would not show it. So where rows must be
-read and something is written already, the rest is left for a timer that fires at once.
+A decision reads before it writes, because the store does not show rows written by the same decision. So if rows must
+be read and the decision has writes already, `serve` returns False. The caller then arms a timer that fires at once,
+and the next decision goes on.
 """
 
 from __future__ import annotations
@@ -14,116 +15,124 @@ from twinbus.namespace.engine.effects import Deliver, Drain, EngineDecision, Met
 from twinbus.namespace.engine.events import CreditGranted
 from twinbus.namespace.engine.limits import SECOND
 from twinbus.namespace.engine.receive_state import AttachedReceiver, DeliveryLane, ReceiveState
-from twinbus.namespace.engine.settlement import drop, expire
+from twinbus.namespace.engine.settlement import drop_row, expire_row
 from twinbus.namespace.engine.storage_protocol import StoreRead
 
-_RETRY: Final = SECOND
+_RETRY_READ_AFTER: Final = SECOND
 
 
-def grant(state: ReceiveState, event: CreditGranted, step: EngineDecision) -> None:
-    consumer = state.consumers.get(event.receiver)
-    if consumer is None:
+def grant_credit(state: ReceiveState, event: CreditGranted, decision: EngineDecision) -> None:
+    """Note a receiver's new credit. What it can be given is delivered at the end of the decision."""
+    receiver = state.receivers.get(event.receiver)
+    if receiver is None:
         return
-    had_credit = consumer.limit > consumer.taken
-    consumer.limit = event.limit
-    consumer.room = event.room
-    consumer.drain = event.drain
-    if event.limit > consumer.taken:
+    had_credit = receiver.has_credit
+    receiver.credit_limit = event.limit
+    receiver.room = event.room
+    receiver.drain = event.drain
+    if receiver.has_credit:
         if not had_credit:
-            consumer.fed = False
-        if consumer.feed is not None and event.room <= 0:
-            consumer.feed.leave(consumer)
-        elif consumer.feed is not None:
-            consumer.feed.queue_up(consumer)
-            state.wake(consumer.feed)
+            receiver.got_message = False
+        if receiver.lane is not None and event.room <= 0:
+            receiver.lane.remove_waiting(receiver)
+        elif receiver.lane is not None:
+            receiver.lane.add_waiting(receiver)
+            state.request_delivery(receiver.lane)
         return
     if had_credit:
-        end_grant(state, consumer, step)
+        end_credit(state, receiver, decision)
     if event.drain:
-        step.effects.append(Drain(consumer.receiver))
+        decision.effects.append(Drain(receiver.handle))
 
 
-def end_grant(state: ReceiveState, consumer: AttachedReceiver, step: EngineDecision) -> None:
-    """Credit ended. A grant that brought nothing was a receive of its own kind (Y2)."""
-    if consumer.feed is not None:
-        consumer.feed.leave(consumer)
-    if not consumer.fed:
-        step.effects.append(Meter(state.path, MeteredOperation.RECEIVE_EMPTY, 1))
+def end_credit(state: ReceiveState, receiver: AttachedReceiver, decision: EngineDecision) -> None:
+    """End a grant of credit. A grant without any message is metered as an empty receive (Y2)."""
+    if receiver.lane is not None:
+        receiver.lane.remove_waiting(receiver)
+    if not receiver.got_message:
+        decision.effects.append(Meter(state.path, MeteredOperation.RECEIVE_EMPTY, 1))
 
 
-def serve(state: ReceiveState, feed: DeliveryLane, now: int, step: EngineDecision) -> Generator[StoreRead, Any, bool]:
-    """False if rows must be read that this step may be writing."""
-    window = feed.window
-    while feed.hungry:
-        _deliver_ready(state, feed, now, step)
-        if not feed.hungry:
+def serve(
+    state: ReceiveState, lane: DeliveryLane, now: int, decision: EngineDecision
+) -> Generator[StoreRead, Any, bool]:
+    """Deliver rows of the lane while receivers wait. Returns False if rows must be read that this decision may write.
+
+    If the store fails, the lane stays to be served and a timer retries.
+    """
+    read_ahead = lane.read_ahead
+    while lane.waiting:
+        _deliver_from_memory(state, lane, now, decision)
+        if not lane.waiting:
             break
-        if window.exhausted:
-            _drain(state, feed, step)
+        if read_ahead.is_exhausted:
+            _drain(state, lane, decision)
             break
-        if step.writes:
+        if decision.writes:
             return False
-        need = window.need()
+        read = read_ahead.next_read()
         try:
-            rows = yield need
-        except Exception:  # the store could not be read: nothing must be forgotten for that
-            window.restore(need)
-            state.pending.append(feed)
-            state.arm(now + _RETRY)
+            rows = yield read
+        except Exception:
+            read_ahead.restore(read)
+            state.lanes_to_serve.append(lane)
+            state.arm_timer(now + _RETRY_READ_AFTER)
             raise
-        window.fill(need, rows, state.locks.by_seq)
+        read_ahead.fill(read, rows, state.locks.by_seq)
     return True
 
 
-def _deliver_ready(state: ReceiveState, feed: DeliveryLane, now: int, step: EngineDecision) -> None:
-    session, hungry, effects = feed.session, feed.hungry, step.effects
+def _deliver_from_memory(state: ReceiveState, lane: DeliveryLane, now: int, decision: EngineDecision) -> None:
+    """Deliver rows that are in memory. One Deliver effect for each receiver, however many messages it gets."""
+    session, waiting, effects = lane.session, lane.waiting, decision.effects
     until = now + state.settings.lock_duration if session is None else session.until
-    take, new_token, lock = feed.window.take, state.supplies.new_token, state.locks.take
-    runs: dict[AttachedReceiver, Deliver] = {}
-    count = size = more = 0
-    while hungry and (row := take()) is not None:
-        if row.expires is not None and row.expires <= now:
-            expire(state, row, step)
+    take_row, new_token, add_lock = lane.read_ahead.take, state.resources.new_token, state.locks.add
+    by_receiver: dict[AttachedReceiver, Deliver] = {}
+    count = size = extra_units = 0
+    while waiting and (row := take_row()) is not None:
+        if row.is_overdue(now):
+            expire_row(state, row, decision)
             continue
-        consumer = hungry[0]
-        consumer.taken += 1
-        run = runs.get(consumer)
-        if run is None:
-            consumer.fed = True
-            run = runs[consumer] = Deliver(consumer.receiver, [], [], until if consumer.peek_lock else None)
-            effects.append(run)
+        receiver = waiting[0]
+        receiver.delivered += 1
+        deliver = by_receiver.get(receiver)
+        if deliver is None:
+            receiver.got_message = True
+            deliver = Deliver(receiver.handle, [], [], until if receiver.peek_lock else None)
+            by_receiver[receiver] = deliver
+            effects.append(deliver)
         token = None
-        if consumer.peek_lock:
+        if receiver.peek_lock:
             token = new_token()
-            lock(token, row, until, session)
+            add_lock(token, row, until, session)
         else:
-            drop(state, row, step)
-        run.rows.append(row)
-        run.tokens.append(token)
+            drop_row(state, row, decision)
+        deliver.rows.append(row)
+        deliver.tokens.append(token)
         count += 1
         size += row.size
-        consumer.room -= row.size
+        receiver.room -= row.size
         if row.size > UNIT_BYTES:
-            more += billable_units(1, row.size) - 1
-        if consumer.taken >= consumer.limit:
-            hungry.popleft()
-            consumer.hungry = False
-            if consumer.drain:
-                effects.append(Drain(consumer.receiver))
-        elif consumer.room <= 0:
-            hungry.popleft()
-            consumer.hungry = False
-        elif len(hungry) > 1:
-            hungry.rotate(-1)
+            extra_units += billable_units(1, row.size) - 1
+        if receiver.delivered >= receiver.credit_limit:
+            waiting.popleft()
+            receiver.is_waiting = False
+            if receiver.drain:
+                effects.append(Drain(receiver.handle))
+        elif receiver.room <= 0:
+            waiting.popleft()
+            receiver.is_waiting = False
+        elif len(waiting) > 1:
+            waiting.rotate(-1)
     if count:
-        effects.append(Meter(state.path, MeteredOperation.RECEIVE, count, size, more))
+        effects.append(Meter(state.path, MeteredOperation.RECEIVE, count, size, extra_units))
         if session is None:
-            state.arm(until)
+            state.arm_timer(until)
 
 
-def _drain(state: ReceiveState, feed: DeliveryLane, step: EngineDecision) -> None:
-    """Nothing is there: who drains has used up the credit."""
-    for consumer in [consumer for consumer in feed.hungry if consumer.drain]:
-        consumer.taken = consumer.limit
-        end_grant(state, consumer, step)
-        step.effects.append(Drain(consumer.receiver))
+def _drain(state: ReceiveState, lane: DeliveryLane, decision: EngineDecision) -> None:
+    """Use up the credit of receivers that drain: no row is available."""
+    for receiver in [receiver for receiver in lane.waiting if receiver.drain]:
+        receiver.delivered = receiver.credit_limit
+        end_credit(state, receiver, decision)
+        decision.effects.append(Drain(receiver.handle))

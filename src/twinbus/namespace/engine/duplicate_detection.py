@@ -1,7 +1,8 @@
-"""Duplicate detection: which message ids a queue or topic has seen within its window.
+"""Duplicate detection: which message ids a queue or topic has seen within its time window.
 
-The store remembers them all; the newest are kept in memory too, as many as all entities together may have, so that
-the store is asked only about times from before what memory covers.
+The store keeps every id of the window. The newest ids are also kept in memory, within a budget that all entities
+share. `_covered_since` says from which instant on memory knows all ids. The store is asked only when the window
+reaches further back.
 """
 
 from __future__ import annotations
@@ -13,99 +14,102 @@ from typing import Any, Final
 from twinbus.amqp import RoutingFields
 from twinbus.namespace.engine.storage_protocol import ForgetSeenIds, KnownIds, PutSeenId, StoreRead, StoreWrite
 
-REMEMBERED: Final = 65_536
+MAX_IDS_IN_MEMORY: Final = 65_536
 
 
-class IdBudget:
-    """Ids that may be kept in memory, all entities together. Whoever was sent to longest ago gives up ids first."""
+class SeenIdBudget:
+    """Number of ids in memory, all entities together. The entity that was sent to longest ago gives up ids first."""
 
     __slots__ = ("_holders", "limit", "used")
 
-    def __init__(self, limit: int = REMEMBERED) -> None:
+    def __init__(self, limit: int = MAX_IDS_IN_MEMORY) -> None:
         self.limit = limit
         self.used = 0
         self._holders: OrderedDict[SeenIds, None] = OrderedDict()
 
-    def took(self, holder: SeenIds) -> None:
-        """The holder has one more."""
+    def add_one(self, holder: SeenIds) -> None:
+        """Count one more id of the holder. Beyond the limit, the holder used longest ago drops its oldest ids."""
         self.used += 1
         self._holders[holder] = None
         self._holders.move_to_end(holder)
         while self.used > self.limit:
-            next(iter(self._holders)).give_up_oldest()
+            next(iter(self._holders)).drop_oldest()
 
-    def gave(self, holder: SeenIds, count: int, left: int) -> None:
+    def release(self, holder: SeenIds, count: int, left: int) -> None:
+        """Count off `count` ids that the holder dropped; it has `left` others."""
         self.used -= count
         if not left:
             self._holders.pop(holder, None)
 
 
 class SeenIds:
-    """The ids seen by one entity."""
+    """The message ids that one entity has seen."""
 
-    __slots__ = ("_budget", "_covered_since", "_ids", "_newest", "purge_at", "queue", "recalled", "window")
+    __slots__ = ("_budget", "_covered_since", "_ids", "_newest", "loaded", "purge_at", "queue", "window")
 
-    def __init__(self, queue: int, window: int, budget: IdBudget, *, new: bool) -> None:
+    def __init__(self, queue: int, window: int, budget: SeenIdBudget, *, new: bool) -> None:
         self.queue = queue
         self.window = window
         self._budget = budget
         self._ids: OrderedDict[str, int] = OrderedDict()
         self._covered_since: int | None = 0 if new else None
-        """Memory knows every id seen since then; None: this is not known before the next event."""
+        """Memory has every id seen since this instant. None after a restart, until the first event brings the time."""
         self._newest: int | None = None
-        """When an id was remembered last; the store may have it when memory has not."""
+        """When the last id was stored. The store may still have this id when memory has dropped it."""
         self.purge_at: int | None = None if new else 0
-        self.recalled: set[str] | None = None
-        """What the store said about the ids of a transaction that is being carried out: it is not asked again."""
+        self.loaded: set[str] | None = None
+        """During a transaction: the ids that the store was found to have. The store is not asked again then."""
 
     def duplicates(self, messages: Iterable[RoutingFields], now: int) -> Generator[StoreRead, Any, set[str]]:
-        """Which of these ids were seen within the window."""
+        """Return the ids of these messages that were seen within the window."""
         since = now - self.window
-        self._prune(since)
+        self._drop_before(since)
         if self._covered_since is None:
             self._covered_since = now
-        ids = {key_of(message) for message in messages if message.message_id is not None}
+        ids = {id_key(message) for message in messages if message.message_id is not None}
         known = ids & self._ids.keys()
-        asked = ids - known
-        if self.recalled is not None:
-            known |= asked & self.recalled
-        elif asked and self._covered_since > since:
-            known |= yield KnownIds(self.queue, tuple(asked), since)
+        unknown = ids - known
+        if self.loaded is not None:
+            known |= unknown & self.loaded
+        elif unknown and self._covered_since > since:
+            known |= yield KnownIds(self.queue, tuple(unknown), since)
         return known
 
-    def remember(self, message_id: str, now: int, writes: list[StoreWrite]) -> None:
+    def add(self, message_id: str, now: int, writes: list[StoreWrite]) -> None:
+        """Remember an id, in memory and in the store."""
         writes.append(PutSeenId(self.queue, message_id, now))
         is_new = message_id not in self._ids
         self._ids[message_id] = self._newest = now
         self._ids.move_to_end(message_id)
         if is_new:
-            self._budget.took(self)
+            self._budget.add_one(self)
         if self.purge_at is None:
             self.purge_at = now + self.window + 1
 
-    def give_up_oldest(self) -> None:
+    def drop_oldest(self) -> None:
+        """Drop the oldest id from memory, to stay within the budget."""
         _, at = self._ids.popitem(last=False)
         self._covered_since = max(self._covered_since or 0, at + 1)
-        self._budget.gave(self, 1, len(self._ids))
+        self._budget.release(self, 1, len(self._ids))
 
     def close(self) -> None:
-        """The entity is removed."""
+        """Drop all ids from memory: the entity was deleted."""
         count = len(self._ids)
         self._ids.clear()
-        self._budget.gave(self, count, 0)
+        self._budget.release(self, count, 0)
 
     def purge(self, now: int, writes: list[StoreWrite]) -> None:
-        """Forget what the window has passed, from time to time."""
+        """Remove ids older than the window from memory and store, if `purge_at` has come."""
         if self.purge_at is None or self.purge_at > now:
             return
         since = now - self.window
-        self._prune(since)
+        self._drop_before(since)
         writes.append(ForgetSeenIds(self.queue, since))
-        # After a restart memory is empty but the store may not be: one more purge finds what is left of it.
+        # After a restart memory is empty and the store may not be: one more purge removes what the store still has.
         is_left = self.purge_at == 0 or (self._newest is not None and self._newest >= since)
         self.purge_at = now + self.window + 1 if is_left else None
 
-    def _prune(self, since: int) -> None:
+    def _drop_before(self, since: int) -> None:
         ids, count = self._ids, 0
         while ids:
             message_id, at = next(iter(ids.items()))
@@ -114,10 +118,10 @@ class SeenIds:
             del ids[message_id]
             count += 1
         if count:
-            self._budget.gave(self, count, len(ids))
+            self._budget.release(self, count, len(ids))
 
 
-def key_of(message: RoutingFields) -> str:
-    """Ids of different AMQP types are different ids."""
+def id_key(message: RoutingFields) -> str:
+    """Return the message id as text. Ids of different AMQP types are different ids."""
     value = message.message_id
     return value if type(value) is str else f"{type(value).__name__}:{value!s}"

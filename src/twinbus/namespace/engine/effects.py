@@ -1,7 +1,11 @@
-"""What the engine decides: writes for the store and effects for the front, in one Step.
+"""What the engine decides: writes for the store and effects for the front, together in one EngineDecision.
 
-Effects leave only after the writes of the same step, and all before it, are on disk. They are tuples because some are
-made for every message.
+The runtime commits the writes of a decision (and of all decisions before it) to disk, and carries out its effects
+after that: persist, then acknowledge. Effects and writes are tuples because some are made for every message.
+
+A decision may need stored rows. Then it is a generator: it yields `StoreRead`s, is sent the answers, and returns an
+EngineDecision (`PendingDecision`). It reads before it writes: the store does not show rows written by the same
+decision. If a read fails, the runtime throws the error into the generator.
 """
 
 from __future__ import annotations
@@ -14,13 +18,52 @@ from typing import Any, Final, NamedTuple
 from twinbus.namespace.engine.storage_protocol import Row, StoreRead, StoreWrite
 from twinbus.values import Condition
 
+# --- refusals ----------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request was not carried out, in the words of the wire."""
+    """Why a request was not carried out: the AMQP error condition and a text for the client."""
 
     condition: Condition
     description: str
+
+
+_MAX_NUMBERS_IN_TEXT: Final = 20
+
+MESSAGE_LOCK_LOST: Final = Refusal(
+    Condition.MESSAGE_LOCK_LOST,
+    "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue.",
+)
+
+
+def session_lock_lost(session: str) -> Refusal:
+    return Refusal(
+        Condition.SESSION_LOCK_LOST,
+        f"The session lock of '{session}' has expired or was given back. Accept the session again.",
+    )
+
+
+def not_found(path: str) -> Refusal:
+    return Refusal(Condition.NOT_FOUND, f"The messaging entity '{path}' could not be found.")
+
+
+def messages_not_found(kind: str, seqs: list[int]) -> Refusal:
+    numbers = ", ".join(map(str, seqs[:_MAX_NUMBERS_IN_TEXT]))
+    if len(seqs) > _MAX_NUMBERS_IN_TEXT:
+        numbers += f" and {len(seqs) - _MAX_NUMBERS_IN_TEXT} more"
+    return Refusal(Condition.MESSAGE_NOT_FOUND, f"There is no {kind} message with the sequence number(s) {numbers}.")
+
+
+def disabled(path: str, side: str) -> Refusal:
+    return Refusal(Condition.ENTITY_DISABLED, f"The messaging entity '{path}' is disabled for {side}.")
+
+
+def not_allowed(text: str) -> Refusal:
+    return Refusal(Condition.NOT_ALLOWED, text)
+
+
+# --- effects -----------------------------------------------------------------------------------------------------
 
 
 class MeteredOperation(StrEnum):
@@ -49,16 +92,16 @@ class MeteredOperation(StrEnum):
 
 
 class AnswerRequest(NamedTuple):
-    """Answer the request that carried this reply. `result` is documented at the event."""
+    """Answer the request that had this `reply`. The docstring of each event says what `result` is."""
 
     reply: Any
     result: Any
 
 
 class Deliver(NamedTuple):
-    """Send messages to a receiver, in this order, each under its token until `locked_until`.
+    """Send messages to a receiver, in this order, each locked under its token until `locked_until`.
 
-    In receive-and-delete (tokens and `locked_until` None) they were dropped by this step's writes.
+    In receive-and-delete mode tokens and `locked_until` are None, and the writes of the same decision drop the rows.
     """
 
     receiver: Any
@@ -68,13 +111,13 @@ class Deliver(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """Tell the receiver that its credit is used up: nothing is there."""
+    """Tell the receiver that its credit is used up: no message is available."""
 
     receiver: Any
 
 
 class AcceptSession(NamedTuple):
-    """The receiver holds this session until `locked_until`."""
+    """Tell the receiver that it holds this session until `locked_until`."""
 
     receiver: Any
     session: str
@@ -82,7 +125,7 @@ class AcceptSession(NamedTuple):
 
 
 class DetachReceiver(NamedTuple):
-    """The receiver's link ends: session lock lost, no session in time, entity disabled or deleted."""
+    """Detach the receiver's link: session lock lost, no session in time, entity disabled or deleted."""
 
     receiver: Any
     refusal: Refusal
@@ -90,7 +133,10 @@ class DetachReceiver(NamedTuple):
 
 @dataclass(slots=True)
 class Meter:
-    """Count operations of an entity. `bytes`: what they carried; `more_units`: what it costs beyond one each (M2)."""
+    """Count operations of an entity.
+
+    `bytes` is the size of the messages. `more_units` is the number of billed units beyond one for each operation (M2).
+    """
 
     entity: str
     operation: MeteredOperation
@@ -100,7 +146,7 @@ class Meter:
 
 
 class ForgetEntity(NamedTuple):
-    """The entity is gone: nothing about it is kept."""
+    """Drop everything that is kept about an entity: it was deleted."""
 
     entity: str
 
@@ -108,47 +154,22 @@ class ForgetEntity(NamedTuple):
 Effect = AnswerRequest | Deliver | Drain | AcceptSession | DetachReceiver | Meter | ForgetEntity
 
 
+# --- decisions ---------------------------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class EngineDecision:
-    """The outcome of one event."""
+    """The writes and effects of one event."""
 
     writes: list[StoreWrite] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.writes or self.effects)
+
 
 PendingDecision = Generator[StoreRead, Any, EngineDecision]
-"""A decision under way: yields the rows it needs, is sent the answers, returns its Step."""
-
-
-_MOST_NUMBERS: Final = 20  # of messages that a text names
-
-MESSAGE_LOCK_LOST: Final = Refusal(
-    Condition.MESSAGE_LOCK_LOST,
-    "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue.",
-)
-
-
-def session_lock_lost(session: str) -> Refusal:
-    return Refusal(
-        Condition.SESSION_LOCK_LOST,
-        f"The session lock of '{session}' has expired or was given back. Accept the session again.",
-    )
-
-
-def not_found(path: str) -> Refusal:
-    return Refusal(Condition.NOT_FOUND, f"The messaging entity '{path}' could not be found.")
-
-
-def messages_not_found(kind: str, seqs: list[int]) -> Refusal:
-    numbers = ", ".join(map(str, seqs[:_MOST_NUMBERS]))
-    if len(seqs) > _MOST_NUMBERS:
-        numbers += f" and {len(seqs) - _MOST_NUMBERS} more"
-    return Refusal(Condition.MESSAGE_NOT_FOUND, f"There is no {kind} message with the sequence number(s) {numbers}.")
-
-
-def disabled(path: str, side: str) -> Refusal:
-    return Refusal(Condition.ENTITY_DISABLED, f"The messaging entity '{path}' is disabled for {side}.")
-
-
-def not_allowed(text: str) -> Refusal:
-    return Refusal(Condition.NOT_ALLOWED, text)
+"""A decision in progress: yields the reads it needs, is sent the answers, returns an EngineDecision."""
+ReadingPart = Generator[StoreRead, Any, None]
+"""A part of a decision that may read rows, and adds what it decides to an EngineDecision."""

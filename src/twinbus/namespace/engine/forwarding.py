@@ -1,7 +1,7 @@
-"""Auto-forward: what stands in an entity, or in its dead-letter queue, moves on to a queue or topic of the namespace.
+"""Auto-forward: moves the rows of a queue or subscription, or of its dead-letter queue, to another queue or topic.
 
-Source and target change in one step, so a crash neither loses nor doubles a message. What its target does not take
-goes to the source's transfer dead-letter queue.
+Source and target change in one decision, so a crash neither loses nor duplicates a message. A message that the target
+refuses, or that was forwarded too often, goes to the transfer dead-letter queue of the source.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from typing import Any, Final
 from twinbus.amqp import encode_annotations, read_routing_fields, splice_delivery
 from twinbus.namespace.engine.effects import EngineDecision, PendingDecision, Refusal, not_found
 from twinbus.namespace.engine.limits import MAX_HOPS, MIB
-from twinbus.namespace.engine.passing import ForwardedMessage
-from twinbus.namespace.engine.queries import is_expired
 from twinbus.namespace.engine.queue import Queue
 from twinbus.namespace.engine.receive_state import DeliveryLane, ReceiveState
-from twinbus.namespace.engine.receiving import follow_up
+from twinbus.namespace.engine.send_target import ForwardedMessage
 from twinbus.namespace.engine.settlement import (
-    bury,
     dead_letter_properties,
-    drop,
-    expire,
-    hops_of,
-    of_hops,
+    dead_letter_row,
+    drop_row,
+    expire_row,
+    forward_count,
+    forward_count_overlay,
     overlay_properties,
 )
 from twinbus.namespace.engine.storage_protocol import QueueLane, Row, StoreRead
@@ -32,10 +30,10 @@ from twinbus.values import Condition
 
 _PAGE: Final = 256
 
-_TOO_FAR: Final = dead_letter_properties(
+_TOO_MANY_HOPS: Final = dead_letter_properties(
     "MaxTransferHopCountExceeded", f"The message was forwarded {MAX_HOPS} times, which is as often as it may be."
 )
-# The names under which clients know these refusals.
+# The dead-letter reasons by which clients know these refusals.
 _REASONS: Final = {
     Condition.NOT_FOUND: "MessagingEntityNotFoundException",
     Condition.ENTITY_DISABLED: "MessagingEntityDisabledException",
@@ -44,78 +42,82 @@ _REASONS: Final = {
 
 
 def forward(
-    source: Queue | Subscription, feed: DeliveryLane, target: Queue | Topic | None, now: int
+    source: Queue | Subscription, lane: DeliveryLane, target: Queue | Topic | None, now: int
 ) -> PendingDecision:
-    """Move what stands ready, a page at a time. The families of both are to be idle meanwhile."""
-    state, step = source.receive_state, EngineDecision()
-    if feed.onward is None or not state.settings.status.gives_receives:
-        return step
-    rows = yield from _take(state, feed)
-    moving = [row for row in rows if not is_expired(row, now) and hops_of(row.overlay) < MAX_HOPS]
-    results: list[Refusal | None] = [not_found(feed.onward)] * len(moving)
+    """Move one page of available rows from a lane of the source to the target.
+
+    `target` is None if the entity does not exist. The caller must keep the roots of both entities idle meanwhile.
+    """
+    state, decision = source.receive_state, EngineDecision()
+    if lane.forward_to is None or not state.settings.status.gives_receives:
+        return decision
+    rows = yield from _take_rows(state, lane)
+    moving = [row for row in rows if not row.is_expired(now) and forward_count(row.overlay) < MAX_HOPS]
+    results: list[Refusal | None] = [not_found(lane.forward_to)] * len(moving)
     if target is not None and moving:
         try:
-            passed = [_passed(row, source.path, now) for row in moving]
-            results = yield from target.take_over(passed, now, step)
-        except Exception:  # the store could not be read
-            _give_back(feed, rows)
+            forwarded = [_forwarded(row, source.path, now) for row in moving]
+            results = yield from target.accept_forwarded(forwarded, now, decision)
+        except Exception:
+            _return_rows(lane, rows)
             raise
     refusals = {row.seq: refusal for row, refusal in zip(moving, results, strict=True)}
     for row in rows:
-        if is_expired(row, now):
-            expire(state, row, step)
+        if row.is_expired(now):
+            expire_row(state, row, decision)
         elif row.seq not in refusals:
-            bury(state, row, step, _TOO_FAR, QueueLane.TRANSFER_DEAD)
+            dead_letter_row(state, row, decision, _TOO_MANY_HOPS, QueueLane.TRANSFER_DEAD)
         elif (refusal := refusals[row.seq]) is not None:
-            bury(state, row, step, _why(refusal), QueueLane.TRANSFER_DEAD)
+            dead_letter_row(state, row, decision, _refusal_properties(refusal), QueueLane.TRANSFER_DEAD)
         else:
-            drop(state, row, step)
-    state.wake(feed)  # where more is left
-    if state.pending:
-        yield from follow_up(state, now, step)
-    source.finish(step)
-    return step
+            drop_row(state, row, decision)
+    state.request_delivery(lane)  # if more rows are left
+    yield from source.conclude(now, decision)
+    return decision
 
 
-def _take(state: ReceiveState, feed: DeliveryLane) -> Generator[StoreRead, Any, list[Row]]:
+def _take_rows(state: ReceiveState, lane: DeliveryLane) -> Generator[StoreRead, Any, list[Row]]:
     rows: list[Row] = []
-    size, window = 0, feed.window
+    size, read_ahead = 0, lane.read_ahead
     while len(rows) < _PAGE and size < MIB:
-        row = window.take()
+        row = read_ahead.take()
         if row is not None:
             rows.append(row)
             size += row.size
             continue
-        if window.exhausted:
+        if read_ahead.is_exhausted:
             break
-        need = window.need()
+        read = read_ahead.next_read()
         try:
-            found = yield need
-        except Exception:  # the store could not be read
-            window.restore(need)
-            _give_back(feed, rows)
+            found = yield read
+        except Exception:
+            read_ahead.restore(read)
+            _return_rows(lane, rows)
             raise
-        window.fill(need, found, state.locks.by_seq)
+        read_ahead.fill(read, found, state.locks.by_seq)
     return rows
 
 
-def _give_back(feed: DeliveryLane, rows: list[Row]) -> None:
+def _return_rows(lane: DeliveryLane, rows: list[Row]) -> None:
     for row in rows:
-        feed.window.arrived(row.seq, row.size)
+        lane.read_ahead.make_available(row.seq, row.size)
 
 
-def _passed(row: Row, source: str, now: int) -> ForwardedMessage:
+def _forwarded(row: Row, source: str, now: int) -> ForwardedMessage:
     raw = row.raw
-    told, annotations = overlay_properties(row.overlay), {}
+    properties, annotations = overlay_properties(row.overlay), {}
     if row.lane == QueueLane.DEAD:
         annotations["x-opt-deadletter-source"] = source
-    if told or annotations:  # what settling it set becomes part of the message
+    if properties or annotations:  # properties that settlement set become part of the message
         raw = b"".join(
-            splice_delivery(raw, delivery_count=0, message_annotations=encode_annotations(annotations), overlay=told)
+            splice_delivery(
+                raw, delivery_count=0, message_annotations=encode_annotations(annotations), overlay=properties
+            )
         )
-    left = None if row.expires is None else row.expires - now
-    return ForwardedMessage(read_routing_fields(raw), row.origin_seq, left, of_hops(hops_of(row.overlay) + 1))
+    ttl = None if row.expires is None else row.expires - now
+    overlay = forward_count_overlay(forward_count(row.overlay) + 1)
+    return ForwardedMessage(read_routing_fields(raw), row.origin_seq, ttl, overlay)
 
 
-def _why(refusal: Refusal) -> dict[str, Any]:
+def _refusal_properties(refusal: Refusal) -> dict[str, Any]:
     return dead_letter_properties(_REASONS.get(refusal.condition, refusal.condition.value), refusal.description)

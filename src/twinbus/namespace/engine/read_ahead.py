@@ -1,7 +1,17 @@
-"""The rows that stand ready in front of one lane (or one session of it), and where the rest must be read from.
+"""Rows read ahead of delivery: the front of one lane (or of one session of it) in memory.
 
-Every row of the lane is either in here (ready or returned), locked, or beyond the cursor. Bounded in rows, in
-bytes, and by a budget that all windows of the namespace share.
+A lane can hold millions of rows; memory holds only its front. A `ReadAhead` keeps three things:
+
+* `_rows`: rows in memory, ready to be delivered, by sequence number;
+* `_returned`: sequence numbers of rows that became available again (abandoned, or moved here from another lane) and
+  whose bodies are not in memory;
+* `_cursor`: the sequence number up to which the lane was read. `_complete` says that nothing is stored beyond it.
+
+Every row of the lane is in `_rows`, in `_returned`, locked, or beyond the cursor. `take` returns the next row if it
+is in memory. If it returns None and `is_exhausted` is false, the caller loads `next_read()` from the store and passes
+the answer to `fill` (or the read to `restore`, if the store failed).
+
+The rows in memory are bounded in number, in bytes, and by a budget that the whole namespace shares.
 """
 
 from __future__ import annotations
@@ -16,13 +26,14 @@ from twinbus.namespace.engine.storage_protocol import NextRows, Row, RowsBySeq
 
 MAX_ROWS: Final = 256
 MAX_BYTES: Final = 256 * KIB
-_LEAST_BYTES: Final = 16 * KIB  # read even when the budget is spent: whoever has credit must be served
+_MIN_READ_BYTES: Final = 16 * KIB
+"""Read this much even when the budget is spent: a receiver with credit must get its messages."""
 MAX_RETURNED: Final = 4096
-"""Beyond this many returned rows it is cheaper to read the lane again from the first of them."""
+"""With more returned rows than this, reading the lane again from the first of them is cheaper."""
 
 
 class ReadAheadBudget:
-    """Bytes of messages that may stand ready in memory, all queues together."""
+    """Bytes of messages that all queues of the namespace together may keep in memory."""
 
     __slots__ = ("limit", "used")
 
@@ -41,7 +52,7 @@ class ReadAhead:
         "_cursor",
         "_returned",
         "_rows",
-        "attended",
+        "has_receivers",
         "lane",
         "queue",
         "session",
@@ -58,17 +69,17 @@ class ReadAhead:
         self._bytes = 0
         self._returned: list[tuple[int, int]] = []  # a heap of (seq, size), all at or before the cursor
         self._cursor = 0
-        self._complete = empty  # nothing is stored beyond the cursor
-        self.attended = session is not None
-        """Somebody receives from here. Where nobody does, messages stay in memory only while there is plenty."""
+        self._complete = empty
+        self.has_receivers = session is not None
+        """Whether a receiver is attached. Without one, rows stay in memory only while half of the budget is free."""
 
     def append(self, row: Row) -> None:
-        """A new row came to the tail of the lane. It is kept only if nothing unread stands before it."""
+        """Add a row that is new at the tail of the lane. Keeps the row in memory only if nothing unread precedes it."""
         if not self._complete:
             return
         size = row.size
         budget = self._budget
-        limit = budget.limit if self.attended else budget.limit >> 1
+        limit = budget.limit if self.has_receivers else budget.limit >> 1
         if len(self._rows) < MAX_ROWS and self._bytes + size <= MAX_BYTES and budget.used + size <= limit:
             self._rows.append(row)
             self._bytes += size
@@ -77,8 +88,8 @@ class ReadAhead:
         else:
             self._complete = False
 
-    def arrived(self, seq: int, size: int) -> None:
-        """A row is available (again) that is not in memory: abandoned, or come from another lane."""
+    def make_available(self, seq: int, size: int) -> None:
+        """Note that a stored row can be delivered (again): it was abandoned, or came from another lane."""
         if seq > self._cursor:
             self._complete = False
             return
@@ -87,7 +98,7 @@ class ReadAhead:
             self._rewind()
 
     def take(self) -> Row | None:
-        """The next row, if it is at hand."""
+        """Remove and return the next row; None if it is not in memory."""
         rows = self._rows
         if not rows:
             return None
@@ -100,14 +111,14 @@ class ReadAhead:
         return row
 
     @property
-    def exhausted(self) -> bool:
-        """Nothing is available, at hand or in the store."""
+    def is_exhausted(self) -> bool:
+        """Whether no row is available, neither in memory nor in the store."""
         return self._complete and not self._rows and not self._returned
 
-    def need(self) -> NextRows | RowsBySeq:
-        """What to read when `take` has nothing although the window is not exhausted."""
+    def next_read(self) -> NextRows | RowsBySeq:
+        """Return what to load when `take` returned None and the lane is not exhausted."""
         if not self._returned:
-            room = max(_LEAST_BYTES, min(MAX_BYTES, self._budget.limit - self._budget.used))
+            room = max(_MIN_READ_BYTES, min(MAX_BYTES, self._budget.limit - self._budget.used))
             return NextRows(self.queue, self.lane, self._cursor, MAX_ROWS, room, self.session)
         before = self._rows[0].seq if self._rows else self._cursor + 1
         seqs: list[int] = []
@@ -118,9 +129,9 @@ class ReadAhead:
             room -= size
         return RowsBySeq(self.queue, (self.lane,), tuple(seqs))
 
-    def fill(self, need: NextRows | RowsBySeq, rows: list[Row], locked: Container[int]) -> None:
-        """Take in the answer to `need`, less what is locked."""
-        if isinstance(need, RowsBySeq):
+    def fill(self, read: NextRows | RowsBySeq, rows: list[Row], locked: Container[int]) -> None:
+        """Add the rows that the store returned for `read`, except locked ones."""
+        if isinstance(read, RowsBySeq):
             self._rows.extendleft(reversed(rows))
         elif rows:
             self._cursor = rows[-1].seq
@@ -130,31 +141,34 @@ class ReadAhead:
             self._complete = True
         self._charge(sum(row.size for row in rows))
 
-    def restore(self, need: NextRows | RowsBySeq) -> None:
-        """The need was not answered: what it asked for is to be asked for again."""
-        if isinstance(need, RowsBySeq):
-            for seq in need.seqs:
+    def restore(self, read: NextRows | RowsBySeq) -> None:
+        """Undo `next_read` after the store failed: the same rows are read again next time."""
+        if isinstance(read, RowsBySeq):
+            for seq in read.seqs:
                 heappush(self._returned, (seq, 0))
 
     def forget(self, seqs: Container[int]) -> None:
-        """These rows are gone. Returned ones need no care: the store leaves out what is missing."""
+        """Drop rows that were removed from the store."""
+        # `_returned` can keep their numbers: the store leaves out rows that are missing.
         kept = [row for row in self._rows if row.seq not in seqs]
         if len(kept) < len(self._rows):
             self._charge(sum(row.size for row in kept) - self._bytes)
             self._rows = deque(kept)
 
-    def attend(self, attended: bool) -> None:
-        """Where nobody receives any more, what was read for receivers goes back to where it came from."""
-        self.attended = attended
-        if not attended and self._rows:
+    def set_has_receivers(self, has_receivers: bool) -> None:
+        """Note whether a receiver is attached. When the last one leaves, the rows in memory are given up."""
+        self.has_receivers = has_receivers
+        if not has_receivers and self._rows:
             self._rewind()
 
     def close(self) -> None:
+        """Give up everything in memory, and its share of the budget."""
         self._charge(-self._bytes)
         self._rows.clear()
         self._returned.clear()
 
     def _rewind(self) -> None:
+        """Give up everything in memory; the lane is read again from the first row that was available."""
         first = [self._rows[0].seq] if self._rows else []
         if self._returned:
             first.append(self._returned[0][0])

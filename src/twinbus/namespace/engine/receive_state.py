@@ -1,17 +1,25 @@
-"""What a queue and a subscription have in common: the state of the side that receivers see.
+"""State of the receive side of a queue or subscription: receivers, locks, sessions, and rows ready for delivery.
 
-Data with the few moves every part needs; the decisions about it are in the modules named after them.
+    ReceiveState
+      main, dead_letter, transfer_dead_letter: DeliveryLane    rows in order, and the receivers that wait for them
+      receivers: AttachedReceiver by handle                    credit of each link
+      locks: MessageLocks                                      which message is locked under which token
+      sessions: EntitySessions                                 sessions held, each with a DeliveryLane of its own
+
+This module holds data and the small operations that every decision needs. The decisions are in `receiving` (attach,
+detach, timers), `delivery`, `session_assignment`, `settlement` and `queries`. Locks are in memory only: after a
+restart every message is free.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from twinbus.namespace.engine.deadline_heap import DeadlineHeap
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription
-from twinbus.namespace.engine.duplicate_detection import IdBudget
+from twinbus.namespace.engine.duplicate_detection import SeenIdBudget
 from twinbus.namespace.engine.lifecycle import EntityCounters
 from twinbus.namespace.engine.read_ahead import ReadAhead, ReadAheadBudget
 from twinbus.namespace.engine.storage_protocol import QueueLane, Row
@@ -19,14 +27,85 @@ from twinbus.namespace.engine.storage_protocol import QueueLane, Row
 ReceiveSettings = QueueDescription | SubscriptionDescription
 
 
-PAGE: Final = 64
+# --- receivers ---------------------------------------------------------------------------------------------------
 
 
-_NO_RAW: Final = (b"",)
+class AttachedReceiver:
+    """A receiver link as the engine sees it. `credit_limit` and `delivered` count from its attach, like link credit."""
+
+    __slots__ = (
+        "credit_limit",
+        "delivered",
+        "drain",
+        "got_message",
+        "handle",
+        "is_waiting",
+        "lane",
+        "peek_lock",
+        "room",
+    )
+
+    def __init__(self, handle: Any, peek_lock: bool) -> None:
+        self.handle = handle
+        """What events and effects call `receiver`: opaque to the engine."""
+        self.peek_lock = peek_lock
+        self.credit_limit = 0
+        self.delivered = 0
+        self.room = 0
+        """Bytes that may still be delivered. The message that uses up the room may exceed it."""
+        self.drain = False
+        self.is_waiting = False
+        """Whether the receiver is in the `waiting` line of its lane."""
+        self.got_message = False
+        """Whether something was delivered under the current grant of credit."""
+        self.lane: DeliveryLane | None = None
+        """None while the receiver waits for a session."""
+
+    @property
+    def has_credit(self) -> bool:
+        return self.credit_limit > self.delivered
+
+
+class DeliveryLane:
+    """Rows in the order of delivery, and the receivers with credit that share them, in turn."""
+
+    __slots__ = ("forward_to", "read_ahead", "receiver_count", "session", "waiting")
+
+    def __init__(self, read_ahead: ReadAhead, session: HeldSession | None = None) -> None:
+        self.read_ahead = read_ahead
+        self.session = session
+        """The session whose rows these are; None for a lane without sessions."""
+        self.receiver_count = 0
+        self.forward_to: str | None = None
+        """Address of the entity that all rows of this lane are forwarded to."""
+        self.waiting: deque[AttachedReceiver] = deque()
+
+    def attach(self, receiver: AttachedReceiver) -> None:
+        receiver.lane = self
+        self.receiver_count += 1
+        self.read_ahead.set_has_receivers(True)
+
+    def detach(self) -> None:
+        self.receiver_count -= 1
+        if not self.receiver_count:
+            self.read_ahead.set_has_receivers(False)
+
+    def add_waiting(self, receiver: AttachedReceiver) -> None:
+        if not receiver.is_waiting:
+            receiver.is_waiting = True
+            self.waiting.append(receiver)
+
+    def remove_waiting(self, receiver: AttachedReceiver) -> None:
+        if receiver.is_waiting:
+            receiver.is_waiting = False
+            self.waiting.remove(receiver)
+
+
+# --- locks -------------------------------------------------------------------------------------------------------
 
 
 class MessageLock:
-    """One message held under one token."""
+    """One message locked under one token. `row` is without its body."""
 
     __slots__ = ("row", "session", "token", "until")
 
@@ -38,7 +117,10 @@ class MessageLock:
 
 
 class MessageLocks:
-    """The locks of one queue, its dead-letter sub-queue included."""
+    """The message locks of one entity, its dead-letter sub-queues included.
+
+    The lock of a session's message ends with the lock of the session, and has no deadline of its own.
+    """
 
     __slots__ = ("by_seq", "by_token", "deadlines")
 
@@ -47,8 +129,8 @@ class MessageLocks:
         self.by_seq: dict[int, MessageLock] = {}
         self.deadlines: DeadlineHeap[bytes] = DeadlineHeap()
 
-    def take(self, token: bytes, row: Row, until: int, session: HeldSession | None) -> None:
-        lock = MessageLock(token, tuple.__new__(Row, row[:12] + _NO_RAW), until, session)
+    def add(self, token: bytes, row: Row, until: int, session: HeldSession | None) -> None:
+        lock = MessageLock(token, row.without_raw(), until, session)
         self.by_token[token] = lock
         self.by_seq[row.seq] = lock
         if session is None:
@@ -56,19 +138,19 @@ class MessageLocks:
         else:
             session.locks[token] = lock
 
-    def held(self, token: bytes, now: int) -> MessageLock | None:
-        """The lock of this token, unless its time is up, even if nobody has noticed yet."""
+    def find(self, token: bytes, now: int) -> MessageLock | None:
+        """Return the lock with this token; None if it has expired, even if no timer has fired since."""
         lock = self.by_token.get(token)
         if lock is None or (lock.until if lock.session is None else lock.session.until) <= now:
             return None
         return lock
 
-    def drop(self, lock: MessageLock) -> None:
+    def remove(self, lock: MessageLock) -> None:
         token = lock.token
         del self.by_token[token]
         del self.by_seq[lock.row.seq]
         if lock.session is None:
-            self.deadlines.clear(token)
+            self.deadlines.cancel(token)
         else:
             del lock.session.locks[token]
 
@@ -77,218 +159,170 @@ class MessageLocks:
         self.deadlines.set(lock.token, until)
 
 
+# --- sessions ----------------------------------------------------------------------------------------------------
+
+
 class HeldSession:
-    """A session under lock, with the messages its holder has not settled."""
+    """A locked session, with the messages that its receiver has not settled."""
 
-    __slots__ = ("consumer", "feed", "id", "locks", "until")
+    __slots__ = ("id", "lane", "locks", "receiver", "until")
 
-    feed: DeliveryLane
-
-    def __init__(self, session: str, consumer: AttachedReceiver, until: int) -> None:
+    def __init__(self, session: str, receiver: AttachedReceiver, until: int, read_ahead: ReadAhead) -> None:
         self.id = session
-        self.consumer = consumer
+        self.receiver = receiver
         self.until = until
         self.locks: dict[bytes, MessageLock] = {}
-
-
-class WaitingReceiver:
-    """A receiver that takes whichever session comes."""
-
-    __slots__ = ("consumer", "deadline")
-
-    def __init__(self, consumer: AttachedReceiver, deadline: int) -> None:
-        self.consumer = consumer
-        self.deadline = deadline
+        self.lane = DeliveryLane(read_ahead, self)
 
 
 class EntitySessions:
-    """The session locks of one entity and the receivers that wait for one, first come first served."""
+    """The session locks of one entity, and the receivers that wait for any session, first come first served."""
 
-    __slots__ = ("_arrivals", "deadlines", "held", "rotation", "search", "wait_deadlines", "waiting")
+    __slots__ = ("_waiting_number", "deadlines", "held", "last_assigned", "search_needed", "wait_deadlines", "waiting")
 
     def __init__(self) -> None:
         self.held: dict[str, HeldSession] = {}
         self.deadlines: DeadlineHeap[str] = DeadlineHeap()
-        self.waiting: OrderedDict[int, WaitingReceiver] = OrderedDict()
+        self.waiting: OrderedDict[int, AttachedReceiver] = OrderedDict()
         self.wait_deadlines: DeadlineHeap[int] = DeadlineHeap()
-        self._arrivals = 0
-        self.search = False
-        """There may be a free session with messages for those who wait."""
-        self.rotation = ""
-        """The session given out last: the next search begins after it."""
+        self._waiting_number = 0
+        self.search_needed = False
+        """Whether the store may have a free session with messages for a receiver that waits."""
+        self.last_assigned = ""
+        """The session assigned last: the next search starts after it."""
 
-    def wait(self, consumer: AttachedReceiver, deadline: int) -> None:
-        self._arrivals += 1
-        self.waiting[self._arrivals] = WaitingReceiver(consumer, deadline)
-        self.wait_deadlines.set(self._arrivals, deadline)
+    def add_waiting(self, receiver: AttachedReceiver, deadline: int) -> None:
+        self._waiting_number += 1
+        self.waiting[self._waiting_number] = receiver
+        self.wait_deadlines.set(self._waiting_number, deadline)
 
-    def first_waiting(self) -> AttachedReceiver:
-        number = next(iter(self.waiting))
-        self.wait_deadlines.clear(number)
-        return self.waiting.pop(number).consumer
+    def take_first_waiting(self) -> AttachedReceiver:
+        number, receiver = self.waiting.popitem(last=False)
+        self.wait_deadlines.cancel(number)
+        return receiver
 
-    def stop_waiting(self, consumer: AttachedReceiver) -> None:
-        for number, waiter in self.waiting.items():
-            if waiter.consumer is consumer:
+    def remove_waiting(self, receiver: AttachedReceiver) -> None:
+        for number, each in self.waiting.items():
+            if each is receiver:
                 del self.waiting[number]
-                self.wait_deadlines.clear(number)
+                self.wait_deadlines.cancel(number)
                 return
 
 
-class AttachedReceiver:
-    """A receiver as the engine sees it. `limit` and `taken` count from its attach, like link credit does."""
-
-    __slots__ = ("drain", "fed", "feed", "hungry", "limit", "peek_lock", "receiver", "room", "taken")
-
-    def __init__(self, receiver: Any, peek_lock: bool) -> None:
-        self.receiver = receiver
-        self.peek_lock = peek_lock
-        self.limit = 0
-        self.taken = 0
-        self.room = 0
-        """Bytes it may still be given; at most one message more."""
-        self.drain = False
-        self.hungry = False
-        self.fed = False
-        """Something was delivered under the present grant of credit."""
-        self.feed: DeliveryLane | None = None
-        """None while it waits for a session."""
-
-
-class DeliveryLane:
-    """Rows in order, and the receivers with credit for them, in turn."""
-
-    __slots__ = ("attending", "hungry", "onward", "session", "window")
-
-    def __init__(self, window: ReadAhead, session: HeldSession | None = None) -> None:
-        self.window = window
-        self.session = session
-        self.attending = 0
-        self.onward: str | None = None
-        """The entity that all rows of this feed are forwarded to."""
-        self.hungry: deque[AttachedReceiver] = deque()
-
-    def enter(self, consumer: AttachedReceiver) -> None:
-        consumer.feed = self
-        self.attending += 1
-        self.window.attend(True)
-
-    def exit(self) -> None:
-        self.attending -= 1
-        if not self.attending:
-            self.window.attend(False)
-
-    def queue_up(self, consumer: AttachedReceiver) -> None:
-        if not consumer.hungry:
-            consumer.hungry = True
-            self.hungry.append(consumer)
-
-    def leave(self, consumer: AttachedReceiver) -> None:
-        if consumer.hungry:
-            consumer.hungry = False
-            self.hungry.remove(consumer)
+# --- the whole receive side --------------------------------------------------------------------------------------
 
 
 class EngineResources:
-    """What the engine is given from outside: tokens nobody can guess, ids for shared bodies, memory."""
+    """What all entities of a namespace share: lock tokens and ids from outside, memory budgets, pending forwards."""
 
-    __slots__ = ("budget", "ids", "new_token", "next_body", "onward")
+    __slots__ = ("new_token", "next_body", "pending_forwards", "read_ahead_budget", "seen_id_budget")
 
-    def __init__(self, new_token: Callable[[], bytes], next_body: int, budget: ReadAheadBudget, ids: IdBudget) -> None:
+    def __init__(
+        self,
+        new_token: Callable[[], bytes],
+        next_body: int,
+        read_ahead_budget: ReadAheadBudget,
+        seen_id_budget: SeenIdBudget,
+    ) -> None:
         self.new_token = new_token
+        """Returns 16 random bytes. The engine makes no randomness of its own."""
         self.next_body = next_body
-        self.budget = budget
-        self.ids = ids
-        self.onward: dict[tuple[ReceiveState, DeliveryLane], None] = {}
-        """Feeds with rows to be forwarded, in the order they were noticed."""
+        self.read_ahead_budget = read_ahead_budget
+        self.seen_id_budget = seen_id_budget
+        self.pending_forwards: dict[tuple[ReceiveState, DeliveryLane], None] = {}
+        """Lanes with rows to be forwarded, in the order they were noticed."""
 
-    def take_body(self) -> int:
+    def take_body_id(self) -> int:
         body = self.next_body
         self.next_body = body + 1
         return body
 
 
 class ReceiveState:
-    """One queue's messages as receivers see them."""
+    """Everything that receivers of one queue or subscription see."""
 
     __slots__ = (
-        "consumers",
         "counters",
-        "dead",
+        "dead_letter",
+        "lanes_to_serve",
         "locks",
         "main",
         "next_expiry",
         "next_timer",
         "path",
-        "pending",
+        "receivers",
+        "resources",
         "sessions",
         "settings",
-        "supplies",
-        "transfer",
+        "transfer_dead_letter",
     )
 
     def __init__(
-        self, counters: EntityCounters, settings: ReceiveSettings, supplies: EngineResources, next_expiry: int | None
+        self, counters: EntityCounters, settings: ReceiveSettings, resources: EngineResources, next_expiry: int | None
     ) -> None:
         self.counters = counters
         self.settings = settings
         self.path = settings.path
-        self.supplies = supplies
+        self.resources = resources
         self.locks = MessageLocks()
-        self.consumers: dict[Any, AttachedReceiver] = {}
+        self.receivers: dict[Any, AttachedReceiver] = {}
+        """By handle."""
         self.sessions = EntitySessions()
-        self.main = self._feed(QueueLane.ACTIVE)
-        self.dead = self._feed(QueueLane.DEAD)
-        self.transfer = self._feed(QueueLane.TRANSFER_DEAD)
+        self.main = self._new_lane(QueueLane.ACTIVE)
+        self.dead_letter = self._new_lane(QueueLane.DEAD)
+        self.transfer_dead_letter = self._new_lane(QueueLane.TRANSFER_DEAD)
         self.next_expiry = next_expiry
-        """Nothing expires before; None: nothing ever will."""
-        self.pending: list[DeliveryLane] = []
-        """Feeds that may have both rows and receivers."""
+        """No message expires before this instant; None: no message expires."""
+        self.lanes_to_serve: list[DeliveryLane] = []
+        """Lanes that may have both rows and waiting receivers."""
         self.next_timer: int | None = next_expiry
-        """Nothing is to be done by itself before. It may come for nothing: then it is worked out anew."""
-        self.direct()
+        """When the entity must look at its state again. The timer may fire for nothing; then it is computed anew."""
+        self.apply_forwarding()
 
-    def _feed(self, lane: QueueLane) -> DeliveryLane:
+    def _new_lane(self, lane: QueueLane) -> DeliveryLane:
         queue, empty = self.counters.queue, self.counters.lanes[lane] == 0
-        return DeliveryLane(ReadAhead(queue, lane, self.supplies.budget, empty=empty))
+        return DeliveryLane(ReadAhead(queue, lane, self.resources.read_ahead_budget, empty=empty))
 
-    def direct(self) -> None:
-        """Where the settings send rows on to."""
-        self.main.onward = self.settings.forward_to or None
-        self.dead.onward = self.settings.forward_dead_letters_to or None
-        for feed in (self.main, self.dead):
-            self.wake(feed)
+    def apply_forwarding(self) -> None:
+        """Set the forwarding targets of the lanes from the settings."""
+        self.main.forward_to = self.settings.forward_to or None
+        self.dead_letter.forward_to = self.settings.forward_dead_letters_to or None
+        for lane in (self.main, self.dead_letter):
+            self.request_delivery(lane)
 
-    def arm(self, at: int) -> None:
+    def arm_timer(self, at: int) -> None:
+        """Move the next timer forward to `at`, unless it fires earlier."""
         if self.next_timer is None or at < self.next_timer:
             self.next_timer = at
 
-    def wake(self, feed: DeliveryLane) -> None:
-        if feed.hungry and feed not in self.pending:
-            self.pending.append(feed)
-        if feed.onward is not None and not feed.window.exhausted:
-            self.supplies.onward[self, feed] = None
+    def request_delivery(self, lane: DeliveryLane) -> None:
+        """Note that the lane has rows to deliver or to forward, if it has someone to deliver or forward to."""
+        if lane.waiting and lane not in self.lanes_to_serve:
+            self.lanes_to_serve.append(lane)
+        if lane.forward_to is not None and not lane.read_ahead.is_exhausted:
+            self.resources.pending_forwards[self, lane] = None
 
-    def feed_of(self, row: Row) -> DeliveryLane | None:
-        """Where the row is delivered from; None if that is a session nobody holds."""
+    def lane_of(self, row: Row) -> DeliveryLane | None:
+        """Return the lane that delivers the row; None if it belongs to a session that no receiver holds."""
         if row.lane >= QueueLane.TRANSFER_DEAD:
-            return self.transfer
+            return self.transfer_dead_letter
         if row.lane >= QueueLane.DEAD:
-            return self.dead
+            return self.dead_letter
         if not self.settings.requires_session:
             return self.main
         held = self.sessions.held.get(row.session or "")
-        return held.feed if held else None
+        return held.lane if held else None
 
-    def expires_at(self, at: int | None) -> None:
+    def note_expiry(self, at: int | None) -> None:
+        """Arm the timer for a message that expires at this instant."""
         if at is not None and (self.next_expiry is None or at < self.next_expiry):
             self.next_expiry = at
-            self.arm(at)
+            self.arm_timer(at)
 
-    def forget(self, seqs: set[int]) -> None:
-        """Rows that went without being delivered leave every window."""
-        self.main.window.forget(seqs)
-        self.dead.window.forget(seqs)
-        self.transfer.window.forget(seqs)
+    def forget_rows(self, seqs: set[int]) -> None:
+        """Drop rows from memory that were removed without being delivered."""
+        self.main.read_ahead.forget(seqs)
+        self.dead_letter.read_ahead.forget(seqs)
+        self.transfer_dead_letter.read_ahead.forget(seqs)
         for held in self.sessions.held.values():
-            held.feed.window.forget(seqs)
+            held.lane.read_ahead.forget(seqs)

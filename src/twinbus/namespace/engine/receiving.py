@@ -1,6 +1,11 @@
-"""The receiving side of a queue or subscription: which decision belongs to which event, and what time brings.
+"""The receive side of a queue or subscription: events are dispatched here, new rows enter, timers take effect.
 
-Sending, scheduling and the life of the entity itself are decided by the entity.
+One decision of the entity uses this module in three steps:
+
+1. `decide` carries out the event itself (or `enqueue` adds new rows, or the timer functions let things expire). It
+   may find that a lane has both rows and receivers, and notes the lane in `lanes_to_serve`.
+2. `follow_up` delivers from these lanes and assigns free sessions.
+3. `rearm` computes when the entity must look again.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from twinbus.namespace.engine.effects import (
     DetachReceiver,
     EngineDecision,
     ForgetEntity,
+    ReadingPart,
     Refusal,
     disabled,
     not_allowed,
@@ -35,10 +41,7 @@ from twinbus.namespace.engine.events import (
     SessionStateSet,
 )
 from twinbus.namespace.engine.receive_state import AttachedReceiver, DeliveryLane, ReceiveSettings, ReceiveState
-from twinbus.namespace.engine.session_assignment import seat_for
 from twinbus.namespace.engine.storage_protocol import DropEntity, DueAnswer, ExpiredRows, Row, StoreRead
-
-Asking = Generator[StoreRead, Any, None]
 
 _EXPIRED_PAGE: Final = 256
 
@@ -59,197 +62,213 @@ ReceivingEvent = (
 )
 
 
-def decide(state: ReceiveState, event: ReceivingEvent, now: int, step: EngineDecision) -> Asking | None:
-    """Decide at once, or return the decision to go through with where rows are needed."""
+def decide(state: ReceiveState, event: ReceivingEvent, now: int, decision: EngineDecision) -> ReadingPart | None:
+    """Carry out an event. Returns None if that is done, or the part of the decision that must read rows first."""
     match event:
         case MessagesSettled():
-            settlement.settle(state, event, now, step)
+            settlement.settle(state, event, now, decision)
         case CreditGranted():
-            delivery.grant(state, event, step)
+            delivery.grant_credit(state, event, decision)
         case LocksRenewed():
-            settlement.renew(state, event, now, step)
+            settlement.renew_locks(state, event, now, decision)
         case ReceiverAttached():
-            _attach(state, event, step)
+            _attach(state, event, decision)
         case SessionReceiverAttached():
-            session_assignment.attach(state, event, now, step)
+            session_assignment.attach_session_receiver(state, event, now, decision)
         case ReceiverDetached():
-            _detach(state, event, now, step)
+            _detach(state, event.receiver, now, decision)
         case SessionLockRenewed():
-            session_assignment.renew(state, event, now, step)
+            session_assignment.renew_session_lock(state, event, now, decision)
         case MessagesPeeked():
-            return queries.peek(state, event, now, step)
+            return queries.peek(state, event, now, decision)
         case DeferredRequested():
-            return queries.receive_deferred(state, event, now, step)
+            return queries.receive_deferred(state, event, now, decision)
         case BatchDeleted():
-            return queries.delete_batch(state, event, now, step)
+            return queries.delete_batch(state, event, decision)
         case SessionStateRequested():
-            return queries.get_state(state, event, now, step)
+            return queries.get_session_state(state, event, now, decision)
         case SessionStateSet():
-            queries.set_state(state, event, now, step)
+            queries.set_session_state(state, event, now, decision)
         case SessionsListed():
-            return queries.list_sessions(state, event, step)
+            return queries.list_sessions(state, event, decision)
         case _:
             assert_never(event)
     return None
 
 
-def follow_up(state: ReceiveState, now: int, step: EngineDecision) -> Asking:
-    """Give out what the event has made available. A read that fails takes nothing from what is decided already."""
+# --- new rows and delivery ---------------------------------------------------------------------------------------
+
+
+def enqueue(state: ReceiveState, rows: Iterable[Row], now: int, decision: EngineDecision) -> None:
+    """Add rows that are new at the tail of the active lane, in order. Their writes are made by the caller."""
+    if state.settings.requires_session:
+        _enqueue_by_session(state, rows, now, decision)
+        return
+    append = state.main.read_ahead.append
+    for row in rows:
+        append(row)
+        if row.expires is not None:
+            state.note_expiry(row.expires)
+    state.request_delivery(state.main)
+
+
+def _enqueue_by_session(state: ReceiveState, rows: Iterable[Row], now: int, decision: EngineDecision) -> None:
+    sessions = state.sessions
+    for row in rows:
+        state.note_expiry(row.expires)
+        session = row.session or ""
+        held = sessions.held.get(session)
+        if held is not None:
+            held.lane.read_ahead.append(row)
+            state.request_delivery(held.lane)
+        elif sessions.waiting:
+            session_assignment.assign_to_first_waiting(state, session, now, decision)
+
+
+def follow_up(state: ReceiveState, now: int, decision: EngineDecision) -> ReadingPart:
+    """Deliver what the event has made available, if anything.
+
+    If the store fails after something was decided, the decision stands and a timer delivers the rest.
+    """
+    if not (state.lanes_to_serve or state.sessions.search_needed):
+        return
     try:
-        yield from _give_out(state, now, step)
-    except Exception:  # the store could not be read
-        if not (step.writes or step.effects):
+        if state.sessions.search_needed:
+            yield from session_assignment.search_free_sessions(state, now, decision)
+        yield from _serve_lanes(state, now, decision)
+    except Exception:
+        if decision.is_empty:
             raise
-        state.arm(now)  # the firing that follows decides nothing before it reads, and fails by itself
+        state.arm_timer(now)  # that decision is empty before it reads, and so it fails by itself
 
 
-def _give_out(state: ReceiveState, now: int, step: EngineDecision) -> Asking:
-    if state.sessions.search:
-        yield from session_assignment.search(state, now, step)
+def _serve_lanes(state: ReceiveState, now: int, decision: EngineDecision) -> ReadingPart:
     unfinished: list[DeliveryLane] = []
-    while state.pending:
-        feed = state.pending.pop()
-        if not (yield from delivery.serve(state, feed, now, step)):
-            unfinished.append(feed)
+    while state.lanes_to_serve:
+        lane = state.lanes_to_serve.pop()
+        if not (yield from delivery.serve(state, lane, now, decision)):
+            unfinished.append(lane)
     if unfinished:
-        state.pending = unfinished
-        state.arm(now)
+        state.lanes_to_serve = unfinished
+        state.arm_timer(now)
 
 
-def _attach(state: ReceiveState, event: ReceiverAttached, step: EngineDecision) -> None:
+# --- attach and detach -------------------------------------------------------------------------------------------
+
+
+def _attach(state: ReceiveState, event: ReceiverAttached, decision: EngineDecision) -> None:
     refusal: Refusal | None = None
-    feed = state.transfer if event.transfer else state.dead if event.dead_letter else state.main
-    if state.settings.requires_session and feed is state.main:
+    lane = state.transfer_dead_letter if event.transfer else state.dead_letter if event.dead_letter else state.main
+    if state.settings.requires_session and lane is state.main:
         refusal = not_allowed(f"'{state.path}' requires sessions; a receiver without one cannot be made for it.")
     elif not state.settings.status.gives_receives:
         refusal = disabled(state.path, "receives")
-    elif feed.onward is not None:
-        refusal = _forwards(state, feed)
+    elif lane.forward_to is not None:
+        refusal = _forwarding_refusal(state, lane)
     else:
-        consumer = AttachedReceiver(event.receiver, event.peek_lock)
-        feed.enter(consumer)
-        state.consumers[event.receiver] = consumer
-    step.effects.append(AnswerRequest(event.reply, refusal))
+        receiver = AttachedReceiver(event.receiver, event.peek_lock)
+        lane.attach(receiver)
+        state.receivers[event.receiver] = receiver
+    decision.effects.append(AnswerRequest(event.reply, refusal))
 
 
-def _detach(state: ReceiveState, event: ReceiverDetached, now: int, step: EngineDecision) -> None:
-    consumer = state.consumers.pop(event.receiver, None)
-    if consumer is None:
+def _detach(state: ReceiveState, handle: Any, now: int, decision: EngineDecision) -> None:
+    receiver = state.receivers.pop(handle, None)
+    if receiver is None:
         return
-    if consumer.limit > consumer.taken:
-        delivery.end_grant(state, consumer, step)
-    if consumer.feed is None:
-        state.sessions.stop_waiting(consumer)
-    elif consumer.feed.session is not None:
-        session_assignment.give_up(state, consumer.feed.session, now, step, failed=False)
+    if receiver.has_credit:
+        delivery.end_credit(state, receiver, decision)
+    if receiver.lane is None:
+        state.sessions.remove_waiting(receiver)
+    elif receiver.lane.session is not None:
+        session_assignment.release_session(state, receiver.lane.session, now, decision, failed=False)
     else:
-        consumer.feed.exit()
+        receiver.lane.detach()
 
 
-def detach_all(state: ReceiveState, now: int, step: EngineDecision, refusal: Refusal) -> None:
-    """The entity does not serve receivers any more."""
-    for receiver in list(state.consumers):
-        _detach(state, ReceiverDetached(receiver), now, step)
-        step.effects.append(DetachReceiver(receiver, refusal))
+def _detach_with(state: ReceiveState, handle: Any, refusal: Refusal, now: int, decision: EngineDecision) -> None:
+    """Detach a receiver from our side, and tell it why."""
+    _detach(state, handle, now, decision)
+    decision.effects.append(DetachReceiver(handle, refusal))
 
 
-def change_settings(state: ReceiveState, settings: ReceiveSettings, now: int, step: EngineDecision) -> None:
+def change_settings(state: ReceiveState, settings: ReceiveSettings, now: int, decision: EngineDecision) -> None:
+    """Apply a changed description. Receivers that it does not allow any more are detached."""
     state.settings = settings
     if not settings.status.gives_receives:
-        detach_all(state, now, step, disabled(state.path, "receives"))
-    state.direct()
-    for receiver, consumer in list(state.consumers.items()):
-        if consumer.feed is not None and consumer.feed.onward is not None:
-            refusal = _forwards(state, consumer.feed)
-            _detach(state, ReceiverDetached(receiver), now, step)
-            step.effects.append(DetachReceiver(receiver, refusal))
+        for handle in list(state.receivers):
+            _detach_with(state, handle, disabled(state.path, "receives"), now, decision)
+    state.apply_forwarding()
+    for handle, receiver in list(state.receivers.items()):
+        if receiver.lane is not None and receiver.lane.forward_to is not None:
+            _detach_with(state, handle, _forwarding_refusal(state, receiver.lane), now, decision)
 
 
-def _forwards(state: ReceiveState, feed: DeliveryLane) -> Refusal:
-    what = "its dead letters" if feed is state.dead else "its messages"
-    return not_allowed(f"'{state.path}' forwards {what} to '{feed.onward}': they cannot be received here.")
+def _forwarding_refusal(state: ReceiveState, lane: DeliveryLane) -> Refusal:
+    what = "its dead letters" if lane is state.dead_letter else "its messages"
+    return not_allowed(f"'{state.path}' forwards {what} to '{lane.forward_to}': they cannot be received here.")
 
 
-def close(state: ReceiveState, now: int, step: EngineDecision) -> None:
-    """The entity is removed with all it holds: what its receivers give back goes with it."""
-    last = EngineDecision()
-    detach_all(state, now, last, not_found(state.path))
-    state.main.window.close()
-    state.dead.window.close()
-    state.transfer.window.close()
-    state.main.onward = state.dead.onward = None
-    state.pending.clear()
-    state.sessions.search = False
-    step.writes[:] = [DropEntity(state.counters.queue)]
-    step.effects += (*last.effects, ForgetEntity(state.path))
+def close(state: ReceiveState, now: int, decision: EngineDecision) -> None:
+    """Delete the entity with everything it holds, and detach its receivers."""
+    detaching = EngineDecision()
+    for handle in list(state.receivers):
+        _detach_with(state, handle, not_found(state.path), now, detaching)
+    for lane in (state.main, state.dead_letter, state.transfer_dead_letter):
+        lane.read_ahead.close()
+    state.main.forward_to = state.dead_letter.forward_to = None
+    state.lanes_to_serve.clear()
+    state.sessions.search_needed = False
+    # The rows that receivers return are deleted with the entity: none of these writes is needed.
+    decision.writes[:] = [DropEntity(state.counters.queue)]
+    decision.effects += (*detaching.effects, ForgetEntity(state.path))
 
 
-# --- time --------------------------------------------------------------------------------------------------------
+# --- timers ------------------------------------------------------------------------------------------------------
 
 
 def read_expired(state: ReceiveState, now: int) -> Generator[StoreRead, Any, list[Row]]:
-    """The rows whose time to live is over and that nobody holds. A held one is looked at when it comes back."""
+    """Read the unlocked rows whose time to live is over. A locked row is checked when its lock ends."""
     if state.next_expiry is None or state.next_expiry > now:
         return []
     locked = state.locks.by_seq
-    held = sum(1 for lock in locked.values() if queries.is_expired(lock.row, now))
-    answer: DueAnswer = yield ExpiredRows(state.counters.queue, now, _EXPIRED_PAGE + held)
+    locked_and_expired = sum(1 for lock in locked.values() if lock.row.is_expired(now))
+    answer: DueAnswer = yield ExpiredRows(state.counters.queue, now, _EXPIRED_PAGE + locked_and_expired)
     state.next_expiry = answer.next_at
     return [row for row in answer.rows if row.seq not in locked]
 
 
-def lapse(state: ReceiveState, expired: list[Row], now: int, step: EngineDecision) -> None:
-    """Everything that ends by itself: times to live, message locks, session locks, waits for a session."""
+def expire(state: ReceiveState, expired: list[Row], now: int, decision: EngineDecision) -> None:
+    """Expire these rows, and all message locks and session locks whose time is over."""
     if expired:
-        state.forget({row.seq for row in expired})
+        state.forget_rows({row.seq for row in expired})
         for row in expired:
-            settlement.expire(state, row, step)
+            settlement.expire_row(state, row, decision)
     for token in state.locks.deadlines.take_due(now):
         lock = state.locks.by_token[token]
-        state.locks.drop(lock)
-        settlement.give_back(state, lock.row, now, step, failed=True)
+        state.locks.remove(lock)
+        settlement.return_row(state, lock.row, now, decision, failed=True)
     for session in state.sessions.deadlines.take_due(now):
-        session_assignment.lose(state, session, now, step)
+        session_assignment.expire_session_lock(state, session, now, decision)
 
 
-def time_out(state: ReceiveState, now: int, step: EngineDecision) -> None:
-    """Last of all: a session that became free at this very instant is still given out."""
-    session_assignment.time_out(state, now, step)
+def finish_timer(state: ReceiveState, now: int, decision: EngineDecision) -> ReadingPart:
+    """Deliver what the timer has made available, then end the waits for a session whose deadline has come.
+
+    In this order: a session that becomes free at the very instant of a deadline is still assigned.
+    """
+    yield from follow_up(state, now, decision)
+    session_assignment.time_out_waiting(state, now, decision)
 
 
-def next_instant(state: ReceiveState, now: int) -> int | None:
-    """When something ends by itself next."""
+def rearm(state: ReceiveState, idle_at: int | None, now: int) -> None:
+    """Compute `next_timer` anew. `idle_at` is when the entity is deleted if it stays idle."""
     instants = (
         state.next_expiry,
         state.locks.deadlines.first(),
         state.sessions.deadlines.first(),
         state.sessions.wait_deadlines.first(),
-        now if state.pending or (state.sessions.search and state.sessions.waiting) else None,
+        now if state.lanes_to_serve or (state.sessions.search_needed and state.sessions.waiting) else None,
+        idle_at,
     )
-    return min((at for at in instants if at is not None), default=None)
-
-
-def shelve(state: ReceiveState, rows: Iterable[Row], now: int, step: EngineDecision) -> None:
-    """Rows new at the tail of the active lane, in order."""
-    if state.settings.requires_session:
-        _shelve_by_session(state, rows, now, step)
-        return
-    append = state.main.window.append
-    for row in rows:
-        append(row)
-        if row.expires is not None:
-            state.expires_at(row.expires)
-    state.wake(state.main)
-
-
-def _shelve_by_session(state: ReceiveState, rows: Iterable[Row], now: int, step: EngineDecision) -> None:
-    sessions = state.sessions
-    for row in rows:
-        state.expires_at(row.expires)
-        session = row.session or ""
-        held = sessions.held.get(session)
-        if held is not None:
-            held.feed.window.append(row)
-            state.wake(held.feed)
-        elif sessions.waiting:
-            seat_for(state, session, now, step)
+    state.next_timer = min((at for at in instants if at is not None), default=None)

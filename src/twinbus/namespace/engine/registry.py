@@ -1,4 +1,4 @@
-"""The entities of a namespace by path: which exist, which may be made, and what is known about each.
+"""The entities of one namespace by path: finding, creating, updating, deleting and describing them.
 
 Paths are case-insensitive. What happens inside an entity is decided by the entity.
 """
@@ -18,7 +18,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.namespace.engine.duplicate_detection import IdBudget
+from twinbus.namespace.engine.duplicate_detection import SeenIdBudget
 from twinbus.namespace.engine.effects import EngineDecision, PendingDecision, Refusal, not_found
 from twinbus.namespace.engine.events import Deleted, DescriptionChanged
 from twinbus.namespace.engine.lifecycle import EntityCounters, Lifecycle
@@ -33,53 +33,69 @@ from twinbus.values import Condition
 
 Entity = Queue | Topic | Subscription
 RootEntity = Queue | Topic
+"""An entity whose events are decided one after the other. A subscription belongs to the root of its topic."""
+PendingForward = tuple[Queue | Subscription, DeliveryLane, Queue | Topic | None]
+"""The arguments of `forwarding.forward`: source, lane, target."""
 
-_HOT_BYTES: Final = 64 * MIB
+_READ_AHEAD_BYTES: Final = 64 * MIB
 
 
 class EntityRegistry:
-    """The registry of one namespace."""
+    """The entities of one namespace. Opens them from what the store returned."""
 
-    def __init__(self, opened: OpenedStore, *, new_token: Callable[[], bytes], hot_bytes: int = _HOT_BYTES) -> None:
-        self._supplies = EngineResources(new_token, opened.next_body, ReadAheadBudget(hot_bytes), IdBudget())
+    def __init__(
+        self, opened: OpenedStore, *, new_token: Callable[[], bytes], read_ahead_bytes: int = _READ_AHEAD_BYTES
+    ) -> None:
+        self._resources = EngineResources(
+            new_token, opened.next_body, ReadAheadBudget(read_ahead_bytes), SeenIdBudget()
+        )
         self._next_queue = opened.next_queue
         self._entities: dict[str, Entity] = {}
         self._topics: dict[int, Topic] = {}
         """By storage id."""
         described = [(read_description(each.entity.kind, each.entity.text), each) for each in opened.entities]
-        # Topics first: a subscription needs its topic.
+        # Subscriptions last: each needs its topic.
         for description, stored in sorted(described, key=lambda pair: isinstance(pair[0], SubscriptionDescription)):
             self._open(description, stored)
 
     def _open(self, description: Description, stored: StoredEntity) -> None:
-        lifecycle = self._life(
-            EntityCounters(stored.queue), stored.entity.created, stored.entity.updated, reopened=True
-        )
+        counters = EntityCounters(stored.queue)
+        lifecycle = self._lifecycle(counters, stored.entity.created, stored.entity.updated, reopened=True)
         entity: Entity
         if isinstance(description, QueueDescription):
-            instants = {"next_expiry": stored.next_expiry, "next_due": stored.next_due}
-            entity = Queue(description, lifecycle, self._supplies, **instants, new=False)
+            entity = Queue(
+                description,
+                lifecycle,
+                self._resources,
+                next_expiry=stored.next_expiry,
+                next_due=stored.next_due,
+                new=False,
+            )
         elif isinstance(description, TopicDescription):
-            shared = stored.shared_bytes
             entity = Topic(
-                description, lifecycle, self._supplies, next_due=stored.next_due, shared_bytes=shared, new=False
+                description,
+                lifecycle,
+                self._resources,
+                next_due=stored.next_due,
+                shared_bytes=stored.shared_bytes,
+                new=False,
             )
         else:
             topic = self._topic(description.topic)
             assert topic is not None, "a topic is removed with its subscriptions, in one commit"
-            entity = Subscription(description, topic, lifecycle, self._supplies, next_expiry=stored.next_expiry)
-            topic.adopt(entity)
-        self._keep(entity)
+            entity = Subscription(description, topic, lifecycle, self._resources, next_expiry=stored.next_expiry)
+            topic.add(entity)
+        self._register(entity)
 
-    def _keep(self, entity: Entity) -> None:
+    def _register(self, entity: Entity) -> None:
         self._entities[_key(entity.path)] = entity
         if isinstance(entity, Topic):
             self._topics[entity.counters.queue] = entity
 
-    def _life(self, counters: EntityCounters, created: int, updated: int, *, reopened: bool) -> Lifecycle:
-        return Lifecycle(counters, created, updated, self._forget, reopened=reopened)
+    def _lifecycle(self, counters: EntityCounters, created: int, updated: int, *, reopened: bool) -> Lifecycle:
+        return Lifecycle(counters, created, updated, self._unregister, reopened=reopened)
 
-    def _forget(self, path: str) -> None:
+    def _unregister(self, path: str) -> None:
         entity = self._entities.pop(_key(path), None)
         if isinstance(entity, Topic):
             del self._topics[entity.counters.queue]
@@ -87,11 +103,10 @@ class EntityRegistry:
     # --- finding -------------------------------------------------------------------------------------------------
 
     def find(self, path: str) -> Entity | None:
-        """A queue, a topic, or `topic/Subscriptions/name`."""
+        """Return the queue, topic, or subscription (`topic/Subscriptions/name`) with this path."""
         return self._entities.get(_key(path))
 
     def root_entities(self) -> list[RootEntity]:
-        """What is serial and has timers of its own."""
         return [entity for entity in self._entities.values() if not isinstance(entity, Subscription)]
 
     def info(self, path: str) -> EntityInfo | None:
@@ -113,32 +128,34 @@ class EntityRegistry:
         return entity if isinstance(entity, Topic) else None
 
     def free(self, freed: Mapping[int, int]) -> None:
-        """Shared bodies are gone from the store: so many bytes of each topic, by its storage id."""
+        """Reduce the charged bytes of topics: the store dropped shared bodies. `freed` is bytes by storage id."""
         for queue, size in freed.items():
             if (topic := self._topics.get(queue)) is not None:
                 topic.shared_bytes -= size
 
     # --- forwarding ----------------------------------------------------------------------------------------------
 
-    def pending_forwards(self) -> list[tuple[Queue | Subscription, DeliveryLane, Queue | Topic | None]]:
-        """What has to be forwarded, from where to where; whoever asks has it done. The target may be missing."""
-        noticed, self._supplies.onward = self._supplies.onward, {}
-        found: list[tuple[Queue | Subscription, DeliveryLane, Queue | Topic | None]] = []
-        for state, feed in noticed:
+    def pending_forwards(self) -> list[PendingForward]:
+        """Return and forget what has to be forwarded now. The caller must carry it out."""
+        noticed, self._resources.pending_forwards = self._resources.pending_forwards, {}
+        found: list[PendingForward] = []
+        for state, lane in noticed:
             source = self.find(state.path)
-            if feed.onward is not None and isinstance(source, Queue | Subscription) and source.receive_state is state:
-                found.append((source, feed, self._target(feed.onward)))
+            if lane.forward_to is None or not isinstance(source, Queue | Subscription):
+                continue
+            if source.receive_state is state:  # not an entity created since under the same path
+                found.append((source, lane, self._forward_target(lane.forward_to)))
         return found
 
     @property
     def has_pending_forwards(self) -> bool:
-        return bool(self._supplies.onward)
+        return bool(self._resources.pending_forwards)
 
-    def _target(self, address: str) -> Queue | Topic | None:
+    def _forward_target(self, address: str) -> Queue | Topic | None:
         entity = self.find(_path_of(address))
         return None if isinstance(entity, Subscription) else entity
 
-    def _forwarding_fault(self, description: Description) -> Refusal | None:
+    def _forwarding_refusal(self, description: Description) -> Refusal | None:
         if isinstance(description, TopicDescription):
             return None
         topic = description.topic if isinstance(description, SubscriptionDescription) else description.path
@@ -150,7 +167,7 @@ class EntityRegistry:
                 continue
             if _key(_path_of(address)) == _key(topic):
                 return Refusal(Condition.ARGUMENT_ERROR, f"{name}: '{description.path}' cannot forward to itself.")
-            if self._target(address) is None:
+            if self._forward_target(address) is None:
                 text = f"{name}: there is no queue or topic '{address}' in this namespace."
                 return Refusal(Condition.ARGUMENT_ERROR, text)
         return None
@@ -158,21 +175,21 @@ class EntityRegistry:
     # --- administration ------------------------------------------------------------------------------------------
 
     def create(self, description: Description, now: int) -> EngineDecision | Refusal:
+        """Create an entity. Returns what to store, or why the entity cannot be created."""
         refusal = new_entity_refusal(description)
         if refusal is not None:
             return refusal
         if self.find(description.path) is not None:
             text = f"The messaging entity '{description.path}' already exists."
             return Refusal(Condition.ENTITY_ALREADY_EXISTS, text)
-        if (refusal := self._forwarding_fault(description)) is not None:
+        if (refusal := self._forwarding_refusal(description)) is not None:
             return refusal
-        queue = self._next_queue
-        lifecycle = self._life(EntityCounters.new(queue, now), now, now, reopened=False)
+        lifecycle = self._lifecycle(EntityCounters.new(self._next_queue, now), now, now, reopened=False)
         entity: Entity
         if isinstance(description, QueueDescription):
-            entity = Queue(description, lifecycle, self._supplies, new=True)
+            entity = Queue(description, lifecycle, self._resources, new=True)
         elif isinstance(description, TopicDescription):
-            entity = Topic(description, lifecycle, self._supplies, new=True)
+            entity = Topic(description, lifecycle, self._resources, new=True)
         else:
             topic = self._topic(description.topic)
             if topic is None:
@@ -180,59 +197,65 @@ class EntityRegistry:
             rules = tuple(replace(rule, created=now) for rule in description.rules)
             description = replace(description, topic=topic.path, rules=rules)
             topic.counters.accessed = now
-            entity = Subscription(description, topic, lifecycle, self._supplies)
-            topic.adopt(entity)
+            entity = Subscription(description, topic, lifecycle, self._resources)
+            topic.add(entity)
         self._next_queue += 1
-        self._keep(entity)
+        self._register(entity)
         return EngineDecision(writes=[lifecycle.record(description), lifecycle.counters.put()])
 
     def update(self, description: Description, now: int) -> PendingDecision | Refusal:
+        """Change the description of an entity. Returns the decision to carry out, or why it cannot be changed."""
         entity = self.find(description.path)
         if entity is None or type(entity.description) is not type(description):
             return not_found(description.path)
         before = entity.description
-        refusal = change_refusal(before, description) or self._forwarding_fault(description)
+        refusal = change_refusal(before, description) or self._forwarding_refusal(description)
         if refusal is not None:
             return refusal
-        return entity.advance(DescriptionChanged(None, _renamed(description, before)), now)
+        return entity.advance(DescriptionChanged(None, _with_name_of(before, description)), now)
 
     def delete(self, path: str, now: int) -> PendingDecision | Refusal:
+        """Delete an entity. Returns the decision to carry out, or a refusal if there is no such entity."""
         entity = self.find(path)
         return not_found(path) if entity is None else entity.advance(Deleted(None), now)
+
+
+def forward_targets_first(descriptions: Sequence[Description]) -> list[Description]:
+    """Sort descriptions so that each entity is created after its topic and its forwarding targets.
+
+    Entities that forward in a circle keep their order.
+    """
+    waiting, ordered = list(descriptions), list[Description]()
+    while waiting:
+        missing = {_key(each.path) for each in waiting}
+        ready = [each for each in waiting if not missing.intersection(_required_paths(each))] or waiting
+        ordered += ready
+        waiting = [each for each in waiting if each not in ready]
+    return ordered
+
+
+def _required_paths(description: Description) -> list[str]:
+    """The entities that must exist before this one is created."""
+    if isinstance(description, TopicDescription):
+        return []
+    paths = [_path_of(each) for each in (description.forward_to, description.forward_dead_letters_to) if each]
+    if isinstance(description, SubscriptionDescription):
+        paths.append(description.topic)
+    return [_key(path) for path in paths]
 
 
 def _key(path: str) -> str:
     return path.lower()
 
 
-def forward_targets_first(descriptions: Sequence[Description]) -> list[Description]:
-    """In an order in which each can be created: what another one forwards to before that one. Circles stay as given."""
-    waiting, ordered = list(descriptions), list[Description]()
-    while waiting:
-        missing = {_key(each.path) for each in waiting}
-        ready = [each for each in waiting if not missing.intersection(_needed(each))] or waiting
-        ordered += ready
-        waiting = [each for each in waiting if each not in ready]
-    return ordered
-
-
-def _needed(description: Description) -> list[str]:
-    if isinstance(description, TopicDescription):
-        return []
-    needed = [_path_of(each) for each in (description.forward_to, description.forward_dead_letters_to) if each]
-    if isinstance(description, SubscriptionDescription):
-        needed.append(description.topic)
-    return [_key(path) for path in needed]
-
-
 def _path_of(address: str) -> str:
-    """Given as a path, or as clients write it: `sb://host:port/path`."""
+    """The path in an address: `path`, or `sb://host:port/path` as clients write it."""
     _, scheme, rest = address.partition("://")
     return (rest.partition("/")[2] if scheme else address).strip("/")
 
 
-def _renamed(description: Description, before: Description) -> Description:
-    """An entity keeps the spelling it was created with."""
+def _with_name_of(before: Description, description: Description) -> Description:
+    """The description with the spelling of the name that the entity was created with."""
     if isinstance(description, SubscriptionDescription):
         assert isinstance(before, SubscriptionDescription), "of the same kind"
         return replace(description, topic=before.topic, name=before.name)
@@ -240,9 +263,9 @@ def _renamed(description: Description, before: Description) -> Description:
 
 
 def _info(entity: Entity) -> EntityInfo:
-    lifecycle, counts = entity.lifecycle, entity.counters.counts()
-    if not isinstance(entity, Topic) and entity.receive_state.main.onward is not None:
-        # Nobody receives from here: what has not been moved yet waits for its transfer.
+    lifecycle, counts = entity.lifecycle, entity.counters.message_counts()
+    if not isinstance(entity, Topic) and entity.receive_state.main.forward_to is not None:
+        # No receiver can get these messages: those not forwarded yet wait for their transfer.
         counts = replace(counts, active=0, transfer=counts.active)
     info = EntityInfo(entity.description, lifecycle.created, lifecycle.updated, entity.counters.accessed, counts)
     if not isinstance(entity, Topic):
@@ -253,7 +276,7 @@ def _info(entity: Entity) -> EntityInfo:
         info,
         counts=replace(counts, size_bytes=entity.size),
         subscriptions=len(entity.subscriptions),
-        # The true and the false filter are SQL filters to the service.
+        # To the service, the true and the false filter are SQL filters.
         sql_filters=len(filters) - correlations,
         correlation_filters=correlations,
     )

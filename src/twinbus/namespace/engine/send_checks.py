@@ -1,6 +1,6 @@
-"""What a queue or a topic asks of the messages sent to it: limits, quota, duplicates, times; and pings (G3).
+"""Checks of messages that are sent to a queue or topic: limits, quota, sessions, duplicates, pings (G3).
 
-Where an accepted message is put is decided by the entity.
+What happens to an accepted message is decided by the entity (`send_target`).
 """
 
 from __future__ import annotations
@@ -12,37 +12,41 @@ from twinbus.amqp import RoutingFields
 from twinbus.ledger.entries import UNIT_BYTES, billable_units  # pure: the face also loads what writes to the disk
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus, QueueDescription, TopicDescription
-from twinbus.namespace.engine.duplicate_detection import SeenIds, key_of
+from twinbus.namespace.engine.duplicate_detection import SeenIds, id_key
 from twinbus.namespace.engine.effects import EngineDecision, Meter, MeteredOperation, Refusal, disabled
 from twinbus.namespace.engine.storage_protocol import StoreRead
 from twinbus.values import Condition
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 _ACTIVE: Final = EntityStatus.ACTIVE
-_UNBOUNDED_TTL: Final = 0xFFFF_FFFF
-"""What clients write for a time to live that does not fit the header; then absolute-expiry-time tells it."""
+_TTL_TOO_LARGE: Final = 0xFFFF_FFFF
+"""The header's ttl when the real one does not fit into 32 bits; then absolute-expiry-time has the real one."""
 
 
 def transfer_refusal(
     messages: Sequence[RoutingFields], description: QueueDescription | TopicDescription, size: int
 ) -> Refusal | None:
-    """Why this transfer is refused as a whole; `size` is what the entity holds already."""
+    """Return why the entity refuses these messages, all of them together; None if it accepts them.
+
+    `size` is the number of bytes that the entity holds already.
+    """
     if description.status is not _ACTIVE and not description.status.takes_sends:
         return disabled(description.path, "sends")
-    wants_session = isinstance(description, QueueDescription) and description.requires_session
+    needs_session = isinstance(description, QueueDescription) and description.requires_session
     for message in messages:
         length = len(message.raw)
         size += length
         message_id, session = message.message_id, message.group_id
+        # One cheap test for all messages that are fine; the exact reason is looked for after it.
         if (
             length > limits.MAX_MESSAGE_BYTES
             or message.properties_size > limits.MAX_PROPERTY_BYTES
             or (message_id.__class__ is str and len(message_id) > limits.MAX_MESSAGE_ID_CHARACTERS)
             or (session is not None and len(session) > limits.MAX_SESSION_ID_CHARACTERS)
             or (message.partition_key is not None and session is not None)
-            or (wants_session and not session)
+            or (needs_session and not session)
         ):
-            refusal = excess_of(message) or _fault(message, wants_session)
+            refusal = limit_refusal(message) or _session_refusal(message, needs_session)
             if refusal is not None:
                 return refusal
     quota = description.max_size_megabytes * limits.MIB
@@ -52,8 +56,8 @@ def transfer_refusal(
     return None
 
 
-def excess_of(message: RoutingFields) -> Refusal | None:
-    """Which limit a message exceeds, if any."""
+def limit_refusal(message: RoutingFields) -> Refusal | None:
+    """Return which limit of the service the message exceeds; None if it exceeds none."""
     message_id, session = message.message_id, message.group_id
     if len(message.raw) > limits.MAX_MESSAGE_BYTES:
         text = f"The message of {len(message.raw)} bytes is larger than {limits.MAX_MESSAGE_BYTES} bytes."
@@ -77,63 +81,68 @@ def excess_of(message: RoutingFields) -> Refusal | None:
     return None
 
 
-def _fault(message: RoutingFields, wants_session: bool) -> Refusal | None:
-    """What is wrong with the session of a message."""
+def _session_refusal(message: RoutingFields, needs_session: bool) -> Refusal | None:
     session = message.group_id
     if message.partition_key is not None and session is not None and message.partition_key != session:
         return Refusal(Condition.ARGUMENT_ERROR, "A partition key must be equal to the session id where both are set.")
-    if wants_session and not session:
+    if needs_session and not session:
         return Refusal(Condition.NOT_ALLOWED, "The entity requires sessions, and the message has no session id.")
     return None
 
 
 def time_to_live(message: RoutingFields, default: int | None, now: int) -> int | None:
-    """The shorter of the message's own and the entity's, in ms; None for never."""
+    """Return the shorter of the message's time to live and the entity's `default`, in ms; None for never."""
     ttl, expiry = message.ttl, message.absolute_expiry_time
-    if expiry is not None and (ttl is None or ttl == _UNBOUNDED_TTL):
+    if expiry is not None and (ttl is None or ttl == _TTL_TOO_LARGE):
         ttl = max(0, expiry - (message.creation_time or now))
+    return shorter_ttl(ttl, default)
+
+
+def shorter_ttl(ttl: int | None, other: int | None) -> int | None:
+    """Return the shorter of two times to live; None stands for never."""
     if ttl is None:
-        return default
-    return ttl if default is None else min(ttl, default)
+        return other
+    return ttl if other is None else min(ttl, other)
 
 
-def sift(
-    messages: Sequence[RoutingFields], seen: SeenIds | None, now: int, step: EngineDecision
+def without_pings_and_duplicates(
+    messages: Sequence[RoutingFields], seen_ids: SeenIds | None, now: int, decision: EngineDecision
 ) -> Generator[StoreRead, Any, list[RoutingFields | None]]:
-    """The accepted messages in their order; None in place of one that is not stored: a ping or a duplicate."""
-    kept = without_pings(messages)
-    if seen is None:
+    """Return the messages in their order, with None in place of a ping or a duplicate: neither is stored.
+
+    Remembers the ids of the others. `seen_ids` is None for an entity without duplicate detection.
+    """
+    kept = [None if message.content_type == PING_CONTENT_TYPE else message for message in messages]
+    if seen_ids is None:
         return kept
-    known = yield from seen.duplicates((message for message in kept if message is not None), now)
+    known = yield from seen_ids.duplicates((message for message in kept if message is not None), now)
     for index, message in enumerate(kept):
         if message is None or message.message_id is None:
             continue
-        message_id = key_of(message)
+        message_id = id_key(message)
         if message_id in known:
             kept[index] = None
         else:
             known.add(message_id)
-            seen.remember(message_id, now, step.writes)
+            seen_ids.add(message_id, now, decision.writes)
     return kept
 
 
-def without_pings(messages: Sequence[RoutingFields]) -> list[RoutingFields | None]:
-    return [None if message.content_type == PING_CONTENT_TYPE else message for message in messages]
-
-
-def meter(path: str, operation: MeteredOperation, messages: Sequence[RoutingFields], step: EngineDecision) -> None:
-    """A duplicate is an operation like any other; a ping is one of its own kind."""
-    size = pings = pinged = more = 0
+def meter_sent(
+    path: str, operation: MeteredOperation, messages: Sequence[RoutingFields], decision: EngineDecision
+) -> None:
+    """Meter sent messages. A duplicate counts like any other message; a ping counts as a ping."""
+    size = pings = ping_bytes = extra_units = 0
     for message in messages:
         length = len(message.raw)
         if message.content_type == PING_CONTENT_TYPE:
             pings += 1
-            pinged += length
+            ping_bytes += length
         else:
             size += length
             if length > UNIT_BYTES:
-                more += billable_units(1, length) - 1
+                extra_units += billable_units(1, length) - 1
     if pings:
-        step.effects.append(Meter(path, MeteredOperation.PING, pings, pinged))
+        decision.effects.append(Meter(path, MeteredOperation.PING, pings, ping_bytes))
     if len(messages) > pings:
-        step.effects.append(Meter(path, operation, len(messages) - pings, size, more))
+        decision.effects.append(Meter(path, operation, len(messages) - pings, size, extra_units))

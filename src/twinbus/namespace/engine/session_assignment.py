@@ -1,16 +1,17 @@
-"""Gives sessions to receivers and takes them back: by id, the next available one, or after a wait.
+"""Session assignment: locks sessions for receivers, by id or the next available one, and frees them again.
 
-The store is searched for free sessions only when one may have become free; a message that arrives for a free
-session seats the first who waits at once.
+A receiver that takes any session waits in `EntitySessions.waiting` until a session with messages is free or its
+deadline passes. The store is searched for a free session only when one may have become free (`search_needed`). A
+message that arrives for a free session assigns the session to the first waiting receiver without a search.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Final
 
 from twinbus.namespace.engine import limits
-from twinbus.namespace.engine.delivery import end_grant
+from twinbus.namespace.engine.delivery import end_credit
 from twinbus.namespace.engine.effects import (
     AcceptSession,
     AnswerRequest,
@@ -18,6 +19,7 @@ from twinbus.namespace.engine.effects import (
     EngineDecision,
     Meter,
     MeteredOperation,
+    ReadingPart,
     Refusal,
     disabled,
     not_allowed,
@@ -25,29 +27,35 @@ from twinbus.namespace.engine.effects import (
 )
 from twinbus.namespace.engine.events import SessionLockRenewed, SessionReceiverAttached
 from twinbus.namespace.engine.read_ahead import ReadAhead
-from twinbus.namespace.engine.receive_state import PAGE, AttachedReceiver, DeliveryLane, HeldSession, ReceiveState
-from twinbus.namespace.engine.settlement import give_back
+from twinbus.namespace.engine.receive_state import AttachedReceiver, HeldSession, ReceiveState
+from twinbus.namespace.engine.settlement import return_row
 from twinbus.namespace.engine.storage_protocol import QueueLane, StoreRead, WaitingSessions
 from twinbus.values import Condition
 
+_PAGE: Final = 64
+"""Session ids read at a time by a search."""
 
-def attach(state: ReceiveState, event: SessionReceiverAttached, now: int, step: EngineDecision) -> None:
-    refusal = _refusal(state, event.session, now)
+
+def attach_session_receiver(
+    state: ReceiveState, event: SessionReceiverAttached, now: int, decision: EngineDecision
+) -> None:
+    """Assign the session that the receiver names, or let it wait for any session."""
+    refusal = _attach_refusal(state, event.session, now)
     if refusal is not None:
-        step.effects.append(DetachReceiver(event.receiver, refusal))
+        decision.effects.append(DetachReceiver(event.receiver, refusal))
         return
-    consumer = AttachedReceiver(event.receiver, event.peek_lock)
-    state.consumers[event.receiver] = consumer
+    receiver = AttachedReceiver(event.receiver, event.peek_lock)
+    state.receivers[event.receiver] = receiver
     if event.session is not None:
-        _hold(state, consumer, event.session, now, step)
+        _assign(state, receiver, event.session, now, decision)
         return
-    # Whoever waits already has seen that nothing is free.
-    state.sessions.search |= not state.sessions.waiting
-    state.sessions.wait(consumer, event.deadline)
-    state.arm(max(now, event.deadline))
+    # If another receiver waits already, its search has found no free session.
+    state.sessions.search_needed |= not state.sessions.waiting
+    state.sessions.add_waiting(receiver, event.deadline)
+    state.arm_timer(max(now, event.deadline))
 
 
-def _refusal(state: ReceiveState, session: str | None, now: int) -> Refusal | None:
+def _attach_refusal(state: ReceiveState, session: str | None, now: int) -> Refusal | None:
     if not state.settings.requires_session:
         return not_allowed(f"'{state.path}' does not take sessions; a session receiver cannot be made for it.")
     if not state.settings.status.gives_receives:
@@ -66,34 +74,35 @@ def _refusal(state: ReceiveState, session: str | None, now: int) -> Refusal | No
     return None
 
 
-def seat_for(state: ReceiveState, session: str, now: int, step: EngineDecision) -> None:
-    """A message came for this session, which is free: it goes to the first who waits."""
-    _hold(state, state.sessions.first_waiting(), session, now, step)
+def assign_to_first_waiting(state: ReceiveState, session: str, now: int, decision: EngineDecision) -> None:
+    """Assign a free session, for which a message arrived, to the receiver that waits longest."""
+    _assign(state, state.sessions.take_first_waiting(), session, now, decision)
 
 
-def search(state: ReceiveState, now: int, step: EngineDecision) -> Generator[StoreRead, Any, None]:
-    """Seat those who wait on free sessions with messages, in turn through all of them."""
+def search_free_sessions(state: ReceiveState, now: int, decision: EngineDecision) -> ReadingPart:
+    """Assign free sessions with messages to the waiting receivers, in rotation through all sessions."""
     sessions = state.sessions
-    while sessions.search and sessions.waiting:
-        if step.writes or (state.next_expiry is not None and state.next_expiry <= now):
-            state.arm(now)  # what is expired, or being written, must not pass for a waiting message
+    while sessions.search_needed and sessions.waiting:
+        # Expired messages, and rows that this decision removes, must not count as messages of a session.
+        if decision.writes or (state.next_expiry is not None and state.next_expiry <= now):
+            state.arm_timer(now)
             return
-        session = yield from _free_session(state)
+        session = yield from _next_free_session(state)
         if session is None:
             break
-        _hold(state, sessions.first_waiting(), session, now, step)
-    sessions.search = False
+        _assign(state, sessions.take_first_waiting(), session, now, decision)
+    sessions.search_needed = False
 
 
-def _free_session(state: ReceiveState) -> Generator[StoreRead, Any, str | None]:
-    held, start = state.sessions.held, state.sessions.rotation
+def _next_free_session(state: ReceiveState) -> Generator[StoreRead, Any, str | None]:
+    held, start = state.sessions.held, state.sessions.last_assigned
     after, wrapped = start, not start
     while True:
-        page: list[str] = yield WaitingSessions(state.counters.queue, after, PAGE)
+        page: list[str] = yield WaitingSessions(state.counters.queue, after, _PAGE)
         for session in page:
             if session not in held:
                 return session
-        if len(page) == PAGE:
+        if len(page) == _PAGE:
             after = page[-1]
         elif wrapped:
             return None
@@ -101,64 +110,75 @@ def _free_session(state: ReceiveState) -> Generator[StoreRead, Any, str | None]:
             after, wrapped = "", True
 
 
-def _hold(state: ReceiveState, consumer: AttachedReceiver, session: str, now: int, step: EngineDecision) -> None:
-    if session in state.sessions.held:  # its time is up, only nobody has noticed yet
-        lose(state, session, now, step)
+def _assign(state: ReceiveState, receiver: AttachedReceiver, session: str, now: int, decision: EngineDecision) -> None:
+    if session in state.sessions.held:  # its lock has expired, and the timer has not fired yet
+        expire_session_lock(state, session, now, decision)
     until = now + state.settings.lock_duration
-    held = HeldSession(session, consumer, until)
-    empty = state.counters.lanes[QueueLane.ACTIVE] == 0
-    window = ReadAhead(state.counters.queue, QueueLane.ACTIVE, state.supplies.budget, session=session, empty=empty)
-    held.feed = consumer.feed = DeliveryLane(window, held)
+    read_ahead = ReadAhead(
+        state.counters.queue,
+        QueueLane.ACTIVE,
+        state.resources.read_ahead_budget,
+        session=session,
+        empty=state.counters.lanes[QueueLane.ACTIVE] == 0,
+    )
+    held = HeldSession(session, receiver, until, read_ahead)
+    receiver.lane = held.lane
     state.sessions.held[session] = held
     state.sessions.deadlines.set(session, until)
-    state.sessions.rotation = session
-    state.arm(until)
-    step.effects += (
-        AcceptSession(consumer.receiver, session, until),
+    state.sessions.last_assigned = session
+    state.arm_timer(until)
+    decision.effects += (
+        AcceptSession(receiver.handle, session, until),
         Meter(state.path, MeteredOperation.ACCEPT_SESSION, 1),
     )
-    if consumer.limit > consumer.taken and consumer.room > 0:
-        held.feed.queue_up(consumer)
-        state.wake(held.feed)
+    if receiver.has_credit and receiver.room > 0:
+        held.lane.add_waiting(receiver)
+        state.request_delivery(held.lane)
 
 
-def give_up(state: ReceiveState, held: HeldSession, now: int, step: EngineDecision, *, failed: bool) -> None:
-    """The session is free again, with all its holder had not settled."""
+def release_session(
+    state: ReceiveState, held: HeldSession, now: int, decision: EngineDecision, *, failed: bool
+) -> None:
+    """Free a session, and return the messages that its receiver had not settled."""
     sessions = state.sessions
     del sessions.held[held.id]
-    sessions.deadlines.clear(held.id)
-    held.feed.window.close()
+    sessions.deadlines.cancel(held.id)
+    held.lane.read_ahead.close()
     for lock in list(held.locks.values()):
-        state.locks.drop(lock)
-        give_back(state, lock.row, now, step, failed=failed)
-    sessions.search |= bool(sessions.waiting)
+        state.locks.remove(lock)
+        return_row(state, lock.row, now, decision, failed=failed)
+    sessions.search_needed |= bool(sessions.waiting)
 
 
-def lose(state: ReceiveState, session: str, now: int, step: EngineDecision) -> None:
-    """The lock of the session ran out: its receiver is told and gone."""
+def expire_session_lock(state: ReceiveState, session: str, now: int, decision: EngineDecision) -> None:
+    """Free a session whose lock ran out, and detach its receiver."""
     held = state.sessions.held[session]
-    consumer = held.consumer
-    if consumer.limit > consumer.taken:
-        end_grant(state, consumer, step)
-    give_up(state, held, now, step, failed=True)
-    del state.consumers[consumer.receiver]
-    step.effects.append(DetachReceiver(consumer.receiver, session_lock_lost(session)))
+    receiver = held.receiver
+    if receiver.has_credit:
+        end_credit(state, receiver, decision)
+    release_session(state, held, now, decision, failed=True)
+    del state.receivers[receiver.handle]
+    decision.effects.append(DetachReceiver(receiver.handle, session_lock_lost(session)))
 
 
-def time_out(state: ReceiveState, now: int, step: EngineDecision) -> None:
-    """Whoever waited long enough goes without a session, exactly at its deadline."""
+def time_out_waiting(state: ReceiveState, now: int, decision: EngineDecision) -> None:
+    """Detach the receivers that waited for a session until their deadline."""
     for number in state.sessions.wait_deadlines.take_due(now):
-        consumer = state.sessions.waiting.pop(number).consumer
-        del state.consumers[consumer.receiver]
+        receiver = state.sessions.waiting.pop(number)
+        del state.receivers[receiver.handle]
         text = f"No session of '{state.path}' with messages became available in time."
-        step.effects.append(DetachReceiver(consumer.receiver, Refusal(Condition.TIMEOUT, text)))
+        decision.effects.append(DetachReceiver(receiver.handle, Refusal(Condition.TIMEOUT, text)))
 
 
-def renew(state: ReceiveState, event: SessionLockRenewed, now: int, step: EngineDecision) -> None:
+def renew_session_lock(state: ReceiveState, event: SessionLockRenewed, now: int, decision: EngineDecision) -> None:
+    """Extend the lock of a held session."""
     held = state.sessions.held.get(event.session)
     if held is None or held.until <= now:
-        step.effects.append(AnswerRequest(event.reply, session_lock_lost(event.session)))
+        decision.effects.append(AnswerRequest(event.reply, session_lock_lost(event.session)))
         return
     held.until = now + state.settings.lock_duration
     state.sessions.deadlines.set(event.session, held.until)
-    step.effects += (AnswerRequest(event.reply, held.until), Meter(state.path, MeteredOperation.RENEW_SESSION_LOCK, 1))
+    decision.effects += (
+        AnswerRequest(event.reply, held.until),
+        Meter(state.path, MeteredOperation.RENEW_SESSION_LOCK, 1),
+    )

@@ -1,6 +1,8 @@
-"""What becomes of a message that was held: settled, given back, or taken back when its lock ran out.
+"""Settlement: what becomes of a locked message, or of one whose lock or time to live ran out.
 
-Who may be given it next is decided in `serving`.
+The row of a message is never rewritten. Properties that settlement sets (reason of dead-lettering, properties given
+with abandon or defer) go into the row's *overlay*, an encoded map beside the message. The front merges it into the
+message at delivery. The overlay also counts how often auto-forward moved the message.
 """
 
 from __future__ import annotations
@@ -41,77 +43,123 @@ _OPERATIONS: Final[dict[type[MessageOutcome], MeteredOperation]] = {
     MoveToDeadLetter: MeteredOperation.DEAD_LETTER,
     Release: MeteredOperation.RELEASE,
 }
-_DEFERRED_TWIN: Final = {
+_DEFERRED_LANE: Final = {
     QueueLane.ACTIVE: QueueLane.DEFERRED,
     QueueLane.DEAD: QueueLane.DEAD_DEFERRED,
     QueueLane.TRANSFER_DEAD: QueueLane.TRANSFER_DEAD_DEFERRED,
 }
 
 
-def settle(state: ReceiveState, event: MessagesSettled, now: int, step: EngineDecision) -> None:
-    """Settle by token: whoever has the token may, from any link, until the lock runs out."""
+# --- overlays ----------------------------------------------------------------------------------------------------
+
+REASON: Final = "DeadLetterReason"
+DESCRIPTION: Final = "DeadLetterErrorDescription"
+_FORWARD_COUNT: Final = 0
+"""Key of the number of forwards in an overlay. No application property has an integer as its name."""
+
+
+def merge_overlay(overlay: bytes | None, properties: Mapping[str, Any] | None) -> bytes | None:
+    """Return the overlay with these properties set."""
+    if not properties:
+        return overlay
+    return encode({**(decode_all(overlay) if overlay else {}), **properties})
+
+
+def overlay_properties(overlay: bytes | None) -> dict[str, Any] | None:
+    """Return the application properties in an overlay; None if it has none."""
+    if overlay is None:
+        return None
+    return {key: value for key, value in decode_all(overlay).items() if key != _FORWARD_COUNT} or None
+
+
+def forward_count(overlay: bytes | None) -> int:
+    """Return how often the message was forwarded."""
+    return 0 if overlay is None else int(decode_all(overlay).get(_FORWARD_COUNT, 0))
+
+
+def forward_count_overlay(count: int) -> bytes:
+    """Return the overlay of a message that was forwarded `count` times."""
+    return encode({_FORWARD_COUNT: count})
+
+
+def dead_letter_properties(
+    reason: str | None, description: str | None, properties: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the properties that a dead-lettered message gets."""
+    found: dict[str, Any] = dict(properties or {})
+    if reason is not None:
+        found[REASON] = reason
+    if description is not None:
+        found[DESCRIPTION] = description
+    return found
+
+
+# --- requests ----------------------------------------------------------------------------------------------------
+
+
+def settle(state: ReceiveState, event: MessagesSettled, now: int, decision: EngineDecision) -> None:
+    """Settle messages by lock token. A token is valid from any link, until the lock expires."""
     lost = MESSAGE_LOCK_LOST
     if event.session is not None:
         held = state.sessions.held.get(event.session)
         if held is None or held.until <= now:
             lost = session_lock_lost(event.session)
-            step.effects.append(AnswerRequest(event.reply, [lost] * len(event.tokens)))
+            decision.effects.append(AnswerRequest(event.reply, [lost] * len(event.tokens)))
             return
     outcome = event.outcome
     completes = type(outcome) is Complete
     results: list[Refusal | None] = []
     for token in event.tokens:
-        lock = state.locks.held(token, now)
+        lock = state.locks.find(token, now)
         if lock is None:
             results.append(lost)
         elif completes:
-            state.locks.drop(lock)
-            drop(state, lock.row, step)
+            state.locks.remove(lock)
+            drop_row(state, lock.row, decision)
             results.append(None)
         else:
-            results.append(_settle_one(state, lock, outcome, now, step))
-    step.effects.append(AnswerRequest(event.reply, results))
+            results.append(_settle_one(state, lock, outcome, now, decision))
+    decision.effects.append(AnswerRequest(event.reply, results))
     settled = results.count(None)
     if settled:
-        step.effects.append(Meter(state.path, _OPERATIONS[type(outcome)], settled))
+        decision.effects.append(Meter(state.path, _OPERATIONS[type(outcome)], settled))
 
 
 def _settle_one(
-    state: ReceiveState, lock: MessageLock, outcome: MessageOutcome, now: int, step: EngineDecision
+    state: ReceiveState, lock: MessageLock, outcome: MessageOutcome, now: int, decision: EngineDecision
 ) -> Refusal | None:
     row = lock.row
-    if (refusal := refusal_of_outcome(row, outcome)) is not None:
+    if (refusal := outcome_refusal(row, outcome)) is not None:
         return refusal
-    state.locks.drop(lock)
+    state.locks.remove(lock)
     match outcome:
         case Complete():
-            drop(state, row, step)
+            drop_row(state, row, decision)
         case Abandon(properties):
-            give_back(state, row, now, step, failed=True, properties=properties)
+            return_row(state, row, now, decision, failed=True, properties=properties)
         case Defer(properties):
-            _defer(state, row, step, properties)
+            _defer_row(state, row, decision, properties)
         case MoveToDeadLetter(reason, description, properties):
-            bury(state, row, step, dead_letter_properties(reason, description, properties))
+            dead_letter_row(state, row, decision, dead_letter_properties(reason, description, properties))
         case Release():
-            give_back(state, row, now, step, failed=False)
+            return_row(state, row, now, decision, failed=False)
         case _:
             assert_never(outcome)
     return None
 
 
-def refusal_of_outcome(row: Row, outcome: MessageOutcome) -> Refusal | None:
-    """Why a message that is held cannot be settled so."""
+def outcome_refusal(row: Row, outcome: MessageOutcome) -> Refusal | None:
+    """Return why a locked message cannot be settled with this outcome; None if it can."""
     if isinstance(outcome, MoveToDeadLetter) and row.lane >= QueueLane.DEAD:
         return not_allowed("A message of a dead-letter queue cannot be dead-lettered again.")
-    told = _told_by(outcome)
-    if told and (size := len(merged(row.overlay, told) or b"")) > MAX_PROPERTIES_BYTES:
+    properties = _properties_set_by(outcome)
+    if properties and (size := len(merge_overlay(row.overlay, properties) or b"")) > MAX_PROPERTIES_BYTES:
         text = f"The properties set by settling take {size} bytes; at most {MAX_PROPERTIES_BYTES} may be used."
         return Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
     return None
 
 
-def _told_by(outcome: MessageOutcome) -> Mapping[str, Any] | None:
-    """The properties an outcome sets."""
+def _properties_set_by(outcome: MessageOutcome) -> Mapping[str, Any] | None:
     match outcome:
         case Abandon(properties) | Defer(properties):
             return properties
@@ -121,130 +169,110 @@ def _told_by(outcome: MessageOutcome) -> Mapping[str, Any] | None:
             return None
 
 
-def renew(state: ReceiveState, event: LocksRenewed, now: int, step: EngineDecision) -> None:
-    locks = [state.locks.held(token, now) for token in event.tokens]
-    held = [lock for lock in locks if lock is not None]
-    if len(held) < len(locks):
-        step.effects.append(AnswerRequest(event.reply, MESSAGE_LOCK_LOST))
+def renew_locks(state: ReceiveState, event: LocksRenewed, now: int, decision: EngineDecision) -> None:
+    """Renew all locks of the event, or none of them."""
+    found = [state.locks.find(token, now) for token in event.tokens]
+    locks = [lock for lock in found if lock is not None]
+    if len(locks) < len(found):
+        decision.effects.append(AnswerRequest(event.reply, MESSAGE_LOCK_LOST))
         return
-    if any(lock.session for lock in held):
+    if any(lock.session for lock in locks):
         refusal = not_allowed("The lock of a session's message is renewed with its session.")
-        step.effects.append(AnswerRequest(event.reply, refusal))
+        decision.effects.append(AnswerRequest(event.reply, refusal))
         return
     until = now + state.settings.lock_duration
-    for lock in held:
+    for lock in locks:
         state.locks.renew(lock, until)
-    step.effects += (
-        AnswerRequest(event.reply, [until] * len(held)),
-        Meter(state.path, MeteredOperation.RENEW_LOCK, len(held)),
+    decision.effects += (
+        AnswerRequest(event.reply, [until] * len(locks)),
+        Meter(state.path, MeteredOperation.RENEW_LOCK, len(locks)),
     )
 
 
-def drop(state: ReceiveState, row: Row, step: EngineDecision) -> None:
-    step.writes.append(tuple.__new__(DropRow, row[:3]))  # the key is how a row begins
+# --- what happens to one row -------------------------------------------------------------------------------------
+
+
+def drop_row(state: ReceiveState, row: Row, decision: EngineDecision) -> None:
+    """Remove an unlocked row for good."""
+    decision.writes.append(DropRow(queue=row.queue, lane=row.lane, seq=row.seq))
     state.counters.drop(row.lane, row.charge)
 
 
-def expire(state: ReceiveState, row: Row, step: EngineDecision) -> None:
-    """The time to live of an unlocked message is over."""
+def expire_row(state: ReceiveState, row: Row, decision: EngineDecision) -> None:
+    """Drop or dead-letter an unlocked row whose time to live is over, as the entity's settings say."""
     if state.settings.dead_lettering_on_expiration:
-        told = dead_letter_properties("TTLExpiredException", "The message expired and was dead lettered.")
-        bury(state, row, step, told)
+        properties = dead_letter_properties("TTLExpiredException", "The message expired and was dead lettered.")
+        dead_letter_row(state, row, decision, properties)
     else:
-        drop(state, row, step)
+        drop_row(state, row, decision)
 
 
-def give_back(
+def return_row(
     state: ReceiveState,
     row: Row,
     now: int,
-    step: EngineDecision,
+    decision: EngineDecision,
     *,
     failed: bool,
     properties: Mapping[str, Any] | None = None,
 ) -> None:
-    """A message that was held is free again. A failed delivery counts; after too many it is dead-lettered."""
+    """Make a row available again whose lock ended.
+
+    A failed delivery raises the delivery count. The row is dead-lettered after too many, and expires if its time to
+    live ended while it was locked.
+    """
     if failed:
         row = row._replace(delivery_count=row.delivery_count + 1)
-    if row.lane < QueueLane.DEAD:  # neither time nor the number of deliveries ends a message of the dead-letter queue
-        if row.lane == QueueLane.ACTIVE and row.expires is not None and row.expires <= now:
-            expire(state, row, step)
+    if row.lane < QueueLane.DEAD:  # messages of a dead-letter queue neither expire nor count deliveries
+        if row.is_expired(now):
+            expire_row(state, row, decision)
             return
         if failed and row.delivery_count >= state.settings.max_delivery_count:
-            told = dead_letter_properties(
+            reason = dead_letter_properties(
                 "MaxDeliveryCountExceeded",
                 f"Message could not be consumed after {state.settings.max_delivery_count} delivery attempts.",
                 properties,
             )
-            bury(state, row, step, told)
+            dead_letter_row(state, row, decision, reason)
             return
     if failed or properties:
-        overlay = merged(row.overlay, properties)
-        place = (row.queue, row.lane, row.seq, row.lane, row.seq)
-        step.writes.append(MoveRow(*place, row.enqueued, row.expires, row.delivery_count, overlay))
-    if row.lane in _DEFERRED_TWIN and (feed := state.feed_of(row)) is not None:
-        feed.window.arrived(row.seq, row.size)
-        state.wake(feed)
+        decision.writes.append(_move(row, row.lane, row.expires, merge_overlay(row.overlay, properties)))
+    if row.lane in _DEFERRED_LANE and (lane := state.lane_of(row)) is not None:
+        lane.read_ahead.make_available(row.seq, row.size)
+        state.request_delivery(lane)
 
 
-def bury(
-    state: ReceiveState, row: Row, step: EngineDecision, told: Mapping[str, Any], lane: QueueLane = QueueLane.DEAD
+def dead_letter_row(
+    state: ReceiveState,
+    row: Row,
+    decision: EngineDecision,
+    properties: Mapping[str, Any],
+    to_lane: QueueLane = QueueLane.DEAD,
 ) -> None:
-    """To a dead-letter sub-queue, where nothing expires."""
-    overlay = merged(row.overlay, told)
-    place = (row.queue, row.lane, row.seq, lane, row.seq)
-    step.writes.append(MoveRow(*place, row.enqueued, None, row.delivery_count, overlay))
-    state.counters.move(row.lane, lane)
-    feed = state.dead if lane == QueueLane.DEAD else state.transfer
-    feed.window.arrived(row.seq, row.size)
-    state.wake(feed)
+    """Move an unlocked row to a dead-letter sub-queue, where nothing expires."""
+    decision.writes.append(_move(row, to_lane, None, merge_overlay(row.overlay, properties)))
+    state.counters.move(row.lane, to_lane)
+    lane = state.dead_letter if to_lane == QueueLane.DEAD else state.transfer_dead_letter
+    lane.read_ahead.make_available(row.seq, row.size)
+    state.request_delivery(lane)
 
 
-def _defer(state: ReceiveState, row: Row, step: EngineDecision, properties: Mapping[str, Any] | None) -> None:
-    to_lane = _DEFERRED_TWIN.get(QueueLane(row.lane), QueueLane(row.lane))
-    overlay = merged(row.overlay, properties)
-    place = (row.queue, row.lane, row.seq, to_lane, row.seq)
-    step.writes.append(MoveRow(*place, row.enqueued, row.expires, row.delivery_count, overlay))
+def _defer_row(state: ReceiveState, row: Row, decision: EngineDecision, properties: Mapping[str, Any] | None) -> None:
+    to_lane = _DEFERRED_LANE.get(QueueLane(row.lane), QueueLane(row.lane))
+    decision.writes.append(_move(row, to_lane, row.expires, merge_overlay(row.overlay, properties)))
     state.counters.move(row.lane, to_lane)
 
 
-REASON: Final = "DeadLetterReason"
-DESCRIPTION: Final = "DeadLetterErrorDescription"
-_HOPS: Final = 0
-"""The key under which an overlay tells how often its message was forwarded. No application property has such a key."""
-
-
-def merged(overlay: bytes | None, properties: Mapping[str, Any] | None) -> bytes | None:
-    """The overlay with these properties set; a later one wins."""
-    if not properties:
-        return overlay
-    return encode({**(decode_all(overlay) if overlay else {}), **properties})
-
-
-def overlay_properties(overlay: bytes | None) -> dict[str, Any] | None:
-    """The application properties in it."""
-    if overlay is None:
-        return None
-    return {key: value for key, value in decode_all(overlay).items() if key != _HOPS} or None
-
-
-def hops_of(overlay: bytes | None) -> int:
-    """How often the message was forwarded."""
-    return 0 if overlay is None else int(decode_all(overlay).get(_HOPS, 0))
-
-
-def of_hops(hops: int) -> bytes:
-    """The overlay of a message that was forwarded so often."""
-    return encode({_HOPS: hops})
-
-
-def dead_letter_properties(
-    reason: str | None, description: str | None, properties: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """What a dead-lettered message tells about why it is there."""
-    told: dict[str, Any] = dict(properties or {})
-    if reason is not None:
-        told[REASON] = reason
-    if description is not None:
-        told[DESCRIPTION] = description
-    return told
+def _move(row: Row, to_lane: int, expires: int | None, overlay: bytes | None) -> MoveRow:
+    """The write that moves a row to another lane (or the same) under its sequence number."""
+    return MoveRow(
+        queue=row.queue,
+        lane=row.lane,
+        seq=row.seq,
+        to_lane=to_lane,
+        to_seq=row.seq,
+        enqueued=row.enqueued,
+        expires=expires,
+        delivery_count=row.delivery_count,
+        overlay=overlay,
+    )

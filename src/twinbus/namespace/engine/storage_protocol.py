@@ -1,7 +1,6 @@
-"""The words between engine and store: rows, the rows a decision needs, and the writes it makes.
+"""The protocol between engine and store: stored messages (rows), the reads a decision needs, the writes it makes.
 
-The engine names needs and writes; a store answers and applies them. No SQL, no files, no time in here.
-All instants are milliseconds since the epoch.
+The engine makes reads and writes; a store answers and applies them. All instants are milliseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 COPY_BYTES: Final = 64
-"""What a copy takes besides the body it shares: a row of the store without a body, as measured (decision 5)."""
+"""Bytes charged for a copy that shares its body: a row of the store without a body, as measured (decision 5)."""
 
 
 class QueueLane(IntEnum):
-    """Where in a queue a message stands. A locked message stays in its lane: locks live in memory only."""
+    """Which part of a queue a message is in. A locked message stays in its lane: locks are in memory only."""
 
     ACTIVE = 0
     DEFERRED = 1
@@ -28,43 +27,58 @@ class QueueLane(IntEnum):
 
 
 class Row(NamedTuple):
-    """One stored message. Key: (queue, lane, seq); seq alone is unique within a queue's lanes."""
+    """One stored message. Its key is (queue, lane, seq).
+
+    `queue` is the storage id of the entity. `seq` alone is unique within a queue.
+    """
 
     queue: int
     lane: int
     seq: int
     origin_seq: int
-    """Sequence number given where the message was first accepted (the topic's, for a subscription)."""
+    """Sequence number given by the entity that accepted the message first (the topic, for a subscription)."""
     enqueued: int
     expires: int | None
-    """When its time to live ends; None for never. By itself only an ACTIVE message ends then."""
+    """When the time to live ends; None for never."""
     due: int | None
-    """When a scheduled message becomes active; None in every other lane."""
+    """When a SCHEDULED message becomes active; None in every other lane."""
     session: str | None
     delivery_count: int
     size: int
     """The length of the encoded message."""
     overlay: bytes | None
-    """AMQP-encoded map of application properties set by settlement (dead-letter reason and the like)."""
+    """AMQP-encoded map of application properties that settlement set, such as the dead-letter reason."""
     body: int | None
-    """Id of a body shared by several rows (topics); then `raw` is stored once, under that id."""
+    """Id of a body that several rows share (topics): `raw` is stored once, under this id. None: the row has its own."""
     raw: bytes
-    """The encoded message as accepted. b'' where a need did not ask for it."""
+    """The encoded message as accepted. b'' if a read did not ask for it."""
 
     @property
     def charge(self) -> int:
-        """Bytes charged against the quota of its queue. For a shared body its topic is charged, once."""
+        """Bytes charged against the quota of the queue. For a shared body the topic is charged, once."""
         return self.size if self.body is None else COPY_BYTES
 
+    def is_overdue(self, now: int) -> bool:
+        """Whether the time to live is over."""
+        return self.expires is not None and self.expires <= now
 
-# --- needs -----------------------------------------------------------------------------------------------------
+    def is_expired(self, now: int) -> bool:
+        """Whether the message expires without a request: a deferred message does so only when it is received."""
+        return self.lane == QueueLane.ACTIVE and self.expires is not None and self.expires <= now
+
+    def without_raw(self) -> Row:
+        """Return the row without the encoded message, to save memory."""
+        return self._replace(raw=b"")
+
+
+# --- reads -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class NextRows:
-    """Rows of one lane with seq > after, by seq, at most `limit` and about `max_bytes` (never less than one row).
+    """Read rows of one lane with seq > after, by seq, at most `limit` and about `max_bytes` (at least one row).
 
-    With `session`, only that session's rows. Answer: list[Row].
+    With `session`, only rows of this session. Answer: list[Row].
     """
 
     queue: int
@@ -76,16 +90,14 @@ class NextRows:
 
 
 def distinct(seqs: Iterable[int]) -> tuple[int, ...]:
-    """The sequence numbers without repeats, in their order.
-
-    Compared as text: a peer could choose numbers that all collide in a dict (X1).
-    """
+    """Return the sequence numbers without repetitions, in their order."""
+    # The keys are texts: a peer could choose integers that all collide in a dict (X1).
     return tuple({str(seq): seq for seq in seqs}.values())
 
 
 @dataclass(frozen=True, slots=True)
 class RowsBySeq:
-    """The rows with these sequence numbers in any of these lanes, in the order asked, less the missing. list[Row]."""
+    """Read rows by sequence number from any of these lanes, in this order; missing ones are left out. list[Row]."""
 
     queue: int
     lanes: tuple[int, ...]
@@ -95,7 +107,7 @@ class RowsBySeq:
 
 @dataclass(frozen=True, slots=True)
 class BrowseRows:
-    """Peek: rows of any of these lanes with seq >= start, by seq, bounded like NextRows. list[Row]."""
+    """Read rows of any of these lanes with seq >= start, by seq, bounded like NextRows. Answer: list[Row]."""
 
     queue: int
     lanes: tuple[int, ...]
@@ -107,9 +119,9 @@ class BrowseRows:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredRows:
-    """ACTIVE rows with expires <= at, oldest expiry first, without raw. Answer: DueAnswer.
+    """Read ACTIVE rows with expires <= at, oldest expiry first, without raw. Answer: DueAnswer.
 
-    A deferred message does not expire by itself: its time is looked at when it is received by its number.
+    Deferred messages are left out: they expire when they are received by number.
     """
 
     queue: int
@@ -119,7 +131,7 @@ class ExpiredRows:
 
 @dataclass(frozen=True, slots=True)
 class DueRows:
-    """SCHEDULED rows with due <= at, by (due, seq), with raw, bounded. Answer: DueAnswer."""
+    """Read SCHEDULED rows with due <= at, by (due, seq), with raw, bounded like NextRows. Answer: DueAnswer."""
 
     queue: int
     at: int
@@ -128,7 +140,7 @@ class DueRows:
 
 
 class DueAnswer(NamedTuple):
-    """Rows that are due, and the instant of the next one that is not in `rows` (None: there is none)."""
+    """Rows that are due, and the instant of the next row that is not in `rows` (None: there is none)."""
 
     rows: list[Row]
     next_at: int | None
@@ -136,7 +148,7 @@ class DueAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WaitingSessions:
-    """Ids of sessions with ACTIVE rows and id > after ('' : from the start), ascending, distinct. list[str]."""
+    """Read the ids of sessions with ACTIVE rows and id > after ('': from the start), ascending. Answer: list[str]."""
 
     queue: int
     after: str
@@ -145,9 +157,9 @@ class WaitingSessions:
 
 @dataclass(frozen=True, slots=True)
 class StoredSessions:
-    """Ids of all sessions with rows in ACTIVE/DEFERRED/SCHEDULED or with a state, ascending, after skip. list[str].
+    """Read the ids of sessions with rows in ACTIVE, DEFERRED or SCHEDULED, or with a state, ascending. list[str].
 
-    With `state_since`: only sessions whose state was set after that instant.
+    With `state_since`, only sessions whose state was set after this instant.
     """
 
     queue: int
@@ -158,7 +170,7 @@ class StoredSessions:
 
 @dataclass(frozen=True, slots=True)
 class StoredSessionState:
-    """Answer: bytes | None."""
+    """Read the state of a session. Answer: bytes | None."""
 
     queue: int
     session: str
@@ -166,7 +178,7 @@ class StoredSessionState:
 
 @dataclass(frozen=True, slots=True)
 class KnownIds:
-    """Which of these message ids were seen at or after `since` (duplicate detection). Answer: set[str]."""
+    """Read which of these message ids were seen at or after `since` (duplicate detection). Answer: set[str]."""
 
     queue: int
     ids: tuple[str, ...]
@@ -189,18 +201,18 @@ StoreRead = (
 
 
 class PutRow(NamedTuple):
-    """Insert a row. If `row.body` is set, its body was or is written by PutBody in the same or an earlier commit."""
+    """Insert a row. If `row.body` is set, a PutBody of the same or an earlier commit writes the body."""
 
     row: Row
 
 
 class PutBody(NamedTuple):
-    """A body that several rows share, written once. The store drops it with the last row that names it, and tells."""
+    """Write a body that several rows share. The store drops the body with its last row, and reports the freed bytes."""
 
     body: int
     raw: bytes
     topic: int
-    """The storage id of the topic that is charged for it."""
+    """The storage id of the topic that is charged for the body."""
 
 
 class DropRow(NamedTuple):
@@ -212,7 +224,7 @@ class DropRow(NamedTuple):
 
 
 class MoveRow(NamedTuple):
-    """Change a row in place: its key (lane, seq), and these columns; raw, body, session and size stay."""
+    """Change the key (lane, seq) of a row, and these columns. raw, body, session and size stay."""
 
     queue: int
     lane: int
@@ -226,7 +238,7 @@ class MoveRow(NamedTuple):
 
 
 class PutCounters(NamedTuple):
-    """The counters of a queue, absolute. Written with every commit that touches the queue."""
+    """Set the counters of a queue to these figures. Written with every commit that changes the queue."""
 
     queue: int
     next_seq: int
@@ -242,7 +254,7 @@ class PutCounters(NamedTuple):
 
 
 class PutEntity(NamedTuple):
-    """Create or replace an entity record; `queue` is its storage id, `text` its description as JSON."""
+    """Create or replace the record of an entity. `queue` is its storage id, `text` its description as JSON."""
 
     queue: int
     kind: str
@@ -253,13 +265,13 @@ class PutEntity(NamedTuple):
 
 
 class DropEntity(NamedTuple):
-    """Remove an entity record and everything stored under its queue id."""
+    """Remove the record of an entity and everything stored under its storage id."""
 
     queue: int
 
 
 class PutSessionState(NamedTuple):
-    """Set (or with None clear) a session's state."""
+    """Set the state of a session, or clear it with None."""
 
     queue: int
     session: str
@@ -276,7 +288,7 @@ class PutSeenId(NamedTuple):
 
 
 class ForgetSeenIds(NamedTuple):
-    """Drop remembered ids older than `before`."""
+    """Drop message ids that were seen before `before`."""
 
     queue: int
     before: int
@@ -297,20 +309,20 @@ StoreWrite = (
 
 
 class StoredEntity(NamedTuple):
-    """What opening a store tells about each entity: its record, its counters, and when something falls due."""
+    """What a store returns about each entity when it is opened: record, counters, and the next instants of interest."""
 
     entity: PutEntity
     queue: PutCounters
     next_expiry: int | None
     next_due: int | None
     shared_bytes: int = 0
-    """What a topic is charged for the bodies that its subscriptions share."""
+    """Bytes of the bodies that the subscriptions of a topic share."""
 
 
 class OpenedStore(NamedTuple):
-    """What opening a store tells: quick however deep the queues are."""
+    """What a store returns when it is opened. Its size does not depend on the number of messages."""
 
     entities: list[StoredEntity]
     next_queue: int
-    """Above every queue id ever used: ids are not reused, so late writes cannot hit a newcomer."""
+    """Above every storage id ever used. Ids are not reused, so a late write cannot change a newer entity."""
     next_body: int

@@ -1,12 +1,13 @@
-"""A transaction is carried out: sends and settlements over several entities, all in one step or none of them.
+"""Transactions: sends and settlements over several entities, committed all in one decision or not at all.
 
-Everything is looked at, and everything read, before anything changes. The families concerned are idle meanwhile.
+Everything is checked, and everything is read, before anything changes. The roots of the entities must be idle
+meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from twinbus.amqp import RoutingFields
@@ -15,6 +16,7 @@ from twinbus.namespace.engine.effects import (
     AnswerRequest,
     EngineDecision,
     PendingDecision,
+    ReadingPart,
     Refusal,
     not_allowed,
     not_found,
@@ -23,13 +25,12 @@ from twinbus.namespace.engine.effects import (
 from twinbus.namespace.engine.events import MessagesSent, MessagesSettled
 from twinbus.namespace.engine.queue import Queue
 from twinbus.namespace.engine.send_checks import transfer_refusal
-from twinbus.namespace.engine.settlement import refusal_of_outcome
-from twinbus.namespace.engine.storage_protocol import PutCounters, StoreRead, StoreWrite
+from twinbus.namespace.engine.settlement import outcome_refusal
+from twinbus.namespace.engine.storage_protocol import PutCounters, StoreWrite
 from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.values import Condition
 
-Entity = Queue | Topic | Subscription
-TransactionOperation = tuple[Entity, MessagesSent | MessagesSettled]
+TransactionOperation = tuple[Queue | Topic | Subscription, MessagesSent | MessagesSettled]
 
 
 def commit_transaction(operations: Sequence[TransactionOperation], reply: Any, now: int) -> PendingDecision:
@@ -38,75 +39,79 @@ def commit_transaction(operations: Sequence[TransactionOperation], reply: Any, n
     if refusal is not None:
         text = f"Nothing of the transaction was done. {refusal.description} ({refusal.condition.value})"
         return EngineDecision(effects=[AnswerRequest(reply, Refusal(Condition.TRANSACTION_ROLLBACK, text))])
-    yield from _recall(operations, now)
-    step = EngineDecision()
+    yield from _load_seen_ids(operations, now)
+    decision = EngineDecision()
     for entity, event in operations:
-        # With something written already, no entity reads in this step: what it gives out waits for its timer.
-        step.writes.append(entity.counters.put())
-        yield from entity.advance(event, now, step)
+        # With a write in the decision no entity reads: deliveries that need to read wait for a timer.
+        decision.writes.append(entity.counters.put())
+        yield from entity.advance(event, now, decision)
     for entity, _ in operations:
-        if not isinstance(entity, Subscription) and entity.seen is not None:
-            entity.seen.recalled = None
-    step.writes = _counted_once(step.writes)
-    step.effects.append(AnswerRequest(reply, None))
-    return step
+        if not isinstance(entity, Subscription) and entity.seen_ids is not None:
+            entity.seen_ids.loaded = None
+    decision.writes = _last_counters_only(decision.writes)
+    decision.effects.append(AnswerRequest(reply, None))
+    return decision
 
 
 def _refusal(operations: Sequence[TransactionOperation], now: int) -> Refusal | None:
-    added: defaultdict[Entity, int] = defaultdict(int)
+    added: defaultdict[Queue | Topic | Subscription, int] = defaultdict(int)
     settled: set[bytes] = set()
     for entity, event in operations:
         if entity.lifecycle.ended:
             refusal: Refusal | None = not_found(entity.path)
         elif isinstance(event, MessagesSent):
-            refusal = _refusal_of_sent(entity, event, added[entity])
+            refusal = _send_refusal(entity, event, added[entity])
             added[entity] += sum(len(message.raw) for message in event.messages)
         else:
-            refusal = _refusal_of_settled(entity, event, settled, now)
+            refusal = _settlement_refusal(entity, event, settled, now)
             settled.update(event.tokens)
         if refusal is not None:
             return refusal
     return None
 
 
-def _refusal_of_sent(entity: Entity, event: MessagesSent, added: int) -> Refusal | None:
+def _send_refusal(entity: Queue | Topic | Subscription, event: MessagesSent, added: int) -> Refusal | None:
+    """`added` is the number of bytes that earlier operations of the transaction send to the entity."""
     if isinstance(entity, Subscription):
         return not_allowed(f"'{entity.path}' is a subscription: messages are sent to its topic.")
-    size = entity.size if isinstance(entity, Topic) else entity.counters.size
-    return transfer_refusal(event.messages, entity.description, size + added)
+    return transfer_refusal(event.messages, entity.description, entity.size + added)
 
 
-def _refusal_of_settled(entity: Entity, event: MessagesSettled, settled: set[bytes], now: int) -> Refusal | None:
+def _settlement_refusal(
+    entity: Queue | Topic | Subscription, event: MessagesSettled, settled: set[bytes], now: int
+) -> Refusal | None:
+    """`settled` are the tokens that earlier operations of the transaction settle."""
     if isinstance(entity, Topic):
         return not_allowed(f"'{entity.path}' is a topic: its subscriptions have receivers.")
+    state = entity.receive_state
     if event.session is not None:
-        held = entity.receive_state.sessions.held.get(event.session)
+        held = state.sessions.held.get(event.session)
         if held is None or held.until <= now:
             return session_lock_lost(event.session)
     for token in event.tokens:
-        lock = entity.receive_state.locks.held(token, now)
+        lock = state.locks.find(token, now)
         if lock is None or token in settled:
             return MESSAGE_LOCK_LOST
-        if (refusal := refusal_of_outcome(lock.row, event.outcome)) is not None:
+        if (refusal := outcome_refusal(lock.row, event.outcome)) is not None:
             return refusal
     return None
 
 
-def _recall(operations: Sequence[TransactionOperation], now: int) -> Generator[StoreRead, Any, None]:
-    """Ask the stores of duplicate detection now: a read that fails must not come after a change."""
+def _load_seen_ids(operations: Sequence[TransactionOperation], now: int) -> ReadingPart:
+    """Read for duplicate detection before anything changes: a failed read must not leave half a transaction."""
     sent: defaultdict[Queue | Topic, list[RoutingFields]] = defaultdict(list)
     for entity, event in operations:
         if isinstance(event, MessagesSent) and not isinstance(entity, Subscription):
             sent[entity] += event.messages
-    known = []
+    loaded = []
     for entity, messages in sent.items():
-        if entity.seen is not None:
-            known.append((entity.seen, (yield from entity.seen.duplicates(messages, now))))
-    for seen, ids in known:
-        seen.recalled = ids
+        if entity.seen_ids is not None:
+            loaded.append((entity.seen_ids, (yield from entity.seen_ids.duplicates(messages, now))))
+    for seen_ids, known in loaded:
+        seen_ids.loaded = known
 
 
-def _counted_once(writes: list[StoreWrite]) -> list[StoreWrite]:
-    """The last word about each queue's counters, and all else."""
-    counted = {write.queue: write for write in writes if isinstance(write, PutCounters)}
-    return [*(write for write in writes if not isinstance(write, PutCounters)), *counted.values()]
+def _last_counters_only(writes: list[StoreWrite]) -> list[StoreWrite]:
+    """Keep only the last PutCounters of each queue."""
+    counters = {write.queue: write for write in writes if isinstance(write, PutCounters)}
+    return [*(write for write in writes if not isinstance(write, PutCounters)), *counters.values()]

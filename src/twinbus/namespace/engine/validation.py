@@ -206,7 +206,7 @@ def rules_refusal(rules: Rules) -> Refusal | None:
     return None
 
 
-def changed(rules: Rules, event: RuleAdded | RuleChanged | RuleRemoved, path: str, now: int) -> Rules | Refusal:
+def changed_rules(rules: Rules, event: RuleAdded | RuleChanged | RuleRemoved, path: str, now: int) -> Rules | Refusal:
     """The rules after the event."""
     name = event.name if isinstance(event, RuleRemoved) else event.rule.name
     before = next((rule for rule in rules if _is_named(rule, name)), None)

@@ -36,8 +36,8 @@ def test_a_message_that_was_accepted_but_cannot_be_read_is_an_error_of_evaluatio
     read_routing_fields(raw)
     rules = RuleSet([RuleDescription("r", SqlFilter("color = 'blue'")), RuleDescription("s", SqlFilter(expression))])
     selection = rules.select(view(raw))
-    assert not selection.as_it_is
-    assert "the message cannot be read" in (selection.fault or "")
+    assert not selection.unchanged
+    assert "the message cannot be read" in (selection.error or "")
 
 
 @pytest.mark.parametrize("text", ["(" * 300 + "1=1" + ")" * 300, "NOT " * 140 + "1=1", " OR ".join(["n = 1"] * 100)])

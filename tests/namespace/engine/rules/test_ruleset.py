@@ -101,7 +101,7 @@ def test_each_rule_with_an_action_gives_a_copy_of_its_own() -> None:
     for copy in found.copies:
         properties = split_sections(copy.raw).application_properties
         told.append((properties["RuleName"], properties["x"], copy.session))
-    assert (found.as_it_is, told, found.fault) == (True, [("four", 4, "s1"), ("five", 5, "five")], None)
+    assert (found.unchanged, told, found.error) == (True, [("four", 4, "s1"), ("five", 5, "five")], None)
 
 
 @pytest.mark.parametrize("good", ["quantity = 10", "color = 'blue'"])
@@ -112,15 +112,15 @@ def test_where_a_rule_matches_it_is_no_matter_that_another_fails(good: str) -> N
 
 def test_the_first_rule_that_cannot_be_evaluated_is_told() -> None:
     found = select(rule("no", "color = 'red'"), rule("bad", "color = 5"), rule("worse", "shape = 6"))
-    assert not found.as_it_is
-    assert found.fault == "Rule 'bad' could not be evaluated: a string cannot be compared (=) with an integer."
+    assert not found.unchanged
+    assert found.error == "Rule 'bad' could not be evaluated: a string cannot be compared (=) with an integer."
 
 
 def test_an_action_that_fails_makes_no_copy() -> None:
     found = select(rule("bad", TrueFilter(), "SET sys.MessageId = missing"), rule("good", TrueFilter(), "SET a = 1"))
     assert [split_sections(copy.raw).application_properties["RuleName"] for copy in found.copies] == ["good"]
-    assert found.fault is not None
-    assert "'bad'" in found.fault
+    assert found.error is not None
+    assert "'bad'" in found.error
 
 
 def test_rules_that_stay_are_not_compiled_again() -> None:
@@ -128,8 +128,8 @@ def test_rules_that_stay_are_not_compiled_again() -> None:
     kept = RuleDescription("kept", SqlFilter("color = @c", parameters))
     before = RuleSet([kept, rule("gone", TrueFilter())])
     parameters["@c"] = "red"
-    assert RuleSet([rule("new", FalseFilter()), kept], before).select(view()).as_it_is
-    assert not RuleSet([kept]).select(view()).as_it_is
+    assert RuleSet([rule("new", FalseFilter()), kept], before).select(view()).unchanged
+    assert not RuleSet([kept]).select(view()).unchanged
 
 
 MANY = [f"color = '{color}' AND quantity > {most}" for color in ("red", "blue", "green") for most in (5, 50)]
@@ -152,9 +152,9 @@ def test_rules_found_by_a_text_say_what_each_says_by_itself(properties: dict[str
     raw = build_message(application_properties=properties)
     alone = [RuleSet([rule("r", text)]).select(view(raw)) for text in filters]
     together = RuleSet([rule("r", text) for text in filters]).select(view(raw))
-    assert together.as_it_is == any(one.as_it_is for one in alone)
-    failed = any(one.fault is not None for one in alone)
-    assert (together.fault is not None) == (failed and not together.as_it_is)
+    assert together.unchanged == any(one.unchanged for one in alone)
+    failed = any(one.error is not None for one in alone)
+    assert (together.error is not None) == (failed and not together.unchanged)
 
 
 @pytest.mark.parametrize("always", [TrueFilter(), SqlFilter("1=1"), SqlFilter(" 2 > 1 ")])

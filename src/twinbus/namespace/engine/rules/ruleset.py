@@ -20,7 +20,7 @@ from twinbus.namespace.engine.descriptions import (
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.message_view import SYSTEM, MessageView
 from twinbus.namespace.engine.rules.values import matched, plain
-from twinbus.namespace.engine.send_checks import excess_of
+from twinbus.namespace.engine.send_checks import limit_refusal
 
 if TYPE_CHECKING:
     from twinbus.namespace.engine.rules.actions import ApplyAction
@@ -43,9 +43,9 @@ class ChangedCopy(NamedTuple):
 class Selection(NamedTuple):
     """What a subscription takes of one message. `fault` tells of the first rule that could not be evaluated."""
 
-    as_it_is: bool
+    unchanged: bool
     copies: tuple[ChangedCopy, ...] = ()
-    fault: str | None = None
+    error: str | None = None
 
 
 class CompiledRule(NamedTuple):
@@ -167,7 +167,7 @@ def _changed(rule: CompiledRule, view: MessageView) -> ChangedCopy:
     draft = rule.act(view)
     draft.set_user(RULE_NAME, rule.name)
     raw = draft.written()
-    if (refusal := excess_of(read_routing_fields(raw))) is not None:
+    if (refusal := limit_refusal(read_routing_fields(raw))) is not None:
         raise RuleEvaluationError(f"its action makes a message beyond the limits: {refusal.description.rstrip('.')}")
     return ChangedCopy(raw, draft.ttl, draft.session)
 
