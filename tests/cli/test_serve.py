@@ -14,7 +14,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from twinbus import pair_connection_strings
-from twinbus.namespace.http_client import FaultClient
+from twinbus.namespace import FaultClient
 
 from .running import Serving, run, serving
 

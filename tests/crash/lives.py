@@ -17,7 +17,7 @@ from tests.crash.entities import CONFIG, DELETED, PLAIN, SCHEDULED, SESSIONS, TO
 from tests.crash.inspection import check_file, drain, inspect
 from tests.crash.load import Load
 from twinbus.message import Message
-from twinbus.namespace.http_client import NamespaceRequestError
+from twinbus.namespace import NamespaceRequestError
 from twinbus.testing import LocalNamespace, LocalNamespaceError
 
 LONGEST_DELAY = 0.25

@@ -30,8 +30,13 @@ from twinbus.amqp import frames as amqp_frames
 from twinbus.amqp.performatives import Begin, Open
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.message import Message
-from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
-from twinbus.namespace.server import NamespaceOptions, NamespaceServer
+from twinbus.namespace import (
+    NamespaceOptions,
+    NamespaceServer,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
 
 INPUTS_PER_WORLD = 1000
 _AT_ONCE = 10

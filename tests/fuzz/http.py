@@ -19,9 +19,8 @@ from tests.fuzz import costs
 from tests.namespace.front.bare_namespace import at_work
 from tests.namespace.front.http_peer import TOKEN, Recorder, converse, handler
 from tests.namespace.front.recorded_requests import request, traffic
-from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
+from twinbus.namespace import NamespaceRuntime, QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.front import HttpHandler
-from twinbus.namespace.runtime import NamespaceRuntime
 
 RECORDED = traffic(TOKEN)
 _COSTS_EVERY: Final = 500

@@ -13,7 +13,7 @@ from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.connect import NEXT_AVAILABLE, RECEIVE_AND_DELETE, connect
 from twinbus.message import Message
-from twinbus.namespace.server import NamespaceServer
+from twinbus.namespace import NamespaceServer
 
 QUEUE, SESSIONS, TOPIC, SUBSCRIPTION = "mangled", "mangled-sessions", "mangled-topic", "mangled-subscription"
 _PROXY = "127.0.0.2"  # a token is for a host and a port: the port has to be the namespace's own

@@ -15,7 +15,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from twinbus.backlog import FailureKind, backlog_queue_paths
 from twinbus.connect import ConnectionString
 from twinbus.errors import OperatorError
-from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
+from twinbus.namespace import AuthorizationRule, Claim
 from twinbus.pairing.administration import (
     Administration,
     AioAdministration,

@@ -51,7 +51,7 @@ from tests.syphon.ground import ids, numbered
 from twinbus.connect import connect
 from twinbus.ledger import balance, read_ledger
 from twinbus.message import Message
-from twinbus.namespace.free_port import free_port
+from twinbus.namespace import find_free_port
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history
 from twinbus.pipeline.reconcile import JUDGED
@@ -262,7 +262,7 @@ def goes_on(spark: SparkSession, ledger: Path, tables: Tables) -> None:
 def cluster(folder: Path) -> Iterator[str]:
     """A standalone master and two workers of one core each."""
     program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-    port = free_port()
+    port = find_free_port()
     environment = {
         "JAVA_HOME": str(java_home()),
         "PYSPARK_PYTHON": sys.executable,

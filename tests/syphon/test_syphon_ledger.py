@@ -11,7 +11,7 @@ import pytest
 
 from twinbus.backlog import FailureKind
 from twinbus.ledger import Balance, Ledger, LedgerOptions, MessageKey, Role, Stage, balance, read_ledger
-from twinbus.namespace.free_port import free_port
+from twinbus.namespace import find_free_port
 from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.syphon_ledger import SyphonLedger
@@ -93,7 +93,7 @@ def test_a_send_that_was_refused_or_never_left_duplicates_nothing(case: Case, ki
 
 
 async def test_a_send_without_a_connection_never_left() -> None:
-    nobody = f"Endpoint=sb://localhost:{free_port()};SharedAccessKeyName=k;SharedAccessKey=eA==;"
+    nobody = f"Endpoint=sb://localhost:{find_free_port()};SharedAccessKeyName=k;SharedAccessKey=eA==;"
     transport = NativeTransport(f"{nobody}UseDevelopmentEmulator=true", f"{nobody}UseDevelopmentEmulator=true")
     with pytest.raises(SendFailedError) as raised:
         await transport.destination("orders").send([OutgoingMessage("orders", "a", 1, b"x", Stored("a"))])

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
-from twinbus.namespace.free_port import free_port
-from twinbus.namespace.http_client import NamespaceRequestError
+from twinbus.namespace import AuthorizationRule, Claim, NamespaceRequestError, find_free_port
 from twinbus.testing import LocalNamespace, LocalNamespaceError, LocalNamespaces
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -178,7 +176,7 @@ def test_importing_the_package_does_not_import_pytest() -> None:
 
 def test_a_port_is_below_those_of_outgoing_connections() -> None:
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(free_port() < first for _ in range(20))
+    assert all(find_free_port() < first for _ in range(20))
 
 
 def test_a_pair_is_one_process_with_two_namespaces() -> None:

@@ -32,7 +32,7 @@ def export(
 
         from twinbus.connect import ConnectionStringError  # noqa: PLC0415
         from twinbus.errors import OperatorError  # noqa: PLC0415
-        from twinbus.namespace.http_client import NamespaceHttpClient  # noqa: PLC0415
+        from twinbus.namespace import NamespaceHttpClient  # noqa: PLC0415
 
         try:
             found = NamespaceHttpClient(connection_string, ca=ca).ask("GET", "/$config")

@@ -12,7 +12,7 @@ from twinbus.cli.terminal import console
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
-    from twinbus.namespace.http_client import FaultClient
+    from twinbus.namespace import FaultClient
 
 app = typer.Typer(help="Inject faults into a running local namespace, repeatably.", no_args_is_help=True)
 
@@ -138,7 +138,7 @@ def list_faults(connection_string: Connection, ca: Authority = None, json: Json 
 def _client(connection_string: str, ca: Path | None) -> FaultClient:
     from twinbus.connect import ConnectionStringError  # noqa: PLC0415 - `serve` starts without it
     from twinbus.errors import OperatorError  # noqa: PLC0415
-    from twinbus.namespace.http_client import FaultClient  # noqa: PLC0415
+    from twinbus.namespace import FaultClient  # noqa: PLC0415
 
     try:
         return FaultClient(connection_string, ca=ca)

@@ -12,13 +12,19 @@ import typer
 from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
-from twinbus.namespace import logs
-from twinbus.namespace.logs import LogFormat
-from twinbus.namespace.resources import DEFAULT_CONNECTIONS, DEFAULT_MEGABYTES, ResourceLimits
-from twinbus.namespace.serve_plan import DEFAULT_DATA, DEFAULT_NAMESPACES, make_serve_plan
+from twinbus.namespace import (
+    DEFAULT_CONNECTIONS,
+    DEFAULT_DATA,
+    DEFAULT_MEGABYTES,
+    DEFAULT_NAMESPACES,
+    LogFormat,
+    ResourceLimits,
+    configure_logging,
+    make_serve_plan,
+)
 
 if TYPE_CHECKING:
-    from twinbus.namespace.server import NamespaceServer
+    from twinbus.namespace import NamespaceServer
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -115,18 +121,18 @@ def serve(
             topics=topic or (),
             limits=ResourceLimits.of(max_connections=max_connections, megabytes=connection_memory),
         )
-        logs.configure_logging(log_level, log_format, keys=plan.keys)
+        configure_logging(log_level, log_format, keys=plan.keys)
         # Slow to import: after the options are checked.
-        from twinbus.namespace import serve  # noqa: PLC0415
+        from twinbus.namespace import print_ready_json, serve_until_stopped  # noqa: PLC0415
 
-        serve.serve_until_stopped(plan, serve.print_ready_json if json else _show, exit_with_stdin=exit_with_stdin)
+        serve_until_stopped(plan, print_ready_json if json else _show, exit_with_stdin=exit_with_stdin)
 
 
 def _show(servers: Sequence[NamespaceServer]) -> None:
     """Print the namespaces. Each connection string has its own line and is not wrapped, so that it can be copied."""
     from rich.text import Text  # noqa: PLC0415 - slow, and not needed with --json
 
-    from twinbus.namespace.front import DEFAULT_KEY  # noqa: PLC0415
+    from twinbus.namespace import DEFAULT_KEY  # noqa: PLC0415
 
     shown = console(soft_wrap=True)
     exports: list[str] = []

@@ -114,14 +114,14 @@ def syphon(
     """
     with errors_reported(debug=debug):
         from twinbus.connect import ConnectionString  # noqa: PLC0415 - slow
-        from twinbus.namespace import logs  # noqa: PLC0415
+        from twinbus.namespace import configure_logging  # noqa: PLC0415
         from twinbus.syphon import SyphonOptions  # noqa: PLC0415
 
         _refuse(engine, ledger, master, lanes, dry_run=dry_run)
         connections.require_two_namespaces(primary, secondary)
         name = connections.backlog_name(primary, primary_name)
         options = SyphonOptions(rate=rate, drain=drain, ttl=ttl.value)
-        logs.configure_logging("warning", keys=[ConnectionString.parse(text).key for text in (primary, secondary)])
+        configure_logging("warning", keys=[ConnectionString.parse(text).key for text in (primary, secondary)])
         work = _Work(primary, secondary, name, transport, seconds)
         if dry_run:
             _print_dry_run(_on_loop(work.dry_run()), json=json)

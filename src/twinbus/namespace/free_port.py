@@ -11,7 +11,7 @@ _EPHEMERAL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST_PORT: Final = 10_000
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A free port below those the system gives to outgoing connections. OSError where there is none.
 
     One of those could be taken by any connection while the server is down, even by a client that tries to reach it.

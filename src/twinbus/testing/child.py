@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from twinbus.errors import OperatorError
-from twinbus.namespace import logs, serve
-from twinbus.namespace.serve_plan import make_serve_plan
+from twinbus.namespace import configure_logging, make_serve_plan, print_ready_json, serve_until_stopped
 from twinbus.printable import printable
 
 
@@ -28,8 +27,8 @@ def main() -> None:
             config=None if config is None else Path(config),
             host_names=asked["host_names"],
         )
-        logs.configure_logging(asked["log_level"], keys=plan.keys)
-        serve.serve_until_stopped(plan, serve.print_ready_json, exit_with_stdin=True)
+        configure_logging(asked["log_level"], keys=plan.keys)
+        serve_until_stopped(plan, print_ready_json, exit_with_stdin=True)
     except OperatorError as error:
         sys.stderr.write(printable(f"{error}\n", newlines=True))
         sys.exit(1)

@@ -12,12 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from twinbus.namespace.free_port import free_port
+from twinbus.namespace import find_free_port
 from twinbus.testing.process import LocalNamespaceError, Served, ServerProcess
 
 if TYPE_CHECKING:
-    from twinbus.namespace.engine.descriptions import AuthorizationRule
-    from twinbus.namespace.http_client import FaultClient
+    from twinbus.namespace import AuthorizationRule, FaultClient
 
 _START_SECONDS: Final = 30.0
 _TRIES: Final = 5
@@ -64,7 +63,7 @@ class LocalNamespaces:
     def start(self, timeout: float = _START_SECONDS) -> Self:
         """Ready on return. Raises LocalNamespaceError with what the server said."""
         for left in reversed(range(_TRIES)):
-            ports = {name: self._ports.get(name) or free_port() for name in self.names}
+            ports = {name: self._ports.get(name) or find_free_port() for name in self.names}
             try:
                 found = self._process.start(self._request(ports), timeout)
             except LocalNamespaceError as error:
@@ -155,7 +154,7 @@ class LocalEndpoint:
     @cached_property
     def faults(self) -> FaultClient:
         """Faults on demand: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`."""
-        from twinbus.namespace.http_client import FaultClient  # noqa: PLC0415 - this module is loaded by every pytest
+        from twinbus.namespace import FaultClient  # noqa: PLC0415 - this module is loaded by every pytest
 
         return FaultClient(self.connection_string, ca=self.ca)
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 from twinbus.cli.demo.application import BACKLOG_QUEUES, QUEUES, REGION, SUBSCRIPTIONS, TOPIC
 from twinbus.errors import OperatorError
-from twinbus.namespace.free_port import free_port
+from twinbus.namespace import find_free_port
 
 # Lines of `spark_runner`: it is ready, and a command has ended with this exit code.
 READY: Final = "\x1eready"
@@ -75,7 +75,7 @@ class DemoProcesses:
     async def __aenter__(self) -> Self:
         self._scratch.mkdir(parents=True)
         (self.folder / "primary.json").write_text(json.dumps(_CONFIG, indent=1), encoding="utf-8")
-        self.ports = {name: free_port() for name in NAMES}
+        self.ports = {name: find_free_port() for name in NAMES}
         return self
 
     async def __aexit__(
