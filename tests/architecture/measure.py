@@ -339,11 +339,7 @@ async def trace_namespace(trace: Trace) -> None:
     """Trace every thread of a namespace while azure-servicebus sends one message to it."""
     from azure.servicebus import ServiceBusClient, ServiceBusMessage  # noqa: PLC0415
 
-    from twinbus.namespace import (  # noqa: PLC0415
-        NamespaceOptions,
-        NamespaceServer,
-        parse_config,  # noqa: PLC0415
-    )
+    from twinbus.namespace import NamespaceOptions, NamespaceServer, parse_config  # noqa: PLC0415
 
     entities = parse_config(json.dumps(NAMESPACES), toml=False, environment={})[0].entities
     with TemporaryDirectory() as folder:
