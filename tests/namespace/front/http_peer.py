@@ -16,7 +16,8 @@ from twinbus.clock import SystemClock
 from twinbus.connect import make_sas_token
 from twinbus.namespace.engine.descriptions import AuthorizationRule
 from twinbus.namespace.faults import Faults
-from twinbus.namespace.front.http_connection import HttpConnection, HttpHandler
+from twinbus.namespace.front.http_connection import HttpConnection
+from twinbus.namespace.front.http_handler import HttpHandler
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.runtime import NamespaceRuntime

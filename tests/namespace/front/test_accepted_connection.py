@@ -59,7 +59,7 @@ async def test_garbage_ends_in_an_answer_and_a_closed_connection(server: Namespa
 async def test_a_peer_that_never_says_what_it_speaks_is_let_go(
     server: NamespaceServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accepted_connection, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(accepted_connection, "_FIRST_BYTES_SECONDS", 0.05)
     assert await talk(server) == b""
     assert await talk(server, b"AM") == b""
     assert await talk(server, b"\x16") == b""

@@ -170,7 +170,7 @@ async def test_a_token_for_an_entity_that_is_not_there_is_not_kept(server: Names
 
 async def test_a_connection_keeps_tokens_for_so_many_audiences(server: NamespaceServer) -> None:
     verifier = SasVerifier((default_rule(),), OwnNames(server.port))
-    claims = GrantedClaims(verifier, server.runtime.namespace, peer_is_loopback=True, most=2)
+    claims = GrantedClaims(verifier, server.runtime.namespace, peer_is_loopback=True, max_grants=2)
 
     def put(path: str, now: int) -> Refusal | None:
         resource = f"sb://localhost:{server.port}/{path}"

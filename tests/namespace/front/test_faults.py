@@ -405,7 +405,7 @@ async def test_who_leaves_a_swallowed_request_leaves_nothing_behind(server: Name
 async def test_a_connection_swallowed_for_good_is_let_go_one_day(
     server: NamespaceServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accepted_connection, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(accepted_connection, "_FIRST_BYTES_SECONDS", 0.05)
     server.faults.set({"kind": "black-hole", "points": ["connect"], "count": 1})
     await asyncio.wait_for((await dial()).lost, SECONDS)
 

@@ -23,7 +23,8 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
 )
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.front.http_connection import MAX_BODY_BYTES, HttpConnection, HttpHandler
+from twinbus.namespace.front.http_connection import MAX_BODY_BYTES, HttpConnection
+from twinbus.namespace.front.http_handler import HttpHandler
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.runtime import NamespaceRuntime
 

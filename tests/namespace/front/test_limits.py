@@ -229,7 +229,7 @@ async def test_x1_a_tls_handshake_has_its_limit(server: NamespaceServer) -> None
 
 
 async def test_x1_a_peer_that_says_nothing_is_counted(server: NamespaceServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepted_connection, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(accepted_connection, "_FIRST_BYTES_SECONDS", 0.05)
     for pieces in ((), (b"\x16\x03\x01",)):
         assert await end_of(server, *pieces) == b""
     assert 'twinbus_limit_exceeded_total{limit="first-bytes-seconds"} 2.0' in await metrics(server)

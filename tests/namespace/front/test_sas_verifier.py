@@ -16,8 +16,8 @@ from twinbus.namespace.front.sas_verifier import (
     SasVerifier,
     TokenProblem,
     TokenRefusedError,
-    allowed,
     default_rule,
+    implied_claims,
     resource_path,
     token_expiry,
 )
@@ -42,7 +42,7 @@ def fault(token: str, resource: str = "orders") -> TokenProblem:
     with pytest.raises(TokenRefusedError) as refused:
         verify(token, resource)
     assert refused.value.text
-    return refused.value.fault
+    return refused.value.problem
 
 
 def token(resource: str, key_name: str = DEFAULT_KEY_NAME, key: str = DEFAULT_KEY, expires_at: int = LATER) -> str:
@@ -226,16 +226,16 @@ def test_the_name_of_a_key_may_be_encoded_once_or_twice(made: str) -> None:
 
 
 def test_manage_implies_send_and_listen_and_nothing_else_implies_anything() -> None:
-    assert allowed({Claim.MANAGE}) == ALL
-    assert allowed({Claim.SEND}) == {Claim.SEND}
-    assert allowed({Claim.LISTEN}) == {Claim.LISTEN}
-    assert allowed(()) == frozenset()
+    assert implied_claims({Claim.MANAGE}) == ALL
+    assert implied_claims({Claim.SEND}) == {Claim.SEND}
+    assert implied_claims({Claim.LISTEN}) == {Claim.LISTEN}
+    assert implied_claims(()) == frozenset()
 
 
 def test_the_default_key_is_refused_away_from_loopback_and_a_key_of_ones_own_is_not() -> None:
     with pytest.raises(TokenRefusedError) as refused:
         VERIFIER.verify(GOOD, "orders", (), NOW, peer_is_loopback=False)
-    assert refused.value.fault is TokenProblem.DEFAULT_KEY_ABROAD
+    assert refused.value.problem is TokenProblem.DEFAULT_KEY_ABROAD
     own = token("sb://localhost/orders", "sender", "first")
     assert VERIFIER.verify(own, "orders", (), NOW, peer_is_loopback=False) == {Claim.SEND}
 

@@ -1,4 +1,4 @@
-"""What a link address means: which entity, which sub-queue, or which of the namespace's own nodes."""
+"""Link addresses: which entity, sub-queue or node of the namespace an address means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MANAGEMENT = "/$management"
 
 
 class NodeKind(Enum):
-    """The kinds of things a link can be attached to."""
+    """What a link can be attached to."""
 
     CBS = "$cbs"
     ENTITY = "entity"
@@ -21,30 +21,30 @@ class NodeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """A parsed address. `entity` is '' for `$cbs` and for the namespace's own `$management`."""
+    """A parsed address. `entity` is '' for `$cbs` and for the `$management` of the namespace itself."""
 
     node: NodeKind
     path: str
-    """The address without scheme and host, in lower case: what tokens are for."""
+    """The address without scheme and host, in lower case. Claims are checked for this path."""
     entity: str = ""
     dead_letter: bool = False
     transfer: bool = False
 
 
 def parse_address(text: str) -> LinkAddress:
-    """Understand `entity`, `entity/$DeadLetterQueue`, `…/$management`, `$cbs`, with or without `amqps://host:port/`."""
+    """Parse `entity`, `entity/$DeadLetterQueue`, `…/$management` or `$cbs`, with or without `amqps://host:port/`."""
     _, scheme, rest = text.partition("://")
     path = unquote(rest.partition("/")[2] if scheme else text).strip("/")
-    lower = whole = path.lower()
+    remaining = lower = path.lower()
     if lower == "$cbs":
-        return LinkAddress(NodeKind.CBS, whole)
-    node = NodeKind.ENTITY
+        return LinkAddress(NodeKind.CBS, lower)
     if lower == _MANAGEMENT[1:]:
-        return LinkAddress(NodeKind.MANAGEMENT, whole)
-    if lower.endswith(_MANAGEMENT):
-        node, lower = NodeKind.MANAGEMENT, lower.removesuffix(_MANAGEMENT)
-    transfer = lower.endswith(_TRANSFER_DEAD_LETTER)
-    lower = lower.removesuffix(_TRANSFER_DEAD_LETTER)
-    dead_letter = lower.endswith(_DEAD_LETTER)
-    lower = lower.removesuffix(_DEAD_LETTER)
-    return LinkAddress(node, whole, path[: len(lower)], dead_letter, transfer)
+        return LinkAddress(NodeKind.MANAGEMENT, lower)
+    node = NodeKind.ENTITY
+    if remaining.endswith(_MANAGEMENT):
+        node, remaining = NodeKind.MANAGEMENT, remaining.removesuffix(_MANAGEMENT)
+    transfer = remaining.endswith(_TRANSFER_DEAD_LETTER)
+    remaining = remaining.removesuffix(_TRANSFER_DEAD_LETTER)
+    dead_letter = remaining.endswith(_DEAD_LETTER)
+    remaining = remaining.removesuffix(_DEAD_LETTER)
+    return LinkAddress(node, lower, path[: len(remaining)], dead_letter, transfer)

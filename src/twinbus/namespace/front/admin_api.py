@@ -1,7 +1,9 @@
-"""The management API: what a request asks of an entity, and what is answered. Who may ask is decided before.
+"""The management API: creates, updates, deletes and lists entities and rules, as ATOM documents over HTTP.
 
-An update replaces the whole description: what it leaves out returns to its default, as in the service, but for what
-no update can change, which stays.
+`HttpHandler` has checked the token before a request comes here.
+
+An update replaces the whole description, as in the service: properties that the request leaves out return to their
+defaults. Properties that cannot change after creation keep their values.
 """
 
 from __future__ import annotations
@@ -40,35 +42,18 @@ from twinbus.namespace.front.atom_entities import (
     render_rules,
 )
 from twinbus.namespace.front.atom_xml import AtomError
-from twinbus.namespace.front.http_messages import HttpRequest, HttpResponse, error, method_not_allowed
+from twinbus.namespace.front.http_messages import HttpRequest, HttpResponse, error_response, method_not_allowed
 from twinbus.values import Condition
 
 T = TypeVar("T")
-
-
-class ResourceKind(Enum):
-    """What can be asked about."""
-
-    ROOT = "root"
-    NAMESPACE = "$namespaceinfo"
-    QUEUES = "queues"
-    TOPICS = "topics"
-    ENTITY = "entity"
-    SUBSCRIPTIONS = "subscriptions"
-    SUBSCRIPTION = "subscription"
-    RULES = "rules"
-    RULE = "rule"
-    UNKNOWN = "unknown"
-
 
 ENTRY_TYPE: Final = "application/atom+xml;type=entry;charset=utf-8"
 FEED_TYPE: Final = "application/atom+xml;type=feed;charset=utf-8"
 
 _API_VERSION: Final = "2021-05"
-_LARGEST_PAGE: Final = 100
-_LARGEST_SKIP_DIGITS: Final = 9
+_MAX_PAGE: Final = 100
+_MAX_DIGITS: Final = 9
 _KEY_BYTES: Final = 32
-_ONE_BY_ONE: Final = (ResourceKind.ENTITY, ResourceKind.SUBSCRIPTION, ResourceKind.RULE)
 _STATUS: Final = {
     Condition.NOT_FOUND: HTTPStatus.NOT_FOUND,
     Condition.ENTITY_ALREADY_EXISTS: HTTPStatus.CONFLICT,
@@ -84,8 +69,81 @@ _STATUS: Final = {
 }
 
 
+# --- routes ---------------------------------------------------------------------------------------------------------
+
+
+class ResourceKind(Enum):
+    """Kinds of resources that the management API has."""
+
+    ROOT = "root"
+    NAMESPACE = "$namespaceinfo"
+    QUEUES = "queues"
+    TOPICS = "topics"
+    ENTITY = "entity"
+    SUBSCRIPTIONS = "subscriptions"
+    SUBSCRIPTION = "subscription"
+    RULES = "rules"
+    RULE = "rule"
+    UNKNOWN = "unknown"
+
+
+_CHANGEABLE: Final = (ResourceKind.ENTITY, ResourceKind.SUBSCRIPTION, ResourceKind.RULE)
+_NAMESPACE_RESOURCES: Final = {
+    ("$namespaceinfo",): ResourceKind.NAMESPACE,
+    ("$resources", "queues"): ResourceKind.QUEUES,
+    ("$resources", "topics"): ResourceKind.TOPICS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdminRoute:
+    """The resource that a path means.
+
+    `entity` is the queue or topic whose authorization rules apply; '' for resources of the namespace.
+    """
+
+    kind: ResourceKind
+    resource: str
+    entity: str = ""
+    subscription: str = ""
+    rule: str = ""
+
+    @property
+    def path(self) -> str:
+        """The path of the entity or subscription in the engine."""
+        return f"{self.entity}/Subscriptions/{self.subscription}" if self.subscription else self.entity
+
+
+def find_route(segments: tuple[str, ...]) -> AdminRoute:
+    """Return the resource that the segments of a path mean. It need not exist.
+
+    Names of queues and topics may contain slashes, names of subscriptions and rules may not. The fixed words of a path
+    may have any case.
+    """
+    resource = "/".join(segments)
+    if not segments:
+        return AdminRoute(ResourceKind.ROOT, resource)
+    words = tuple(segment.lower() for segment in segments)
+    if words[0].startswith("$"):
+        return AdminRoute(_NAMESPACE_RESOURCES.get(words, ResourceKind.UNKNOWN), resource)
+    match words:
+        case (_, *_, "subscriptions", _, "rules", _):
+            return AdminRoute(ResourceKind.RULE, resource, "/".join(segments[:-4]), segments[-3], segments[-1])
+        case (_, *_, "subscriptions", _, "rules"):
+            return AdminRoute(ResourceKind.RULES, resource, "/".join(segments[:-3]), segments[-2])
+        case (_, *_, "subscriptions", _):
+            return AdminRoute(ResourceKind.SUBSCRIPTION, resource, "/".join(segments[:-2]), segments[-1])
+        case (_, *_, "subscriptions"):
+            return AdminRoute(ResourceKind.SUBSCRIPTIONS, resource, "/".join(segments[:-1]))
+        case _:
+            return AdminRoute(ResourceKind.ENTITY, resource, resource)
+
+
+# --- the API --------------------------------------------------------------------------------------------------------
+
+
 class EntityDirectory(Protocol):
-    """The entities of a namespace as they are."""
+    """The entities of a namespace."""
 
     def info(self, path: str) -> EntityInfo | None: ...
     def queues(self) -> Sequence[EntityInfo]: ...
@@ -94,7 +152,7 @@ class EntityDirectory(Protocol):
 
 
 class NamespaceAdministration(Protocol):
-    """A namespace at work. What changes an entity answers once the change is on disk."""
+    """A running namespace. Its methods return once a change is on disk."""
 
     @property
     def namespace(self) -> EntityDirectory: ...
@@ -106,11 +164,11 @@ class NamespaceAdministration(Protocol):
 
 
 class _RefusedError(Exception):
-    """The request ends here, with this answer."""
+    """Ends a request with an error response."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
-        self.response = error(status, detail)
+        self.response = error_response(status, detail)
 
 
 class AdminApi:
@@ -126,32 +184,33 @@ class AdminApi:
         return self._administration.namespace
 
     def rules(self, route: AdminRoute) -> tuple[AuthorizationRule, ...]:
-        """The authorization rules of the entity a route is about, beside the namespace's own."""
+        """Return the authorization rules of the entity of a route, without those of the namespace."""
         info = self._entities.info(route.entity) if route.entity else None
         if info is None or isinstance(info.description, SubscriptionDescription):
             return ()
         return info.description.authorization_rules
 
     def descriptions(self) -> list[Description]:
-        """Of all entities; a topic stands before its subscriptions."""
+        """Return the descriptions of all entities, a topic before its subscriptions."""
         found = [*self._entities.queues()]
         for topic in self._entities.topics():
             found += [topic, *self._entities.subscriptions(topic.description.path)]
         return [info.description for info in found]
 
     async def answer(self, request: HttpRequest, route: AdminRoute) -> HttpResponse:
+        """Return the response to a request."""
         if route.kind is ResourceKind.UNKNOWN:
-            return error(HTTPStatus.NOT_FOUND, f"there is no resource {route.resource!r}")
+            return error_response(HTTPStatus.NOT_FOUND, f"there is no resource {route.resource!r}")
         if route.kind is ResourceKind.ROOT:
-            return error(HTTPStatus.BAD_REQUEST, "the name of the entity is empty")
+            return error_response(HTTPStatus.BAD_REQUEST, "the name of the entity is empty")
         if request.method == "GET":
             handle = self._get
-        elif request.method == "PUT" and route.kind in _ONE_BY_ONE:
+        elif request.method == "PUT" and route.kind in _CHANGEABLE:
             handle = self._put
-        elif request.method == "DELETE" and route.kind in _ONE_BY_ONE:
+        elif request.method == "DELETE" and route.kind in _CHANGEABLE:
             handle = self._delete
         else:
-            return method_not_allowed(request.method, "GET, PUT, DELETE" if route.kind in _ONE_BY_ONE else "GET")
+            return method_not_allowed(request.method, "GET, PUT, DELETE" if route.kind in _CHANGEABLE else "GET")
         try:
             _check_names(route)
             return await handle(request, route)
@@ -159,69 +218,69 @@ class AdminApi:
             return refused.response
 
     async def _get(self, request: HttpRequest, route: AdminRoute) -> HttpResponse:
-        place = self._place(request)
+        urls = self._urls(request)
         match route.kind:
             case ResourceKind.NAMESPACE:
-                return HttpResponse(HTTPStatus.OK, render_namespace(self._name, self._created, place), ENTRY_TYPE)
+                return HttpResponse(HTTPStatus.OK, render_namespace(self._name, self._created, urls), ENTRY_TYPE)
             case ResourceKind.QUEUES:
-                return _list(self._entities.queues(), request, route, place)
+                return _entities_feed(self._entities.queues(), request, route, urls)
             case ResourceKind.TOPICS:
-                return _list(self._entities.topics(), request, route, place)
+                return _entities_feed(self._entities.topics(), request, route, urls)
             case ResourceKind.SUBSCRIPTIONS:
-                self._topic(route)
-                return _list(self._entities.subscriptions(route.entity), request, route, place)
+                self._require_topic(route)
+                return _entities_feed(self._entities.subscriptions(route.entity), request, route, urls)
             case ResourceKind.RULES:
-                return _list_rules(self._subscription(route), request, route, place)
+                return _rules_feed(self._subscription(route), request, route, urls)
             case ResourceKind.RULE:
-                return self._one_rule(HTTPStatus.OK, route, place)
+                return self._rule_response(HTTPStatus.OK, route, urls)
             case _:
-                return HttpResponse(HTTPStatus.OK, render_entity(self._found(route), place), ENTRY_TYPE)
+                return HttpResponse(HTTPStatus.OK, render_entity(self._find(route), urls), ENTRY_TYPE)
 
     async def _put(self, request: HttpRequest, route: AdminRoute) -> HttpResponse:
         is_new = _is_new(request)
         status = HTTPStatus.CREATED if is_new else HTTPStatus.OK
         if route.kind is ResourceKind.RULE:
-            happened, rule = RuleAdded if is_new else RuleChanged, _rule(request, route)
-            _granted(await self._administration.ask(route.path, lambda reply: happened(reply, rule)))
-            return self._one_rule(status, route, self._place(request))
-        entry = _entry(request, route)
+            rule_event, rule = RuleAdded if is_new else RuleChanged, _read_rule(request, route)
+            _unless_refused(await self._administration.ask(route.path, lambda reply: rule_event(reply, rule)))
+            return self._rule_response(status, route, self._urls(request))
+        entry = _read_entity(request, route)
         if is_new:
-            done = await self._administration.create(_new(entry, route))
+            done = await self._administration.create(_new_description(entry, route))
         else:
-            done = await self._administration.update(_changed(entry, self._found(route).description))
-        return HttpResponse(status, render_entity(_granted(done), self._place(request)), ENTRY_TYPE)
+            done = await self._administration.update(_updated_description(entry, self._find(route).description))
+        return HttpResponse(status, render_entity(_unless_refused(done), self._urls(request)), ENTRY_TYPE)
 
     async def _delete(self, request: HttpRequest, route: AdminRoute) -> HttpResponse:
         if route.kind is ResourceKind.RULE:
-            _granted(await self._administration.ask(route.path, lambda reply: RuleRemoved(reply, route.rule)))
+            _unless_refused(await self._administration.ask(route.path, lambda reply: RuleRemoved(reply, route.rule)))
         else:
-            _granted(await self._administration.delete(route.path))
+            _unless_refused(await self._administration.delete(route.path))
         return HttpResponse(HTTPStatus.OK)
 
-    def _one_rule(self, status: HTTPStatus, route: AdminRoute, place: EntryUrls) -> HttpResponse:
+    def _rule_response(self, status: HTTPStatus, route: AdminRoute, urls: EntryUrls) -> HttpResponse:
         info, rules = self._subscription(route)
         for rule in rules:
             if rule.name.lower() == route.rule.lower():
-                return HttpResponse(status, render_rule(rule, info, place), ENTRY_TYPE)
+                return HttpResponse(status, render_rule(rule, info, urls), ENTRY_TYPE)
         raise _RefusedError(HTTPStatus.NOT_FOUND, f"the subscription {route.path!r} has no rule {route.rule!r}")
 
     def _subscription(self, route: AdminRoute) -> tuple[EntityInfo, tuple[RuleDescription, ...]]:
-        """The subscription of a route, and its rules."""
-        info = self._found(route)
-        assert isinstance(info.description, SubscriptionDescription), "no other path looks like that"
+        """Return the subscription of a route, and its rules."""
+        info = self._find(route)
+        assert isinstance(info.description, SubscriptionDescription), "no other entity has such a path"
         return info, info.description.rules
 
-    def _found(self, route: AdminRoute) -> EntityInfo:
+    def _find(self, route: AdminRoute) -> EntityInfo:
         info = self._entities.info(route.path)
         if info is None:
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"the messaging entity {route.path!r} could not be found")
         return info
 
-    def _topic(self, route: AdminRoute) -> None:
-        if not isinstance(self._found(route).description, TopicDescription):
+    def _require_topic(self, route: AdminRoute) -> None:
+        if not isinstance(self._find(route).description, TopicDescription):
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"{route.entity!r} is not a topic")
 
-    def _place(self, request: HttpRequest) -> EntryUrls:
+    def _urls(self, request: HttpRequest) -> EntryUrls:
         return EntryUrls(f"https://{request.authority}", request.query.get("api-version") or _API_VERSION, self._name)
 
 
@@ -232,14 +291,14 @@ def _check_names(route: AdminRoute) -> None:
 
 
 def _is_new(request: HttpRequest) -> bool:
-    """Whether a PUT creates or updates."""
+    """Return whether a PUT creates. With `If-Match: *` it updates."""
     condition = request.headers.get("if-match")
     if condition is not None and condition.strip() != "*":
         raise _RefusedError(HTTPStatus.PRECONDITION_FAILED, f"If-Match: {condition} is not understood: only * is")
     return condition is None
 
 
-def _read(request: HttpRequest) -> EntityEntry | RuleDescription:
+def _read_body(request: HttpRequest) -> EntityEntry | RuleDescription:
     if not request.body:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, "the request has no body")
     try:
@@ -248,9 +307,9 @@ def _read(request: HttpRequest) -> EntityEntry | RuleDescription:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, str(wrong)) from None
 
 
-def _rule(request: HttpRequest, route: AdminRoute) -> RuleDescription:
-    """What the body says about a rule; its name is the URL's, and may be left out."""
-    rule = _read(request)
+def _read_rule(request: HttpRequest, route: AdminRoute) -> RuleDescription:
+    """Return the rule in the body. Its name is the name in the URL; the body may leave it out."""
+    rule = _read_body(request)
     if not isinstance(rule, RuleDescription):
         raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the description in the body does not fit {route.resource!r}")
     if rule.name.lower() not in (route.rule.lower(), DEFAULT_RULE.lower()):
@@ -258,9 +317,9 @@ def _rule(request: HttpRequest, route: AdminRoute) -> RuleDescription:
     return replace(rule, name=route.rule)
 
 
-def _entry(request: HttpRequest, route: AdminRoute) -> EntityEntry:
-    """What the body says about an entity, checked against the URL and against what a standard namespace can do."""
-    entry = _read(request)
+def _read_entity(request: HttpRequest, route: AdminRoute) -> EntityEntry:
+    """Return the entry in the body, checked against the URL and against the limits of a standard namespace."""
+    entry = _read_body(request)
     is_subscription = route.kind is ResourceKind.SUBSCRIPTION
     if isinstance(entry, RuleDescription) or (entry.kind is SubscriptionDescription) is not is_subscription:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the description in the body does not fit {route.resource!r}")
@@ -275,7 +334,7 @@ def _entry(request: HttpRequest, route: AdminRoute) -> EntityEntry:
     return entry
 
 
-def _new(entry: EntityEntry, route: AdminRoute) -> Description:
+def _new_description(entry: EntityEntry, route: AdminRoute) -> Description:
     if entry.kind is SubscriptionDescription:
         described = SubscriptionDescription(topic=route.entity, name=route.subscription, **entry.fields)
         return described if entry.default_rule is None else replace(described, rules=(entry.default_rule,))
@@ -286,7 +345,7 @@ def _new(entry: EntityEntry, route: AdminRoute) -> Description:
     )
 
 
-def _changed(entry: EntityEntry, before: Description) -> Description:
+def _updated_description(entry: EntityEntry, before: Description) -> Description:
     if entry.kind is not type(before):
         raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{before.path!r} is of another kind than the body describes")
     kept = {name: getattr(before, name) for name in FIXED_FIELDS if hasattr(before, name)}
@@ -296,36 +355,38 @@ def _changed(entry: EntityEntry, before: Description) -> Description:
     return replace(type(before)(path=before.path), **fields)
 
 
-def _list(infos: Sequence[EntityInfo], request: HttpRequest, route: AdminRoute, place: EntryUrls) -> HttpResponse:
+def _entities_feed(
+    infos: Sequence[EntityInfo], request: HttpRequest, route: AdminRoute, urls: EntryUrls
+) -> HttpResponse:
     shown, page = _page(infos, request, route)
-    return HttpResponse(HTTPStatus.OK, render_entities(shown, page, place), FEED_TYPE)
+    return HttpResponse(HTTPStatus.OK, render_entities(shown, page, urls), FEED_TYPE)
 
 
-def _list_rules(
-    found: tuple[EntityInfo, Sequence[RuleDescription]], request: HttpRequest, route: AdminRoute, place: EntryUrls
+def _rules_feed(
+    found: tuple[EntityInfo, Sequence[RuleDescription]], request: HttpRequest, route: AdminRoute, urls: EntryUrls
 ) -> HttpResponse:
     info, rules = found
     shown, page = _page(rules, request, route)
-    return HttpResponse(HTTPStatus.OK, render_rules(shown, info, page, place), FEED_TYPE)
+    return HttpResponse(HTTPStatus.OK, render_rules(shown, info, page, urls), FEED_TYPE)
 
 
 def _page(items: Sequence[T], request: HttpRequest, route: AdminRoute) -> tuple[Sequence[T], FeedPage]:
-    skip = _whole(request, "$skip", 0)
-    top = _whole(request, "$top", _LARGEST_PAGE)
+    skip = _read_number(request, "$skip", 0)
+    top = _read_number(request, "$top", _MAX_PAGE)
     if top == 0:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, "$top is 0: a page has at least one entry")
-    shown = items[skip : skip + min(top, _LARGEST_PAGE)]
+    shown = items[skip : skip + min(top, _MAX_PAGE)]
     return shown, FeedPage(route.resource, route.kind.value.capitalize(), skip, top, skip + len(shown) < len(items))
 
 
-def _whole(request: HttpRequest, name: str, default: int) -> int:
+def _read_number(request: HttpRequest, name: str, default: int) -> int:
     text = request.query.get(name, "") or str(default)
-    if not (text.isascii() and text.isdigit() and len(text) <= _LARGEST_SKIP_DIGITS):
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
         raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name}: {text[:50]!r} is not a whole number from 0")
     return int(text)
 
 
-def _granted(done: T | Refusal) -> T:
+def _unless_refused(done: T | Refusal) -> T:
     if isinstance(done, Refusal):
         raise _RefusedError(_STATUS.get(done.condition, HTTPStatus.INTERNAL_SERVER_ERROR), done.description)
     return done
@@ -333,47 +394,3 @@ def _granted(done: T | Refusal) -> T:
 
 def _new_key() -> str:
     return base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
-
-
-@dataclass(frozen=True, slots=True)
-class AdminRoute:
-    """`entity` is the queue or topic whose authorization rules count; '' for the namespace's own resources."""
-
-    kind: ResourceKind
-    resource: str
-    entity: str = ""
-    subscription: str = ""
-    rule: str = ""
-
-    @property
-    def path(self) -> str:
-        """The path under which the entity, or the subscription, is found."""
-        return f"{self.entity}/Subscriptions/{self.subscription}" if self.subscription else self.entity
-
-
-def find_route(segments: tuple[str, ...]) -> AdminRoute:
-    """Names of queues and topics may hold slashes, those of subscriptions and rules may not; words have any case."""
-    resource = "/".join(segments)
-    if not segments:
-        return AdminRoute(ResourceKind.ROOT, resource)
-    words = tuple(segment.lower() for segment in segments)
-    if words[0].startswith("$"):
-        return AdminRoute(_OWN.get(words, ResourceKind.UNKNOWN), resource)
-    match words:
-        case (_, *_, "subscriptions", _, "rules", _):
-            return AdminRoute(ResourceKind.RULE, resource, "/".join(segments[:-4]), segments[-3], segments[-1])
-        case (_, *_, "subscriptions", _, "rules"):
-            return AdminRoute(ResourceKind.RULES, resource, "/".join(segments[:-3]), segments[-2])
-        case (_, *_, "subscriptions", _):
-            return AdminRoute(ResourceKind.SUBSCRIPTION, resource, "/".join(segments[:-2]), segments[-1])
-        case (_, *_, "subscriptions"):
-            return AdminRoute(ResourceKind.SUBSCRIPTIONS, resource, "/".join(segments[:-1]))
-        case _:
-            return AdminRoute(ResourceKind.ENTITY, resource, resource)
-
-
-_OWN = {
-    ("$namespaceinfo",): ResourceKind.NAMESPACE,
-    ("$resources", "queues"): ResourceKind.QUEUES,
-    ("$resources", "topics"): ResourceKind.TOPICS,
-}

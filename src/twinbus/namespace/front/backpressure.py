@@ -144,7 +144,7 @@ class ConnectionOutput:
             if self._stream.is_full and not self._is_paused and self._stream.unsent_bytes > self._max_deciding:
                 self._pause_receivers()
         elif self._core.has_failed:
-            self._stream.refuse()
+            self._stream.close_after_error()
         else:
             self._stream.close()
 

@@ -1,5 +1,8 @@
-"""Which entities a connection may touch: the tokens put on `$cbs`, each for its audience and until it expires, and the
-key it may have given with SASL PLAIN."""
+"""The `$cbs` node, and the claims that a connection has been granted.
+
+A client puts tokens on `$cbs`. Each token grants claims for its audience until it expires. A key that the client gave
+with SASL PLAIN grants the claims of its rule for the whole namespace.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,22 @@ from twinbus.namespace.front.sas_verifier import SasVerifier, TokenProblem, Toke
 from twinbus.values import Condition
 
 _FOREVER = 1 << 62
-_MOST_GRANTS = 10_000
+_MAX_GRANTS = 10_000
 
 
 class _Grant(NamedTuple):
-    """`owner` is the entity whose own rule signed; '' for a rule of the namespace."""
+    """Claims until an instant. `owner` is the entity whose own rule signed, '' for a rule of the namespace."""
 
     claims: frozenset[Claim]
     until: int
     owner: str
 
     def covers(self, path: str) -> bool:
-        """An entity's rule is for itself, its sub-queues and subscriptions, not for entities named below it."""
+        """Return whether the signing rule applies to the path.
+
+        The rule of an entity applies to the entity, its sub-queues and its subscriptions. It does not apply to other
+        entities whose path starts with the path of the entity.
+        """
         if not self.owner:
             return True
         rest = path.removeprefix(self.owner)
@@ -40,7 +47,7 @@ _NOTHING = _Grant(frozenset(), 0, "")
 
 
 class GrantedClaims:
-    """The claims of one connection, by the path of the audience in lower case."""
+    """The claims of one connection, by the path of their audience in lower case."""
 
     def __init__(
         self,
@@ -49,23 +56,26 @@ class GrantedClaims:
         *,
         peer_is_loopback: bool,
         arrived_at: str | None = None,
-        most: int = _MOST_GRANTS,
+        max_grants: int = _MAX_GRANTS,
     ) -> None:
         """`arrived_at` is the address of this end of the connection."""
         self._verifier = verifier
         self._namespace = namespace
         self._loopback = peer_is_loopback
         self._arrived_at = arrived_at
-        self._most = most
+        self._max_grants = max_grants
         self._granted: dict[str, _Grant] = {}
-        self._longest = 0  # characters of the longest path in `_granted` so far
-        self._forbidden: str | None = None
+        self._longest = 0  # characters of the longest path that was ever in `_granted`
+        self._forbidden: str | None = None  # why no token is accepted
 
     def __len__(self) -> int:
         return len(self._granted)
 
     def put(self, audience: str, token: str, now: int) -> Refusal | None:
-        """Take a token into account, or say why it is not kept; raises TokenRefusedError. `now` in milliseconds."""
+        """Grant the claims of a token, or return why they cannot be kept. `now` is in milliseconds.
+
+        Raises TokenRefusedError if the token is not valid.
+        """
         if self._forbidden is not None:
             raise TokenRefusedError(TokenProblem.FOREIGN_NAME, self._forbidden)
         if "://" in audience:
@@ -82,19 +92,25 @@ class GrantedClaims:
         if address.entity and self._namespace.find(address.entity) is None:
             return refusals.not_found(address.entity)
         if path not in self._granted and not self._has_room(now):
-            text = f"The connection holds tokens for {self._most} audiences already. Put one for the whole namespace."
+            text = (
+                f"The connection holds tokens for {self._max_grants} audiences already. "
+                "Put one for the whole namespace."
+            )
             return Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text)
         self._granted[path] = _Grant(claims, (token_expiry(token) or 0) * 1000, owner)
         self._longest = max(self._longest, len(path))
         return None
 
     def _has_room(self, now: int) -> bool:
-        if len(self._granted) >= self._most:
+        if len(self._granted) >= self._max_grants:
             self._granted = {path: grant for path, grant in self._granted.items() if grant.until > now}
-        return len(self._granted) < self._most
+        return len(self._granted) < self._max_grants
 
     def put_key(self, response: bytes) -> bool:
-        """SASL PLAIN (RFC 4616): a rule's name and key open the namespace as far as the rule goes."""
+        """Grant the claims of the rule whose name and key the peer sent with SASL PLAIN (RFC 4616).
+
+        Returns False if there is no such rule, or the key is wrong.
+        """
         name, _, key = response.decode("utf-8", "replace").partition("\0")[2].partition("\0")
         claims = self._verifier.claims_of_key(name, key, peer_is_loopback=self._loopback)
         if claims:
@@ -102,15 +118,15 @@ class GrantedClaims:
         return bool(claims)
 
     def forbid(self, why: str) -> bool:
-        """Take back what was granted and refuse every token from now on. Returns whether anything was granted."""
+        """Revoke all claims, and refuse every token from now on. Returns whether there were any claims."""
         self._forbidden = why
-        had = bool(self._granted)
+        had_claims = bool(self._granted)
         self._granted.clear()
-        return had
+        return had_claims
 
     def allow(self, claim: Claim, path: str, now: int) -> bool:
-        """Whether some token that is still valid covers the path: its own, its parents', or the namespace's."""
-        # Prefixes longer than every granted path need no look: a path of many segments would take quadratic time.
+        """Return whether a valid token grants the claim for the path, for a parent of it, or for the namespace."""
+        # Prefixes longer than every granted path are skipped: a path of many segments would take quadratic time (X1).
         audience = path if len(path) <= self._longest else path[: self._longest + 1].rpartition("/")[0]
         while True:
             granted = self._granted.get(audience, _NOTHING)
@@ -121,7 +137,7 @@ class GrantedClaims:
             audience = audience.rpartition("/")[0]
 
     def next_expiry(self, now: int) -> int | None:
-        """When the next token that is still valid ends."""
+        """Return when the next valid token expires, or None."""
         return min((grant.until for grant in self._granted.values() if grant.until > now), default=None)
 
     def _verified(self, token: str, path: str, rules: Sequence[AuthorizationRule], now: int) -> frozenset[Claim]:
@@ -131,7 +147,7 @@ class GrantedClaims:
 
 
 def _entity_rules(namespace: EntityRegistry, entity: str) -> tuple[str, Sequence[AuthorizationRule]]:
-    """The rules of the entity itself, or of a subscription's topic, and whose they are."""
+    """Return the authorization rules for an entity, and the path of their owner: for a subscription, its topic."""
     found = namespace.find(entity) or namespace.find(entity.lower().partition("/subscriptions/")[0])
     if found is None:
         return "", ()
@@ -145,20 +161,20 @@ _log = logging.getLogger(__name__)
 
 
 def put_token(request: NodeRequest, claims: GrantedClaims, now: int) -> NodeReply:
-    """Answer one put-token request."""
+    """Return the reply to a put-token request."""
     audience, token = request.properties.get("name"), request.body
     if isinstance(token, bytes):
         token = token.decode("utf-8", "replace")
     if request.operation != "put-token" or not isinstance(audience, str) or not isinstance(token, str):
         return NodeReply(400, "A put-token request needs the property 'name' and a token as text in its body.")
-    # By the text alone: Python's client gives a SAS token the type jwt.
+    # Recognised by its text: the Python client declares the type jwt for SAS tokens, too.
     if not token.startswith(SAS_SCHEME):
         return NodeReply(401, "This namespace has no identity provider: it takes SAS tokens only.")
     try:
         refusal = claims.put(audience, token, now)
     except TokenRefusedError as refused:
-        if refused.fault is TokenProblem.FOREIGN_NAME:
-            # Python's client leaves the text of the refusal out of its error.
+        if refused.problem is TokenProblem.FOREIGN_NAME:
+            # Logged, because the Python client leaves the text of the refusal out of its error.
             _log.warning("token refused: %s", refused.text)
             return NodeReply(401, refused.text, condition="amqp:unauthorized-access")
         return NodeReply(401, f"InvalidSignature: {refused.text}", condition="amqp:unauthorized-access")

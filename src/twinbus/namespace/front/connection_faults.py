@@ -1,7 +1,10 @@
-"""Whether a connection may speak at all: faults on connecting, and black holes over the whole namespace (N4).
+"""Faults that hit whole connections and HTTP requests (N4).
 
-Asked by the port for AMQP and by the gate for each HTTP request. Requests to `/$faults` ask nobody: whatever is in
-force can be lifted.
+A fault on connecting hits a connection once, with its first bytes. A black hole over the namespace (a blackout) holds
+every connection. AMQP connections are held as a whole. HTTP is held request by request, because the path of a request
+must be known first: requests to `/$faults` always pass, so that any fault can be cleared.
+
+A black hole with a count never gives back what it swallowed. A black hole without a count gives it back when it ends.
 """
 
 from __future__ import annotations
@@ -15,134 +18,132 @@ from twinbus.namespace.front import refusals
 from twinbus.namespace.front.admin_api import find_route
 from twinbus.namespace.front.fault_effects import crash
 from twinbus.namespace.front.http_handler import HttpHandler, is_for_faults, is_management
-from twinbus.namespace.front.http_messages import AbandonedError, HttpRequest, HttpResponse, error
-
-
-def _nothing() -> None:
-    """The connection is gone."""
+from twinbus.namespace.front.http_messages import AbandonedError, HttpRequest, HttpResponse, error_response
 
 
 class ConnectionFaults:
-    """Of one connection. `freed` is called whenever it may speak again."""
+    """The faults of one connection."""
 
-    def __init__(self, faults: Faults, freed: Callable[[], None]) -> None:
+    def __init__(self, faults: Faults, released: Callable[[], None]) -> None:
+        """`released` is called whenever no fault holds the connection any more."""
         self._faults = faults
-        self._freed = freed
-        self._asked = False
-        self._struck: Fault | None = None
+        self._released = released
+        self._is_triggered = False
+        self._fault: Fault | None = None  # the fault on connecting that hit this connection
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._peer_listens = True
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._peer_sends = True
 
-    def ask(self) -> bool:
-        """False if the connection is refused. It is struck once, with its first words."""
-        if not self._asked:
-            self._asked = True
+    def may_connect(self) -> bool:
+        """Return False if the connection must be aborted. Triggers the fault on connecting, once."""
+        if not self._is_triggered:
+            self._is_triggered = True
             fault = self._faults.trigger(FaultPoint.CONNECT)
             if fault is not None and not fault.is_blackout:
-                self._suffer(fault)
-        return self._struck is None or self._struck.kind is not FaultKind.REFUSE
+                self._apply(fault)
+        return self._fault is None or self._fault.kind is not FaultKind.REFUSE
 
     @property
     def is_held(self) -> bool:
-        """By a black hole over the namespace, by one that swallowed this connection, or by a delay."""
+        """Whether a blackout, a black hole on connecting or a delay holds the connection."""
         return self._faults.is_blacked_out or (
-            self._struck is not None and self._struck.kind in (FaultKind.DELAY, FaultKind.BLACK_HOLE)
+            self._fault is not None and self._fault.kind in (FaultKind.DELAY, FaultKind.BLACK_HOLE)
         )
 
     @property
     def is_lost(self) -> bool:
-        """Swallowed by a black hole of counted hits, which gives nothing back."""
-        return self._struck is not None and self._struck.kind is FaultKind.BLACK_HOLE and self._struck.count is not None
+        """Whether a black hole holds the connection forever."""
+        return self._fault is not None and self._fault.kind is FaultKind.BLACK_HOLE and self._fault.count is not None
 
     def faults_changed(self) -> None:
-        struck = self._struck
-        if struck is not None and struck.kind is FaultKind.BLACK_HOLE and self._has_let_go(struck):
-            self._struck = None
-        self._look_again()
+        """Release the connection if its black hole has ended."""
+        fault = self._fault
+        if fault is not None and fault.kind is FaultKind.BLACK_HOLE and self._gives_back(fault):
+            self._fault = None
+        self._check()
 
-    def peer_ended(self) -> None:
-        """The peer says no more: it may wait for answers, but not for those that never come."""
-        self._peer_listens = False
-        self._look_again()
+    def peer_sends_no_more(self) -> None:
+        """Abandon the requests that would wait forever: a peer that closed its side waits for answers that can come."""
+        self._peer_sends = False
+        self._check()
 
-    def end(self) -> None:
-        """The connection is gone."""
+    def connection_lost(self) -> None:
+        """Abandon all waiting requests."""
         if self._timer is not None:
             self._timer.cancel()
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_exception(AbandonedError)
-        self._freed = _nothing
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(AbandonedError)
+        self._released = _ignore
 
-    async def held(self) -> None:
-        """Wait while the connection is held; AbandonedError if it ends meanwhile."""
+    async def wait_while_held(self) -> None:
+        """Wait while the connection is held. Raises AbandonedError if it ends meanwhile."""
         while self.is_held:
-            await self._change(for_good=self.is_lost)
+            await self._wait_for_change(forever=self.is_lost)
 
-    async def swallowed(self, fault: Fault) -> None:
-        """Wait while a black hole swallows one request; AbandonedError if the connection ends meanwhile."""
-        while not self._has_let_go(fault):
-            await self._change(for_good=fault.count is not None)
+    async def wait_while_swallowed(self, fault: Fault) -> None:
+        """Wait while a black hole swallows one request. Raises AbandonedError if the connection ends meanwhile."""
+        while not self._gives_back(fault):
+            await self._wait_for_change(forever=fault.count is not None)
 
-    def _suffer(self, fault: Fault) -> None:
-        self._struck = fault
+    def _apply(self, fault: Fault) -> None:
+        self._fault = fault
         if fault.kind is FaultKind.DELAY:
-            self._timer = asyncio.get_running_loop().call_later(fault.delay, self._delayed)
+            self._timer = asyncio.get_running_loop().call_later(fault.delay, self._delay_ended)
         elif fault.kind is FaultKind.CRASH:
             crash()
 
-    def _has_let_go(self, fault: Fault) -> bool:
-        """What a fault of counted hits swallowed stays swallowed."""
+    def _gives_back(self, fault: Fault) -> bool:
         return fault.count is None and self._faults.is_over(fault)
 
-    def _delayed(self) -> None:
-        self._struck = None
-        self._look_again()
+    def _delay_ended(self) -> None:
+        self._fault = None
+        self._check()
 
-    def _look_again(self) -> None:
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)
+    def _check(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
         if not self.is_held:
-            self._freed()
+            self._released()
 
-    async def _change(self, *, for_good: bool) -> None:
-        if for_good and not self._peer_listens:
+    async def _wait_for_change(self, *, forever: bool) -> None:
+        if forever and not self._peer_sends:
             raise AbandonedError
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiting)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
         try:
-            await waiting
+            await waiter
         finally:
-            self._waiting.discard(waiting)
+            self._waiters.discard(waiter)
 
 
 class FaultyHttpHandler:
-    """Stands before the handler."""
+    """Applies faults to the HTTP requests of one connection, and passes the others to the handler."""
 
     def __init__(
-        self, handler: HttpHandler, faults: Faults, admission: ConnectionFaults, abort: Callable[[], None]
+        self, handler: HttpHandler, faults: Faults, connection: ConnectionFaults, abort: Callable[[], None]
     ) -> None:
+        """`abort` closes the connection without an answer."""
         self._handler = handler
         self._faults = faults
-        self._admission = admission
+        self._connection = connection
         self._abort = abort
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Raises AbandonedError where no answer may be given."""
+        """Return the response. Raises AbandonedError if the peer must get none."""
         if is_for_faults(request):
             return await self._handler.handle(request)
-        if not self._admission.ask():
+        if not self._connection.may_connect():
             self._abort()
             raise AbandonedError
-        await self._admission.held()
-        response = await self._struck(request) or await self._handler.handle(request)
-        await self._admission.held()
+        await self._connection.wait_while_held()
+        response = await self._apply_fault(request) or await self._handler.handle(request)
+        await self._connection.wait_while_held()
         return response
 
-    async def _struck(self, request: HttpRequest) -> HttpResponse | None:
-        """The answer a fault gives instead of the handler's, if it does."""
+    async def _apply_fault(self, request: HttpRequest) -> HttpResponse | None:
+        """Return the response that a fault gives instead of the handler's, if it gives one."""
         fault: Fault | None = None
         if is_management(request):
             fault = self._faults.trigger(FaultPoint.HTTP, find_route(request.segments).path)
@@ -150,15 +151,19 @@ class FaultyHttpHandler:
             return None
         match fault.kind:
             case FaultKind.SERVER_BUSY:
-                return error(HTTPStatus.SERVICE_UNAVAILABLE, refusals.busy().description)
+                return error_response(HTTPStatus.SERVICE_UNAVAILABLE, refusals.busy().description)
             case FaultKind.INTERNAL_ERROR:
-                return error(HTTPStatus.INTERNAL_SERVER_ERROR, refusals.INTERNAL.description)
+                return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, refusals.INTERNAL.description)
             case FaultKind.DELAY:
                 await asyncio.sleep(fault.delay)
             case FaultKind.BLACK_HOLE:
-                await self._admission.swallowed(fault)
+                await self._connection.wait_while_swallowed(fault)
             case FaultKind.CRASH:
                 crash()
             case _:
                 pass  # cannot be set on http
         return None
+
+
+def _ignore() -> None:
+    """Replaces `released` when the connection is gone."""

@@ -1,6 +1,7 @@
-"""HTTP/1.1 on one connection: bytes in, answers out in order. Framing is h11's; what is answered, the handler's.
+"""HTTP/1.1 on one connection: reads requests, hands them to a handler one by one, and writes the responses in order.
 
-Whatever arrives ends in an answer or a closed connection: never a trace, never more memory than the bounds below.
+h11 does the framing. Whatever a peer sends ends in a response or a closed connection, within the bounds below. A
+request that arrives while another one is answered waits; reading stops while too many bytes wait.
 """
 
 from __future__ import annotations
@@ -16,35 +17,34 @@ from typing import Final, Protocol
 import h11
 
 from twinbus.amqp import LimitExceededError
-from twinbus.namespace.front.http_handler import HttpHandler
 from twinbus.namespace.front.http_messages import (
     AbandonedError,
     BadTargetError,
     HttpRequest,
     HttpResponse,
-    error,
+    error_response,
     parse_target,
     refuse_foreign,
 )
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.resources import ConnectionAccount
 
-__all__ = ["HttpConnection", "HttpHandler", "HttpStream"]
-
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_BODY_BYTES: Final = 256 * 1024
 
 _VERSIONS: Final = (b"1.0", b"1.1")
-# What a client may send ahead of its answers. From the first figure on no more is read; what was read already counts.
-_PAUSE_HELD: Final = 16 * 1024
-_MOST_HELD: Final = 1024 * 1024
+# Bytes that a client may send ahead while a request is answered: reading stops at the first bound. If bytes that were
+# read already exceed the second, the connection closes after the response.
+_PAUSE_WAITING: Final = 16 * 1024
+_MAX_WAITING: Final = 1024 * 1024
 _REQUEST_SECONDS: Final = 60.0
 _IDLE_SECONDS: Final = 120.0
-# A refused body is read on for a while: closing at once would reset the connection before the answer is read.
+# After a refusal, the body is read for a while: closing at once would reset the connection before the peer has read the
+# response.
 _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 16 * 1024 * 1024
 
-# For browsers: no page of another origin may show an answer in a frame, run it as a script or use it as a picture.
+# For browsers: no page of another origin may show a response in a frame, run it as a script or use it as an image.
 _FOR_BROWSERS: Final = (
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("X-Content-Type-Options", "nosniff"),
@@ -55,7 +55,7 @@ _log = logging.getLogger("twinbus.namespace.http")
 
 
 class HttpStream(Protocol):
-    """A connection as far as HTTP uses it."""
+    """What HTTP uses of a byte stream."""
 
     @property
     def is_full(self) -> bool: ...
@@ -68,13 +68,13 @@ class HttpStream(Protocol):
 
 
 class HttpRequestHandler(Protocol):
-    """Whoever answers requests."""
+    """Answers requests. Raises AbandonedError if the peer must get no response."""
 
     async def handle(self, request: HttpRequest) -> HttpResponse: ...
 
 
 class HttpConnection:
-    """One connection. It is told of bytes and of its end; it writes to the stream and closes it."""
+    """Speaks HTTP on one byte stream."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class HttpConnection:
         peer_is_loopback: bool,
         arrived_at: str | None = None,
     ) -> None:
-        """`account` is charged for what the connection holds; `arrived_at` is the address of this end of it."""
+        """`account` is charged for the bytes that wait. `arrived_at` is the address of this end of the connection."""
         self._handler = handler
         self._stream = stream
         self._names = names
@@ -96,10 +96,10 @@ class HttpConnection:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._request: h11.Request | None = None
         self._body = bytearray()
-        self._held = bytearray()
-        self._unparsed = 0  # bytes that h11 keeps because their request or chunk is not whole
+        self._waiting = bytearray()  # received while a request is answered
+        self._unparsed = 0  # bytes that h11 keeps because their request or chunk is incomplete
         self._answering: asyncio.Task[None] | None = None
-        self._waits_for_next = False  # a request was answered, and it is not yet the turn of the next one
+        self._waits_for_turn = False  # a request was answered, and it is not yet the turn of the next one
         self._timer: asyncio.TimerHandle | None = None
         self._is_idle = False
         self._linger_left: int | None = None
@@ -109,6 +109,7 @@ class HttpConnection:
 
     @property
     def is_answering(self) -> bool:
+        """Whether a request is being answered."""
         return self._answering is not None
 
     def data_received(self, data: bytes) -> None:
@@ -118,51 +119,51 @@ class HttpConnection:
             self._linger_left -= len(data)
             if self._linger_left < 0:
                 self._close()
-        elif self._answering is None and not self._waits_for_next:
-            self._hear(data)
+        elif self._answering is None and not self._waits_for_turn:
+            self._parse(data)
         else:
-            self._held += data
-            if len(self._held) > _PAUSE_HELD:
+            self._waiting += data
+            if len(self._waiting) > _PAUSE_WAITING:
                 self._stream.pause_reading("answering")
-            if len(self._held) > _MOST_HELD:
-                self._held.clear()
+            if len(self._waiting) > _MAX_WAITING:
+                self._waiting.clear()
                 self._last = True
-        self._tell_account()
+        self._update_account()
 
     def eof_received(self) -> bool:
-        """True: the stream stays open for the answer under way, and is closed with it."""
+        """Return True, which keeps the transport open: the response to a running request is still written."""
         self._peer_ended = True
         if self._linger_left is not None:
             self._close()
-        elif self._answering is None and not self._waits_for_next and not self._closed:
-            self._hear(b"")
+        elif self._answering is None and not self._waits_for_turn and not self._closed:
+            self._parse(b"")
         return True
 
     def connection_lost(self) -> None:
-        """What is being answered goes on: a change under way is carried out, only its answer has nowhere to go."""
+        """Release everything. A running request continues, so that a change is carried out; its response is dropped."""
         self._closed = True
         self._cancel_timer()
-        self._held = self._body = bytearray()
+        self._waiting = self._body = bytearray()
 
     def evict(self, exceeded: LimitExceededError) -> None:
-        """End the connection for what it makes the process hold."""
-        self._held.clear()
+        """Close the connection, because it makes the process hold too much."""
+        self._waiting.clear()
         self._last = True
         if self._answering is None and self._linger_left is None and not self._closed:
-            refusal = error(HTTPStatus.SERVICE_UNAVAILABLE, exceeded.description, {"Retry-After": "5"})
+            refusal = error_response(HTTPStatus.SERVICE_UNAVAILABLE, exceeded.description, {"Retry-After": "5"})
             self._refuse(refusal, linger=True)
             self._body.clear()
 
     def shut_down(self) -> None:
-        """The answer under way is the last."""
+        """Close after the response to the running request: the namespace stops."""
         self._last = True
         if self._answering is None:
             self._close()
 
-    # --- hearing -------------------------------------------------------------------------------------------------
+    # --- reading requests ----------------------------------------------------------------------------------------
 
-    def _hear(self, data: bytes | None) -> None:
-        """Take in data (b'' is the end, None nothing new) and act on all requests that are complete, one by one."""
+    def _parse(self, data: bytes | None) -> None:
+        """Pass data to h11 (b'' for the end of data, None for nothing new), and act on each event."""
         parsed = data is None
         try:
             if data is not None:
@@ -172,22 +173,22 @@ class HttpConnection:
                 event = self._h11.next_event()
                 if event is h11.NEED_DATA or event is h11.PAUSED:
                     if parsed:
-                        # A copy of what is left: less than what was just parsed, or one head or chunk at most.
+                        # `trailing_data` copies the rest: less than what was just parsed, or at most one head or chunk.
                         self._unparsed = len(self._h11.trailing_data[0])
                     self._wait_for_more()
                     return
                 parsed = True
-                self._act(event)
+                self._handle(event)
         except h11.RemoteProtocolError as wrong:
-            self._refuse(error(wrong.error_status_hint, f"the request is not HTTP/1.1: {wrong}"))
+            self._refuse(error_response(wrong.error_status_hint, f"the request is not HTTP/1.1: {wrong}"))
 
-    def _act(self, event: h11.Event | type[h11.PAUSED] | type[h11.NEED_DATA]) -> None:
+    def _handle(self, event: h11.Event | type[h11.PAUSED] | type[h11.NEED_DATA]) -> None:
         match event:
             case h11.Request():
                 self._request = event
                 self._body.clear()
                 if event.http_version not in _VERSIONS:
-                    self._refuse(error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here"))
+                    self._refuse(error_response(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here"))
                     return
                 if (refused := self._refusal_of(event)) is not None:
                     self._refuse(refused, linger=_has_body(event))
@@ -209,7 +210,7 @@ class HttpConnection:
     def _check_size(self, size: int) -> None:
         if size > MAX_BODY_BYTES:
             detail = f"the body is larger than {MAX_BODY_BYTES} bytes"
-            self._refuse(error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail), linger=True)
+            self._refuse(error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail), linger=True)
 
     def _wait_for_more(self) -> None:
         if self._h11.they_are_waiting_for_100_continue:
@@ -218,27 +219,29 @@ class HttpConnection:
         if not begun:
             self._cancel_timer()
             self._is_idle = True
-            self._arm(_IDLE_SECONDS, self._close)
+            self._set_timer(_IDLE_SECONDS, self._close)
         elif self._timer is None or self._is_idle:
             self._cancel_timer()
-            self._arm(_REQUEST_SECONDS, self._lose_patience)
+            self._set_timer(_REQUEST_SECONDS, self._request_overdue)
 
-    def _lose_patience(self) -> None:
+    def _request_overdue(self) -> None:
         self._timer = None
         self._refuse(
-            error(HTTPStatus.REQUEST_TIMEOUT, f"the request was not complete in {_REQUEST_SECONDS:.0f} seconds")
+            error_response(
+                HTTPStatus.REQUEST_TIMEOUT, f"the request was not complete in {_REQUEST_SECONDS:.0f} seconds"
+            )
         )
 
-    # --- answering -----------------------------------------------------------------------------------------------
+    # --- writing responses ---------------------------------------------------------------------------------------
 
     def _begin_answer(self) -> None:
-        assert self._request is not None, "h11 ends no message that it did not begin"
+        assert self._request is not None, "h11 ends no message that has not begun"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._request.headers}
         method = self._request.method.decode("ascii")
         try:
             path, segments, query = parse_target(self._request.target.decode("latin-1"))
         except BadTargetError as wrong:
-            self._refuse(error(HTTPStatus.BAD_REQUEST, str(wrong)))
+            self._refuse(error_response(HTTPStatus.BAD_REQUEST, str(wrong)))
             return
         request = HttpRequest(
             method="GET" if method == "HEAD" else method,
@@ -255,7 +258,7 @@ class HttpConnection:
         self._answering = asyncio.get_running_loop().create_task(self._answer(request, method))
 
     def _token_accepted(self) -> None:
-        """The connection counts as authenticated from now on. It may hold no more than before."""
+        """Mark the connection as authenticated. It may hold no more than before."""
         if self._account is not None:
             self._account.authenticate(keep_limit=True)
 
@@ -268,24 +271,24 @@ class HttpConnection:
             return
         except Exception:
             _log.exception("request failed", extra={"method": method, "path": request.path})
-            response = error(
-                HTTPStatus.INTERNAL_SERVER_ERROR, "the namespace met an internal error; its log tells more"
+            response = error_response(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "the namespace met an internal error; see its log"
             )
         self._log_access(method, request.path, response, time.monotonic() - began)
         self._answering = None
         if self._closed:
             return
         self._respond(response, with_body=method != "HEAD")
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
-        """On to the request that follows, if the connection lasts and the peer reads its answers."""
+    def _continue(self) -> None:
+        """Continue with the next request, when the peer has read enough and it is this connection's turn."""
         if self._closed:
             return
-        self._waits_for_next = True
+        self._waits_for_turn = True
         if self._stream.is_full and not self._last:
             self._stream.pause_reading("answering")
-            self._stream.when_room(self._go_on)
+            self._stream.when_room(self._continue)
             return
         if self._last or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             self._close()
@@ -295,24 +298,24 @@ class HttpConnection:
     def _begin_next(self) -> None:
         if self._closed:
             return
-        self._waits_for_next = False
+        self._waits_for_turn = False
         self._request = None
         self._h11.start_next_cycle()
-        # First what h11 still has: given more each time, it would keep more than it answers.
-        self._hear(None)
-        if self._held and self._answering is None and not self._closed:
-            held = bytes(self._held)
-            self._held.clear()
-            self._hear(held)
-        if not self._held:
+        # First what h11 still has: with more data for each request, its buffer would grow.
+        self._parse(None)
+        if self._waiting and self._answering is None and not self._closed:
+            waiting = bytes(self._waiting)
+            self._waiting.clear()
+            self._parse(waiting)
+        if not self._waiting:
             self._stream.resume_reading("answering")
         if self._peer_ended and self._answering is None and not self._closed:
-            self._hear(b"")
-        self._tell_account()
+            self._parse(b"")
+        self._update_account()
 
-    def _tell_account(self) -> None:
+    def _update_account(self) -> None:
         if self._account is not None:
-            self._account.hold("a request", self._unparsed + len(self._body) + len(self._held))
+            self._account.hold("a request", self._unparsed + len(self._body) + len(self._waiting))
 
     def _respond(self, response: HttpResponse, *, with_body: bool = True) -> None:
         headers = [
@@ -330,7 +333,7 @@ class HttpConnection:
         self._send(h11.EndOfMessage())
 
     def _refuse(self, response: HttpResponse, *, linger: bool = False) -> None:
-        """A request that is not even handed on: answered, and the connection ends with it."""
+        """Respond to a request that is not handed on, and close the connection."""
         self._last = True
         method = self._request.method.decode("ascii") if self._request is not None else "-"
         self._log_access(method, "-", response, 0.0)
@@ -339,7 +342,7 @@ class HttpConnection:
         self._cancel_timer()
         if linger and not self._peer_ended:
             self._linger_left = _LINGER_BYTES
-            self._arm(_LINGER_SECONDS, self._close)
+            self._set_timer(_LINGER_SECONDS, self._close)
         else:
             self._close()
 
@@ -354,7 +357,7 @@ class HttpConnection:
             self._closed = True
             self._stream.close()
 
-    def _arm(self, seconds: float, call: Callable[[], None]) -> None:
+    def _set_timer(self, seconds: float, call: Callable[[], None]) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, call)
 
     def _cancel_timer(self) -> None:
@@ -364,7 +367,7 @@ class HttpConnection:
             self._timer = None
 
     def _log_access(self, method: str, path: str, response: HttpResponse, seconds: float) -> None:
-        """Without the query, which may hold a token, and without bodies."""
+        """Log a request. The query and bodies are left out: a query may contain a token."""
         _log.info(
             "request",
             extra={

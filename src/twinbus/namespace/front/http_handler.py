@@ -1,4 +1,8 @@
-"""What a namespace answers over HTTP: which part is asked, and whether the caller may ask. No bytes, no connection."""
+"""Answers the HTTP requests of a namespace: finds the page or API that a request is for, and checks its token.
+
+The management API itself is in `admin_api`. The other pages are the namespace's own: a start page, health, metrics, the
+certificate authority, the exported configuration, and `/$faults`, which sets faults on demand (N4).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from twinbus.namespace.config import emulator_config
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim
 from twinbus.namespace.front.admin_api import AdminApi, NamespaceAdministration, ResourceKind, find_route
-from twinbus.namespace.front.http_messages import HttpRequest, HttpResponse, error, json_response, method_not_allowed
+from twinbus.namespace.front.http_messages import (
+    HttpRequest,
+    HttpResponse,
+    error_response,
+    json_response,
+    method_not_allowed,
+)
 from twinbus.namespace.front.sas_verifier import SasVerifier, TokenRefusedError
 
 _OWN_PAGES: Final = ("$health", "$ca", "$config")
@@ -40,22 +50,31 @@ _TEXT: Final = """{name}: a Service Bus namespace served by Twinbus (AMQP 1.0 an
 """
 
 
+class FaultControl(Protocol):
+    """The faults of one namespace. `set` raises ValueError for an invalid specification."""
+
+    def list(self) -> list[dict[str, Any]]: ...
+    def set(self, spec: dict[str, Any]) -> dict[str, Any]: ...
+    def clear(self, id: str | None) -> int: ...
+
+
 def is_for_faults(request: HttpRequest) -> bool:
+    """Return whether a request is for `/$faults`."""
     return bool(request.segments) and request.segments[0].lower() == "$faults"
 
 
 def is_management(request: HttpRequest) -> bool:
-    """Whether the management API is asked, not one of the pages of the namespace itself."""
+    """Return whether a request is for the management API, not for one of the namespace's own pages."""
     if is_for_faults(request) or (len(request.segments) == 1 and request.segments[0].lower() in _OWN_PAGES):
         return False
-    # With an api-version it is the management API that is asked, for an entity of that name.
+    # A request with an api-version is for the management API, also if an entity is named like one of the pages.
     if "api-version" in request.query:
         return True
     return request.segments != ("metrics",) and (bool(request.segments) or request.method != "GET")
 
 
 class HttpHandler:
-    """The HTTP side of one namespace."""
+    """Answers the HTTP requests of one namespace."""
 
     def __init__(
         self,
@@ -66,8 +85,9 @@ class HttpHandler:
         registry: CollectorRegistry,
         authority: bytes = b"",
     ) -> None:
+        """`authority` is the certificate of the local authority, in PEM."""
         self._name = name
-        self._management = AdminApi(name, administration)
+        self._admin_api = AdminApi(name, administration)
         self._verifier = verifier
         self._faults = faults
         self._registry = registry
@@ -75,71 +95,72 @@ class HttpHandler:
         self._now = administration.now
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Return the response to a request."""
         if is_for_faults(request):
             return self._answer_faults(request)
         if is_management(request):
             return await self._manage(request)
         if not request.segments:
-            return self._welcome(request)
+            return self._start_page(request)
         if request.segments == ("metrics",):
             return self._metrics(request)
         if request.segments[0].lower() == "$ca":
-            return self._reading(request, self._offer_authority)
+            return self._if_get(request, self._certificate_authority)
         if request.segments[0].lower() == "$config":
-            return self._export(request)
-        return self._reading(request, lambda: json_response(HTTPStatus.OK, {"status": "ok", "namespace": self._name}))
+            return self._export_config(request)
+        return self._if_get(request, lambda: json_response(HTTPStatus.OK, {"status": "ok", "namespace": self._name}))
 
     async def _manage(self, request: HttpRequest) -> HttpResponse:
         route = find_route(request.segments)
         resource = "" if route.kind is ResourceKind.ROOT else route.resource
-        refused = self._why_not(request, resource, self._management.rules(route))
+        refused = self._check_token(request, resource, self._admin_api.rules(route))
         if refused is not None:
-            return error(HTTPStatus.UNAUTHORIZED, refused, _CHALLENGE)
-        return await self._management.answer(request, route)
+            return error_response(HTTPStatus.UNAUTHORIZED, refused, _CHALLENGE)
+        return await self._admin_api.answer(request, route)
 
     def _answer_faults(self, request: HttpRequest) -> HttpResponse:
-        refused = self._why_not(request, "$faults", ())
+        refused = self._check_token(request, "$faults", ())
         if refused is not None:
             return json_response(HTTPStatus.UNAUTHORIZED, {"error": refused})
         return answer_faults(request, self._faults)
 
-    def _export(self, request: HttpRequest) -> HttpResponse:
-        """The entities as the emulator's configuration, and what that does not say."""
-        refused = self._why_not(request, "$config", ())
+    def _export_config(self, request: HttpRequest) -> HttpResponse:
+        """Return the entities in the format of the emulator's configuration file, and what it cannot express."""
+        refused = self._check_token(request, "$config", ())
         if refused is not None:
             return json_response(HTTPStatus.UNAUTHORIZED, {"error": refused})
 
         def answer() -> HttpResponse:
-            config, left_out = emulator_config(self._name, self._management.descriptions())
+            config, left_out = emulator_config(self._name, self._admin_api.descriptions())
             return json_response(HTTPStatus.OK, {"config": config, "left_out": left_out})
 
-        return self._reading(request, answer)
+        return self._if_get(request, answer)
 
     def _metrics(self, request: HttpRequest) -> HttpResponse:
-        refused = None if request.peer_is_loopback else self._why_not(request, "metrics", ())
+        refused = None if request.peer_is_loopback else self._check_token(request, "metrics", ())
         if refused is not None:
-            return error(HTTPStatus.UNAUTHORIZED, refused, _CHALLENGE)
-        return self._reading(
+            return error_response(HTTPStatus.UNAUTHORIZED, refused, _CHALLENGE)
+        return self._if_get(
             request, lambda: HttpResponse(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_LATEST)
         )
 
-    def _offer_authority(self) -> HttpResponse:
-        """A certificate is no secret; whom it is to be trusted for, the client decides."""
+    def _certificate_authority(self) -> HttpResponse:
+        """Return the certificate. It needs no token: a certificate is not secret."""
         if not self._authority:
-            return error(HTTPStatus.NOT_FOUND, "the namespace has no certificate authority of its own")
+            return error_response(HTTPStatus.NOT_FOUND, "the namespace has no certificate authority of its own")
         return HttpResponse(HTTPStatus.OK, self._authority, "application/x-pem-file")
 
-    def _welcome(self, request: HttpRequest) -> HttpResponse:
+    def _start_page(self, request: HttpRequest) -> HttpResponse:
         if "text/html" in request.headers.get("accept", ""):
             page = _PAGE.format(name=html.escape(self._name))
             return HttpResponse(HTTPStatus.OK, page.encode(), "text/html; charset=utf-8")
         return HttpResponse(HTTPStatus.OK, _TEXT.format(name=self._name).encode())
 
-    def _reading(self, request: HttpRequest, answer: Callable[[], HttpResponse]) -> HttpResponse:
+    def _if_get(self, request: HttpRequest, answer: Callable[[], HttpResponse]) -> HttpResponse:
         return answer() if request.method == "GET" else method_not_allowed(request.method, "GET")
 
-    def _why_not(self, request: HttpRequest, resource: str, rules: tuple[AuthorizationRule, ...]) -> str | None:
-        """Why the caller may not manage the resource; None if it may."""
+    def _check_token(self, request: HttpRequest, resource: str, rules: tuple[AuthorizationRule, ...]) -> str | None:
+        """Return why the caller may not manage the resource, or None if it may."""
         token = request.headers.get("authorization")
         if not token:
             return "the request has no Authorization header"
@@ -158,31 +179,31 @@ class HttpHandler:
         return None if Claim.MANAGE in claims else f"the Manage claim is required for {resource or 'the namespace'!r}"
 
 
-class FaultControl(Protocol):
-    """Faults of one namespace. `set` raises ValueError for a specification that makes no sense."""
-
-    def list(self) -> list[dict[str, Any]]: ...
-    def set(self, spec: dict[str, Any]) -> dict[str, Any]: ...
-    def clear(self, id: str | None) -> int: ...
-
-
 def answer_faults(request: HttpRequest, faults: FaultControl) -> HttpResponse:
-    """GET lists, POST sets one, DELETE clears the one that is named, or all."""
-    named = request.segments[1] if len(request.segments) > 1 else request.query.get("id")
+    """Answer a request to `/$faults`: GET lists, POST sets one, DELETE clears one or all."""
+    fault_id = request.segments[1] if len(request.segments) > 1 else request.query.get("id")
     match request.method:
         case "GET":
-            found = [fault for fault in faults.list() if named is None or fault.get("id") == named]
-            return json_response(HTTPStatus.OK, {"faults": found}) if found or named is None else _unknown(named)
-        case "POST" if named is None:
-            return _set(request, faults)
+            found = [fault for fault in faults.list() if fault_id is None or fault.get("id") == fault_id]
+            return (
+                json_response(HTTPStatus.OK, {"faults": found})
+                if found or fault_id is None
+                else _unknown_fault(fault_id)
+            )
+        case "POST" if fault_id is None:
+            return _set_fault(request, faults)
         case "DELETE":
-            cleared = faults.clear(named)
-            return json_response(HTTPStatus.OK, {"cleared": cleared}) if cleared or named is None else _unknown(named)
+            cleared = faults.clear(fault_id)
+            return (
+                json_response(HTTPStatus.OK, {"cleared": cleared})
+                if cleared or fault_id is None
+                else _unknown_fault(fault_id)
+            )
         case _:
             return json_response(HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"{request.method} is not allowed here"})
 
 
-def _set(request: HttpRequest, faults: FaultControl) -> HttpResponse:
+def _set_fault(request: HttpRequest, faults: FaultControl) -> HttpResponse:
     try:
         spec = json.loads(request.body)
         if not isinstance(spec, dict):
@@ -194,5 +215,5 @@ def _set(request: HttpRequest, faults: FaultControl) -> HttpResponse:
         return json_response(HTTPStatus.BAD_REQUEST, {"error": str(wrong)})
 
 
-def _unknown(named: str) -> HttpResponse:
-    return json_response(HTTPStatus.NOT_FOUND, {"error": f"there is no fault {named!r}"})
+def _unknown_fault(fault_id: str) -> HttpResponse:
+    return json_response(HTTPStatus.NOT_FOUND, {"error": f"there is no fault {fault_id!r}"})

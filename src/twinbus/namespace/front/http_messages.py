@@ -1,4 +1,9 @@
-"""A request and its response, as the handlers of the HTTP front see them: no connection, no framing."""
+"""HTTP requests and responses of a namespace, without connection and framing, and the check where a request comes from.
+
+Every request is checked before its body is read, whatever its path and method: it must be for a name of this namespace,
+and a browser must not have sent it for a page of another origin (X3). No response has a CORS header, so a browser also
+hides responses from pages of other origins.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +17,22 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from twinbus.namespace.front.atom_xml import render_error
 from twinbus.namespace.own_names import Authority, OwnNames, is_same_origin, parse_authority, shortened
 
+# A browser sets this header itself; no script can. The value `none` means that a person typed the address.
+_FETCH_SITE: Final = "sec-fetch-site"
+_OWN_SITES: Final = ("same-origin", "none")
+
 
 class BadTargetError(ValueError):
-    """The request's target is no URL of ours."""
+    """The target of a request cannot be decoded."""
 
 
 class AbandonedError(Exception):
-    """The request is not answered: its connection is gone."""
+    """The request gets no response: its connection is gone, or a fault demands it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """`segments` are the parts of the path between its slashes, each decoded by itself; header names are lower-case."""
+    """A request. `segments` are the parts of the path, each decoded by itself. Header names are in lower case."""
 
     method: str
     path: str
@@ -33,18 +42,21 @@ class HttpRequest:
     body: bytes
     peer_is_loopback: bool
     arrived_at: str | None = None
+    """The address of this end of the connection."""
     token_accepted: Callable[[], None] = lambda: None
-    """Called when the token of the request was accepted."""
+    """To be called when the token of the request was accepted."""
 
     @property
     def authority(self) -> str:
-        """The host that the client asked for, normalised. It is one of the namespace's own names (`origins`)."""
+        """The host in the request, normalised. `refuse_foreign` has checked that it is a name of the namespace."""
         host = self.headers.get("host")
         return str(parse_authority(host.strip())) if host else "localhost"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
+    """A response."""
+
     status: int
     body: bytes = b""
     content_type: str = "text/plain; charset=utf-8"
@@ -52,14 +64,14 @@ class HttpResponse:
 
 
 def parse_target(target: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
-    """Path, decoded segments and query of a request's target, in origin or absolute form."""
+    """Return path, decoded segments and query of a target in origin or absolute form. Raises BadTargetError."""
     try:
         if target.startswith("/"):
             target = f"http://host{target}"
         elif not target.lower().startswith(("http://", "https://")):
             raise BadTargetError
         parts = urlsplit(target)
-        # Decoded after splitting: Python's client writes a slash inside a name as %2F.
+        # Decoded after splitting: the Python client writes a slash inside a name as %2F.
         segments = tuple(unquote(part, errors="strict") for part in parts.path.split("/") if part)
         query = dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=100))
     except ValueError:
@@ -67,8 +79,8 @@ def parse_target(target: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
     return parts.path or "/", segments, query
 
 
-def error(status: int, detail: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
-    """An error as the management API's clients read it."""
+def error_response(status: int, detail: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
+    """Return an error in the form that clients of the management API read."""
     return HttpResponse(status, render_error(status, detail), "application/xml; charset=utf-8", headers or {})
 
 
@@ -77,20 +89,17 @@ def json_response(status: int, value: Any) -> HttpResponse:
 
 
 def method_not_allowed(method: str, allowed: str) -> HttpResponse:
-    return error(HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not allowed here: {allowed} is", {"Allow": allowed})
-
-
-# A browser sets this header itself; no script can. `none`: a person typed the address.
-_FETCH_SITE: Final = "sec-fetch-site"
-_OWN_SITES: Final = ("same-origin", "none")
+    return error_response(
+        HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not allowed here: {allowed} is", {"Allow": allowed}
+    )
 
 
 def refuse_foreign(
     target: str, headers: Iterable[tuple[str, str]], names: OwnNames, arrived_at: str | None
 ) -> HttpResponse | None:
-    """The answer to a request that is not for this namespace or not from its own pages; None if it may go on.
+    """Return the response to a request for another name or from a page of another origin. None if it is allowed.
 
-    Header names are lower-case. `arrived_at` is the address of this end of the connection.
+    Header names are in lower case. `arrived_at` is the address of this end of the connection.
     """
     found: dict[str, list[str]] = {"host": [], "origin": [], _FETCH_SITE: []}
     for name, value in headers:
@@ -99,29 +108,29 @@ def refuse_foreign(
     try:
         authority = _authority(target, found["host"])
     except ValueError as wrong:
-        return error(HTTPStatus.BAD_REQUEST, str(wrong))
+        return error_response(HTTPStatus.BAD_REQUEST, str(wrong))
     if authority is not None and not names.owns(authority, arrived_at):
-        return error(HTTPStatus.MISDIRECTED_REQUEST, names.refusal(str(authority), arrived_at))
+        return error_response(HTTPStatus.MISDIRECTED_REQUEST, names.refusal(str(authority), arrived_at))
     for origin in found["origin"]:
         if authority is None or not is_same_origin(origin, authority):
             text = f"requests from pages of the origin {shortened(origin)} are refused"
-            return error(HTTPStatus.FORBIDDEN, text)
+            return error_response(HTTPStatus.FORBIDDEN, text)
     if any(site not in _OWN_SITES for site in found[_FETCH_SITE]):
         text = "requests from pages of another origin are refused; to open this page, type its address into the browser"
-        return error(HTTPStatus.FORBIDDEN, text)
+        return error_response(HTTPStatus.FORBIDDEN, text)
     return None
 
 
 def _authority(target: str, hosts: list[str]) -> Authority | None:
-    """The host that is asked for; None in HTTP/1.0, which may leave it out. Raises ValueError for a contradiction."""
+    """Return the host that the request is for. None if HTTP/1.0 left it out. Raises ValueError for a contradiction."""
     if len(hosts) > 1:
         raise ValueError("the request has several Host headers")
-    asked = None if not hosts else parse_authority(hosts[0])
+    from_header = None if not hosts else parse_authority(hosts[0])
     if target.startswith("/"):
-        return asked
+        return from_header
     if not target.lower().startswith(("http://", "https://")):
         raise ValueError("the target must be a path or an absolute URL")
     absolute = parse_authority(urlsplit(target).netloc)
-    if asked is not None and absolute != asked:
-        raise ValueError(f"the target of the request is on {absolute}, its Host header is {asked}")
+    if from_header is not None and absolute != from_header:
+        raise ValueError(f"the target of the request is on {absolute}, its Host header is {from_header}")
     return absolute

@@ -1,10 +1,16 @@
-"""Accepts the connections of one port, and refuses those that the process has no room for.
+"""Accepts the connections of one port, and reads fairly from those that have not authenticated.
 
-The event loops can accept connections, but not when file descriptors run out: asyncio logs an error every second, and
-uvloop closes the new connections, or the listening socket for good, without a word. So this module accepts. When
-accepting fails it waits and tries again, and logs once for each time that descriptors run out.
+Accepting. The event loops can accept connections, but not when file descriptors run out: asyncio logs an error every
+second; uvloop closes new connections, or the listening socket for good, without a message. So `Listener` accepts by
+itself. When accepting fails, it waits and tries again, and logs once each time that descriptors run out. Some
+descriptors stay reserved for files of the namespace, and for telling peers why they are refused.
 
-Some descriptors are kept in reserve: for files of the namespace, and to tell peers why they are refused.
+Reading. Connections without an accepted token take turns, so that a flood of them does not slow down the others. Such a
+connection is read in small pieces. Each piece waits for its turn, and the peer is not read again before the piece was
+handled. While pieces wait, they get half of the event loop's time, about 2 ms at a time, so that other connections and
+the threads of the store continue. At most one HTTP request is answered in such a slot. The connection that has sent
+least comes first: a client that puts its token, which takes about 2 KB, does not wait for peers that send more. Once a
+token was accepted, the connection is read directly; over HTTP, from the piece after that request.
 """
 
 from __future__ import annotations
@@ -26,21 +32,26 @@ from twinbus.namespace.front.context import NamespaceContext
 
 _log = logging.getLogger(__name__)
 
-# Descriptors that are not given to connections, at most a quarter of all, and how many of those tell refusals.
-_RESERVE: Final = 64
-_MOST_REFUSED: Final = 16
-# Accepted in one turn of the loop, so that a flood of connections does not hold up the connections there are.
-_AT_ONCE: Final = 64
-_TRY_AGAIN_SECONDS: Final = 0.25
+# Descriptors that connections do not get, at most a quarter of all; and how many of them may be used for refusals.
+_RESERVED: Final = 64
+_MAX_REFUSED: Final = 16
+# Connections accepted in one turn of the event loop, so that a flood does not hold up the existing connections.
+_ACCEPT_AT_ONCE: Final = 64
+_RETRY_SECONDS: Final = 0.25
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PIECE: Final = 4 * KIB
+_SLOT_SECONDS: Final = 0.002
+
+Turn = Callable[[], bool]
+"""Handles one piece. Returns True if no other piece may be handled in this slot."""
 
 
 class Listener:
     """Accepts from a listening socket until it is closed."""
 
-    def __init__(self, namespace: NamespaceContext, listener: socket.socket) -> None:
+    def __init__(self, namespace: NamespaceContext, listening: socket.socket) -> None:
         self._namespace = namespace
-        self._listener = listener
+        self._socket = listening
         self._loop = asyncio.get_running_loop()
         self._turns = FairTurns()
         self._timer: asyncio.TimerHandle | None = None
@@ -48,31 +59,31 @@ class Listener:
         self._refused: set[AcceptedConnection] = set()
         self._is_exhausted = False
         self._is_closed = False
-        listener.setblocking(False)
+        listening.setblocking(False)
         self._listen()
 
     def close(self) -> None:
-        """Accept no more. Connections that were accepted go on."""
+        """Stop accepting. Accepted connections continue."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
 
     def _listen(self) -> None:
         self._timer = None
-        self._loop.add_reader(self._listener, self._accept)
+        self._loop.add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_ACCEPT_AT_ONCE):
             try:
-                accepted, _ = self._listener.accept()
+                accepted, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._rest(error)
+                self._retry_later(error)
                 return
             self._begin(accepted)
 
@@ -80,8 +91,8 @@ class Listener:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # Descriptors are given out from the lowest, so the number of a new one is about the number of all.
-        if most != resource.RLIM_INFINITY and accepted.fileno() >= most - min(_RESERVE, most // 4):
+        # The system gives out the lowest free descriptor, so the number of a new one is about the number in use.
+        if most != resource.RLIM_INFINITY and accepted.fileno() >= most - min(_RESERVED, most // 4):
             refusal: LimitExceededError | None = self._exhausted()
         else:
             self._recovered()
@@ -91,7 +102,7 @@ class Listener:
         connection = AcceptedConnection(self._namespace, refusal)
         if refusal is not None:
             self._refused = {one for one in self._refused if not one.gone.done()}
-            if len(self._refused) >= _MOST_REFUSED:
+            if len(self._refused) >= _MAX_REFUSED:
                 accepted.close()
                 return
             self._refused.add(connection)
@@ -108,17 +119,17 @@ class Listener:
             accepted.close()
             self._refused.discard(connection)
 
-    def _rest(self, error: OSError) -> None:
-        """Accepting failed: try again a little later, because the listening socket stays ready all the time."""
+    def _retry_later(self, error: OSError) -> None:
+        """Pause accepting: the listening socket stays readable all the time while accepting fails."""
         if error.errno in _EXHAUSTED:
             self._exhausted()
         else:
             _log.error("accepting failed: %s", error, extra={"namespace": self._namespace.name})
-        self._loop.remove_reader(self._listener)
-        self._timer = self._loop.call_later(_TRY_AGAIN_SECONDS, self._listen)
+        self._loop.remove_reader(self._socket)
+        self._timer = self._loop.call_later(_RETRY_SECONDS, self._listen)
 
     def _exhausted(self) -> LimitExceededError:
-        """Counts that descriptors have run out, and logs it the first time."""
+        """Count that descriptors have run out. Logs it the first time."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         exceeded = LimitExceededError(
             "file-descriptors",
@@ -135,27 +146,18 @@ class Listener:
             _log.info("file descriptors are free again", extra={"namespace": self._namespace.name})
 
 
-_log = logging.getLogger(__name__)
-
-_PIECE: Final = 4 * KIB
-_SECONDS: Final = 0.002
-
-Turn = Callable[[], bool]
-"""Runs one piece. Returns True if no other piece may run in this turn of the event loop."""
-
-
 class FairTurns:
-    """The pieces that wait, of one event loop."""
+    """The waiting pieces of one port."""
 
     def __init__(self) -> None:
-        # Filled and emptied within one call of the event loop, so one is enough.
+        # The buffer is filled and emptied within one call of the event loop, so one serves all connections.
         self.buffer: Final = bytearray(_PIECE)
         self._waiting: list[tuple[int, int, Turn]] = []
         self._numbers = count()
         self._is_scheduled = False
 
     def add(self, turn: Turn, received: int) -> None:
-        """Have `turn` called when it is due. `received` is what its connection sent so far, in bytes."""
+        """Call `turn` when it is due. `received` is the number of bytes that its connection has sent so far."""
         heappush(self._waiting, (received, next(self._numbers), turn))
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -164,13 +166,13 @@ class FairTurns:
     def _run(self) -> None:
         began = time.perf_counter()
         try:
-            while self._waiting and time.perf_counter() < began + _SECONDS:
+            while self._waiting and time.perf_counter() < began + _SLOT_SECONDS:
                 if heappop(self._waiting)[2]():
                     break
         finally:
             self._is_scheduled = bool(self._waiting)
             if self._is_scheduled:
-                pause = max(_SECONDS, time.perf_counter() - began)
+                pause = max(_SLOT_SECONDS, time.perf_counter() - began)
                 asyncio.get_running_loop().call_later(pause, self._run)
 
 
@@ -186,14 +188,14 @@ class UnauthenticatedReader(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._connection.connection_made(transport)
-        self._connection.stream.turns = self._wait_for_turn
+        self._connection.stream.wait_for_turn = self._wait_for_turn
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._turns.buffer
 
     def buffer_updated(self, size: int) -> None:
         stream = self._connection.stream
-        if stream.is_refused:
+        if stream.is_discarding:
             stream.discard(size)
             return
         self._piece = bytes(memoryview(self._turns.buffer)[:size])
@@ -221,7 +223,7 @@ class UnauthenticatedReader(asyncio.BufferedProtocol):
         try:
             self._connection.data_received(piece)
         except Exception:
-            # As an event loop does it: one connection's trouble is the end of that connection only.
+            # As the event loop does: an error in one connection closes that connection only.
             _log.exception("a connection failed and is closed")
             self._transport.abort()
         if self._connection.is_authenticated and not self._transport.is_closing():

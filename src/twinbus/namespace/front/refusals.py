@@ -1,4 +1,4 @@
-"""Refusals in the words of the wire: AMQP errors, and status codes of request/response nodes. One table for all."""
+"""Refusals of the engine as AMQP errors and as status codes of request/response nodes, and refusals of the front."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from twinbus.amqp import Error
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.values import Condition
 
-_STATUS = {
+_STATUS_CODES = {
     Condition.NOT_FOUND: 404,
     Condition.MESSAGE_NOT_FOUND: 404,
     Condition.SESSION_NOT_FOUND: 404,
@@ -27,28 +27,27 @@ _STATUS = {
     Condition.SERVER_BUSY: 503,
 }
 
-
-# A text may quote what the peer sent. A longer one is cut.
-_LONGEST_TEXT = 1000
+# Characters of a description. A description may quote what the peer sent, so it is cut.
+_MAX_DESCRIPTION = 1000
 
 
 def status_code(refusal: Refusal) -> int:
-    """The status code of a management reply."""
-    return _STATUS.get(refusal.condition, 500)
+    """Return the status code of a node's reply."""
+    return _STATUS_CODES.get(refusal.condition, 500)
 
 
 def amqp_error(refusal: Refusal) -> Error:
-    """The error of a rejected outcome, a detach or a close."""
+    """Return the error of a rejected outcome, a detach or a close."""
     return Error(refusal.condition.value, shortened(refusal.description))
 
 
 def shortened(text: str) -> str:
-    """The text, cut if it is too long for an answer."""
-    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
+    """Return the text, cut if it is too long for an answer."""
+    return text if len(text) <= _MAX_DESCRIPTION else f"{text[: _MAX_DESCRIPTION - 1]}…"
 
 
 def not_found(entity: str) -> Refusal:
-    # JavaScript's client knows this error by its text alone.
+    # The JavaScript client recognises this error by its text alone.
     return Refusal(Condition.NOT_FOUND, f"The messaging entity '{entity}' could not be found.")
 
 

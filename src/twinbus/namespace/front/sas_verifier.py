@@ -1,6 +1,6 @@
-"""Whether a SharedAccessSignature token is believed, and what it allows on one resource.
+"""Verification of SharedAccessSignature tokens: whether a token is valid, and which claims it grants on a resource.
 
-`sr` is verified exactly as sent: decoding and re-encoding it would break what other clients signed.
+The signature is checked over `sr` exactly as it was sent: clients encode it in different ways before they sign.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ DEFAULT_KEY_NAME: Final = "RootManageSharedAccessKey"
 DEFAULT_KEY: Final = "SAS_KEY_VALUE"
 
 _FIELDS: Final = ("sr", "sig", "se", "skn")
-_LONGEST_TOKEN: Final = 8 * 1024
-_LONGEST_INSTANT: Final = 15
+_MAX_TOKEN: Final = 8 * 1024
+_MAX_EXPIRY_DIGITS: Final = 15
 
 
 class TokenProblem(StrEnum):
-    """Why a token is not believed."""
+    """Why a token is refused."""
 
     MALFORMED = "malformed"
     UNKNOWN_KEY_NAME = "unknown key name"
@@ -38,11 +38,11 @@ class TokenProblem(StrEnum):
 
 
 class TokenRefusedError(Exception):
-    """The token opens nothing. The text is fit for the client: it names no key and no signature."""
+    """The token grants nothing. The text is for the client: it contains no key and no signature."""
 
-    def __init__(self, fault: TokenProblem, text: str) -> None:
+    def __init__(self, problem: TokenProblem, text: str) -> None:
         super().__init__(text)
-        self.fault = fault
+        self.problem = problem
         self.text = text
 
 
@@ -55,18 +55,18 @@ class _Token:
 
 
 def default_rule(key: str = DEFAULT_KEY) -> AuthorizationRule:
-    """The rule every namespace is born with."""
+    """Return the rule that every namespace has at first."""
     return AuthorizationRule(DEFAULT_KEY_NAME, key, key, frozenset({Claim.MANAGE}))
 
 
-def allowed(claims: Iterable[Claim]) -> frozenset[Claim]:
-    """Manage implies Send and Listen."""
+def implied_claims(claims: Iterable[Claim]) -> frozenset[Claim]:
+    """Return the claims with those that they imply: Manage implies Send and Listen."""
     claims = frozenset(claims)
     return frozenset(Claim) if Claim.MANAGE in claims else claims
 
 
 def token_expiry(token: str) -> int | None:
-    """`se` in epoch seconds, of a token that may not be valid."""
+    """Return the expiry (`se`) of a token in epoch seconds, without verifying the token. None if it is malformed."""
     try:
         return int(_parse(token).expires_at)
     except TokenRefusedError:
@@ -74,13 +74,13 @@ def token_expiry(token: str) -> int | None:
 
 
 def resource_path(resource: str) -> str:
-    """The entity path in `sb://host:port/entity`, in any other scheme, or as it is when it is a path already."""
+    """Return the entity path in `sb://host:port/entity` (any scheme), or a path as it is."""
     _, scheme, rest = resource.rpartition("://")
     return (rest.partition("/")[2] if scheme else rest).strip("/")
 
 
 class SasVerifier:
-    """Checks tokens against the namespace's rules, those of the entity asked for, and the namespace's names."""
+    """Checks tokens against the rules of the namespace and of an entity, and against the namespace's names."""
 
     def __init__(self, namespace_rules: Sequence[AuthorizationRule], names: OwnNames) -> None:
         self._rules = tuple(namespace_rules)
@@ -96,11 +96,11 @@ class SasVerifier:
         peer_is_loopback: bool,
         arrived_at: str | None = None,
     ) -> frozenset[Claim]:
-        """What the token allows on `resource` (a path or a URI); raises TokenRefusedError.
+        """Return the claims that the token grants on `resource` (a path or a URI). Raises TokenRefusedError.
 
-        `entity_rules` are those of the entity that owns `resource`; `now` is in epoch seconds; `arrived_at` is the
-        address of this end of the connection. A key that still has its well-known value opens nothing to a peer that
-        is not on this machine.
+        `entity_rules` are those of the entity that owns `resource`. `now` is in epoch seconds. `arrived_at` is the
+        address of this end of the connection. A key with the well-known default value grants nothing to a peer on
+        another machine.
         """
         parsed = _parse(token)
         claims, key = self._signed_by(parsed, entity_rules)
@@ -126,13 +126,13 @@ class SasVerifier:
             raise TokenRefusedError(TokenProblem.FOREIGN_NAME, self._names.refusal(host or url, arrived_at))
 
     def claims_of_key(self, name: str, key: str, *, peer_is_loopback: bool) -> frozenset[Claim]:
-        """What a rule of the namespace allows whoever knows its key; nothing to who does not."""
+        """Return the claims of the namespace's rule with this name and key, or none if the key is wrong."""
         claims: frozenset[Claim] = frozenset()
         for rule in self._rules:
             for right in (rule.primary_key, rule.secondary_key):
                 known = right and rule.name == name and hmac.compare_digest(right.encode(), key.encode())
                 if known and (peer_is_loopback or right != DEFAULT_KEY):
-                    claims |= allowed(rule.claims)
+                    claims |= implied_claims(rule.claims)
         return claims
 
     def _signed_by(self, token: _Token, entity_rules: Sequence[AuthorizationRule]) -> tuple[frozenset[Claim], str]:
@@ -146,17 +146,17 @@ class SasVerifier:
             for key in (rule.primary_key, rule.secondary_key):
                 right = sas_signature(key, token.resource, token.expires_at).encode()
                 if key and hmac.compare_digest(right, given):
-                    return allowed(rule.claims), key
+                    return implied_claims(rule.claims), key
         raise TokenRefusedError(TokenProblem.BAD_SIGNATURE, "the signature does not match the key")
 
 
 def _covers(encoded: str, path: str) -> bool:
-    """Whether the signed URL is that of the path or of something above it."""
+    """Return whether the signed URL is the URL of the path or of a parent of it."""
     try:
         signed, wanted = urlsplit(unquote_plus(encoded)).path, _segments(path)
     except ValueError:
         return False
-    # A URL that was signed whole carries its names escaped; an AMQP address carries them plain.
+    # A client that signs a URL escapes the names in it; a client that signs an AMQP address does not.
     return any(wanted[: len(given)] == given for given in (_segments(signed), _segments(unquote(signed))))
 
 
@@ -164,8 +164,8 @@ def _parse(token: str) -> _Token:
     scheme, _, rest = token.strip().partition(" ")
     if scheme.lower() != SAS_SCHEME.lower():
         raise TokenRefusedError(TokenProblem.MALFORMED, f"a token of the form '{SAS_SCHEME} sr=…' is required")
-    if len(token) > _LONGEST_TOKEN:
-        raise TokenRefusedError(TokenProblem.MALFORMED, f"the token is longer than {_LONGEST_TOKEN} characters")
+    if len(token) > _MAX_TOKEN:
+        raise TokenRefusedError(TokenProblem.MALFORMED, f"the token is longer than {_MAX_TOKEN} characters")
     fields: dict[str, str] = {}
     for part in rest.strip().split("&"):
         name, _, value = part.partition("=")
@@ -175,11 +175,11 @@ def _parse(token: str) -> _Token:
     for name in _FIELDS:
         if not fields.get(name):
             raise TokenRefusedError(TokenProblem.MALFORMED, f"the token lacks {name!r}")
-    if not (fields["se"].isascii() and fields["se"].isdigit() and len(fields["se"]) <= _LONGEST_INSTANT):
+    if not (fields["se"].isascii() and fields["se"].isdigit() and len(fields["se"]) <= _MAX_EXPIRY_DIGITS):
         raise TokenRefusedError(TokenProblem.MALFORMED, "'se' of the token is not a number of seconds")
     # The Python client encodes the key name twice.
     once = unquote_plus(fields["skn"])
-    # Base64 has no space: one that decoding made was a plus sign left bare.
+    # Base64 has no spaces: a space was a plus sign that the client did not escape.
     signed = unquote_plus(fields["sig"]).replace(" ", "+")
     return _Token(fields["sr"], signed, fields["se"], frozenset({once, unquote_plus(once)}))
 
