@@ -237,9 +237,9 @@ def test_s8_a_condition_is_a_refusal_where_it_answers_and_none_where_it_takes_th
     assert was_refused(from_sdk(rejected(condition)))
     answer = ours.error_for(condition, "no")
     assert was_refused(answer)
-    gone = answer.again()
+    gone = answer.copy()
     gone.cut_off = True
-    assert not was_refused(gone.again("entity"))
+    assert not was_refused(gone.copy("entity"))
     for lost in (amqp.AMQPLinkError, amqp.AMQPSessionError, amqp.AMQPConnectionError):
         assert not was_refused(from_sdk(lost(raw)))
         assert not was_refused(told_why(lost(raw)))

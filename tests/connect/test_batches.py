@@ -49,7 +49,7 @@ def test_a_batch_says_id_session_and_partition_of_its_first_message() -> None:
 
 
 def test_one_message_that_is_too_large_refuses_all() -> None:
-    with pytest.raises(MessageSizeExceededError, match="the link takes 500"):
+    with pytest.raises(MessageSizeExceededError, match="the link accepts at most 500"):
         pack_transfers([encoded(10), encoded(600)], 500)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp import EncodeError, split_sections
-from twinbus.connect.message_encoding import MOST_TTL, encode_message, to_datetime, to_millis, with_scheduled_time
+from twinbus.connect.message_encoding import MAX_TTL, encode_message, to_datetime, to_millis, with_scheduled_time
 from twinbus.connect.received_message import MessageState, ReceivedMessage
 from twinbus.message import BodyType, Message
 from twinbus.values import Symbol, Timestamp, UByte
@@ -84,7 +84,7 @@ def test_a_body_that_is_neither_bytes_nor_text_is_refused_as_data() -> None:
 def test_a_life_longer_than_a_header_can_tell_is_told_by_its_end() -> None:
     long = timedelta(days=100)
     got = received(Message(b"", time_to_live=long))
-    assert got.header.ttl == MOST_TTL
+    assert got.header.ttl == MAX_TTL
     assert got.properties.creation_time == NOW
     assert got.properties.absolute_expiry_time == NOW + long // timedelta(milliseconds=1)
 
@@ -164,7 +164,7 @@ def test_what_the_broker_says_of_a_message_is_read_from_its_annotations() -> Non
     assert got.state is MessageState.DEFERRED
     assert (got.dead_letter_source, got.dead_letter_reason) == ("orders", "r")
     assert got.dead_letter_error_description == "d"
-    got.renewed(3000)
+    got.lock_renewed(3000)
     assert got.locked_until == datetime(1970, 1, 1, 0, 0, 3, tzinfo=UTC)
 
 

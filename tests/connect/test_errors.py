@@ -37,7 +37,7 @@ def test_what_the_operator_has_to_mend_comes_with_a_hint() -> None:
 
 def test_an_error_is_raised_anew_for_everyone_who_waited() -> None:
     error = error_for(Condition.SERVER_BUSY, "busy")
-    again = error.again("orders", failed=["one"])
+    again = error.copy("orders", failed=["one"])
     assert again is not error
     assert (type(again), again.description, again.entity, again.failed) == (type(error), "busy", "orders", ("one",))
 

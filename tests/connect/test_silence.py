@@ -217,7 +217,7 @@ async def test_closing_under_a_waiting_call_ends_it_and_the_next_is_refused(
 
 
 async def test_closing_is_bounded_though_the_peer_answers_nothing(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twinbus.connect.client._CLOSE_SECONDS", SHORT)
+    monkeypatch.setattr("twinbus.connect.reconnection._CLOSE_SECONDS", SHORT)
     monkeypatch.setattr("twinbus.connect.receiver._DRAIN_SECONDS", SHORT)
     bus = connect(peer.endpoint)
     await bus.sender("q")
@@ -263,7 +263,7 @@ async def test_a_last_answer_that_comes_with_the_end_of_the_time_is_an_answer(
     """Both in one turn of the loop: the time-out is heard first, and finds nothing that is not accepted."""
 
     def answered(self: SendConfirmation, key: int, error: ServiceBusError | None) -> None:
-        self.unsafe.discard(key)
+        self.unaccepted.discard(key)
         self.outstanding -= 1  # whoever waits is not woken any more
 
     monkeypatch.setattr(SendConfirmation, "answered", answered)

@@ -10,19 +10,23 @@ R = TypeVar("R")
 
 
 async def bisect_refused(
-    parts: Sequence[T], ask: Callable[[Sequence[T]], Awaitable[R]], refusal: type[Exception]
+    items: Sequence[T], request: Callable[[Sequence[T]], Awaitable[R]], refusal: type[Exception]
 ) -> list[tuple[Sequence[T], R | None]]:
-    """Asks for all; where it is refused for one of them, for each half. None is the answer to a single one refused."""
+    """Call `request` for all items, and for each half of them where it raises `refusal`.
+
+    Returns every part that was asked for to the end, with its answer, in the order of the items. A single item that is
+    refused has the answer None. Any other exception passes to the caller.
+    """
     answers: list[tuple[Sequence[T], R | None]] = []
-    waiting = [parts] if parts else []
-    while waiting:
-        part = waiting.pop()
+    open_parts = [items] if items else []
+    while open_parts:
+        part = open_parts.pop()
         try:
-            answers.append((part, await ask(part)))
+            answers.append((part, await request(part)))
         except refusal:
             if len(part) == 1:
                 answers.append((part, None))
             else:
                 middle = len(part) // 2
-                waiting += (part[middle:], part[:middle])
+                open_parts += (part[middle:], part[:middle])
     return answers

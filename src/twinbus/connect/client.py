@@ -1,43 +1,29 @@
-"""The connection a caller holds: one socket for many senders and receivers, made when it is needed and made again
-after it broke. Whatever was under way when it broke fails; whether to repeat it is the caller's decision.
+"""The client: `connect` returns a `ServiceBusConnection`, which makes senders, receivers and management nodes.
 
-What the links do is theirs; here is how they come by an open and authorized wire.
+All of them share one socket, which opens with the first use (`reconnection`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-import uuid
-from contextlib import suppress
-from itertools import count
 from types import TracebackType
 from typing import Final, Self
 
-from twinbus.amqp import MIB, Connection
+from twinbus.amqp import MIB
 from twinbus.clock import Clock, SystemClock
-from twinbus.connect.cbs import CbsClient
 from twinbus.connect.connection_string import ConnectionString
-from twinbus.connect.errors import (
-    ConnectionClosedError,
-    ServiceBusArgumentError,
-    ServiceBusCertificateError,
-    ServiceBusCommunicationError,
-    ServiceBusError,
-)
-from twinbus.connect.link_session import LinkSession
+from twinbus.connect.errors import ServiceBusArgumentError
 from twinbus.connect.management import Management
 from twinbus.connect.receiver import ReceiveMode, Receiver, SessionChoice
+from twinbus.connect.reconnection import Reconnector
 from twinbus.connect.sender import Sender
 from twinbus.connect.timeouts import deadline
 from twinbus.connect.tokens import SasTokenSource, TokenSource
-from twinbus.connect.transport import AmqpTransport
 
 DEFAULT_TIMEOUT: Final = 60.0
 DEFAULT_PREFETCH: Final = 1000
-_CLOSE_SECONDS: Final = 5.0
-_WRITE_BUFFER: Final = 2 * MIB
-_DEAD_LETTER: Final = "/$DeadLetterQueue"
+_DEAD_LETTER_SUFFIX: Final = "/$DeadLetterQueue"
 
 
 def connect(
@@ -50,10 +36,11 @@ def connect(
     max_frame_size: int = MIB,
     clock: Clock | None = None,
 ) -> ServiceBusConnection:
-    """A connection that opens with its first use: `async with connect(text) as bus`.
+    """Return a connection that opens with its first use: `async with connect(text) as bus`.
 
-    Plain TCP with UseDevelopmentEmulator=true, unless `tls` is given; TLS otherwise. `timeout` is the deadline, in
-    seconds, of every operation that names none. A peer silent for twice `idle_timeout` is taken for dead.
+    UseDevelopmentEmulator=true means plain TCP unless `tls` is given; otherwise the connection uses TLS. `timeout`, in
+    seconds, is the timeout of every operation without one of its own. The connection fails if the peer is silent for
+    twice `idle_timeout` seconds.
     """
     endpoint = (
         connection_string
@@ -72,7 +59,7 @@ def connect(
 
 
 class ServiceBusConnection:
-    """Made by `connect`."""
+    """A connection to one namespace. Made by `connect`."""
 
     def __init__(
         self,
@@ -87,17 +74,14 @@ class ServiceBusConnection:
     ) -> None:
         self.endpoint = endpoint
         self.timeout = timeout
-        self.clock = clock
-        self._tls = tls
-        self._source = credential or SasTokenSource(endpoint, clock)
-        self._idle_timeout = idle_timeout
-        self._max_frame_size = max_frame_size
-        self._container = f"twinbus-{uuid.uuid4().hex[:12]}"
-        self._numbers = count(1)
-        self._wire: AmqpTransport | None = None
-        self._claims: CbsClient | None = None
-        self._connecting = asyncio.Lock()
-        self._is_closed = False
+        self._reconnector = Reconnector(
+            endpoint,
+            tls=tls,
+            source=credential or SasTokenSource(endpoint, clock),
+            idle_timeout=idle_timeout,
+            max_frame_size=max_frame_size,
+            clock=clock,
+        )
         self._members: dict[Sender | Receiver, None] = {}
 
     async def __aenter__(self) -> Self:
@@ -110,18 +94,22 @@ class ServiceBusConnection:
 
     @property
     def is_connected(self) -> bool:
-        return self._wire is not None and self._wire.is_open
+        return self._reconnector.is_connected
 
     async def open(self, *, timeout: float | None = None) -> None:
-        """Connects, unless it is connected."""
+        """Connect, unless it is connected."""
         async with deadline(self.timeout if timeout is None else timeout, f"connect to {self.endpoint.authority}"):
-            await self._connected()
-
-    # --- what is made of it ------------------------------------------------------------------------------------
+            await self._reconnector.connected()
 
     async def sender(self, entity: str, *, timeout: float | None = None) -> Sender:
-        """Attached on return, to a queue or a topic."""
-        sender = Sender(self, entity, self.timeout if timeout is None else timeout)
+        """Return a sender that is attached to a queue or topic."""
+        sender = Sender(
+            self._reconnector,
+            entity,
+            self.timeout if timeout is None else timeout,
+            management=self.management(entity),
+            on_close=self._forget,
+        )
         await sender.open()
         self._members[sender] = None
         return sender
@@ -138,106 +126,46 @@ class ServiceBusConnection:
         session_timeout: float = DEFAULT_TIMEOUT,
         timeout: float | None = None,
     ) -> Receiver:
-        """Attached on return, to a queue, or to a subscription of the topic `entity`.
+        """Return a receiver that is attached to a queue, or to a subscription of the topic `entity`.
 
-        `prefetch` is 1000 with peek-lock. With receive-and-delete it is 0 unless given: what is prefetched then is
-        deleted on the server, and lost with this process.
+        `prefetch` is 1000 with peek-lock and 0 with receive-and-delete: the server deletes a prefetched message, which
+        is lost if this process ends before it uses the message.
         """
         if prefetch is None:
             prefetch = DEFAULT_PREFETCH if mode is ReceiveMode.PEEK_LOCK else 0
         if prefetch < 0:
             raise ServiceBusArgumentError("prefetch cannot be negative", entity=entity)
         path = f"{entity}/Subscriptions/{subscription}" if subscription is not None else entity
+        address = path + _DEAD_LETTER_SUFFIX if dead_letter else path
         receiver = Receiver(
-            self,
+            self._reconnector,
             path,
-            path + _DEAD_LETTER if dead_letter else path,
+            address,
             mode=mode,
             prefetch=prefetch,
             session=session,
             session_timeout=session_timeout,
             timeout=self.timeout if timeout is None else timeout,
+            management=self.management(path, address=address),
+            on_close=self._forget,
         )
         await receiver.open()
         self._members[receiver] = None
         return receiver
 
     def management(self, entity: str, *, address: str | None = None, timeout: float | None = None) -> Management:
-        """The `$management` node of an entity; it attaches with its first request. `address` names a sub-queue."""
+        """Return the `$management` node of an entity. It attaches with its first request.
+
+        `address` is the path of a sub-queue, such as the dead-letter queue, if that is meant.
+        """
         node = f"{address or entity}/$management"
-        return Management(self, entity, node, self.timeout if timeout is None else timeout)
+        return Management(self._reconnector, entity, node, self.timeout if timeout is None else timeout)
 
     async def close(self) -> None:
-        """Closes what was made of it, then the connection, in a bounded time and whatever the peer does."""
-        self._is_closed = True
+        """Close all senders and receivers, then the connection. Takes a few seconds at most, whatever the peer does."""
+        self._reconnector.refuse_connecting()
         await asyncio.gather(*(member.close() for member in list(self._members)))
-        wire = self._wire
-        if wire is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_SECONDS):
-                    await wire.close()
-            wire.abort(ConnectionClosedError("the connection was closed by its owner"))
+        await self._reconnector.close()
 
-    # --- for the links -----------------------------------------------------------------------------------------
-
-    async def authorized(self, entity: str) -> AmqpTransport:
-        """An open wire with a token for the entity on it; the caller bounds the wait."""
-        wire = await self._connected()
-        assert self._claims is not None
-        await self._claims.ensure(self.endpoint.resource(entity), entity)
-        return wire
-
-    def link_name(self, address: str) -> str:
-        return f"{address}-{self._container}-{next(self._numbers)}"
-
-    def forget(self, member: Sender | Receiver) -> None:
+    def _forget(self, member: Sender | Receiver) -> None:
         self._members.pop(member, None)
-
-    async def close_attachment(self, attachment: LinkSession) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await attachment.close()
-
-    # --- the wire ----------------------------------------------------------------------------------------------
-
-    async def _connected(self) -> AmqpTransport:
-        if self._wire is not None and self._wire.is_open and not self._is_closed:
-            return self._wire
-        async with self._connecting:
-            if self._is_closed:
-                raise ConnectionClosedError("the connection is closed")
-            if self._wire is None or not self._wire.is_open:
-                self._wire = await self._dial()
-                self._claims = CbsClient(self._wire, self._source, self.clock, self.link_name("$cbs"))
-            return self._wire
-
-    async def _dial(self) -> AmqpTransport:
-        endpoint = self.endpoint
-        core = Connection.client(
-            self._container,
-            endpoint.host,
-            max_frame_size=self._max_frame_size,
-            idle_timeout=self._idle_timeout,
-        )
-        wire = AmqpTransport(core, endpoint.authority)
-        context = self._tls or (ssl.create_default_context() if endpoint.tls else None)
-        try:
-            transport, _ = await wire.loop.create_connection(
-                lambda: wire,
-                endpoint.host,
-                endpoint.port,
-                ssl=context,
-                server_hostname=endpoint.host if context is not None else None,
-            )
-            transport.set_write_buffer_limits(high=_WRITE_BUFFER)
-            await wire.opened
-        except ssl.SSLCertVerificationError as error:
-            raise ServiceBusCertificateError(f"{endpoint.authority}: {error.verify_message}") from error
-        except OSError as error:
-            raise ServiceBusCommunicationError(f"cannot connect to {endpoint.authority}: {error}") from error
-        except ServiceBusError as error:
-            raise error.again() from None
-        except asyncio.CancelledError:
-            wire.abort(ConnectionClosedError("connecting was given up"))
-            raise
-        return wire

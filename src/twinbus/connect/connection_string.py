@@ -1,4 +1,4 @@
-"""Connection strings, read and written: where a namespace is and with which key. Nothing here opens a connection."""
+"""Connection strings: the address of a namespace and a key for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCHEMES: Final = ("sb", "amqp", "amqps", "https", "http")
 
 
 class ConnectionStringError(CallerError, ValueError):
-    """What is wrong with a connection string. The text never holds a key."""
+    """The connection string is not valid. The text never contains a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,13 @@ class ConnectionString:
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """Parse a connection string. Raises ConnectionStringError."""
         settings = _settings(text)
         if "sharedaccesssignature" in settings:
             raise ConnectionStringError(
                 "SharedAccessSignature is not supported: give SharedAccessKeyName and SharedAccessKey"
             )
-        # The official clients take exactly this spelling and treat any other as absent.
+        # The official clients accept exactly this spelling and ignore any other.
         emulator = settings.get("usedevelopmentemulator") == "true"
         host, port = _endpoint(settings, PLAIN_PORT if emulator else TLS_PORT)
         for name in ("SharedAccessKeyName", "SharedAccessKey"):
@@ -57,15 +58,15 @@ class ConnectionString:
 
     @property
     def authority(self) -> str:
-        """`host:port`, as it stands in a URL."""
+        """`host:port` as in a URL."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def resource(self, entity: str = "") -> str:
-        """The URI a token for this namespace, or for one entity of it, is made out to."""
+        """Return the URI that a token for this namespace, or for one of its entities, names as its audience."""
         return f"sb://{self.authority}/{entity}"
 
     def render(self) -> str:
-        """The text the official clients take. It holds the key."""
+        """Return the connection string as the official clients accept it. It contains the key."""
         parts = [
             f"Endpoint=sb://{self.authority}",
             f"SharedAccessKeyName={self.key_name}",
@@ -85,7 +86,7 @@ def _settings(text: str) -> dict[str, str]:
             continue
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
-            # Only its position is told: the part itself may be the tail of a key.
+            # The text names only the position: the part itself may be the tail of a key.
             raise ConnectionStringError(f"part {number} of the connection string is not of the form name=value")
         settings[name.strip().lower()] = value.strip()
     if not settings:

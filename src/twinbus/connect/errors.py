@@ -1,6 +1,7 @@
-"""What goes wrong between a client and Service Bus, by who acts next, under the names of azure-servicebus.
+"""Errors of the client, in families by who acts next: the caller, time (retry) or the operator.
 
-One table decides what an AMQP condition becomes, also for conditions it does not know.
+The classes have the names of azure-servicebus. The table `ERRORS` maps AMQP conditions to classes; an unknown condition
+is a ServiceBusInternalError.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from twinbus.values import Condition
 
 
 class ServiceBusError(TwinbusError):
-    """`failed` holds the messages it is about, where an operation had several; a send's or a settlement's.
+    """Base of all errors of the client.
 
-    `cut_off`: it ended a link that was in use, and answers nothing: what was under way may have been carried out.
+    `failed`: the messages that the error concerns, if the operation had several (a send or a settlement).
+    `cut_off`: the link ended while in use, and this error is no answer to an operation. Operations in flight may have
+    been carried out.
     """
 
     default_hint: ClassVar[str] = ""
@@ -36,8 +39,8 @@ class ServiceBusError(TwinbusError):
         self.entity = entity
         self.failed = tuple(failed)
 
-    def again(self, entity: str | None = None, failed: Sequence[Any] = ()) -> Self:
-        """The same error for another who waited: one exception is raised once only, or its traceback would grow."""
+    def copy(self, entity: str | None = None, failed: Sequence[Any] = ()) -> Self:
+        """Return the same error as a new object. Each waiter raises its own: a shared one would collect tracebacks."""
         made = type(self)(
             self.description, condition=self.condition, entity=entity or self.entity, failed=failed or self.failed
         )
@@ -55,50 +58,50 @@ class ServiceBusError(TwinbusError):
 
 
 class ServiceBusArgumentError(ServiceBusError, CallerError, ValueError):
-    """The request, or the message, is not one the service takes."""
+    """The service does not accept the request or the message."""
 
 
 class MessageSizeExceededError(ServiceBusError, CallerError, ValueError):
-    """The message is larger than the link takes."""
+    """The message is larger than the link accepts."""
 
 
 class MessageAlreadySettled(ServiceBusError, CallerError, ValueError):  # noqa: N818 (its name in azure-servicebus)
-    """The message was settled before, or came settled."""
+    """The message is already settled, or was delivered without a lock."""
 
 
 class MessageNotFoundError(ServiceBusError, CallerError):
-    """No message has that sequence number, or it is not where it was looked for."""
+    """No message has that sequence number in this entity, or it is not in the expected state."""
 
 
 class MessageLockLostError(ServiceBusError, CallerError):
-    """The message is no longer locked by this receiver: it will be, or was, delivered again."""
+    """This receiver no longer holds the message's lock. The message was or will be delivered again."""
 
 
 class SessionLockLostError(ServiceBusError, CallerError):
-    """The session is no longer held by this receiver: accept it again."""
+    """This receiver no longer holds the session. Accept it again."""
 
 
 class ConnectionClosedError(ServiceBusError, CallerError):
-    """The connection, sender or receiver was closed by its owner."""
+    """The caller closed the connection, sender or receiver."""
 
 
 # --- time acts -------------------------------------------------------------------------------------------------
 
 
 class ServiceBusServerBusyError(ServiceBusError, RetryError):
-    """Wait a little and ask again."""
+    """The service is overloaded. Wait a little and try again."""
 
 
 class OperationTimeoutError(ServiceBusError, RetryError):
-    """No answer in time. The operation may have been carried out all the same."""
+    """No answer in time. The operation may have been carried out."""
 
 
 class ServiceBusConnectionError(ServiceBusError, RetryError):
-    """Connection or link broke. What was under way may have been carried out; the next use connects anew."""
+    """Connection or link broke. Operations in flight may have been carried out. The next use connects again."""
 
 
 class ServiceBusCommunicationError(ServiceBusError, RetryError):
-    """The connection could not be made at all."""
+    """The connection could not be made."""
 
 
 class SessionCannotBeLockedError(ServiceBusError, RetryError):
@@ -106,7 +109,7 @@ class SessionCannotBeLockedError(ServiceBusError, RetryError):
 
 
 class ServiceBusInternalError(ServiceBusError, RetryError):
-    """The service failed, or named a condition unknown here."""
+    """The service failed, or reported an unknown condition."""
 
 
 # --- the operator acts -----------------------------------------------------------------------------------------
@@ -137,15 +140,15 @@ class ServiceBusAuthorizationError(ServiceBusError, OperatorError):
 
 
 class ServiceBusCertificateError(ServiceBusError, OperatorError):
-    default_hint = "Trust the authority that signed it: give its file to the SSLContext that `connect` takes as `tls`."
+    default_hint = "Trust the authority that signed it: load its certificate into the SSLContext for `connect(tls=…)`."
 
 
 class ServiceBusProtocolError(ServiceBusError, OperatorError):
-    default_hint = "One side speaks AMQP wrongly; that is a defect to report."
+    default_hint = "One side violates the AMQP protocol. Please report this defect."
 
 
 class ServiceBusUnsupportedError(ServiceBusError, OperatorError):
-    default_hint = "This namespace cannot do that."
+    default_hint = "This namespace does not support the operation."
 
 
 ERRORS: Final[dict[str, type[ServiceBusError]]] = {
@@ -196,7 +199,7 @@ ERRORS: Final[dict[str, type[ServiceBusError]]] = {
     Condition.PARTITION_NOT_OWNED: ServiceBusConnectionError,
 }
 
-# Replies of request/response nodes that name no condition: by their status code.
+# Conditions for replies of request/response nodes that have only a status code.
 _STATUS_CONDITIONS: Final[dict[int, str]] = {
     400: Condition.ARGUMENT_ERROR,
     401: Condition.UNAUTHORIZED_ACCESS,
@@ -216,18 +219,19 @@ def error_for(
     entity: str | None = None,
     failed: Sequence[Any] = (),
 ) -> ServiceBusError:
+    """Return the error for an AMQP condition."""
     kind = ERRORS.get(condition or "", ServiceBusInternalError)
     text = description or "The service gave no description."
     return kind(text, condition=str(condition) if condition else None, entity=entity, failed=failed)
 
 
 def error_for_status(status: int, condition: str | None, description: str | None, entity: str) -> ServiceBusError:
-    """A refused reply of a `$management` node."""
+    """Return the error for a reply of a `$management` node that is not a success."""
     return error_for(condition or _STATUS_CONDITIONS.get(status), description or f"status {status}", entity=entity)
 
 
 def error_for_token(status: int, description: str | None, entity: str) -> ServiceBusError:
-    """A refused token: a missing entity is refused here too; anything else is the credential."""
+    """Return the error for a refused token. The service refuses tokens for missing entities too (404)."""
     text = description or f"status {status}"
     if status == 404:
         return MessagingEntityNotFoundError(text, condition=Condition.NOT_FOUND.value, entity=entity)

@@ -1,7 +1,11 @@
-"""One session with the links of one purpose on it: attached, used, and gone exactly once.
+"""Links of the client, each group of links on an AMQP session of its own.
 
-A session of its own keeps its delivery ids consecutive, so that they settle in runs. What the links carry is said by
-the subclasses; whatever waits on a link that is gone fails there.
+`LinkSession` holds the links of one purpose: attached once, used, and ended exactly once. When it ends, `error` is set
+and the subclass fails everything that waits. A session of its own gives a link consecutive delivery ids, so that many
+deliveries settle with one frame.
+
+`RequestLink` is the pair of links to a request/response node (`$cbs`, `<entity>/$management`). Many requests may be in
+flight; a reply is matched to its request by correlation id.
 """
 
 from __future__ import annotations
@@ -31,140 +35,143 @@ from twinbus.amqp import (
 from twinbus.connect.errors import ConnectionClosedError, ServiceBusError, ServiceBusProtocolError
 from twinbus.connect.transport import AmqpTransport, peer_error
 
+_REPLY_CREDIT: Final = 200
+
 
 class LinkSession:
-    """Open from `attached` until `error` is set."""
+    """An AMQP session with links, usable from `attached` until `error` is set. Subclasses override `on_` methods."""
 
-    def __init__(self, wire: AmqpTransport, entity: str) -> None:
-        if wire.error is not None:
-            raise wire.error.again(entity)
-        self.wire = wire
+    def __init__(self, transport: AmqpTransport, entity: str) -> None:
+        if transport.error is not None:
+            raise transport.error.copy(entity)
+        self.transport = transport
         self.entity = entity
         self.error: ServiceBusError | None = None
-        self.session = wire.core.begin()
-        self.session.context = self
-        self._awaited: set[Link] = set()
-        self._attached: asyncio.Future[None] = wire.loop.create_future()
-        self._gone: asyncio.Future[None] = wire.loop.create_future()
-        wire.add(self)
+        self.session = transport.begin_session(self)
+        self._unanswered: set[Link] = set()
+        self._attached: asyncio.Future[None] = transport.loop.create_future()
+        self._ended: asyncio.Future[None] = transport.loop.create_future()
 
     @property
     def is_open(self) -> bool:
         return self.error is None
 
     def attach(self, name: str, role: bool, **arguments: Any) -> Link:
+        """Send an attach. `attached` waits for the answer."""
         link = self.session.attach(name, role, **arguments)
-        self._awaited.add(link)
-        self.wire.flush_soon()
+        self._unanswered.add(link)
+        self.transport.flush_soon()
         return link
 
     async def attached(self) -> None:
-        """Waits until the peer took every link; the caller bounds the wait. Given up or refused, nothing is left."""
+        """Wait until the peer has accepted every link. The caller sets a timeout.
+
+        Raises the peer's reason if it refuses a link. A refused or cancelled attach leaves nothing behind.
+        """
         try:
             await self._attached
         except asyncio.CancelledError:
             self.fail(ConnectionClosedError("the attach was given up", entity=self.entity))
             raise
         except ServiceBusError as error:
-            raise error.again(self.entity) from None
+            raise error.copy(self.entity) from None
 
     async def close(self) -> None:
-        """Detaches and waits for the peer's answer; the caller bounds the wait."""
+        """Detach, and wait for the peer's answer. The caller sets a timeout."""
         if self.error is None:
             for link in self.session.links:
                 link.detach()
-            self.wire.flush_soon()
-            self._finish(ConnectionClosedError("closed by its owner", entity=self.entity), end=False)
+            self.transport.flush_soon()
+            self._finish(ConnectionClosedError("closed by its owner", entity=self.entity), end_session=False)
             try:
-                await self._gone
+                await self._ended
             finally:
-                self._end()
+                self._end_session()
 
     def fail(self, error: ServiceBusError) -> None:
-        """Ends it at once, with the reason for everything that waits."""
+        """End the session at once. Everything that waits fails with `error`."""
         if self.error is None:
-            self._finish(error, end=True)
+            self._finish(error, end_session=True)
         else:
-            self._set_gone()
+            self._set_ended()
 
-    # --- from the wire -----------------------------------------------------------------------------------------
+    # --- from the transport ------------------------------------------------------------------------------------
 
-    def accepted(self, link: Link) -> None:
-        self._awaited.discard(link)
-        self.link_accepted(link)
-        if not self._awaited and not self._attached.done():
+    def on_accepted(self, link: Link) -> None:
+        self._unanswered.discard(link)
+        self.on_usable(link)
+        if not self._unanswered and not self._attached.done():
             self._attached.set_result(None)
 
-    def detached(self, link: Link, error: Error | None) -> None:
+    def on_detached(self, link: Link, error: Error | None) -> None:
         self.fail(peer_error(error, f"the link to {self.entity} was detached", self.entity))
 
-    def ended(self, error: Error | None) -> None:
+    def on_ended(self, error: Error | None) -> None:
         self.fail(peer_error(error, f"the session to {self.entity} was ended", self.entity))
 
-    # --- for the subclasses ------------------------------------------------------------------------------------
+    # --- for subclasses ----------------------------------------------------------------------------------------
 
-    def link_accepted(self, link: Link) -> None:
-        """A link can be used from now on."""
+    def on_usable(self, link: Link) -> None:
+        """The peer accepted the link."""
 
-    def flowed(self, link: Link) -> None:
-        """Credit came, or was used up."""
+    def on_flow(self, link: Link) -> None:
+        """The link's credit changed."""
 
-    def delivered(self, event: Delivered) -> None:
-        """A message came."""
+    def on_delivery(self, event: Delivered) -> None:
+        """A message arrived."""
 
-    def disposed(self, event: Disposed) -> None:
-        """The peer told the state of deliveries."""
+    def on_disposition(self, event: Disposed) -> None:
+        """The peer reported the state of deliveries."""
 
-    def failed(self, error: ServiceBusError) -> None:
-        """The links are gone: fail what waits."""
+    def on_failed(self, error: ServiceBusError) -> None:
+        """The links are gone. Fail everything that waits."""
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    def _finish(self, error: ServiceBusError, *, end: bool) -> None:
-        self.error = error.again()
+    def _finish(self, error: ServiceBusError, *, end_session: bool) -> None:
+        self.error = error.copy()
         self.error.cut_off = True
         if not self._attached.done():
             self._attached.set_exception(error)
-            self._attached.exception()  # whoever waited for it may have given up
-        self.failed(self.error)
-        if end:
-            self._end()
+            self._attached.exception()  # Retrieved: nobody may be waiting any more, and asyncio would log it.
+        self.on_failed(self.error)
+        if end_session:
+            self._end_session()
 
-    def _end(self) -> None:
-        self.wire.remove(self)
-        self._set_gone()
-        if self.wire.error is None:
+    def _end_session(self) -> None:
+        self.transport.remove(self)
+        self._set_ended()
+        if self.transport.error is None:
             self.session.end()
-            self.wire.flush_soon()
+            self.transport.flush_soon()
 
-    def _set_gone(self) -> None:
-        if not self._gone.done():
-            self._gone.set_result(None)
-
-
-_CREDIT: Final = 200
+    def _set_ended(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestReply:
+    """Reply of a request/response node."""
+
     status: int
     description: str | None
     condition: str | None
     body: Any
 
     @property
-    def is_good(self) -> bool:
+    def is_success(self) -> bool:
         return 200 <= self.status < 300
 
 
 class RequestLink(LinkSession):
-    """Both links to one node. The deadline of a request is its caller's."""
+    """Both links to one request/response node. Callers of `request` set the timeout."""
 
-    def __init__(self, wire: AmqpTransport, address: str, entity: str, name: str) -> None:
-        super().__init__(wire, entity)
+    def __init__(self, transport: AmqpTransport, address: str, entity: str, name: str) -> None:
+        super().__init__(transport, entity)
         self._reply_to = f"{name}-replies"
-        self._sent = 0
-        self._waiting: dict[str, asyncio.Future[RequestReply]] = {}
+        self._request_count = 0
+        self._waiters: dict[str, asyncio.Future[RequestReply]] = {}
         self._outbox: deque[tuple[str, bytes]] = deque()
         modes = {"snd_settle_mode": SND_SETTLED, "rcv_settle_mode": RCV_FIRST}
         self._requests = self.attach(name, SENDER, source=Source(name), target=Target(address), **modes)
@@ -173,64 +180,66 @@ class RequestLink(LinkSession):
         )
 
     async def request(self, properties: Mapping[str, object], body: object) -> RequestReply:
+        """Send a request and return its reply, whatever its status. Raises if the links are gone."""
         if self.error is not None:
-            raise self.error.again(self.entity)
-        self._sent += 1
-        number = str(self._sent)
+            raise self.error.copy(self.entity)
+        self._request_count += 1
+        request_id = str(self._request_count)
         payload = build_message(
-            properties=Properties(message_id=number, reply_to=self._reply_to),
+            properties=Properties(message_id=request_id, reply_to=self._reply_to),
             application_properties=properties,
             value=body,
         )
-        reply: asyncio.Future[RequestReply] = self.wire.loop.create_future()
-        self._waiting[number] = reply
-        self._outbox.append((number, payload))
-        self._send()
+        reply: asyncio.Future[RequestReply] = self.transport.loop.create_future()
+        self._waiters[request_id] = reply
+        self._outbox.append((request_id, payload))
+        self._send_outbox()
         try:
             return await reply
         except ServiceBusError as error:
-            raise error.again(self.entity) from None
+            raise error.copy(self.entity) from None
         finally:
-            self._waiting.pop(number, None)
+            self._waiters.pop(request_id, None)
 
-    # --- from the wire -----------------------------------------------------------------------------------------
+    # --- from the transport ------------------------------------------------------------------------------------
 
-    def link_accepted(self, link: Link) -> None:
+    def on_usable(self, link: Link) -> None:
         if link is self._replies:
-            link.flow(_CREDIT)
+            link.flow(_REPLY_CREDIT)
 
-    def flowed(self, link: Link) -> None:
-        self._send()
+    def on_flow(self, link: Link) -> None:
+        self._send_outbox()
 
-    def delivered(self, event: Delivered) -> None:
-        if event.link.credit <= _CREDIT // 2:
-            event.link.flow(_CREDIT)
+    def on_delivery(self, event: Delivered) -> None:
+        if event.link.credit <= _REPLY_CREDIT // 2:
+            event.link.flow(_REPLY_CREDIT)
         if not event.settled:
             self.session.dispose(RECEIVER, event.delivery_id, settled=True)
         try:
-            number, reply = _read(event.payload)
-        except DecodeError as fault:
-            self.fail(ServiceBusProtocolError(f"a reply cannot be read: {fault}", entity=self.entity))
+            request_id, reply = _read_reply(event.payload)
+        except DecodeError as error:
+            self.fail(ServiceBusProtocolError(f"a reply cannot be read: {error}", entity=self.entity))
             return
-        waiter = self._waiting.get(number)
+        waiter = self._waiters.get(request_id)
         if waiter is not None and not waiter.done():
             waiter.set_result(reply)
 
-    def failed(self, error: ServiceBusError) -> None:
+    def on_failed(self, error: ServiceBusError) -> None:
         self._outbox.clear()
-        for waiter in self._waiting.values():
+        for waiter in self._waiters.values():
             if not waiter.done():
                 waiter.set_exception(error)
 
-    def _send(self) -> None:
+    def _send_outbox(self) -> None:
         while self._outbox and self._requests.credit > 0:
-            number, payload = self._outbox.popleft()
-            if number in self._waiting:  # else its caller has given up
-                self._requests.send(number.encode(), payload, settled=True)
-        self.wire.flush_soon()
+            request_id, payload = self._outbox.popleft()
+            if request_id in self._waiters:  # Otherwise its caller has given up.
+                self._requests.send(request_id.encode(), payload, settled=True)
+        self.transport.flush_soon()
 
 
-def _read(payload: bytes) -> tuple[str, RequestReply]:
+def _read_reply(payload: bytes) -> tuple[str, RequestReply]:
+    """Return the correlation id and the reply. Raises DecodeError if there is no status code."""
     sections = split_sections(payload)
     properties = sections.application_properties
     status = properties.get("statusCode", properties.get("status-code"))

@@ -1,4 +1,7 @@
-"""Messages to bytes: how a caller's values stand in the sections of an AMQP message. Knows no link and no clock."""
+"""Encoding messages for sending: one message to bytes, many encoded messages into transfers.
+
+A transfer carries one message, or several as a batch (message-format 0x80013700).
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,20 @@ from twinbus.connect.errors import MessageSizeExceededError
 from twinbus.message import BodyType, Message
 from twinbus.values import Symbol, Timestamp
 
-MOST_TTL: Final = 0xFFFFFFFF  # ms, in a header; a longer life is told by absolute-expiry-time
+MAX_TTL: Final = 0xFFFFFFFF  # ms: the largest ttl of a header. A longer one is written as absolute-expiry-time.
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def to_millis(instant: datetime) -> int:
-    """Milliseconds since the epoch; an instant without a zone is UTC."""
+    """Return milliseconds since the epoch. A datetime without a time zone is UTC."""
     aware = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
     return (aware - _EPOCH) // _MILLISECOND
 
 
 def to_datetime(millis: int) -> datetime:
-    """As far as datetime reaches: what lies beyond (a lock that never ends) is its largest instant."""
+    """Return the instant, or the largest datetime for one beyond it, such as the end of an endless lock."""
     try:
         return _EPOCH + timedelta(milliseconds=millis)
     except OverflowError:
@@ -46,10 +49,13 @@ def to_datetime(millis: int) -> datetime:
 
 
 def encode_message(source: Message, now: int) -> bytes:
-    """The message as it goes on the wire. `now`, in ms, is needed for a life longer than a header can tell."""
+    """Return the encoded message. `now`, in ms since the epoch, is used if time_to_live exceeds MAX_TTL.
+
+    Raises EncodeError if a value has no AMQP type, or time_to_live is not positive.
+    """
     lifetime = None if source.time_to_live is None else source.time_to_live // _MILLISECOND
     if lifetime is not None and lifetime <= 0:
-        raise EncodeError("time_to_live has to be positive")
+        raise EncodeError("time_to_live must be positive")
     return build_message(
         header=_header(source, lifetime),
         delivery_annotations=_plain(source.delivery_annotations),
@@ -64,12 +70,12 @@ def encode_message(source: Message, now: int) -> bytes:
 def _header(source: Message, lifetime: int | None) -> Header | None:
     if lifetime is None and source.priority is None and source.durable is None:
         return None
-    ttl = None if lifetime is None else min(lifetime, MOST_TTL)
+    ttl = None if lifetime is None else min(lifetime, MAX_TTL)
     return Header(durable=source.durable, priority=source.priority, ttl=ttl)
 
 
 def _properties(source: Message, lifetime: int | None, now: int) -> Properties:
-    long_lived = lifetime is not None and lifetime > MOST_TTL
+    long_lived = lifetime is not None and lifetime > MAX_TTL
     return Properties(
         message_id=source.message_id,
         user_id=source.user_id,
@@ -117,7 +123,7 @@ def _plain(values: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _amqp(value: Any) -> Any:
-    """Instants become timestamps, wherever they stand; all else is what the codec takes or refuses."""
+    """Replace datetimes by timestamps, also inside lists and maps. The codec judges everything else."""
     if isinstance(value, datetime):
         return Timestamp(to_millis(value))
     if type(value) is dict:
@@ -128,7 +134,7 @@ def _amqp(value: Any) -> Any:
 
 
 def with_scheduled_time(raw: bytes, millis: int) -> bytes:
-    """The encoded message with this scheduled enqueue time; everything else stays as it is."""
+    """Return the encoded message with this scheduled enqueue time, in ms since the epoch, and otherwise unchanged."""
     sections = split_sections(raw)
     annotations = {**sections.message_annotations, Symbol("x-opt-scheduled-enqueue-time"): Timestamp(millis)}
     span = sections.spans.get(MESSAGE_ANNOTATIONS)
@@ -140,13 +146,14 @@ def with_scheduled_time(raw: bytes, millis: int) -> bytes:
     return raw[:start] + b"\x00\x53\x72" + encode(annotations) + raw[end:]
 
 
-_SMALL: Final = 256  # a data section takes 5 bytes more than its content below this, 8 from there on
+# Size of a data section's constructor: 5 bytes if its content is shorter than this, otherwise 8.
+_SMALL: Final = 256
 _EMPTY_BODY: Final = len(b"\x00\x53\x77\x40")
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTransfer:
-    """One transfer; the messages it carries are `messages[first:end]` of what was packed."""
+    """One transfer. It carries `messages[first:end]` of the packed messages."""
 
     payload: bytes
     message_format: int
@@ -155,40 +162,43 @@ class PackedTransfer:
 
 
 def pack_transfers(messages: Sequence[bytes], limit: int) -> list[PackedTransfer]:
-    """Transfers of at most `limit` bytes that carry all messages, in their order."""
+    """Pack encoded messages, in their order, into transfers of at most `limit` bytes.
+
+    Raises MessageSizeExceededError if a message alone exceeds the limit.
+    """
     if len(messages) == 1 and len(messages[0]) <= limit:
-        return [_batch(messages, 0, 1)]
-    batches: list[PackedTransfer] = []
+        return [_transfer(messages, 0, 1)]
+    transfers: list[PackedTransfer] = []
     first, size = 0, 0
     for index, raw in enumerate(messages):
         length = len(raw)
         if length > limit:
-            raise MessageSizeExceededError(f"a message of {length} bytes; the link takes {limit}")
+            raise MessageSizeExceededError(f"a message of {length} bytes; the link accepts at most {limit}")
         needed = length + (5 if length < _SMALL else 8)
         if index == first:
-            size = len(_envelope(raw)) + needed
+            size = len(_batch_sections(raw)) + needed
         elif size + needed > limit:
-            batches.append(_batch(messages, first, index))
-            first, size = index, len(_envelope(raw)) + needed
+            transfers.append(_transfer(messages, first, index))
+            first, size = index, len(_batch_sections(raw)) + needed
         else:
             size += needed
     if first < len(messages):
-        batches.append(_batch(messages, first, len(messages)))
-    return batches
+        transfers.append(_transfer(messages, first, len(messages)))
+    return transfers
 
 
-def _batch(messages: Sequence[bytes], first: int, end: int) -> PackedTransfer:
+def _transfer(messages: Sequence[bytes], first: int, end: int) -> PackedTransfer:
     if end - first == 1:
         return PackedTransfer(messages[first], 0, first, end)
-    payload = batch_payload(messages[first:end], before=_envelope(messages[first]))
+    payload = batch_payload(messages[first:end], before=_batch_sections(messages[first]))
     return PackedTransfer(payload, BATCH_FORMAT, first, end)
 
 
-def _envelope(raw: bytes) -> bytes:
-    """The sections before the messages: who they are for, as the first of them says it; the service routes by it."""
-    inner = read_routing_fields(raw)
-    if inner.message_id is None and inner.group_id is None and inner.partition_key is None:
+def _batch_sections(raw: bytes) -> bytes:
+    """Return the sections before a batch's messages: id, session and partition key of the first one, for routing."""
+    fields = read_routing_fields(raw)
+    if fields.message_id is None and fields.group_id is None and fields.partition_key is None:
         return b""
-    annotations = None if inner.partition_key is None else {"x-opt-partition-key": inner.partition_key}
-    properties = Properties(message_id=inner.message_id, group_id=inner.group_id)
+    annotations = None if fields.partition_key is None else {"x-opt-partition-key": fields.partition_key}
+    properties = Properties(message_id=fields.message_id, group_id=fields.group_id)
     return build_message(message_annotations=annotations, properties=properties)[:-_EMPTY_BODY]

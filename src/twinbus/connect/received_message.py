@@ -1,31 +1,31 @@
-"""A message as it was received: the bytes untouched, each field read from them when it is asked for.
+"""A received message: its bytes, unchanged, and its fields, decoded when they are first read.
 
-Holds where the message came from, so that it can be settled; how that is done is the receiver's.
+The message also holds the link and delivery id it came by: the receiver settles it with them.
 """
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from twinbus.amqp import Header, Properties, Sections, split_sections
+from twinbus.connect.link_session import LinkSession
 from twinbus.connect.message_encoding import to_datetime
 from twinbus.message import BodyType, MessageId
 
-if TYPE_CHECKING:
-    from twinbus.connect.receiver import ReceiverLink
-
 
 class MessageState(IntEnum):
+    """State of a message in its queue, as the broker reports it."""
+
     ACTIVE = 0
     DEFERRED = 1
     SCHEDULED = 2
 
 
 class ReceivedMessage:
-    """`raw` is the encoded message. `is_settled` is true once it was settled, or when it came so."""
+    """One received or peeked message. `raw` is the encoded message. `is_settled` is true if it needs no settlement."""
 
     __slots__ = (
         "_annotations",
@@ -44,12 +44,13 @@ class ReceivedMessage:
         self,
         raw: bytes,
         token: bytes | None,
-        link: ReceiverLink | None = None,
+        link: LinkSession | None = None,
         delivery_id: int = 0,
         is_settled: bool = False,
     ) -> None:
         self.raw = raw
-        self.link = link  # None: it came through `$management`, or its link is done with it; it is settled there
+        # None: it came through `$management`, or its delivery has ended on the link. It is then settled by lock token.
+        self.link = link
         self.delivery_id = delivery_id
         self.is_settled = is_settled
         self._token = token
@@ -108,7 +109,7 @@ class ReceivedMessage:
 
     @property
     def body(self) -> Any:
-        """Bytes (data sections joined), a list of lists, or the value; empty bytes where there is no body."""
+        """Bytes (data sections joined), a list of lists, or the value. Empty bytes if the message has no body."""
         match self.sections.body_kind:
             case "data":
                 parts = self.sections.data
@@ -120,7 +121,7 @@ class ReceivedMessage:
             case _:
                 return b""
 
-    # --- what the broker says ----------------------------------------------------------------------------------
+    # --- set by the broker -------------------------------------------------------------------------------------
 
     @property
     def sequence_number(self) -> int | None:
@@ -142,7 +143,7 @@ class ReceivedMessage:
 
     @property
     def locked_until(self) -> datetime | None:
-        """As delivered, or as last renewed."""
+        """When the lock expires, as of the delivery or the last renewal."""
         return self._instant("x-opt-locked-until") if self._locked_until is None else to_datetime(self._locked_until)
 
     @property
@@ -151,7 +152,7 @@ class ReceivedMessage:
 
     @property
     def delivery_count(self) -> int:
-        """How many deliveries failed before this one."""
+        """Number of deliveries that failed before this one."""
         return self.header.delivery_count or 0
 
     @property
@@ -179,7 +180,7 @@ class ReceivedMessage:
         ttl = self.header.ttl
         return None if ttl is None else timedelta(milliseconds=ttl)
 
-    # --- what the sender said ----------------------------------------------------------------------------------
+    # --- set by the sender -------------------------------------------------------------------------------------
 
     @property
     def message_id(self) -> MessageId | None:
@@ -213,8 +214,8 @@ class ReceivedMessage:
     def reply_to_session_id(self) -> str | None:
         return self.properties.reply_to_group_id
 
-    def renewed(self, locked_until: int) -> None:
-        """The lock was renewed, until this instant in ms."""
+    def lock_renewed(self, locked_until: int) -> None:
+        """Record that the lock was renewed until this instant, in ms since the epoch."""
         self._locked_until = locked_until
 
     def _instant(self, name: str) -> datetime | None:

@@ -1,18 +1,24 @@
-"""What a caller receives with: batches under lock or for good, settlement in runs with every confirmation awaited.
+"""Receiving: `Receiver` is the caller's object, `ReceiverLink` the link it uses.
 
-Attaches anew when its link is gone, except a session's, whose lock went with it.
+The link buffers messages as the peer delivers them. With prefetch, the link keeps credit granted so that the buffer is
+filled ahead of `receive`; without prefetch, each `receive` grants the credit it needs and takes the unused rest back.
+
+A settlement is sent on the link that delivered the message, one frame for each run of delivery ids, and waits for the
+peer's confirmation. A message whose link is gone is settled through `$management` by its lock token.
+
+When its link is gone, the receiver attaches again, except for a session: the session's lock went with the link.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from twinbus.amqp import (
     RCV_FIRST,
@@ -41,8 +47,10 @@ from twinbus.connect.errors import (
     SessionLockLostError,
 )
 from twinbus.connect.link_session import LinkSession
+from twinbus.connect.management import Management
 from twinbus.connect.message_encoding import to_datetime
 from twinbus.connect.received_message import ReceivedMessage
+from twinbus.connect.reconnection import Reconnector
 from twinbus.connect.settlement import (
     COMPLETE,
     RELEASE,
@@ -58,21 +66,43 @@ from twinbus.connect.timeouts import deadline
 from twinbus.connect.transport import AmqpTransport
 from twinbus.values import Symbol, UInt
 
-if TYPE_CHECKING:
-    from twinbus.connect.client import ServiceBusConnection
-
-
 _DRAIN_SECONDS: Final = 5.0
-# What the answer to a session attach may take beyond the wait for a session itself.
+# Time for the peer's answer to a session attach, beyond the time that the peer waits for a session.
 _ANSWER_SECONDS: Final = 10.0
+_SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
+_TIMEOUT: Final = Symbol("com.microsoft:timeout")
+_LOCKED_UNTIL: Final = "com.microsoft:locked-until-utc"
+# .NET ticks (100 ns since year 1) at the Unix epoch.
+_EPOCH_TICKS: Final = 621_355_968_000_000_000
+
+
+class ReceiveMode(Enum):
+    """PEEK_LOCK: messages are locked until they are settled. RECEIVE_AND_DELETE: delivery deletes them."""
+
+    PEEK_LOCK = "peek-lock"
+    RECEIVE_AND_DELETE = "receive-and-delete"
+
+
+PEEK_LOCK: Final = ReceiveMode.PEEK_LOCK
+RECEIVE_AND_DELETE: Final = ReceiveMode.RECEIVE_AND_DELETE
+
+
+class NextAvailable(Enum):
+    """Stands for any session that has messages and no receiver."""
+
+    NEXT_AVAILABLE = "next-available"
+
+
+NEXT_AVAILABLE: Final = NextAvailable.NEXT_AVAILABLE
+SessionChoice = str | NextAvailable | None
 
 
 class Receiver:
-    """Made by `ServiceBusConnection.receiver`."""
+    """Receives from a queue, subscription or sub-queue. Made by `ServiceBusConnection.receiver`."""
 
     def __init__(
         self,
-        bus: ServiceBusConnection,
+        reconnector: Reconnector,
         entity: str,
         address: str,
         *,
@@ -81,21 +111,25 @@ class Receiver:
         session: SessionChoice,
         session_timeout: float,
         timeout: float,
+        management: Management,
+        on_close: Callable[[Receiver], None],
     ) -> None:
         self.entity = entity
         self.mode = mode
         self.timeout = timeout
-        self._bus = bus
+        self._reconnector = reconnector
+        self._on_close = on_close
         self._address = address
         self._prefetch = prefetch
         self._session = session
         self._session_timeout = session_timeout
         self._link: ReceiverLink | None = None
-        self._kept: deque[ReceivedMessage] = deque()  # deleted on the server, not taken yet: outlives its link
+        # Messages of a broken receive-and-delete link. The server has deleted them, so they must not be lost.
+        self._kept: deque[ReceivedMessage] = deque()
         self._attaching = asyncio.Lock()
         self._is_closed = False
         self._locked_until: datetime | None = None
-        self.management = bus.management(entity, address=address)
+        self.management = management
 
     async def __aenter__(self) -> Self:
         return self
@@ -115,13 +149,13 @@ class Receiver:
     async def receive(
         self, max_messages: int = 1, max_wait: float = 60.0, *, keep_credit: bool = False
     ) -> list[ReceivedMessage]:
-        """Up to `max_messages`, as soon as there is one; an empty list after `max_wait` seconds without any.
+        """Return up to `max_messages`, as soon as there is one; an empty list after `max_wait` seconds without any.
 
-        Without prefetch, what the call did not use of its credit is taken back before it returns; with `keep_credit`
-        only if nothing came: otherwise up to `max_messages` more may be on their way, for the next call.
+        Without prefetch, the call takes its unused credit back before it returns. With `keep_credit` it does so only if
+        no message came; otherwise up to `max_messages` more may be on their way, for the next call.
         """
         if max_messages < 1:
-            raise ServiceBusArgumentError("max_messages has to be at least 1", entity=self.entity)
+            raise ServiceBusArgumentError("max_messages must be at least 1", entity=self.entity)
         loop = asyncio.get_running_loop()
         end = loop.time() + max_wait
         if self._kept:
@@ -139,7 +173,7 @@ class Receiver:
         self, link: ReceiverLink, count: int, end: float, keep_credit: bool
     ) -> list[ReceivedMessage]:
         if len(link.buffer) < count:
-            link.ask(count - len(link.buffer))
+            link.grant(count - len(link.buffer))
             await self._arrived(link, end)
             if not (keep_credit and link.buffer):
                 await self._drained(link)
@@ -147,11 +181,11 @@ class Receiver:
 
     @property
     def has_credit(self) -> bool:
-        """Whether messages may come that no call waits for: a call was given up, or has kept its credit."""
+        """Whether messages may arrive that no call waits for: a call was cancelled, or kept its credit."""
         return self._link is not None and self._link.is_open and self._link.has_credit
 
     async def take_back_credit(self) -> list[ReceivedMessage]:
-        """No more messages come until the next call; those that were on their way are the caller's."""
+        """Stop deliveries until the next call. Returns the messages that were on their way."""
         link = self._link
         if link is None or not link.is_open:
             return []
@@ -176,13 +210,13 @@ class Receiver:
     async def receive_deferred(
         self, numbers: Sequence[int], *, leave_out_missing: bool = False, timeout: float | None = None
     ) -> list[ReceivedMessage]:
-        """Messages that were deferred, by their sequence numbers.
+        """Return deferred messages by their sequence numbers.
 
-        The service refuses all of them if one is gone or locked by another; with `leave_out_missing` the others are
-        asked for again, in halves.
+        The service refuses the whole request if one message is gone or locked by another receiver. With
+        `leave_out_missing` the request is bisected, and the others are returned.
         """
 
-        async def ask(part: Sequence[int]) -> list[ReceivedMessage]:
+        async def request(part: Sequence[int]) -> list[ReceivedMessage]:
             return await self.management.receive_deferred(
                 part,
                 peek_lock=self.mode is ReceiveMode.PEEK_LOCK,
@@ -191,14 +225,14 @@ class Receiver:
             )
 
         if not leave_out_missing:
-            return await ask(numbers)
-        answers = await bisect_refused(numbers, ask, MessageNotFoundError)
+            return await request(numbers)
+        answers = await bisect_refused(numbers, request, MessageNotFoundError)
         return [message for _, answer in answers for message in answer or ()]
 
     async def peek(
         self, from_number: int = 0, count: int = 1, *, timeout: float | None = None
     ) -> list[ReceivedMessage]:
-        """Looks at messages without locking them."""
+        """Return up to `count` messages from a sequence number on, without locking them."""
         return await self.management.peek(from_number, count, session=self.session_id, timeout=self._seconds(timeout))
 
     async def delete_batch(self, count: int, before: datetime | None = None, *, timeout: float | None = None) -> int:
@@ -207,7 +241,7 @@ class Receiver:
     # --- settling ----------------------------------------------------------------------------------------------
 
     async def complete(self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None) -> None:
-        """All are deleted on return; otherwise the error's `failed` are those that may not be. So for all outcomes."""
+        """Delete the messages. Like every settlement, raises an error whose `failed` are those perhaps not settled."""
         await self._settle(messages, COMPLETE, timeout)
 
     async def abandon(
@@ -217,7 +251,7 @@ class Receiver:
         properties: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> None:
-        """They are delivered again, with a higher delivery count."""
+        """Unlock the messages: they are delivered again, with a higher delivery count."""
         await self._settle(messages, abandon_outcome(properties), timeout)
 
     async def defer(
@@ -227,7 +261,7 @@ class Receiver:
         properties: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> None:
-        """They are kept aside for `receive_deferred`."""
+        """Keep the messages in the queue for `receive_deferred` only."""
         await self._settle(messages, defer_outcome(properties), timeout)
 
     async def dead_letter(
@@ -242,12 +276,13 @@ class Receiver:
         await self._settle(messages, dead_letter_outcome(reason, description, properties), timeout)
 
     async def release(self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None) -> None:
-        """They are delivered again as if they had not been."""
+        """Unlock the messages: they are delivered again, with the same delivery count."""
         await self._settle(messages, RELEASE, timeout)
 
     def give_back(self, deliveries: Sequence[int]) -> int:
-        """Releases by delivery ids, without an answer: for many of which nothing else was kept. How many; none where
-        the link they came by is gone.
+        """Release messages by delivery id without waiting. Returns how many: 0 if the link they came by is gone.
+
+        For a caller that kept nothing but the delivery ids of many messages.
         """
         link = self._link
         if not deliveries or link is None or not link.is_open:
@@ -264,44 +299,44 @@ class Receiver:
     async def settle(
         self, messages: Sequence[ReceivedMessage], outcome: SettlementOutcome, *, timeout: float | None = None
     ) -> list[tuple[ReceivedMessage, ServiceBusError]]:
-        """Those that are not settled as asked, each with the reason; an error only where no answer came in time."""
+        """Settle messages. Returns those that failed, each with its error. Raises only if no answer came in time."""
         if not messages:
             return []
         settled = [message for message in messages if message.is_settled]
         if settled:
-            raise MessageAlreadySettled("a message is settled already", entity=self.entity, failed=settled)
+            raise MessageAlreadySettled("a message is already settled", entity=self.entity, failed=settled)
         links = {message.link for message in messages}
-        pending: list[tuple[ReceiverLink, SettlementProgress]] = []
+        waiting: list[tuple[ReceiverLink, SettlementProgress]] = []
         by_token: list[ReceivedMessage] = []
 
         def unfinished() -> list[ReceivedMessage]:
-            waiting = [message for _, settlement in pending for message in settlement.unfinished]
-            return waiting + [message for message in by_token if not message.is_settled]
+            on_links = [message for _, progress in waiting for message in progress.unfinished]
+            return on_links + [message for message in by_token if not message.is_settled]
 
         async with deadline(self._seconds(timeout), outcome.verb, self.entity, unfinished):
             try:
                 for link in links:
                     group = messages if len(links) == 1 else [found for found in messages if found.link is link]
-                    if link is None or not link.is_open:
+                    if not isinstance(link, ReceiverLink) or not link.is_open:
                         by_token += group
                         continue
-                    settlement = SettlementProgress(outcome.state, link.wire.loop.create_future())
-                    link.settle(group, settlement, outcome.state)
-                    pending.append((link, settlement))
+                    progress = SettlementProgress(outcome.state, link.transport.loop.create_future())
+                    link.settle(group, progress, outcome.state)
+                    waiting.append((link, progress))
                 failures = await self._settle_by_token(by_token, outcome) if by_token else []
-                for _, settlement in pending:
-                    await settlement.future
-                    failures += settlement.failures
+                for _, progress in waiting:
+                    await progress.future
+                    failures += progress.failures
             finally:
-                for link, settlement in pending:
-                    if not settlement.future.done() or settlement.future.cancelled():
-                        link.give_up(settlement)
+                for open_link, progress in waiting:
+                    if not progress.future.done() or progress.future.cancelled():
+                        open_link.give_up(progress)
         return failures
 
     async def _settle_by_token(
         self, messages: Sequence[ReceivedMessage], outcome: SettlementOutcome
     ) -> list[tuple[ReceivedMessage, ServiceBusError]]:
-        """Those without a living link, one by one: a refusal tells of one message only."""
+        """Settle through `$management`, one request per message: a refusal then concerns one message only."""
 
         async def settle(message: ReceivedMessage) -> ServiceBusError | None:
             token = message.lock_token
@@ -318,7 +353,7 @@ class Receiver:
         return [(message, error) for message, error in zip(messages, answers, strict=True) if error is not None]
 
     async def renew_locks(self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None) -> None:
-        """All stay locked for another lock duration; `locked_until` of each tells until when."""
+        """Renew the locks and set `locked_until` of each message. Raises if one lock was lost."""
         if not messages:
             return
         tokens = [message.lock_token for message in messages]
@@ -327,12 +362,12 @@ class Receiver:
             raise MessageLockLostError("a message has no lock token", entity=self.entity, failed=messages)
         instants = await self.management.renew_locks(known, timeout=self._seconds(timeout))
         for message, instant in zip(messages, instants, strict=True):
-            message.renewed(instant)
+            message.lock_renewed(instant)
 
     async def renew_those_held(
         self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None
     ) -> list[ReceivedMessage]:
-        """The same, but a lock that was lost does not keep the others from being renewed: returns those lost."""
+        """Renew the locks that are still held. Returns the messages whose lock was lost."""
 
         async def renew(part: Sequence[ReceivedMessage]) -> bool:
             await self.renew_locks(part, timeout=timeout)
@@ -345,12 +380,12 @@ class Receiver:
 
     @property
     def session_id(self) -> str | None:
-        """The session this receiver holds."""
+        """Id of the session that this receiver holds."""
         return self._link.session_id if self._link is not None else None
 
     @property
     def session_locked_until(self) -> datetime | None:
-        """As told when the session was accepted, or as last renewed."""
+        """When the session's lock expires, as of its acceptance or its last renewal."""
         millis = self._link.session_locked_until if self._link is not None else None
         return self._locked_until or (None if millis is None else to_datetime(millis))
 
@@ -373,17 +408,17 @@ class Receiver:
     # --- the link ----------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Gives back what was prefetched under lock, and detaches. Never raises for a peer that does not answer."""
+        """Release the prefetched messages and detach. Does not raise if the peer does not answer."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._bus.forget(self)
+        self._on_close(self)
         link = self._link
         if link is not None and link.is_open:
             if self.mode is ReceiveMode.PEEK_LOCK:
                 await self._drained(link)
                 link.release_buffer()
-            await self._bus.close_attachment(link)
+            await self._reconnector.close_links(link)
         await self.management.close()
 
     def _seconds(self, timeout: float | None) -> float:
@@ -407,12 +442,12 @@ class Receiver:
                 self._link.buffer.clear()
                 if self._session is not None:
                     raise SessionLockLostError("the link of the session is gone", entity=self.entity)
-            wire = await self._bus.authorized(self.entity)
+            transport = await self._reconnector.authorized(self.entity)
             link = ReceiverLink(
-                wire,
+                transport,
                 self.entity,
                 self._address,
-                self._bus.link_name(self._address),
+                self._reconnector.link_name(self._address),
                 mode=self.mode,
                 prefetch=self._prefetch,
                 session=self._session,
@@ -424,36 +459,12 @@ class Receiver:
             return link
 
 
-_SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
-_TIMEOUT: Final = Symbol("com.microsoft:timeout")
-_LOCKED_UNTIL: Final = "com.microsoft:locked-until-utc"
-# .NET ticks (100 ns since year 1) at the Unix epoch.
-_EPOCH_TICKS: Final = 621_355_968_000_000_000
-
-
-class ReceiveMode(Enum):
-    PEEK_LOCK = "peek-lock"
-    RECEIVE_AND_DELETE = "receive-and-delete"
-
-
-PEEK_LOCK: Final = ReceiveMode.PEEK_LOCK
-RECEIVE_AND_DELETE: Final = ReceiveMode.RECEIVE_AND_DELETE
-
-
-class NextAvailable(Enum):
-    """Asks for any session that has messages and no receiver."""
-
-    NEXT_AVAILABLE = "next-available"
-
-
-NEXT_AVAILABLE: Final = NextAvailable.NEXT_AVAILABLE
-SessionChoice = str | NextAvailable | None
-
-
 class ReceiverLink(LinkSession):
+    """One link from an entity: its buffer, its credit, and the settlements that wait for confirmation."""
+
     def __init__(
         self,
-        wire: AmqpTransport,
+        transport: AmqpTransport,
         entity: str,
         address: str,
         name: str,
@@ -463,15 +474,15 @@ class ReceiverLink(LinkSession):
         session: SessionChoice,
         session_timeout: float,
     ) -> None:
-        super().__init__(wire, entity)
+        super().__init__(transport, entity)
         self.name = name
         self.buffer: deque[ReceivedMessage] = deque()
         self.session_id: str | None = None
-        self.session_locked_until: int | None = None  # ms
+        self.session_locked_until: int | None = None  # ms since the epoch
         self._peek_lock = mode is ReceiveMode.PEEK_LOCK
         self._prefetch = prefetch
         self._waiters: list[asyncio.Future[None]] = []
-        self._settling: dict[int, SettlementProgress] = {}
+        self._settling: dict[int, SettlementProgress] = {}  # by delivery id
         source, properties = Source(address), None
         if session is not None:
             source.filter = {_SESSION_FILTER: None if session is NEXT_AVAILABLE else session}
@@ -486,13 +497,14 @@ class ReceiverLink(LinkSession):
             properties=properties,
         )
 
-    # --- taking ------------------------------------------------------------------------------------------------
+    # --- the buffer --------------------------------------------------------------------------------------------
 
     @property
     def has_credit(self) -> bool:
         return self._link.credit > 0
 
     def take(self, most: int) -> list[ReceivedMessage]:
+        """Take up to `most` messages from the buffer. With prefetch, grant new credit once half of it is used."""
         buffer = self.buffer
         if len(buffer) <= most:
             taken = list(buffer)
@@ -503,64 +515,67 @@ class ReceiverLink(LinkSession):
             wanted = self._prefetch - len(buffer)
             if wanted - self._link.credit >= (self._prefetch + 1) // 2:
                 self._link.flow(wanted)
-                self.wire.flush_soon()
+                self.transport.flush_soon()
         return taken
 
-    def ask(self, count: int) -> None:
-        """Credit for one receive, where nothing is prefetched."""
+    def grant(self, count: int) -> None:
+        """Grant credit for one receive without prefetch."""
         if self.error is None and self._link.credit < count:
             self._link.flow(count)
-            self.wire.flush_soon()
+            self.transport.flush_soon()
 
     async def arrived(self) -> None:
-        """Until something is in the buffer; the caller bounds the wait."""
+        """Wait until the buffer has a message. The caller sets a timeout. Raises if the link is gone."""
         while not self.buffer:
             if self.error is not None:
-                raise self.error.again(self.entity)
+                raise self.error.copy(self.entity)
             await self._changed()
 
     async def drain(self) -> None:
-        """Takes back the credit: the peer sends what it has at once and no more (§2.6.7)."""
+        """Take the credit back: the peer sends what it has at once and no more (amqp-core-transport §2.6.7)."""
         if self.error is None and self._link.credit > 0:
             self._link.flow(self._link.credit, drain=True)
-            self.wire.flush_soon()
+            self.transport.flush_soon()
         while self.error is None and self._link.credit > 0:
             await self._changed()
 
     def release_buffer(self) -> None:
-        """Gives back what was never taken, without raising its delivery count."""
+        """Release the messages that were never taken. Their delivery count does not rise."""
         if self._peek_lock and self.error is None:
             self.release(message.delivery_id for message in self.buffer)
             self.buffer.clear()
 
-    def release(self, deliveries: Iterable[int]) -> None:
-        """Without waiting for an answer."""
-        for first, last in consecutive_runs(sorted(deliveries)):
+    def release(self, delivery_ids: Iterable[int]) -> None:
+        """Release deliveries without waiting for an answer."""
+        for first, last in consecutive_runs(sorted(delivery_ids)):
             self.session.dispose(RECEIVER, first, last, settled=True, state=Released())
-        self.wire.flush_soon()
+        self.transport.flush_soon()
 
     # --- settling ----------------------------------------------------------------------------------------------
 
-    def settle(self, messages: Sequence[ReceivedMessage], settlement: SettlementProgress, state: DeliveryState) -> None:
-        """Asks for one outcome for all of them; `settlement` hears of each."""
+    def settle(self, messages: Sequence[ReceivedMessage], progress: SettlementProgress, state: DeliveryState) -> None:
+        """Send one outcome for all messages. `progress` gets the answer for each."""
         held = {message.delivery_id: message for message in messages}
         if len(held) != len(messages) or not self._settling.keys().isdisjoint(held):
             raise MessageAlreadySettled("a message is being settled twice", entity=self.entity, failed=messages)
-        settlement.expect(held)
-        self._settling.update(dict.fromkeys(held, settlement))
+        progress.expect(held)
+        self._settling.update(dict.fromkeys(held, progress))
         for first, last in consecutive_runs(sorted(held)):
             self.session.dispose(RECEIVER, first, last, settled=False, state=state)
-        self.wire.flush_soon()
+        self.transport.flush_soon()
 
-    def give_up(self, settlement: SettlementProgress) -> None:
-        """Nobody waits for the confirmations that are still out. Asked again, it is by lock token: that is answered."""
-        for message in settlement.unfinished:
+    def give_up(self, progress: SettlementProgress) -> None:
+        """Forget a settlement that nobody waits for.
+
+        Its messages lose their link: if the caller settles them again, that goes by lock token and gets an answer.
+        """
+        for message in progress.unfinished:
             message.link = None
-        self._settling = {number: entry for number, entry in self._settling.items() if entry is not settlement}
+        self._settling = {number: entry for number, entry in self._settling.items() if entry is not progress}
 
-    # --- from the wire -----------------------------------------------------------------------------------------
+    # --- from the transport ------------------------------------------------------------------------------------
 
-    def link_accepted(self, link: Link) -> None:
+    def on_usable(self, link: Link) -> None:
         filters = getattr(link.source, "filter", None) or {}
         found: Any = filters.get(_SESSION_FILTER)
         if found is not None:
@@ -571,36 +586,36 @@ class ReceiverLink(LinkSession):
         if self._prefetch:
             link.flow(self._prefetch)
 
-    def delivered(self, event: Delivered) -> None:
+    def on_delivery(self, event: Delivered) -> None:
         self.buffer.append(ReceivedMessage(event.payload, event.tag, self, event.delivery_id, event.settled))
         if self._waiters:
             self._wake()
 
-    def flowed(self, link: Link) -> None:
+    def on_flow(self, link: Link) -> None:
         self._wake()
 
-    def disposed(self, event: Disposed) -> None:
+    def on_disposition(self, event: Disposed) -> None:
         if event.role is not SENDER or not event.settled:
             return
         settling, last, error = self._settling, None, None
         for number in event.delivery_ids:
-            settlement = settling.pop(number, None)
-            if settlement is not None:
-                if settlement is not last:
-                    last, error = settlement, settlement_refusal(event.state, settlement.asked, self.entity)
-                settlement.answered(number, error)
+            progress = settling.pop(number, None)
+            if progress is not None:
+                if progress is not last:
+                    last, error = progress, settlement_refusal(event.state, progress.requested, self.entity)
+                progress.answered(number, error)
 
-    def failed(self, error: ServiceBusError) -> None:
+    def on_failed(self, error: ServiceBusError) -> None:
         if self._peek_lock:
-            self.buffer.clear()  # their locks go with the link: they are delivered again
-        settlements = set(self._settling.values())
+            self.buffer.clear()  # Their locks end with the link, so the service delivers them again.
+        open_settlements = set(self._settling.values())
         self._settling.clear()
-        for settlement in settlements:
-            settlement.fail(error)
+        for progress in open_settlements:
+            progress.fail(error)
         self._wake()
 
     async def _changed(self) -> None:
-        waiter = self.wire.loop.create_future()
+        waiter = self.transport.loop.create_future()
         self._waiters.append(waiter)
         await waiter
 

@@ -1,18 +1,20 @@
-"""What a caller sends with: batches that are accepted on return, single messages pipelined, schedules.
+"""Sending: `Sender` is the caller's object, `SenderLink` the link it uses, made anew when it is gone.
 
-Attaches anew when its link is gone; how deliveries are tracked is said in `sending`.
+A call of `Sender.send` packs its messages into transfers, one delivery each. The link sends a delivery when the peer
+has granted credit, and keeps the others in its outbox. The peer reports the outcomes in any order. One
+`SendConfirmation` collects the outcomes of all deliveries of a call.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from twinbus.amqp import (
     RCV_FIRST,
@@ -37,6 +39,7 @@ from twinbus.connect.errors import (
     error_for,
 )
 from twinbus.connect.link_session import LinkSession
+from twinbus.connect.management import Management
 from twinbus.connect.message_encoding import (
     PackedTransfer,
     encode_message,
@@ -44,26 +47,37 @@ from twinbus.connect.message_encoding import (
     to_millis,
     with_scheduled_time,
 )
+from twinbus.connect.reconnection import Reconnector
 from twinbus.connect.timeouts import deadline
 from twinbus.connect.transport import AmqpTransport
 from twinbus.message import Message
 
-if TYPE_CHECKING:
-    from twinbus.connect.client import ServiceBusConnection
-    from twinbus.connect.management import Management
+DEFAULT_MAX_MESSAGE_SIZE: Final = 262_144  # if the peer announces no max-message-size
+
+# Shared by all confirmations of a single delivery, and never changed.
+_SINGLE_KEY: Final = {0}
 
 
 class Sender:
-    """Made by `ServiceBusConnection.sender`. Where bytes are taken for a message, they are an encoded one."""
+    """Sends to a queue or topic. Made by `ServiceBusConnection.sender`. Bytes stand for a message that is encoded."""
 
-    def __init__(self, bus: ServiceBusConnection, entity: str, timeout: float) -> None:
+    def __init__(
+        self,
+        reconnector: Reconnector,
+        entity: str,
+        timeout: float,
+        *,
+        management: Management,
+        on_close: Callable[[Sender], None],
+    ) -> None:
         self.entity = entity
         self.timeout = timeout
-        self._bus = bus
+        self._reconnector = reconnector
+        self._on_close = on_close
         self._link: SenderLink | None = None
         self._attaching = asyncio.Lock()
         self._is_closed = False
-        self._management: Management = bus.management(entity)
+        self._management = management
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,7 +89,7 @@ class Sender:
 
     @property
     def max_message_size(self) -> int | None:
-        """What the link takes; None before the first use."""
+        """Largest message that the link accepts, in bytes; None before the first use."""
         return self._link.max_message_size if self._link is not None else None
 
     async def open(self, *, timeout: float | None = None) -> None:
@@ -85,64 +99,66 @@ class Sender:
                 await self._attached()
 
     async def send(self, messages: Sequence[Message | bytes], *, timeout: float | None = None) -> None:
-        """Returns when all are accepted. Otherwise the error's `failed` are the messages that may not be."""
+        """Send, and return when all messages are accepted. The error's `failed` are those that may not be accepted."""
         encoded = [self._encode(message) for message in messages]
         if not encoded:
             return
-        batches: list[PackedTransfer] = []
+        transfers: list[PackedTransfer] = []
         confirmation = SendConfirmation(asyncio.get_running_loop().create_future())
 
-        def unsafe() -> Sequence[Any]:
-            if not batches:
+        def unaccepted() -> Sequence[Any]:
+            if not transfers:
                 return messages
-            spans = [batches[key] for key in sorted(confirmation.unsafe)]
-            return [message for batch in spans for message in messages[batch.first : batch.end]]
+            open_transfers = [transfers[key] for key in sorted(confirmation.unaccepted)]
+            return [message for transfer in open_transfers for message in messages[transfer.first : transfer.end]]
 
         try:
-            async with deadline(self._seconds(timeout), "send", self.entity, unsafe):
+            async with deadline(self._seconds(timeout), "send", self.entity, unaccepted):
                 link = await self._attached()
-                batches = pack_transfers(encoded, link.max_message_size)
-                confirmation.expect(len(batches))
+                transfers = pack_transfers(encoded, link.max_message_size)
+                confirmation.expect(len(transfers))
                 try:
-                    for key, batch in enumerate(batches):
+                    for key, transfer in enumerate(transfers):
                         await link.room()
-                        link.submit(batch.payload, batch.message_format, confirmation, key)
+                        link.submit(transfer.payload, transfer.message_format, confirmation, key)
                     await confirmation.future
                 except ServiceBusError as error:
-                    raise error.again(self.entity, unsafe()) from None
+                    raise error.copy(self.entity, unaccepted()) from None
                 finally:
                     if confirmation.outstanding:
                         link.give_up(confirmation)
                     confirmation.close()
         except OperationTimeoutError:
-            if not batches or confirmation.unsafe:
+            if not transfers or confirmation.unaccepted:
                 raise
-            # The last answer came with the end of the time: all of them are accepted.
+            # The last outcome arrived together with the timeout: all messages are accepted.
 
     def send_soon(self, message: Message | bytes) -> asyncio.Future[None]:
-        """Sends without waiting; the future tells the outcome. `await room()` between calls bounds what is in flight.
+        """Send without waiting. The future has the outcome.
 
-        After a broken link it fails until `room` (or any other call) has attached again.
+        For a caller with many single messages in flight (docs/decisions/0006-server-figures.md). `await room()` between
+        calls bounds the number in flight. After the link broke, this fails until `room` or another call has attached
+        again.
         """
         link = self._link
         if link is None or self._is_closed:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             future.set_exception(ServiceBusConnectionError("the sender is not attached", entity=self.entity))
             return future
-        loop = link.wire.loop
+        loop = link.transport.loop
         confirmation = SendConfirmation(loop.create_future(), loop.time() + self.timeout)
         link.submit(self._encode(message), 0, confirmation)
         return confirmation.future
 
     async def room(self, *, timeout: float | None = None) -> None:
-        """Waits until the next message can leave at once; attaches if need be."""
+        """Wait until the next message can be sent at once. Attaches if necessary."""
         async with deadline(self._seconds(timeout), "room to send", self.entity):
             await (await self._attached()).room()
 
     async def schedule(
         self, messages: Sequence[Message | bytes], at: datetime, *, timeout: float | None = None
     ) -> list[int]:
-        """Enqueues the messages at that instant; returns their sequence numbers."""
+        """Schedule messages to be enqueued at an instant. Returns their sequence numbers."""
         millis = to_millis(at)
         encoded = [
             with_scheduled_time(message, millis)
@@ -156,15 +172,15 @@ class Sender:
         await self._management.cancel_scheduled(numbers, timeout=self._seconds(timeout))
 
     async def close(self) -> None:
-        """Detaches; what is in flight fails. Never raises for a peer that does not answer."""
+        """Detach. What is in flight fails. Does not raise if the peer does not answer."""
         self._is_closed = True
-        self._bus.forget(self)
+        self._on_close(self)
         if self._link is not None:
-            await self._bus.close_attachment(self._link)
+            await self._reconnector.close_links(self._link)
         await self._management.close()
 
     def _encode(self, message: Message | bytes) -> bytes:
-        return message if isinstance(message, bytes) else encode_message(message, self._bus.clock.now())
+        return message if isinstance(message, bytes) else encode_message(message, self._reconnector.clock.now())
 
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else timeout
@@ -176,20 +192,15 @@ class Sender:
             if self._is_closed:
                 raise ConnectionClosedError("the sender is closed", entity=self.entity)
             if self._link is None or not self._link.is_open:
-                wire = await self._bus.authorized(self.entity)
-                link = SenderLink(wire, self.entity, self._bus.link_name(self.entity))
+                transport = await self._reconnector.authorized(self.entity)
+                link = SenderLink(transport, self.entity, self._reconnector.link_name(self.entity))
                 await link.attached()
                 self._link = link
             return self._link
 
 
-DEFAULT_LIMIT: Final = 262_144  # where the peer names no max-message-size
-
-_ONE: Final = {0}  # shared by all confirmations of one delivery, and never changed
-
-
 def send_refusal(state: DeliveryState | None, entity: str) -> ServiceBusError | None:
-    """Why a delivery was not accepted; None when it was."""
+    """Return why a delivery was not accepted, or None if it was."""
     if isinstance(state, Accepted):
         return None
     if isinstance(state, Rejected) and state.error is not None:
@@ -198,27 +209,30 @@ def send_refusal(state: DeliveryState | None, entity: str) -> ServiceBusError | 
 
 
 class SendConfirmation:
-    """`future` is done when the outcome of all `outstanding` deliveries is known; `unsafe` are those not accepted."""
+    """Outcome of one call. `future` is done when no delivery is `outstanding`.
 
-    __slots__ = ("deadline", "error", "future", "outstanding", "unsafe")
+    `unaccepted` has the keys of the deliveries that the peer has not accepted (yet).
+    """
+
+    __slots__ = ("deadline", "error", "future", "outstanding", "unaccepted")
 
     def __init__(self, future: asyncio.Future[None], deadline: float = inf) -> None:
         self.future = future
         self.outstanding = 1
         self.deadline = deadline
-        self.unsafe = _ONE
+        self.unaccepted = _SINGLE_KEY
         self.error: ServiceBusError | None = None
 
     def expect(self, deliveries: int) -> None:
-        """More than one; their keys are 0, 1 …"""
+        """Wait for this many deliveries instead of one. Their keys are 0, 1, 2 …"""
         self.outstanding = deliveries
-        self.unsafe = set(range(deliveries))
+        self.unaccepted = set(range(deliveries))
 
     def answered(self, key: int, error: ServiceBusError | None) -> None:
         if error is not None:
             self.error = self.error or error
-        elif self.unsafe is not _ONE:
-            self.unsafe.discard(key)
+        elif self.unaccepted is not _SINGLE_KEY:
+            self.unaccepted.discard(key)
         self.outstanding -= 1
         if self.outstanding == 0:
             if self.error is not None:
@@ -231,19 +245,21 @@ class SendConfirmation:
             self.future.set_exception(error)
 
     def close(self) -> None:
-        """Whoever waited has what it needs, and may have had it from elsewhere."""
+        """Cancel the future, or mark its exception as retrieved: the caller may have left before it was awaited."""
         if not self.future.cancel() and not self.future.cancelled():
             self.future.exception()
 
 
 class SenderLink(LinkSession):
-    def __init__(self, wire: AmqpTransport, entity: str, name: str) -> None:
-        super().__init__(wire, entity)
+    """One link to an entity: outbox, deliveries in flight, and their outcomes."""
+
+    def __init__(self, transport: AmqpTransport, entity: str, name: str) -> None:
+        super().__init__(transport, entity)
         self._tag = 0
-        self._pending: dict[int, tuple[SendConfirmation, int]] = {}
+        self._in_flight: dict[int, tuple[SendConfirmation, int]] = {}  # by delivery id
         self._outbox: deque[tuple[bytes, int, SendConfirmation, int]] = deque()
-        self._waiting_for_room: list[asyncio.Future[None]] = []
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._room_waiters: list[asyncio.Future[None]] = []
+        self._timeout_timer: asyncio.TimerHandle | None = None
         self._link = self.attach(
             name,
             SENDER,
@@ -255,103 +271,100 @@ class SenderLink(LinkSession):
 
     @property
     def max_message_size(self) -> int:
-        return self._link.max_message_size or DEFAULT_LIMIT
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._pending) + len(self._outbox)
+        return self._link.max_message_size or DEFAULT_MAX_MESSAGE_SIZE
 
     def submit(self, payload: bytes, message_format: int, confirmation: SendConfirmation, key: int = 0) -> None:
+        """Send one delivery now, or when the peer grants credit. `confirmation` gets the outcome."""
         if self.error is not None:
-            confirmation.fail(self.error.again(self.entity))
+            confirmation.fail(self.error.copy(self.entity))
         elif self._outbox or self._link.credit <= 0:
             self._outbox.append((payload, message_format, confirmation, key))
         else:
             self._transfer(payload, message_format, confirmation, key)
-            self.wire.flush_soon(len(payload))
-        if confirmation.deadline != inf and self._sweeper is None and self.error is None:
-            self._sweeper = self.wire.loop.call_at(confirmation.deadline, self._sweep)
+            self.transport.flush_soon(len(payload))
+        if confirmation.deadline != inf and self._timeout_timer is None and self.error is None:
+            self._timeout_timer = self.transport.loop.call_at(confirmation.deadline, self._fail_overdue)
 
     async def room(self) -> None:
-        """Until what is submitted next leaves at once; the caller bounds the wait."""
+        """Wait until the next delivery can be sent at once. The caller sets a timeout."""
         while self.error is None and (self._outbox or self._link.credit <= 0):
-            waiter = self.wire.loop.create_future()
-            self._waiting_for_room.append(waiter)
+            waiter = self.transport.loop.create_future()
+            self._room_waiters.append(waiter)
             await waiter
-        await self.wire.writable()
+        await self.transport.writable()
         if self.error is not None:
-            raise self.error.again(self.entity)
+            raise self.error.copy(self.entity)
 
     def give_up(self, confirmation: SendConfirmation) -> None:
-        """Nobody waits for it any more: what has not left stays here."""
-        self._pending = {number: entry for number, entry in self._pending.items() if entry[0] is not confirmation}
+        """Drop the deliveries of a call that nobody waits for. Those in the outbox are never sent."""
+        self._in_flight = {number: entry for number, entry in self._in_flight.items() if entry[0] is not confirmation}
         self._outbox = deque(entry for entry in self._outbox if entry[2] is not confirmation)
 
-    # --- from the wire -----------------------------------------------------------------------------------------
+    # --- from the transport ------------------------------------------------------------------------------------
 
-    def flowed(self, link: Link) -> None:
+    def on_flow(self, link: Link) -> None:
         if link.drain:
             link.drained()
-        self._empty_outbox()
+        self._send_outbox()
 
-    def disposed(self, event: Disposed) -> None:
+    def on_disposition(self, event: Disposed) -> None:
         if event.role is not RECEIVER or isinstance(event.state, Received):
             return
         error = send_refusal(event.state, self.entity)
-        pending = self._pending
+        in_flight = self._in_flight
         for number in event.delivery_ids:
-            entry = pending.pop(number, None)
+            entry = in_flight.pop(number, None)
             if entry is not None:
                 entry[0].answered(entry[1], error)
         if not event.settled:
             self.session.dispose(SENDER, event.first, event.last, settled=True, state=event.state)
-        if self._outbox or self._waiting_for_room:
-            self._empty_outbox()
+        if self._outbox or self._room_waiters:
+            self._send_outbox()
 
-    def failed(self, error: ServiceBusError) -> None:
-        waiting = [confirmation for confirmation, _ in self._pending.values()]
+    def on_failed(self, error: ServiceBusError) -> None:
+        waiting = [confirmation for confirmation, _ in self._in_flight.values()]
         waiting += [confirmation for _, _, confirmation, _ in self._outbox]
-        self._pending.clear()
+        self._in_flight.clear()
         self._outbox.clear()
         for confirmation in waiting:
-            confirmation.fail(error.again(self.entity))
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+            confirmation.fail(error.copy(self.entity))
+        if self._timeout_timer is not None:
+            self._timeout_timer.cancel()
         self._wake()
 
-    # --- inside ------------------------------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------------------------
 
     def _transfer(self, payload: bytes, message_format: int, confirmation: SendConfirmation, key: int) -> None:
         self._tag = (self._tag + 1) & 0xFFFFFFFF
         tag = self._tag.to_bytes(4, "big")
         number = self._link.send(tag, payload, message_format=message_format)
-        self._pending[number] = (confirmation, key)
+        self._in_flight[number] = (confirmation, key)
 
-    def _empty_outbox(self) -> None:
+    def _send_outbox(self) -> None:
         while self._outbox and self._link.credit > 0:
             self._transfer(*self._outbox.popleft())
         if not self._outbox and self._link.credit > 0:
             self._wake()
-        self.wire.flush_soon()
+        self.transport.flush_soon()
 
     def _wake(self) -> None:
-        waiters, self._waiting_for_room = self._waiting_for_room, []
+        waiters, self._room_waiters = self._room_waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _sweep(self) -> None:
-        """Ends what was sent soon and never answered: one timer for all, at the earliest deadline."""
-        self._sweeper = None
-        now = self.wire.loop.time()
-        waiting = [confirmation for confirmation, _ in self._pending.values()]
+    def _fail_overdue(self) -> None:
+        """Fail the `send_soon` calls that are overdue. One timer serves all of them, at the earliest deadline."""
+        self._timeout_timer = None
+        now = self.transport.loop.time()
+        waiting = [confirmation for confirmation, _ in self._in_flight.values()]
         waiting += [confirmation for _, _, confirmation, _ in self._outbox]
         overdue = [confirmation for confirmation in waiting if confirmation.deadline <= now]
         for confirmation in overdue:
             confirmation.fail(OperationTimeoutError("send: no answer in time", entity=self.entity))
         if overdue:
-            self._pending = {number: entry for number, entry in self._pending.items() if entry[0].deadline > now}
+            self._in_flight = {number: entry for number, entry in self._in_flight.items() if entry[0].deadline > now}
             self._outbox = deque(entry for entry in self._outbox if entry[2].deadline > now)
         due = min((confirmation.deadline for confirmation in waiting if confirmation.deadline > now), default=inf)
         if due != inf:
-            self._sweeper = self.wire.loop.call_at(due, self._sweep)
+            self._timeout_timer = self.transport.loop.call_at(due, self._fail_overdue)

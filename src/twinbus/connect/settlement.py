@@ -1,4 +1,4 @@
-"""Outcomes of received messages: what each is on a link and on `$management`, and whether the peer confirmed it."""
+"""Settlement: the outcomes of received messages, on a link and on `$management`, and the peer's confirmations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from twinbus.connect.errors import ServiceBusError, ServiceBusInternalError, err
 from twinbus.connect.received_message import ReceivedMessage
 from twinbus.values import Condition
 
-_NAMED_IN_TEXT: Final = 10  # sequence numbers told in an error's text; `failed` has all messages
+_NAMED_IN_TEXT: Final = 10  # sequence numbers in an error's text; `failed` has all messages
 
 
 @dataclass(frozen=True, slots=True)
 class SettlementOutcome:
-    """`status` and `extra` say the same to `$management`, for messages whose link is gone."""
+    """An outcome to ask for: `state` on a link; `status` and `extra` on `$management`, if the link is gone."""
 
     verb: str
     state: DeliveryState
@@ -26,7 +26,7 @@ class SettlementOutcome:
 
 
 COMPLETE: Final = SettlementOutcome("complete", ACCEPTED, "completed")
-# `$management` knows no release: there the delivery counts.
+# `$management` has no release: an abandoned message's delivery count rises.
 RELEASE: Final = SettlementOutcome("release", RELEASED, "abandoned")
 
 
@@ -35,7 +35,7 @@ def abandon_outcome(properties: Mapping[str, Any] | None) -> SettlementOutcome:
 
 
 def defer_outcome(properties: Mapping[str, Any] | None) -> SettlementOutcome:
-    # The service's own spelling.
+    # "defered" is the service's spelling.
     return SettlementOutcome("defer", Modified(True, True, _fields(properties)), "defered", _modified(properties))
 
 
@@ -57,9 +57,9 @@ def _modified(properties: Mapping[str, Any] | None) -> dict[str, object]:
     return {"properties-to-modify": dict(properties)} if properties else {}
 
 
-def settlement_refusal(answer: DeliveryState | None, asked: DeliveryState, entity: str) -> ServiceBusError | None:
-    """Why a settlement failed; None when it was confirmed. Some peers echo the error of a dead-letter."""
-    if answer is None or type(answer) is type(asked):
+def settlement_refusal(answer: DeliveryState | None, requested: DeliveryState, entity: str) -> ServiceBusError | None:
+    """Return why the peer refused a settlement, or None if it confirmed. Some peers echo the error of a dead-letter."""
+    if answer is None or type(answer) is type(requested):
         error = answer.error if isinstance(answer, Rejected) else None
         if error is None or error.condition == Condition.DEAD_LETTER:
             return None
@@ -70,17 +70,18 @@ def settlement_refusal(answer: DeliveryState | None, asked: DeliveryState, entit
 
 
 class SettlementProgress:
-    """One call that settles many messages: `future` is done when each is confirmed, refused, or past hope."""
+    """Progress of one call that settles messages. `future` is done when every message is confirmed or has failed."""
 
-    __slots__ = ("_unconfirmed", "asked", "failures", "future")
+    __slots__ = ("_unconfirmed", "failures", "future", "requested")
 
-    def __init__(self, asked: DeliveryState, future: asyncio.Future[None]) -> None:
-        self.asked = asked
+    def __init__(self, requested: DeliveryState, future: asyncio.Future[None]) -> None:
+        self.requested = requested
         self.future = future
         self.failures: list[tuple[ReceivedMessage, ServiceBusError]] = []
         self._unconfirmed: dict[int, ReceivedMessage] = {}
 
     def expect(self, messages: Mapping[int, ReceivedMessage]) -> None:
+        """Wait for an answer for each message, by delivery id."""
         self._unconfirmed = dict(messages)
 
     @property
@@ -92,13 +93,13 @@ class SettlementProgress:
         if error is None:
             message.is_settled = True
         else:
-            message.link = None  # the link is done with the delivery; the lock may still be had by its token
+            message.link = None  # The delivery has ended on the link. The lock token may still be valid.
             self.failures.append((message, error))
         if not self._unconfirmed and not self.future.done():
             self.future.set_result(None)
 
     def fail(self, error: ServiceBusError) -> None:
-        """The link is gone: whether the rest was settled is not known."""
+        """The link is gone. Nobody knows whether the unconfirmed messages were settled: they fail with `error`."""
         self.failures += [(message, error) for message in self._unconfirmed.values()]
         self._unconfirmed = {}
         if not self.future.done():
@@ -106,12 +107,12 @@ class SettlementProgress:
 
 
 def settlement_error(
-    verb: str, failures: Sequence[tuple[ReceivedMessage, ServiceBusError]], asked: int
+    verb: str, failures: Sequence[tuple[ReceivedMessage, ServiceBusError]], total: int
 ) -> ServiceBusError:
-    """One error for all that failed, of the kind of the first; it names them."""
+    """Return one error for all failed messages, of the first one's class. It names their sequence numbers."""
     messages = [message for message, _ in failures]
     numbers = ", ".join(str(message.sequence_number) for message in messages[:_NAMED_IN_TEXT])
     more = "…" if len(messages) > _NAMED_IN_TEXT else ""
     first = failures[0][1]
-    text = f"{verb} failed for {len(messages)} of {asked} (sequence number {numbers}{more}): {first.description}"
+    text = f"{verb} failed for {len(messages)} of {total} (sequence number {numbers}{more}): {first.description}"
     return type(first)(text, condition=first.condition, entity=first.entity, failed=messages)

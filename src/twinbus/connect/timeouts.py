@@ -1,4 +1,4 @@
-"""Waiting with an end: every wait of the client goes through here and ends in time with an error that says what for."""
+"""Timeouts: every wait of the client runs under `deadline`, which names the operation in its error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def _nothing() -> Sequence[Any]:
 
 @asynccontextmanager
 async def deadline(
-    seconds: float, what: str, entity: str | None = None, unfinished: Callable[[], Sequence[Any]] = _nothing
+    seconds: float, operation: str, entity: str | None = None, unfinished: Callable[[], Sequence[Any]] = _nothing
 ) -> AsyncIterator[None]:
-    """Past it, whatever is awaited inside is cancelled; `unfinished` tells the messages the error is about."""
+    """Cancel the block after `seconds` and raise OperationTimeoutError; its `failed` is what `unfinished` returns."""
     scope = asyncio.timeout(seconds)
     try:
         async with scope:
@@ -26,4 +26,5 @@ async def deadline(
     except TimeoutError:
         if not scope.expired():
             raise
-        raise OperationTimeoutError(f"{what}: no answer in {seconds:g} s", entity=entity, failed=unfinished()) from None
+        text = f"{operation}: no answer in {seconds:g} s"
+        raise OperationTimeoutError(text, entity=entity, failed=unfinished()) from None

@@ -1,4 +1,4 @@
-"""Where the tokens put on `$cbs` come from. When they are put and renewed is the connection's affair."""
+"""Tokens that authorize a connection: shared access signatures, and the interface of other token sources."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from twinbus.connect.connection_string import ConnectionString
 
 SAS_TYPE: Final = "servicebus.windows.net:sastoken"
 JWT_TYPE: Final = "jwt"
+SAS_SCHEME: Final = "SharedAccessSignature"
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
+    """A token as it is put on `$cbs`. `expires_at` is in epoch seconds."""
+
     text: str = field(repr=False)
     type: str
-    expires_at: int  # epoch seconds
+    expires_at: int
 
 
 class TokenSource(Protocol):
@@ -30,7 +33,7 @@ class TokenSource(Protocol):
 
 
 class SasTokenSource:
-    """Signs with the key of a connection string."""
+    """Signs tokens with the key of a connection string."""
 
     def __init__(self, endpoint: ConnectionString, clock: Clock, lifetime: int = 3600) -> None:
         self._endpoint = endpoint
@@ -43,17 +46,17 @@ class SasTokenSource:
         return Token(text, SAS_TYPE, expires_at)
 
 
-SAS_SCHEME: Final = "SharedAccessSignature"
+def make_sas_token(resource: str, key_name: str, key: str, expires_at: int) -> str:
+    """Return a token for a resource such as `sb://host/entity` and all below it, until `expires_at` (epoch seconds)."""
+    encoded = quote(resource, safe="")
+    signature = quote(sas_signature(key, encoded, str(expires_at)), safe="")
+    return f"{SAS_SCHEME} sr={encoded}&sig={signature}&se={expires_at}&skn={quote(key_name, safe='')}"
 
 
 def sas_signature(key: str, encoded_resource: str, expires_at: str) -> str:
-    """The key is used as text, never base64-decoded; resource and expiry exactly as they stand in the token."""
+    """Return the signature over resource and expiry, both exactly as written in the token.
+
+    The key is used as text. It looks like base64, but it is not decoded.
+    """
     signed = f"{encoded_resource}\n{expires_at}".encode()
     return base64.b64encode(hmac.digest(key.encode(), signed, hashlib.sha256)).decode()
-
-
-def make_sas_token(resource: str, key_name: str, key: str, expires_at: int) -> str:
-    """A token for a resource such as `sb://host/entity` and all below it, until `expires_at` (epoch seconds)."""
-    encoded = quote(resource, safe="")
-    signed = quote(sas_signature(key, encoded, str(expires_at)), safe="")
-    return f"{SAS_SCHEME} sr={encoded}&sig={signed}&se={expires_at}&skn={quote(key_name, safe='')}"

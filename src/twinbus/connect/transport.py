@@ -1,6 +1,11 @@
-"""One socket with one AMQP connection on it: bytes to the core, its events to the attachments, its bytes out.
+"""One socket with one AMQP connection: bytes from the socket to the AMQP core, the core's events to their sessions.
 
-Knows sessions only by who attached on them (`LinkSession`). Tokens, entities and reconnecting are not its affair.
+`AmqpTransport` is the asyncio protocol of the socket. The AMQP core (`twinbus.amqp.Connection`) does no I/O: it takes
+the received bytes and the time, and returns events, bytes to send and the time of its next timer. Each event belongs to
+an AMQP session; the session's `context` is the `SessionHandler` that gets the event. Entities, tokens and reconnecting
+are not known here.
+
+A transport ends once: `error` is set, every registered handler fails with it, and nothing is sent afterwards.
 """
 
 from __future__ import annotations
@@ -8,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, assert_never, cast
+from typing import Final, Protocol, assert_never, cast
 
 from twinbus.amqp import (
     Connection,
@@ -17,33 +22,48 @@ from twinbus.amqp import (
     Delivered,
     Disposed,
     Error,
+    Link,
     LinkAccepted,
     LinkAttached,
     LinkDetached,
     LinkFlowed,
     Opened,
     SaslReceived,
+    Session,
     SessionBegun,
     SessionEnded,
 )
 from twinbus.connect.errors import ConnectionClosedError, ServiceBusConnectionError, ServiceBusError, error_for
+from twinbus.values import Condition
 
-if TYPE_CHECKING:
-    from twinbus.connect.link_session import LinkSession
+# Unsent bytes that are written at once instead of at the end of the loop's turn. A caller that never awaits then still
+# meets the socket's back-pressure.
+FLUSH_BYTES: Final = 256 * 1024
+# Time for the peer to read our close after the core has ended; then the socket is aborted.
+CLOSE_SECONDS: Final = 5.0
 
-MUCH_BYTES: Final = 256 * 1024  # a caller that never pauses meets the socket's back-pressure here
-LAST_WORDS_SECONDS: Final = 5.0  # a peer that does not read what is left is cut off then
 
-
-def peer_error(error: Error | None, otherwise: str, entity: str | None = None) -> ServiceBusError:
-    """What the peer said when it ended a link, a session or the connection."""
+def peer_error(error: Error | None, default_text: str, entity: str | None = None) -> ServiceBusError:
+    """Return the error for a link, session or connection that the peer ended, with or without a reason."""
     if error is None:
-        return ServiceBusConnectionError(otherwise, entity=entity)
-    return error_for(error.condition, error.description or otherwise, entity=entity)
+        return ServiceBusConnectionError(default_text, entity=entity)
+    return error_for(error.condition, error.description or default_text, entity=entity)
+
+
+class SessionHandler(Protocol):
+    """Gets the events of one AMQP session, and the end of the transport."""
+
+    def on_accepted(self, link: Link) -> None: ...
+    def on_flow(self, link: Link) -> None: ...
+    def on_delivery(self, event: Delivered) -> None: ...
+    def on_disposition(self, event: Disposed) -> None: ...
+    def on_detached(self, link: Link, error: Error | None) -> None: ...
+    def on_ended(self, error: Error | None) -> None: ...
+    def fail(self, error: ServiceBusError) -> None: ...
 
 
 class AmqpTransport(asyncio.Protocol):
-    """Open until `error` is set. `is_writable` is false while the peer does not read fast enough."""
+    """Open until `error` is set. `is_writable` is false while the peer reads more slowly than we write."""
 
     def __init__(self, core: Connection, peer: str) -> None:
         self.core = core
@@ -53,15 +73,15 @@ class AmqpTransport(asyncio.Protocol):
         self.is_writable = True
         self.opened: asyncio.Future[None] = self.loop.create_future()
         self.lost: asyncio.Future[None] = self.loop.create_future()
-        self._transport: asyncio.Transport | None = None
-        self._attachments: dict[LinkSession, None] = {}
-        self._when_lost: list[Callable[[], None]] = []
-        self._waiting_to_write: deque[asyncio.Future[None]] = deque()
-        self._flushing = False
-        self._unflushed = 0
+        self._socket: asyncio.Transport | None = None
+        self._handlers: dict[SessionHandler, None] = {}
+        self._lost_callbacks: list[Callable[[], None]] = []
+        self._write_waiters: deque[asyncio.Future[None]] = deque()
+        self._flush_scheduled = False
+        self._unflushed_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._last_words: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
 
     @property
     def is_open(self) -> bool:
@@ -70,21 +90,21 @@ class AmqpTransport(asyncio.Protocol):
     # --- asyncio.Protocol --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._socket = cast(asyncio.Transport, transport)
         self._flush()
-        self._arm()
+        self._schedule_timer()
 
     def data_received(self, data: bytes) -> None:
         for event in self.core.receive(data, self.loop.time()):
             self._handle(event)
         self._flush()
-        self._arm()
+        self._schedule_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         cause = f": {exc}" if exc is not None else ""
         self._fail(ServiceBusConnectionError(f"the connection to {self.peer} broke{cause}"))
-        if self._last_words is not None:
-            self._last_words.cancel()
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -93,53 +113,60 @@ class AmqpTransport(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_writable = True
-        while self._waiting_to_write:
-            waiter = self._waiting_to_write.popleft()
+        while self._write_waiters:
+            waiter = self._write_waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
 
-    # --- for the attachments -----------------------------------------------------------------------------------
+    # --- for the sessions --------------------------------------------------------------------------------------
 
-    def add(self, attachment: LinkSession) -> None:
-        self._attachments[attachment] = None
+    def begin_session(self, handler: SessionHandler) -> Session:
+        """Begin an AMQP session whose events go to `handler`, until `remove` is called."""
+        session = self.core.begin()
+        session.context = handler
+        self._handlers[handler] = None
+        return session
 
-    def remove(self, attachment: LinkSession) -> None:
-        self._attachments.pop(attachment, None)
+    def remove(self, handler: SessionHandler) -> None:
+        """Stop failing `handler` when the transport ends."""
+        self._handlers.pop(handler, None)
 
-    def when_lost(self, call: Callable[[], None]) -> None:
-        self._when_lost.append(call)
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once when the transport ends."""
+        self._lost_callbacks.append(callback)
 
     def flush_soon(self, size: int = 0) -> None:
-        """Send what is there at the end of this turn of the loop, all in one write; much of it, at once."""
-        self._unflushed += size
-        if self._unflushed > MUCH_BYTES:
+        """Write everything at the end of this turn of the loop, in one write. More than FLUSH_BYTES leave at once."""
+        self._unflushed_bytes += size
+        if self._unflushed_bytes > FLUSH_BYTES:
             self._flush()
-        elif not self._flushing:
-            self._flushing = True
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
             self.loop.call_soon(self._flush)
 
     async def writable(self) -> None:
+        """Wait until the socket takes more bytes, or the transport has ended."""
         while not self.is_writable and self.error is None:
             waiter = self.loop.create_future()
-            self._waiting_to_write.append(waiter)
+            self._write_waiters.append(waiter)
             await waiter
 
     # --- the end -----------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Says close, and waits until the peer has answered and the socket is gone. The caller bounds the wait."""
+        """Send close, and wait until the peer has answered and the socket is closed. The caller sets a timeout."""
         if self.error is None:
             self._fail(ConnectionClosedError("the connection was closed by its owner"))
             self.core.close()
             self._flush()
-        if self._transport is not None:
+        if self._socket is not None:
             await asyncio.shield(self.lost)
 
     def abort(self, error: ServiceBusError) -> None:
-        """No more words: whatever waits fails now."""
+        """Close the socket at once, without an AMQP close. Everything that waits fails with `error`."""
         self._fail(error)
-        if self._transport is not None:
-            self._transport.abort()
+        if self._socket is not None:
+            self._socket.abort()
 
     def _fail(self, error: ServiceBusError) -> None:
         if self.error is not None:
@@ -149,68 +176,68 @@ class AmqpTransport(asyncio.Protocol):
             self._timer.cancel()
         if not self.opened.done():
             self.opened.set_exception(error)
-            self.opened.exception()  # whoever waited for it may have given up
-        for attachment in list(self._attachments):
-            attachment.fail(error)
-        self._attachments.clear()
-        for call in self._when_lost:
-            call()
+            self.opened.exception()  # Retrieved: nobody may be waiting any more, and asyncio would log it.
+        for handler in list(self._handlers):
+            handler.fail(error)
+        self._handlers.clear()
+        for callback in self._lost_callbacks:
+            callback()
         self.resume_writing()
 
-    # --- the core ----------------------------------------------------------------------------------------------
+    # --- the AMQP core -----------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        self._flushing = False
-        self._unflushed = 0
-        transport = self._transport
-        if transport is None:
+        self._flush_scheduled = False
+        self._unflushed_bytes = 0
+        socket = self._socket
+        if socket is None:
             return
         parts = self.core.data_to_send()
-        if parts and not transport.is_closing():
-            transport.writelines(parts)
-        if self.core.is_closed and self._last_words is None:
-            transport.close()
-            self._last_words = self.loop.call_later(LAST_WORDS_SECONDS, transport.abort)
+        if parts and not socket.is_closing():
+            socket.writelines(parts)
+        if self.core.is_closed and self._abort_timer is None:
+            socket.close()
+            self._abort_timer = self.loop.call_later(CLOSE_SECONDS, socket.abort)
 
-    def _arm(self) -> None:
+    def _schedule_timer(self) -> None:
         at = self.core.next_timer()
         if at is None or self.error is not None or (self._timer is not None and self._timer_at <= at):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self.loop.call_at(at, self._ring)
+        self._timer = self.loop.call_at(at, self._timer_due)
 
-    def _ring(self) -> None:
+    def _timer_due(self) -> None:
         self._timer = None
         for event in self.core.handle_timer(self.loop.time()):
-            # Whatever its condition, it is our own finding here: the peer is slow, silent or gone.
-            said = event.error.description if isinstance(event, ConnectionClosed) and event.error else None
-            self._fail(ServiceBusConnectionError(f"{self.peer}: {said or 'the peer is gone'}"))
+            # The core decided this, not the peer: whatever the condition says, the peer is slow, silent or gone.
+            reason = event.error.description if isinstance(event, ConnectionClosed) and event.error else None
+            self._fail(ServiceBusConnectionError(f"{self.peer}: {reason or 'the peer is gone'}"))
         self._flush()
-        self._arm()
+        self._schedule_timer()
 
     def _handle(self, event: ConnectionEvent) -> None:
         match event:
             case Delivered():
-                event.link.session.context.delivered(event)
+                event.link.session.context.on_delivery(event)
             case Disposed():
-                event.session.context.disposed(event)
+                event.session.context.on_disposition(event)
             case LinkFlowed():
-                event.link.session.context.flowed(event.link)
+                event.link.session.context.on_flow(event.link)
             case LinkAccepted():
-                event.link.session.context.accepted(event.link)
+                event.link.session.context.on_accepted(event.link)
             case LinkDetached():
-                event.link.session.context.detached(event.link, event.error)
+                event.link.session.context.on_detached(event.link, event.error)
             case SessionEnded():
-                event.session.context.ended(event.error)
+                event.session.context.on_ended(event.error)
             case Opened():
                 if not self.opened.done():
                     self.opened.set_result(None)
             case ConnectionClosed():
                 self._fail(peer_error(event.error, f"{self.peer} closed the connection"))
             case LinkAttached():
-                event.link.refuse(Error("amqp:not-allowed", "this client takes no links"))
+                event.link.refuse(Error(Condition.NOT_ALLOWED.value, "this client accepts no links"))
             case SessionBegun() | SaslReceived():
                 pass
             case _:
