@@ -105,7 +105,7 @@ class SdkHeld(NativeHeld):
         super().__init__(ReceivedMessage(raw, lock_token))
 
     def lock_renewed(self, until: int) -> None:
-        self.message.renewed(until)
+        self.message.lock_renewed(until)
 
 
 class SdkContent(NamedTuple):
