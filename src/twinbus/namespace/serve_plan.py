@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.errors import OperatorError
-from twinbus.namespace.config import ConfigError, NamespaceConfig, namespace_name_fault, parse_config
+from twinbus.namespace.config import ConfigError, NamespaceConfig, namespace_name_problem, parse_config
 from twinbus.namespace.engine.descriptions import (
     Description,
     QueueDescription,
@@ -131,7 +131,7 @@ def _refuse_unreadable(host_names: Sequence[str]) -> None:
 
 def _named_port(text: str) -> tuple[str, int]:
     name, _, port = text.partition("=")
-    if fault := namespace_name_fault(name):
+    if fault := namespace_name_problem(name):
         raise OperatorError(f"--namespace {text}: {fault}", "Write NAME=PORT, as in primary=5672.")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise OperatorError(f"--namespace {text}: {port!r} is not a port", "Write NAME=PORT, as in primary=5672.")
