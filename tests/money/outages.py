@@ -1,6 +1,6 @@
-"""Three outages on real namespaces: a pair, a receiver and a syphon, each writing what they do into one ledger.
+"""Three outages on real namespaces. A pair and a syphon write what they do into the ledger of the outage.
 
-Traffic is by number, so that what is sent and diverted is known whatever the clock of the machine does.
+Traffic is given by number, so the numbers of sent and diverted messages do not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -31,12 +32,12 @@ SIZE = 300
 BATCH = 10
 PING = timedelta(seconds=1)
 SENT = 200
-"""Before the outages, between them and after them, each."""
+"""Messages sent before the first outage and after each outage."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """`diverted`: in each outage."""
+    """The plan of one test run. `diverted` messages are sent in each outage."""
 
     name: str
     outages: int
@@ -57,7 +58,7 @@ STORIES = (
 
 
 class Run:
-    """One story, told to a ledger of its own, on namespaces that have a queue and backlog queues of its name."""
+    """One story with a ledger of its own, on a queue and backlog queues with the name of the story."""
 
     def __init__(self, story: Story, folder: Path, primary: LocalNamespace, secondary: LocalNamespace) -> None:
         self.story = story
@@ -162,16 +163,22 @@ class Run:
 
 
 def happened(folder: Path) -> dict[str, Run]:
-    """All of them, one after the other. When they are over the meters have written what they counted to `meters`."""
+    """Runs all stories at the same time, each on namespaces of its own, and returns them by name.
+
+    When this returns, the meters of the namespaces have written what they counted to the folder `meters`.
+    """
+    with ThreadPoolExecutor(len(STORIES)) as pool:
+        return {run.story.name: run for run in pool.map(lambda story: _happened(story, folder), STORIES)}
+
+
+def _happened(story: Story, folder: Path) -> Run:
     meters = str(folder / "meters")
-    queues = [{"name": story.name} for story in STORIES]
-    primary = {"namespaces": [{"name": "primary", "ledger": meters, "queues": queues}]}
+    primary = {"namespaces": [{"name": "primary", "ledger": meters, "queues": [{"name": story.name}]}]}
     secondary = {"namespaces": [{"name": "secondary", "ledger": meters}]}
     with LocalNamespace("primary", config=primary) as one, LocalNamespace("secondary", config=secondary) as other:
-        runs = {story.name: Run(story, folder, one, other) for story in STORIES}
-        for run in runs.values():
-            asyncio.run(run.happen())
-    return runs
+        run = Run(story, folder, one, other)
+        asyncio.run(run.happen())
+    return run
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -181,7 +188,7 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 def metered(folder: Path, story: str) -> Counter[str]:
-    """Billable units that the namespaces counted for a story, by the stage that they are of."""
+    """Returns the billable units that the namespaces counted for a story, by stage."""
     stages = {
         ("send", False): "send_primary",  # and return_primary: a namespace does not know who sends
         ("send", True): "send_backlog",
@@ -207,7 +214,7 @@ def metered(folder: Path, story: str) -> Counter[str]:
 
 
 def operations(ledger: Path) -> list[Operation]:
-    """Those of one line, and those of an intent and its outcome."""
+    """Returns all operations, those of one line and those of an intent and its outcome."""
     entries = list(read_ledger(ledger))
     outcomes = {entry.id: entry for entry in entries if isinstance(entry, Outcome)}
     begun = [entry for entry in entries if isinstance(entry, Intent)]
@@ -216,5 +223,5 @@ def operations(ledger: Path) -> list[Operation]:
 
 
 def unsent(operation: Operation) -> bool:
-    """It was intended, and there was no connection to send it on: nobody was asked."""
+    """Returns whether the operation found no connection, so that no request was sent."""
     return operation.result in (FailureKind.CONNECTION_LOST, FailureKind.TIMEOUT)

@@ -35,7 +35,8 @@ def billable_units(messages: int, size: int | Sequence[int] = 0) -> int:
     distribution of the total over the messages could cost.
     """
     if isinstance(size, int):
-        return max(messages, 1) + max(size - max(messages, 1), 0) // UNIT_BYTES
+        count = messages or 1
+        return count if size <= UNIT_BYTES else count + max(size - count, 0) // UNIT_BYTES
     return max(messages, sum(max(1, -(-one // UNIT_BYTES)) for one in size), 1)
 
 

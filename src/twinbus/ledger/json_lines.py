@@ -22,7 +22,8 @@ class EntryError(CallerError, ValueError):
     """A line is not an entry of this schema."""
 
 
-_quoted: Final[Callable[[str], str]] = encode_basestring_ascii
+quoted: Final[Callable[[str], str]] = encode_basestring_ascii
+"""Returns a text as a JSON string, in ASCII."""
 
 # --- message ids -----------------------------------------------------------------------------------------------------
 
@@ -52,22 +53,22 @@ def id_text(value: object) -> str:
 @lru_cache(4096)
 def operation_prefix(stage: Stage, namespace: str, entity: str, destination: str | None = None) -> str:
     """Returns the part of a line that all operations of one sender have in common."""
-    toward = "" if destination is None else f',"destination":{_quoted(destination)}'
-    return f'"stage":"{stage}","namespace":{_quoted(namespace)},"entity":{_quoted(entity)}{toward}'
+    toward = "" if destination is None else f',"destination":{quoted(destination)}'
+    return f'"stage":"{stage}","namespace":{quoted(namespace)},"entity":{quoted(entity)}{toward}'
 
 
 def quoted_ids(ids: Iterable[str]) -> str:
     """Returns the elements of a JSON array, without the brackets."""
-    return ",".join(map(_quoted, ids))
+    return ",".join(map(quoted, ids))
 
 
 def operation_ending(seconds: float, result: str, cause: str | None = None, failed: Iterable[str] = ()) -> str:
     """Returns the part of a line that says how an operation ended."""
     if result == OK and cause is None and not failed:
         return f'"seconds":{seconds:.6f},"result":"ok"'
-    because = "" if cause is None else f',"cause":{_quoted(cause)}'
+    because = "" if cause is None else f',"cause":{quoted(cause)}'
     of_these = f',"failed":[{quoted_ids(failed)}]' if failed else ""
-    return f'"seconds":{seconds:.6f},"result":{_quoted(result)}{because}{of_these}'
+    return f'"seconds":{seconds:.6f},"result":{quoted(result)}{because}{of_these}'
 
 
 def intent_line(at: int, id_: str, prefix: str, ids: str, size: int, units: int) -> str:

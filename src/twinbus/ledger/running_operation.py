@@ -20,7 +20,18 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from twinbus.ledger.entries import OK, billable_units
-from twinbus.ledger.json_lines import id_text, intent_line, operation_ending, operation_line, outcome_line, quoted_ids
+from twinbus.ledger.json_lines import (
+    id_text,
+    intent_line,
+    operation_ending,
+    operation_line,
+    outcome_line,
+    quoted,
+    quoted_ids,
+)
+
+_Ending = tuple[str, str | None, Sequence[object]]
+"""Result, cause and failed ids, as `RunningOperation.end` takes them."""
 
 # What the writer's thread has done with an operation.
 _QUEUED, _TAKEN, _INTENT_WRITTEN, _ALL_WRITTEN = range(4)
@@ -49,7 +60,7 @@ class RunningOperation:
         self._prefix = prefix
         self._ids = ids
         self._size = size
-        self._ending: tuple[str, str | None, Sequence[object]] | None = None
+        self._ending: _Ending | None = None
         self._state = _QUEUED
         self._begun = self._ended = queue.now()
 
@@ -82,25 +93,24 @@ class RunningOperation:
         if state == _ALL_WRITTEN or (state == _INTENT_WRITTEN and ending is None):
             return ""
         # The state advances after the line is made: an operation whose ids have no text stays unwritten as a whole.
-        if ending is None:
-            line = intent_line(_milliseconds(clock_offset + self._begun), self.id, *self._what())
-            self._state = _INTENT_WRITTEN
-            return line
-        result, cause, failed = ending
-        how = operation_ending(self._ended - self._begun, result, cause, [id_text(one) for one in failed])
-        if state == _INTENT_WRITTEN:
-            line = outcome_line(_milliseconds(clock_offset + self._ended), self.id, how)
-        else:
-            line = operation_line(_milliseconds(clock_offset + self._begun), self.id, *self._what(), how)
-        self._state = _ALL_WRITTEN
+        line = self._line(ending, clock_offset)
+        self._state = _INTENT_WRITTEN if ending is None else _ALL_WRITTEN
         return line
 
-    def _what(self) -> tuple[str, str, int, int]:
+    def _line(self, ending: _Ending | None, clock_offset: float) -> str:
+        id_, begun = f"{self._queue.writer_id}-{self._number}", self._begun
+        if ending is None:
+            return intent_line(int((clock_offset + begun) * 1000), id_, *self._request())
+        result, cause, failed = ending
+        how = operation_ending(self._ended - begun, result, cause, [id_text(one) for one in failed] if failed else ())
+        if self._state == _INTENT_WRITTEN:
+            return outcome_line(int((clock_offset + self._ended) * 1000), id_, how)
+        return operation_line(int((clock_offset + begun) * 1000), id_, *self._request(), how)
+
+    def _request(self) -> tuple[str, str, int, int]:
         """Prefix, ids, bytes and units of the line."""
-        ids = (self._ids,) if isinstance(self._ids, str) else self._ids
-        size = self._size if isinstance(self._size, int) else sum(self._size)
-        return self._prefix, quoted_ids(map(id_text, ids)), size, billable_units(len(ids), self._size)
-
-
-def _milliseconds(seconds: float) -> int:
-    return int(seconds * 1000)
+        ids, size = self._ids, self._size
+        total = size if isinstance(size, int) else sum(size)
+        if isinstance(ids, str):
+            return self._prefix, quoted(id_text(ids)), total, billable_units(1, size)
+        return self._prefix, quoted_ids(map(id_text, ids)), total, billable_units(len(ids), size)
