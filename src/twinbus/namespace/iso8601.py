@@ -1,6 +1,7 @@
-"""Durations and instants as the management API writes them: ISO 8601, in 100-ns ticks at their finest.
+"""Durations and instants in ISO 8601, as the management API and configuration files write them.
 
-Inside Twinbus both are milliseconds; `None` is the service's longest duration, which means never.
+The service resolves them to 100 ns. In Twinbus both are milliseconds. The longest duration of the service means "never"
+and is None in Twinbus.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ _MINUTE: Final = 60 * _SECOND
 _HOUR: Final = 60 * _MINUTE
 _DAY: Final = 24 * _HOUR
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NEVER_YET: Final = "0001-01-01T00:00:00Z"
+_NOT_YET: Final = "0001-01-01T00:00:00Z"
 
 _PATTERN: Final = re.compile(
     r"(?P<sign>[-+])?P(?=[0-9T])(?:([0-9]{1,9})Y)?(?:([0-9]{1,9})M)?(?:([0-9]{1,9})W)?(?:([0-9]{1,9})D)?"
     r"(?:T(?=[0-9])(?:([0-9]{1,12})H)?(?:([0-9]{1,12})M)?(?:([0-9]{1,12})(?:\.([0-9]{1,12}))?S)?)?"
 )
-# A year and a month have the lengths that .NET gives them in a TimeSpan.
+# .NET gives a year and a month these lengths in a TimeSpan.
 _UNITS: Final = (365 * _DAY, 30 * _DAY, 7 * _DAY, _DAY, _HOUR, _MINUTE, _SECOND)
 
 
 def parse_duration(text: str) -> int | None:
-    """Milliseconds, rounded; None for the longest. Raises ValueError with what is wrong.
+    """Return the duration in milliseconds, rounded, or None for the longest one. Raises ValueError.
 
-    The Python client reads the longest duration into a float and sends it back up to a millisecond off: whatever is
-    within a second of it counts as it.
+    A duration within a second of the longest one counts as the longest one: the Python client reads it into a float and
+    sends it back with an error of up to a millisecond.
     """
     found = _PATTERN.fullmatch(text.strip())
     if found is None:
@@ -48,7 +49,7 @@ def parse_duration(text: str) -> int | None:
 
 
 def render_duration(milliseconds: int | None) -> str:
-    """The shortest spelling, as the service writes it: PT1M, P14D, PT0.5S."""
+    """Return the shortest form, as the service writes it: PT1M, P14D, PT0.5S."""
     if milliseconds is None:
         return LONGEST
     days, rest = divmod(milliseconds, _DAY)
@@ -64,8 +65,8 @@ def render_duration(milliseconds: int | None) -> str:
 
 
 def render_instant(milliseconds: int) -> str:
-    """Zero, an instant that has not been yet, is written as the service writes it."""
+    """Return an instant. Zero stands for "not yet", which the service writes as the year 1."""
     if milliseconds <= 0:
-        return _NEVER_YET
+        return _NOT_YET
     instant = _EPOCH + timedelta(milliseconds=milliseconds)
     return instant.strftime("%Y-%m-%dT%H:%M:%S.") + f"{milliseconds % _SECOND:03d}Z"

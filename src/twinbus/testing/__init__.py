@@ -1,4 +1,4 @@
-"""What users may import into their tests: namespaces to connect to, to break and to kill."""
+"""Local namespaces for the tests of users: real servers that a test can start, disturb with faults, and kill."""
 
 from twinbus.testing.local import LocalEndpoint, LocalNamespace, LocalNamespaces
 from twinbus.testing.process import LocalNamespaceError

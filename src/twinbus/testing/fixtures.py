@@ -1,4 +1,4 @@
-"""Fixtures that pytest finds by itself where Twinbus is installed. They cost nothing until a test asks for one."""
+"""Fixtures that pytest finds wherever Twinbus is installed. A server starts when the first test requests one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from twinbus.testing.local import LocalNamespace, LocalNamespaces
 
 @pytest.fixture(scope="session")
 def twinbus_namespace() -> Iterator[LocalNamespace]:
-    """One namespace for the whole session, in a process of its own: `twinbus_namespace.connection_string`.
+    """One namespace for the whole test session, in its own process: `twinbus_namespace.connection_string`.
 
-    Entities stay from test to test: give each test names of its own. A test that kills it must start it again.
+    Entities stay from test to test, so give each test its own entity names. A test that kills the namespace must start it
+    again.
     """
     with LocalNamespace() as namespace:
         yield namespace

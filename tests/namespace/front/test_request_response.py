@@ -22,7 +22,7 @@ from twinbus.amqp import (
     split_sections,
 )
 from twinbus.namespace.front import request_response
-from twinbus.namespace.front.management_operations import supported
+from twinbus.namespace.front.management_operations import OPERATIONS
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Array, Int, Long, Timestamp, UInt, ULong
 
@@ -106,12 +106,12 @@ async def test_bad_bodies_are_refused_by_the_name_of_the_field(peer: Peer) -> No
         reply = await peer.ask(NODE, f"com.microsoft:{operation}", body)
         assert (reply["statusCode"], reply["errorCondition"]) == (400, "com.microsoft:argument-error"), operation
         assert field in reply["statusDescription"], operation
-    assert {operation for operation, _, _ in BAD} == set(supported()), "every operation is in the list"
+    assert {operation for operation, _, _ in BAD} == set(OPERATIONS), "every operation is in the list"
 
 
 @pytest.mark.parametrize("body", [None, "text", 7, ["list"], b"binary"])
 async def test_a_body_that_is_no_map_is_refused(peer: Peer, body: Any) -> None:
-    for operation in supported():
+    for operation in OPERATIONS:
         reply = await peer.ask(NODE, f"com.microsoft:{operation}", body)
         assert (reply["statusCode"], "has to be a map" in reply["statusDescription"]) == (400, True)
 

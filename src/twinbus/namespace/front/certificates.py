@@ -1,7 +1,8 @@
-"""The local certificate authority and the server certificate it signs, made on first start and kept in a directory.
+"""The local certificate authority and the server certificate that it signs. Both are kept in a directory.
 
-Both satisfy strict verifiers (RFC 5280 profile: basic constraints, key usage, key identifiers). Keys are 0600.
-Two processes that start at once end with one authority: a lock file is held while anything is made.
+They are made at the first start and renewed before they expire. Both satisfy strict verifiers (RFC 5280 profile: basic
+constraints, key usage, key identifiers). Key files have the mode 0600. A lock file keeps two processes that start at
+the same time from making two authorities.
 """
 
 from __future__ import annotations
@@ -31,39 +32,39 @@ SERVER_FILE: Final = "server.pem"
 SERVER_KEY_FILE: Final = "server.key"
 LOCK_FILE: Final = "tls.lock"
 
-_CA_LIFE: Final = timedelta(days=3650)
-# Apple and others refuse server certificates that live longer than 825 days.
-_SERVER_LIFE: Final = timedelta(days=397)
+_CA_VALIDITY: Final = timedelta(days=3650)
+# Apple and others refuse server certificates that are valid for more than 825 days.
+_SERVER_VALIDITY: Final = timedelta(days=397)
 _RENEW_BEFORE: Final = timedelta(days=30)
 _BACKDATE: Final = timedelta(hours=1)
-_LONGEST_COMMON_NAME: Final = 64
+_MAX_COMMON_NAME: Final = 64
 
 
 def ca_path(directory: Path) -> Path:
-    """Where the authority's certificate is: what clients are told to trust."""
+    """Return the file with the authority's certificate, which clients must trust."""
     return directory / CA_FILE
 
 
 def server_context(
     directory: Path, host: str = "localhost", *others: str, now: datetime | None = None
 ) -> ssl.SSLContext:
-    """A context for the server's side of TLS, with certificates made or renewed as needed. Blocks on the disk.
+    """Return the TLS context of the server. Makes or renews certificates if needed. Blocks on the disk.
 
-    The certificate is for this machine's loopback and host names, for `host`, and for the `others`.
+    The certificate is for the loopback addresses, the host name of this machine, `host`, and `others`.
     """
     now = now or datetime.now(UTC)
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory / LOCK_FILE):
-        authority, authority_key = _authority(directory, now)
-        _server(directory, names(host, *others), authority, authority_key, now)
+        authority, authority_key = _ensure_authority(directory, now)
+        _ensure_server_certificate(directory, certificate_names(host, *others), authority, authority_key, now)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(directory / SERVER_FILE, directory / SERVER_KEY_FILE)
     return context
 
 
-def names(*hosts: str) -> list[x509.GeneralName]:
-    """All names that a client on this machine, or one that was given one of the hosts, may use."""
+def certificate_names(*hosts: str) -> list[x509.GeneralName]:
+    """Return the names for the certificate: loopback, the host name of this machine, and the given hosts."""
     wanted = ["localhost", "127.0.0.1", "::1", socket.gethostname(), *(host.strip("[]") for host in hosts)]
     found: dict[str, x509.GeneralName] = {}
     for name in wanted:
@@ -87,16 +88,16 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _authority(directory: Path, now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _ensure_authority(directory: Path, now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     kept = _load(directory / CA_FILE, directory / CA_KEY_FILE)
-    if kept is not None and kept[0].not_valid_after_utc - now > _SERVER_LIFE:
+    if kept is not None and kept[0].not_valid_after_utc - now > _SERVER_VALIDITY:
         return kept
     key = ec.generate_private_key(ec.SECP256R1())
-    # The key's identifier in the name keeps authorities apart that a client trusts side by side.
+    # The name contains the key's identifier, so that a client can trust several such authorities at once.
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     name = _name(f"Twinbus local CA {identifier.digest.hex()[:8]}")
     certificate = (
-        _builder(name, name, key.public_key(), now, _CA_LIFE)
+        _builder(name, name, key.public_key(), now, _CA_VALIDITY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
@@ -107,7 +108,7 @@ def _authority(directory: Path, now: datetime) -> tuple[x509.Certificate, ec.Ell
     return certificate, key
 
 
-def _server(
+def _ensure_server_certificate(
     directory: Path,
     wanted: list[x509.GeneralName],
     authority: x509.Certificate,
@@ -115,15 +116,15 @@ def _server(
     now: datetime,
 ) -> None:
     kept = _load(directory / SERVER_FILE, directory / SERVER_KEY_FILE)
-    if kept is not None and _still_good(kept[0], wanted, authority, now):
+    if kept is not None and _is_usable(kept[0], wanted, authority, now):
         return
     if kept is not None:
-        # Another server on this directory may have been given another host: its name stays good.
+        # Another server that uses this directory may have another host: its names stay in the certificate.
         wanted = list(dict.fromkeys([*wanted, *_alternative_names(kept[0])]))
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     certificate = (
-        _builder(_name("Twinbus namespace"), authority.subject, key.public_key(), now, _SERVER_LIFE)
+        _builder(_name("Twinbus namespace"), authority.subject, key.public_key(), now, _SERVER_VALIDITY)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -135,7 +136,7 @@ def _server(
     _save(directory / SERVER_FILE, directory / SERVER_KEY_FILE, certificate, key)
 
 
-def _still_good(
+def _is_usable(
     certificate: x509.Certificate, wanted: list[x509.GeneralName], authority: x509.Certificate, now: datetime
 ) -> bool:
     try:
@@ -153,7 +154,7 @@ def _alternative_names(certificate: x509.Certificate) -> list[x509.GeneralName]:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, life: timedelta
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, validity: timedelta
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -162,12 +163,12 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _BACKDATE)
-        .not_valid_after(now + life)
+        .not_valid_after(now + validity)
     )
 
 
 def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:_LONGEST_COMMON_NAME])])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:_MAX_COMMON_NAME])])
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
@@ -185,7 +186,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _load(certificate_path: Path, key_path: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None:
-    """The pair on disk, or None when it is absent, damaged or does not belong together: then it is made anew."""
+    """Return certificate and key from disk, or None if they are absent, damaged or do not match."""
     try:
         certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
         key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
@@ -199,7 +200,7 @@ def _load(certificate_path: Path, key_path: Path) -> tuple[x509.Certificate, ec.
 def _save(
     certificate_path: Path, key_path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    # The key first: a crash between the two leaves a pair that does not match, and that is made anew.
+    # The key first: after a crash between the two they do not match, and the next start makes both again.
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     _replace(key_path, pem, 0o600)
     _replace(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)

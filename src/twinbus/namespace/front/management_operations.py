@@ -1,8 +1,15 @@
-"""`$management` of an entity: each operation as the event the engine knows, and its answer as a reply body."""
+"""Operations of the `$management` node: each request becomes an event of the engine, each result a reply.
+
+`translate` returns a `ManagementCall` for a request: the claim it needs, the event, and how the engine's result becomes
+the reply. The names of operations and map entries are those of the service, misspellings included.
+
+The operations on rules need the Listen claim only, as in the service: who may listen to a subscription may also choose
+what it receives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -27,28 +34,121 @@ from twinbus.namespace.front.outgoing_link import encode_delivery
 from twinbus.namespace.front.request_response import NodeReply, NodeRequest
 from twinbus.values import Array, Condition, Described, Int, Long, Timestamp, ULong
 
-# The listing mode "all sessions" is asked for with the largest instant .NET knows, or what its codec makes of it.
-_MAX_INSTANT = 253402300799999
-_READS = ("peek-message", "receive-by-sequence-number")
+MAX_LONG: Final = 2**63 - 1
+MAX_INT: Final = 2**31 - 1
+# To list all sessions, clients send the largest instant that .NET knows, as their codecs encode it.
+_MAX_INSTANT: Final = 253402300799999
+_NO_CONTENT: Final = NodeReply(204, "No content")
+_MESSAGE_READS: Final = ("peek-message", "receive-by-sequence-number")
+
+# Descriptors of the described lists in which a rule is encoded.
+_RULE: Final = ULong(0x137_0000_0004)
+_EMPTY_ACTION: Final = ULong(0x137_0000_0005)
+_SQL_ACTION: Final = ULong(0x137_0000_0006)
+_SQL_FILTER: Final = ULong(0x13_7000_0006)
+_TRUE_FILTER: Final = ULong(0x13_7000_0007)
+_FALSE_FILTER: Final = ULong(0x13_7000_0008)
+_CORRELATION_FILTER: Final = ULong(0x13_7000_0009)
+_COMPATIBILITY: Final = 20
+
+# Fields of a correlation filter, in the order of its list.
+_CORRELATION_FIELDS: Final = {
+    "correlation-id": "correlation_id",
+    "message-id": "message_id",
+    "to": "to",
+    "reply-to": "reply_to",
+    "label": "label",
+    "session-id": "session_id",
+    "reply-to-session-id": "reply_to_session_id",
+    "content-type": "content_type",
+}
 
 
-def reads_messages(request: NodeRequest) -> bool:
-    """Whether the reply carries messages, and so may be large."""
-    return request.operation.removeprefix("com.microsoft:") in _READS
+class BadRequestError(Exception):
+    """The body of a request does not fit its operation."""
 
 
-def translate(request: NodeRequest) -> ManagementCall | Refusal:
-    """Understand one management request; a Refusal names what is wrong with it."""
-    name = request.operation.removeprefix("com.microsoft:")
-    operation = _OPERATIONS.get(name)
-    if operation is None:
-        return Refusal(Condition.NOT_IMPLEMENTED, f"The operation '{request.operation}' is not supported yet.")
-    if not isinstance(request.body, dict):
-        return Refusal(Condition.ARGUMENT_ERROR, f"The body of '{request.operation}' has to be a map.")
-    try:
-        return operation(RequestBody(request.operation, request.body), request)
-    except BadRequestError as error:
-        return Refusal(Condition.ARGUMENT_ERROR, str(error))
+class ManagementCall(NamedTuple):
+    """A request, translated for the engine."""
+
+    claim: Claim
+    """The claim that the caller needs."""
+    event: Callable[[Callable[[Any], None]], Event]
+    """Makes the event, from the function that the engine calls with the result."""
+    respond: Callable[[Any], NodeReply]
+    """Turns the result into a reply."""
+    session: str | None = None
+    """The session that a link of the same connection must hold. That another connection holds it is not enough."""
+
+
+class RequestBody:
+    """Reads the map of a request. Every method raises BadRequestError, with the name of the entry, if it is wrong."""
+
+    def __init__(self, operation: str, entries: dict[Any, Any]) -> None:
+        self._operation = operation
+        self._entries = {str(key): value for key, value in entries.items()}
+
+    def number(self, name: str, default: int | None = None, least: int = -MAX_LONG - 1, most: int = MAX_LONG) -> int:
+        value = self._entries.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a number, not {value!r}.")
+        if not least <= value <= most:
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be from {least} to {most}, not {value!r}.")
+        return int(value)
+
+    def text(self, name: str) -> str | None:
+        value = self._entries.get(name)
+        if value is not None and not isinstance(value, str):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a string, not {value!r}.")
+        return value
+
+    def required_text(self, name: str) -> str:
+        value = self.text(name)
+        if value is None:
+            raise BadRequestError(f"'{self._operation}' needs '{name}'.")
+        return value
+
+    def blob(self, name: str) -> bytes | None:
+        value = self._entries.get(name)
+        if value is not None and not isinstance(value, bytes):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be binary.")
+        return value
+
+    def properties(self, name: str) -> dict[str, Any] | None:
+        value = self._entries.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a map.")
+        return {str(key): entry for key, entry in value.items()} if value else None
+
+    def list_of(self, name: str, kind: type) -> tuple[Any, ...]:
+        value = self._entries.get(name)
+        if not isinstance(value, list) or not value or not all(isinstance(entry, kind) for entry in value):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a list of {kind.__name__}.")
+        return tuple(value)
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        numbers = self.list_of(name, int)
+        if any(isinstance(number, bool) or not 0 <= number <= MAX_LONG for number in numbers):
+            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a list of sequence numbers.")
+        return tuple(map(int, numbers))
+
+    def tokens(self, name: str) -> tuple[bytes, ...]:
+        return tuple(token.bytes_le for token in self.list_of(name, UUID))
+
+    def messages(self) -> tuple[RoutingFields, ...]:
+        messages = []
+        for entry in self.list_of("messages", dict):
+            raw = {str(key): value for key, value in entry.items()}.get("message")
+            if not isinstance(raw, bytes):
+                raise BadRequestError(f"Each of 'messages' of '{self._operation}' needs 'message' as binary.")
+            try:
+                messages.append(read_routing_fields(raw))
+            except DecodeError as error:
+                raise BadRequestError(f"A message of '{self._operation}' is malformed: {error.description}") from error
+        return tuple(messages)
+
+
+# --- messages and sessions ------------------------------------------------------------------------------------------
 
 
 def _peek(body: RequestBody, request: NodeRequest) -> ManagementCall:
@@ -58,8 +158,8 @@ def _peek(body: RequestBody, request: NodeRequest) -> ManagementCall:
 
     def respond(rows: list[Row]) -> NodeReply:
         if not rows:
-            return NOTHING
-        return NodeReply(200, body={"messages": [{"message": _raw(row, None, None)} for row in rows]})
+            return _NO_CONTENT
+        return NodeReply(200, body={"messages": [{"message": _encode_message(row, None, None)} for row in rows]})
 
     def event(reply: Any) -> events.MessagesPeeked:
         return events.MessagesPeeked(reply, start, count, dead, session, transfer)
@@ -81,7 +181,7 @@ def _receive_by_sequence_number(body: RequestBody, request: NodeRequest) -> Mana
     session, dead, transfer = body.text("session-id"), request.address.dead_letter, request.address.transfer
 
     def respond(found: list[tuple[Row, bytes | None, int | None]]) -> NodeReply:
-        return NodeReply(200, body={"messages": [_locked(*entry) for entry in found]})
+        return NodeReply(200, body={"messages": [_locked_entry(*entry) for entry in found]})
 
     return ManagementCall(
         Claim.LISTEN,
@@ -95,7 +195,7 @@ def _update_disposition(body: RequestBody, request: NodeRequest) -> ManagementCa
     tokens, session = body.tokens("lock-tokens"), body.text("session-id")
     properties = body.properties("properties-to-modify")
     outcome: events.MessageOutcome
-    match status := body.needed_text("disposition-status"):
+    match status := body.required_text("disposition-status"):
         case "completed":
             outcome = events.Complete()
         case "abandoned":
@@ -133,7 +233,7 @@ def _cancel_scheduled(body: RequestBody, request: NodeRequest) -> ManagementCall
 
 
 def _get_session_state(body: RequestBody, request: NodeRequest) -> ManagementCall:
-    session = body.needed_text("session-id")
+    session = body.required_text("session-id")
     return ManagementCall(
         Claim.LISTEN,
         lambda reply: events.SessionStateRequested(reply, session),
@@ -143,7 +243,7 @@ def _get_session_state(body: RequestBody, request: NodeRequest) -> ManagementCal
 
 
 def _set_session_state(body: RequestBody, request: NodeRequest) -> ManagementCall:
-    session, state = body.needed_text("session-id"), body.blob("session-state")
+    session, state = body.required_text("session-id"), body.blob("session-state")
     return ManagementCall(
         Claim.LISTEN,
         lambda reply: events.SessionStateSet(reply, session, state),
@@ -153,7 +253,7 @@ def _set_session_state(body: RequestBody, request: NodeRequest) -> ManagementCal
 
 
 def _renew_session_lock(body: RequestBody, request: NodeRequest) -> ManagementCall:
-    session = body.needed_text("session-id")
+    session = body.required_text("session-id")
     return ManagementCall(
         Claim.LISTEN,
         lambda reply: events.SessionLockRenewed(reply, session),
@@ -180,71 +280,51 @@ def _delete_batch(body: RequestBody, request: NodeRequest) -> ManagementCall:
     dead, transfer = request.address.dead_letter, request.address.transfer
 
     def respond(deleted: int) -> NodeReply:
-        return NodeReply(200, body={"message-count": Int(deleted)}) if deleted else NOTHING
+        return NodeReply(200, body={"message-count": Int(deleted)}) if deleted else _NO_CONTENT
 
     return ManagementCall(
         Claim.LISTEN, lambda reply: events.BatchDeleted(reply, count, before, dead, transfer), respond
     )
 
 
-def _raw(row: Row, token: bytes | None, locked_until: int | None) -> bytes:
+def _encode_message(row: Row, token: bytes | None, locked_until: int | None) -> bytes:
     return b"".join(encode_delivery(row, token=token, locked_until=locked_until))
 
 
-def _locked(row: Row, token: bytes | None, locked_until: int | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {"message": _raw(row, token, locked_until)}
+def _locked_entry(row: Row, token: bytes | None, locked_until: int | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"message": _encode_message(row, token, locked_until)}
     if token is not None:
         entry["lock-token"] = UUID(bytes_le=token)
     return entry
 
 
-# Descriptors of the lists that a rule is told in.
-_RULE: Final = ULong(0x137_0000_0004)
-_EMPTY_ACTION: Final = ULong(0x137_0000_0005)
-_SQL_ACTION: Final = ULong(0x137_0000_0006)
-_SQL_FILTER: Final = ULong(0x13_7000_0006)
-_TRUE_FILTER: Final = ULong(0x13_7000_0007)
-_FALSE_FILTER: Final = ULong(0x13_7000_0008)
-_CORRELATION_FILTER: Final = ULong(0x13_7000_0009)
-_COMPATIBILITY: Final = 20
-
-_FIELDS: Final = {
-    "correlation-id": "correlation_id",
-    "message-id": "message_id",
-    "to": "to",
-    "reply-to": "reply_to",
-    "label": "label",
-    "session-id": "session_id",
-    "reply-to-session-id": "reply_to_session_id",
-    "content-type": "content_type",
-}
-"""Of a correlation filter, in the order of its list."""
+# --- rules ----------------------------------------------------------------------------------------------------------
 
 
-def add_rule(body: RequestBody, request: NodeRequest) -> ManagementCall:
-    name, described = body.needed_text("rule-name"), body.properties("rule-description") or {}
-    rule = RuleDescription(name, _filter(described), _action(described))
+def _add_rule(body: RequestBody, request: NodeRequest) -> ManagementCall:
+    name, described = body.required_text("rule-name"), body.properties("rule-description") or {}
+    rule = RuleDescription(name, _read_filter(described), _read_action(described))
     return ManagementCall(Claim.LISTEN, lambda reply: events.RuleAdded(reply, rule), lambda _: NodeReply(200))
 
 
-def remove_rule(body: RequestBody, request: NodeRequest) -> ManagementCall:
-    name = body.needed_text("rule-name")
+def _remove_rule(body: RequestBody, request: NodeRequest) -> ManagementCall:
+    name = body.required_text("rule-name")
     return ManagementCall(Claim.LISTEN, lambda reply: events.RuleRemoved(reply, name), lambda _: NodeReply(200))
 
 
-def enumerate_rules(body: RequestBody, request: NodeRequest) -> ManagementCall:
+def _enumerate_rules(body: RequestBody, request: NodeRequest) -> ManagementCall:
     skip, top = body.number("skip", 0, 0, MAX_INT), body.number("top", MAX_INT, 0, MAX_INT)
 
     def respond(rules: list[RuleDescription]) -> NodeReply:
         if not rules:
-            return NOTHING
-        return NodeReply(200, body={"rules": [{"rule-description": _told(rule)} for rule in rules]})
+            return _NO_CONTENT
+        return NodeReply(200, body={"rules": [{"rule-description": _encode_rule(rule)} for rule in rules]})
 
     return ManagementCall(Claim.LISTEN, lambda reply: events.RulesListed(reply, skip, top), respond)
 
 
-def _filter(described: Mapping[str, Any]) -> RuleFilter:
-    match _inner(described, "sql-filter"), _inner(described, "correlation-filter"):
+def _read_filter(described: Mapping[str, Any]) -> RuleFilter:
+    match _read_map(described, "sql-filter"), _read_map(described, "correlation-filter"):
         case (None, None):
             if "true-filter" in described:
                 return TrueFilter()
@@ -252,35 +332,35 @@ def _filter(described: Mapping[str, Any]) -> RuleFilter:
                 return FalseFilter()
             raise BadRequestError("'rule-description' of 'add-rule' needs a sql-filter or a correlation-filter.")
         case (dict() as sql, None):
-            return SqlFilter(_expression(sql, "sql-filter"))
+            return SqlFilter(_read_expression(sql, "sql-filter"))
         case (None, dict() as correlation):
-            return _correlation(correlation)
+            return _read_correlation_filter(correlation)
         case _:
             raise BadRequestError("'rule-description' of 'add-rule' has two filters.")
 
 
-def _correlation(described: Mapping[str, Any]) -> CorrelationFilter:
-    for name in _FIELDS:
+def _read_correlation_filter(described: Mapping[str, Any]) -> CorrelationFilter:
+    for name in _CORRELATION_FIELDS:
         value = described.get(name)
         if value is not None and not isinstance(value, str):
             raise BadRequestError(f"'{name}' of a correlation filter has to be a string, not {value!r}.")
-    texts = {field: described.get(name) for name, field in _FIELDS.items()}
-    return CorrelationFilter(**texts, properties=_inner(described, "properties") or {})
+    texts = {field: described.get(name) for name, field in _CORRELATION_FIELDS.items()}
+    return CorrelationFilter(**texts, properties=_read_map(described, "properties") or {})
 
 
-def _action(described: Mapping[str, Any]) -> SqlAction | None:
-    action = _inner(described, "sql-rule-action")
-    return None if action is None else SqlAction(_expression(action, "sql-rule-action"))
+def _read_action(described: Mapping[str, Any]) -> SqlAction | None:
+    action = _read_map(described, "sql-rule-action")
+    return None if action is None else SqlAction(_read_expression(action, "sql-rule-action"))
 
 
-def _expression(described: Mapping[str, Any], owner: str) -> str:
+def _read_expression(described: Mapping[str, Any], owner: str) -> str:
     expression = described.get("expression")
     if not isinstance(expression, str):
         raise BadRequestError(f"'{owner}' of 'add-rule' needs its 'expression' as a string.")
     return expression
 
 
-def _inner(described: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+def _read_map(described: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     value = described.get(name)
     if value is None:
         return None
@@ -289,118 +369,31 @@ def _inner(described: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     return {str(key): entry for key, entry in value.items()}
 
 
-def _told(rule: RuleDescription) -> Described:
+def _encode_rule(rule: RuleDescription) -> Described:
     if rule.action is None:
         action = Described(_EMPTY_ACTION, [])
     else:
         action = Described(_SQL_ACTION, [rule.action.expression, _COMPATIBILITY])
-    return Described(_RULE, [_told_filter(rule.filter), action, rule.name, Timestamp(rule.created)])
+    return Described(_RULE, [_encode_filter(rule.filter), action, rule.name, Timestamp(rule.created)])
 
 
-def _told_filter(described: RuleFilter) -> Described:
-    match described:
+def _encode_filter(rule_filter: RuleFilter) -> Described:
+    match rule_filter:
         case TrueFilter():
             return Described(_TRUE_FILTER, [TRUE_EXPRESSION, _COMPATIBILITY])
         case FalseFilter():
             return Described(_FALSE_FILTER, [FALSE_EXPRESSION, _COMPATIBILITY])
         case SqlFilter():
-            return Described(_SQL_FILTER, [described.expression, _COMPATIBILITY])
+            return Described(_SQL_FILTER, [rule_filter.expression, _COMPATIBILITY])
         case CorrelationFilter():
-            texts = [getattr(described, field) for field in _FIELDS.values()]
-            return Described(_CORRELATION_FILTER, [*texts, dict(described.properties)])
+            texts = [getattr(rule_filter, field) for field in _CORRELATION_FIELDS.values()]
+            return Described(_CORRELATION_FILTER, [*texts, dict(rule_filter.properties)])
 
 
-MAX_LONG: Final = 2**63 - 1
-MAX_INT: Final = 2**31 - 1
-NOTHING: Final = NodeReply(204, "No content")
-
-Respond = Callable[[Any], NodeReply]
+# --- dispatch -------------------------------------------------------------------------------------------------------
 
 
-class BadRequestError(Exception):
-    """The request's body is not what its operation takes."""
-
-
-class ManagementCall(NamedTuple):
-    """What a request asks of the engine, the claim it needs, and how the engine's result becomes a reply.
-
-    `held` is the session that the asker has to hold by a link of the same connection: that somebody does is not enough.
-    """
-
-    claim: Claim
-    event: Callable[[Callable[[Any], None]], Event]
-    respond: Respond
-    session: str | None = None
-
-
-class RequestBody:
-    """A request's map, read with names in the errors."""
-
-    def __init__(self, operation: str, entries: dict[Any, Any]) -> None:
-        self._operation = operation
-        self._entries = {str(key): value for key, value in entries.items()}
-
-    def number(self, name: str, default: int | None = None, least: int = -MAX_LONG - 1, most: int = MAX_LONG) -> int:
-        value = self._entries.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a number, not {value!r}.")
-        if not least <= value <= most:
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be from {least} to {most}, not {value!r}.")
-        return int(value)
-
-    def text(self, name: str) -> str | None:
-        value = self._entries.get(name)
-        if value is not None and not isinstance(value, str):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a string, not {value!r}.")
-        return value
-
-    def needed_text(self, name: str) -> str:
-        value = self.text(name)
-        if value is None:
-            raise BadRequestError(f"'{self._operation}' needs '{name}'.")
-        return value
-
-    def blob(self, name: str) -> bytes | None:
-        value = self._entries.get(name)
-        if value is not None and not isinstance(value, bytes):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be binary.")
-        return value
-
-    def properties(self, name: str) -> dict[str, Any] | None:
-        value = self._entries.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a map.")
-        return {str(key): entry for key, entry in value.items()} if value else None
-
-    def many(self, name: str, kind: type) -> tuple[Any, ...]:
-        value = self._entries.get(name)
-        if not isinstance(value, list) or not value or not all(isinstance(entry, kind) for entry in value):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a list of {kind.__name__}.")
-        return tuple(value)
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        numbers = self.many(name, int)
-        if any(isinstance(number, bool) or not 0 <= number <= MAX_LONG for number in numbers):
-            raise BadRequestError(f"'{name}' of '{self._operation}' has to be a list of sequence numbers.")
-        return tuple(map(int, numbers))
-
-    def tokens(self, name: str) -> tuple[bytes, ...]:
-        return tuple(token.bytes_le for token in self.many(name, UUID))
-
-    def messages(self) -> tuple[RoutingFields, ...]:
-        envelopes = []
-        for entry in self.many("messages", dict):
-            raw = {str(key): value for key, value in entry.items()}.get("message")
-            if not isinstance(raw, bytes):
-                raise BadRequestError(f"Each of 'messages' of '{self._operation}' needs 'message' as binary.")
-            try:
-                envelopes.append(read_routing_fields(raw))
-            except DecodeError as error:
-                raise BadRequestError(f"A message of '{self._operation}' is malformed: {error.description}") from error
-        return tuple(envelopes)
-
-
-_OPERATIONS: dict[str, Callable[[RequestBody, NodeRequest], ManagementCall]] = {
+OPERATIONS: Final[dict[str, Callable[[RequestBody, NodeRequest], ManagementCall]]] = {
     "peek-message": _peek,
     "renew-lock": _renew_lock,
     "receive-by-sequence-number": _receive_by_sequence_number,
@@ -412,12 +405,26 @@ _OPERATIONS: dict[str, Callable[[RequestBody, NodeRequest], ManagementCall]] = {
     "renew-session-lock": _renew_session_lock,
     "get-message-sessions": _list_sessions,
     "batch-delete-messages": _delete_batch,
-    "add-rule": add_rule,
-    "remove-rule": remove_rule,
-    "enumerate-rules": enumerate_rules,
+    "add-rule": _add_rule,
+    "remove-rule": _remove_rule,
+    "enumerate-rules": _enumerate_rules,
 }
 
 
-def supported() -> Iterable[str]:
-    """The operations this namespace knows."""
-    return _OPERATIONS
+def reads_messages(request: NodeRequest) -> bool:
+    """Return whether the reply carries messages, so that it may be large."""
+    return request.operation.removeprefix("com.microsoft:") in _MESSAGE_READS
+
+
+def translate(request: NodeRequest) -> ManagementCall | Refusal:
+    """Return the call for a request, or a refusal that names what is wrong with it."""
+    name = request.operation.removeprefix("com.microsoft:")
+    operation = OPERATIONS.get(name)
+    if operation is None:
+        return Refusal(Condition.NOT_IMPLEMENTED, f"The operation '{request.operation}' is not supported yet.")
+    if not isinstance(request.body, dict):
+        return Refusal(Condition.ARGUMENT_ERROR, f"The body of '{request.operation}' has to be a map.")
+    try:
+        return operation(RequestBody(request.operation, request.body), request)
+    except BadRequestError as error:
+        return Refusal(Condition.ARGUMENT_ERROR, str(error))
