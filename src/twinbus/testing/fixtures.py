@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from twinbus.testing.local import LocalNamespace, LocalNamespaces
+from twinbus.testing.local_namespaces import LocalNamespace, LocalNamespaces
 
 
 @pytest.fixture(scope="session")
 def twinbus_namespace() -> Iterator[LocalNamespace]:
     """One namespace for the whole test session, in its own process: `twinbus_namespace.connection_string`.
 
-    Entities stay from test to test, so give each test its own entity names. A test that kills the namespace must start it
-    again.
+    Entities stay from test to test, so give each test its own entity names. A test that kills the namespace must start
+    it again.
     """
     with LocalNamespace() as namespace:
         yield namespace

@@ -1,6 +1,6 @@
-"""The process behind a local namespace: all that `twinbus serve` does, asked for in JSON by its parent.
+"""The main program of the process that `ServerProcess` starts: does what `twinbus serve` does, with options in JSON.
 
-It is not started by way of the command line because reading options there takes a fifth of the time to be ready.
+It does not use the command line, because parsing options there takes a fifth of the time until the server is ready.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from twinbus.printable import printable
 
 
 def main() -> None:
-    """Serve what the first argument asks for, until SIGTERM or until the parent is gone."""
-    asked = json.loads(sys.argv[1])
-    data, config = asked["data"], asked["config"]
+    """Serve the namespaces that the first argument describes, until SIGTERM or until the parent process is gone."""
+    options = json.loads(sys.argv[1])
+    data, config = options["data"], options["config"]
     try:
         plan = make_serve_plan(
             data=None if data is None else Path(data),
             memory=data is None,
-            namespaces=asked["namespaces"],
+            namespaces=options["namespaces"],
             host="127.0.0.1",
             config=None if config is None else Path(config),
-            host_names=asked["host_names"],
+            host_names=options["host_names"],
         )
-        configure_logging(asked["log_level"], keys=plan.keys)
+        configure_logging(options["log_level"], keys=plan.keys)
         serve_until_stopped(plan, print_ready_json, exit_with_stdin=True)
     except OperatorError as error:
         sys.stderr.write(printable(f"{error}\n", newlines=True))

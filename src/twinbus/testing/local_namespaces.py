@@ -1,7 +1,4 @@
-"""Local namespaces for tests and demonstrations: real servers in a process of their own, to be killed at will.
-
-What a namespace does is decided by the server; here is only how one is come by and got rid of.
-"""
+"""Local namespaces for tests and demonstrations: real servers in their own process, which can be killed at any time."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from twinbus.namespace import find_free_port
-from twinbus.testing.process import LocalNamespaceError, Served, ServerProcess
+from twinbus.testing.server_process import LocalNamespaceError, ServedNamespace, ServerProcess
 
 if TYPE_CHECKING:
     from twinbus.namespace import AuthorizationRule, FaultClient
@@ -21,16 +18,16 @@ if TYPE_CHECKING:
 _START_SECONDS: Final = 30.0
 _TRIES: Final = 5
 
-# A path to a configuration file, or what would be in one of our own (see `twinbus serve --config`).
+# A path to a configuration file, or the content of one of our own (see `twinbus serve --config`).
 Config = Path | Mapping[str, Any]
 
 
 class LocalNamespaces:
     """Several namespaces in one process: `with LocalNamespaces("primary", "secondary") as pair: pair["primary"]…`.
 
-    Without `data` they live in a directory of their own, which is removed at the end; `memory` keeps nothing at all.
-    They keep their ports and data from one start to the next. `host_names` are further names that clients use, each
-    `NAME` or `NAME:PORT`; requests and tokens for any other name are refused.
+    Without `data`, their data is in a temporary directory that `close()` removes. With `memory`, nothing is on disk. Ports
+    and data stay the same from one start to the next. `host_names` are further names that clients may use, each `NAME`
+    or `NAME:PORT`; the server refuses requests and tokens for other names.
     """
 
     def __init__(
@@ -45,62 +42,62 @@ class LocalNamespaces:
         log_level: str = "info",
     ) -> None:
         if memory and data is not None:
-            raise ValueError("data and memory exclude each other")
+            raise ValueError("data and memory exclude each other: give one of them")
         if config is not None and rules:
             raise ValueError("config and rules exclude each other: put the rules into the config")
         self.names = names or ("primary", "secondary")
-        self._own = tempfile.TemporaryDirectory(prefix="twinbus-", ignore_cleanup_errors=True)
-        folder = Path(self._own.name)
+        self._directory = tempfile.TemporaryDirectory(prefix="twinbus-", ignore_cleanup_errors=True)
+        folder = Path(self._directory.name)
         self.data = None if memory else (data or folder / "data").absolute()
         self._ports = {name: port for name, port in (ports or {}).items() if port}
-        self._config = _config_file(folder, _config_of(self.names, rules) if rules else config)
+        self._config = _config_file(folder, _rules_config(self.names, rules) if rules else config)
         self._host_names = tuple(host_names)
         self._log_level = log_level
-        # The certificates of a server without data go to its temporary directory: ours, even if it is killed.
+        # A server without data keeps its certificates in its temporary directory. This one is removed even after a kill.
         self._process = ServerProcess(folder / "serve.log", {"TMPDIR": str(folder)})
         self._served: dict[str, LocalEndpoint] = {}
 
     def start(self, timeout: float = _START_SECONDS) -> Self:
-        """Ready on return. Raises LocalNamespaceError with what the server said."""
+        """Start the server and wait until it is ready. Raises LocalNamespaceError with the server's stderr."""
         for left in reversed(range(_TRIES)):
             ports = {name: self._ports.get(name) or find_free_port() for name in self.names}
             try:
                 found = self._process.start(self._request(ports), timeout)
             except LocalNamespaceError as error:
-                # Another process was quicker to take a port that was free a moment ago.
+                # Another process took a port that was free a moment ago.
                 if "cannot listen" in str(error) and not set(self.names) <= set(self._ports) and left:
                     continue
                 raise
-            self._ports = {one.name: one.port for one in found}
-            self._served = {one.name: LocalEndpoint(one) for one in found}
+            self._ports = {namespace.name: namespace.port for namespace in found}
+            self._served = {namespace.name: LocalEndpoint(namespace) for namespace in found}
             break
         return self
 
     def stop(self) -> int:
-        """Drain and end the process; its exit code."""
+        """Drain the server and end its process. Returns the exit code."""
         return self._process.stop()
 
     def kill(self) -> None:
-        """End the process with SIGKILL, as a crash would, and wait until it is gone."""
+        """End the process with SIGKILL, as in a crash, and wait until it is gone."""
         self._process.kill()
 
     def wait(self, timeout: float = _START_SECONDS) -> int:
-        """Wait until the process ended by itself, as after a fault of kind crash; its exit code."""
+        """Wait until the process ends by itself, as after a fault of kind crash. Returns the exit code."""
         return self._process.wait(timeout)
 
     def restart(self, timeout: float = _START_SECONDS) -> Self:
-        """Start again on the same ports and data, after draining if it is running."""
+        """Stop the server if it is running, and start it again on the same ports and data."""
         if self.running:
             self.stop()
         return self.start(timeout)
 
     def close(self) -> None:
-        """End the process, and remove the directory if it is our own. Nothing can be started afterwards."""
+        """End the process, and remove the temporary directory. The server cannot be started again."""
         try:
             if self.running:
                 self.stop()
         finally:
-            self._own.cleanup()
+            self._directory.cleanup()
 
     @property
     def running(self) -> bool:
@@ -112,7 +109,7 @@ class LocalNamespaces:
 
     @property
     def log(self) -> Path:
-        """Where the process writes its stderr. It goes when the namespaces are closed."""
+        """The file with the stderr of the process. `close()` removes it."""
         return self._process.log
 
     def __getitem__(self, name: str) -> LocalEndpoint:
@@ -142,9 +139,9 @@ class LocalNamespaces:
 
 
 class LocalEndpoint:
-    """One namespace of a running server, and how to reach it."""
+    """How to reach one namespace of a running server."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedNamespace) -> None:
         self.name = served.name
         self.connection_string = served.connection_string
         self.port = served.port
@@ -153,18 +150,18 @@ class LocalEndpoint:
 
     @cached_property
     def faults(self) -> FaultClient:
-        """Faults on demand: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`."""
+        """Sets faults: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`."""
         from twinbus.namespace import FaultClient  # noqa: PLC0415 - this module is loaded by every pytest
 
         return FaultClient(self.connection_string, ca=self.ca)
 
 
 class LocalNamespace:
-    """One namespace in a process of its own: `with LocalNamespace() as namespace: namespace.connection_string`.
+    """One namespace in its own process: `with LocalNamespace() as namespace: namespace.connection_string`.
 
-    Without `data` it lives in a directory of its own, which is removed at the end; `memory` keeps nothing at all.
-    It keeps its port and data from one start to the next: `kill()`, then `start()`. `host_names` are further names that
-    clients use, each `NAME` or `NAME:PORT`; requests and tokens for any other name are refused.
+    Without `data`, its data is in a temporary directory that `close()` removes. With `memory`, nothing is on disk. Port
+    and data stay the same from one start to the next, also after `kill()`. `host_names` are further names that clients
+    may use, each `NAME` or `NAME:PORT`; the server refuses requests and tokens for other names.
     """
 
     def __init__(
@@ -192,34 +189,34 @@ class LocalNamespace:
         )
 
     def start(self, timeout: float = _START_SECONDS) -> Self:
-        """Ready on return. Raises LocalNamespaceError with what the server said."""
+        """Start the server and wait until it is ready. Raises LocalNamespaceError with the server's stderr."""
         self._server.start(timeout)
         return self
 
     def stop(self) -> int:
-        """Drain and end the process; its exit code."""
+        """Drain the server and end its process. Returns the exit code."""
         return self._server.stop()
 
     def kill(self) -> None:
-        """End the process with SIGKILL, as a crash would, and wait until it is gone."""
+        """End the process with SIGKILL, as in a crash, and wait until it is gone."""
         self._server.kill()
 
     def wait(self, timeout: float = _START_SECONDS) -> int:
-        """Wait until the process ended by itself, as after a fault of kind crash; its exit code."""
+        """Wait until the process ends by itself, as after a fault of kind crash. Returns the exit code."""
         return self._server.wait(timeout)
 
     def restart(self, timeout: float = _START_SECONDS) -> Self:
-        """Start again on the same port and data, after draining if it is running."""
+        """Stop the server if it is running, and start it again on the same port and data."""
         self._server.restart(timeout)
         return self
 
     def close(self) -> None:
-        """End the process, and remove the directory if it is our own. It cannot be started afterwards."""
+        """End the process, and remove the temporary directory. The server cannot be started again."""
         self._server.close()
 
     @property
     def connection_string(self) -> str:
-        """What the official clients connect with."""
+        """The connection string for the official clients."""
         return self._endpoint.connection_string
 
     @property
@@ -228,12 +225,12 @@ class LocalNamespace:
 
     @property
     def ca(self) -> Path:
-        """The certificate that an admin client has to trust: its `connection_verify=`."""
+        """The certificate that an administration client must trust: its `connection_verify=`."""
         return self._endpoint.ca
 
     @property
     def faults(self) -> FaultClient:
-        """Faults on demand: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`."""
+        """Sets faults: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`."""
         return self._endpoint.faults
 
     @property
@@ -251,7 +248,7 @@ class LocalNamespace:
 
     @property
     def log(self) -> Path:
-        """Where the process writes its stderr. It goes when the namespace is closed."""
+        """The file with the stderr of the process. `close()` removes it."""
         return self._server.log
 
     @property
@@ -259,7 +256,7 @@ class LocalNamespace:
         try:
             return self._server[self.name]
         except KeyError:
-            raise LocalNamespaceError("it was not started") from None
+            raise LocalNamespaceError("the server was not started: call start() first") from None
 
     def __enter__(self) -> Self:
         self._server.__enter__()
@@ -269,8 +266,8 @@ class LocalNamespace:
         self.close()
 
 
-def _config_of(names: Sequence[str], rules: Sequence[AuthorizationRule]) -> dict[str, Any]:
-    written = [
+def _rules_config(names: Sequence[str], rules: Sequence[AuthorizationRule]) -> dict[str, Any]:
+    entries = [
         {
             "name": rule.name,
             "claims": sorted(rule.claims),
@@ -279,7 +276,7 @@ def _config_of(names: Sequence[str], rules: Sequence[AuthorizationRule]) -> dict
         }
         for rule in rules
     ]
-    return {"namespaces": [{"name": name, "authorization_rules": written} for name in names]}
+    return {"namespaces": [{"name": name, "authorization_rules": entries} for name in names]}
 
 
 def _config_file(folder: Path, config: Config | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""A server as a process of its own: started, awaited, ended. It never outlives the process that started it."""
+"""A namespace server in its own process: start, stop, kill. The server ends when the process that started it ends."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import Any, Final
 import twinbus
 
 _DRAIN_SECONDS: Final = 20.0
-_TOLD_CHARACTERS: Final = 4000
+_MAX_QUOTED_CHARACTERS: Final = 4000
 
 
 class LocalNamespaceError(RuntimeError):
-    """The server did not start or did not end; the text holds what it wrote to stderr."""
+    """The server did not start or did not end. The text contains what the server wrote to stderr."""
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """One namespace as the server told it. `file` is None where everything is in memory."""
+class ServedNamespace:
+    """One namespace of a running server. `file` is its database, None if everything is in memory."""
 
     name: str
     connection_string: str
@@ -36,7 +36,7 @@ class Served:
 
 
 class ServerProcess:
-    """One server, which may be started again after it ended. `log` takes what it writes to stderr."""
+    """A server process. It can be started again after it ended. Its stderr goes to the file `log`."""
 
     def __init__(self, log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log = log
@@ -51,11 +51,11 @@ class ServerProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self, request: Mapping[str, Any], timeout: float) -> list[Served]:
-        """What it serves, once it says that it is ready."""
+    def start(self, request: Mapping[str, Any], timeout: float) -> list[ServedNamespace]:
+        """Start the server and wait until it is ready. Returns its namespaces. Raises LocalNamespaceError."""
         if self.running:
-            raise LocalNamespaceError("it is running already")
-        told_before = self.log.stat().st_size if self.log.exists() else 0
+            raise LocalNamespaceError("the server is running already")
+        log_size = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as stderr:
             self._process = subprocess.Popen(
                 [*_command(), json.dumps(request)],
@@ -68,14 +68,14 @@ class ServerProcess:
             return self._read_until_ready(time.monotonic() + timeout)
         except LocalNamespaceError as error:
             self.kill()
-            told = self.log.read_bytes()[told_before:][-_TOLD_CHARACTERS:].decode(errors="replace")
-            raise LocalNamespaceError(f"{error}\n{told}".rstrip()) from None
+            written = self.log.read_bytes()[log_size:][-_MAX_QUOTED_CHARACTERS:].decode(errors="replace")
+            raise LocalNamespaceError(f"{error}\n{written}".rstrip()) from None
         except BaseException:
             self.kill()
             raise
 
     def stop(self, timeout: float = _DRAIN_SECONDS) -> int:
-        """Drain and end it (SIGTERM); its exit code."""
+        """Stop the server with SIGTERM, which drains it. Returns its exit code."""
         process = self._started()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -86,7 +86,7 @@ class ServerProcess:
             raise
 
     def kill(self) -> None:
-        """End it with SIGKILL and wait until it is gone: its port and its files are free then."""
+        """End the server with SIGKILL, and wait until it is gone. Its port and files are free then."""
         process = self._started()
         if process.poll() is None:
             process.kill()
@@ -94,7 +94,7 @@ class ServerProcess:
         self._close_pipes()
 
     def wait(self, timeout: float) -> int:
-        """Wait until it ended by itself; its exit code, negative for a signal."""
+        """Wait until the server ends by itself. Returns its exit code, negative for a signal."""
         process = self._started()
         try:
             code = process.wait(timeout)
@@ -103,7 +103,7 @@ class ServerProcess:
         self._close_pipes()
         return code
 
-    def _read_until_ready(self, deadline: float) -> list[Served]:
+    def _read_until_ready(self, deadline: float) -> list[ServedNamespace]:
         process = self._started()
         assert process.stdout is not None
         descriptor = process.stdout.fileno()
@@ -118,11 +118,11 @@ class ServerProcess:
             if not read:
                 raise LocalNamespaceError(f"the server ended with exit code {process.wait()}")
             text += read
-        return [_served(line) for line in text.decode().splitlines()[:-1]]
+        return [_read_namespace(line) for line in text.decode().splitlines()[:-1]]
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            raise LocalNamespaceError("it was not started")
+            raise LocalNamespaceError("the server was not started: call start() first")
         return self._process
 
     def _close_pipes(self) -> None:
@@ -133,18 +133,22 @@ class ServerProcess:
 
 
 def _command() -> list[str]:
-    # Wherever this package was imported from, the child finds the same one, and nothing is put before its own modules.
-    place = str(Path(twinbus.__file__).resolve().parents[1])
+    # The child must import the same package. Its folder goes last, so that it hides none of the child's own modules.
+    folder = str(Path(twinbus.__file__).resolve().parents[1])
     return [
         sys.executable,
         "-c",
-        f"import sys; sys.path.append({place!r}); from twinbus.testing.child import main; main()",
+        f"import sys; sys.path.append({folder!r}); from twinbus.testing.server_main import main; main()",
     ]
 
 
-def _served(line: str) -> Served:
-    told = json.loads(line)
-    file = told["data"]
-    return Served(
-        told["name"], told["connection_string"], told["port"], Path(told["ca"]), None if file is None else Path(file)
+def _read_namespace(line: str) -> ServedNamespace:
+    fields = json.loads(line)
+    file = fields["data"]
+    return ServedNamespace(
+        fields["name"],
+        fields["connection_string"],
+        fields["port"],
+        Path(fields["ca"]),
+        None if file is None else Path(file),
     )
