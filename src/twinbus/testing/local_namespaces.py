@@ -25,9 +25,9 @@ Config = Path | Mapping[str, Any]
 class LocalNamespaces:
     """Several namespaces in one process: `with LocalNamespaces("primary", "secondary") as pair: pair["primary"]…`.
 
-    Without `data`, their data is in a temporary directory that `close()` removes. With `memory`, nothing is on disk. Ports
-    and data stay the same from one start to the next. `host_names` are further names that clients may use, each `NAME`
-    or `NAME:PORT`; the server refuses requests and tokens for other names.
+    Without `data`, their data is in a temporary directory that `close()` removes. With `memory`, nothing is on disk.
+    Ports and data stay the same from one start to the next. `host_names` are further names that clients may use, each
+    `NAME` or `NAME:PORT`; the server refuses requests and tokens for other names.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LocalNamespaces:
         self._config = _config_file(folder, _rules_config(self.names, rules) if rules else config)
         self._host_names = tuple(host_names)
         self._log_level = log_level
-        # A server without data keeps its certificates in its temporary directory. This one is removed even after a kill.
+        # A server without data keeps its certificates in TMPDIR. This folder is removed even if the server is killed.
         self._process = ServerProcess(folder / "serve.log", {"TMPDIR": str(folder)})
         self._served: dict[str, LocalEndpoint] = {}
 
