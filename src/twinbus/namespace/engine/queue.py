@@ -105,7 +105,8 @@ class Queue(SendTarget):
         return decision
 
     def conclude(self, now: int, decision: EngineDecision) -> ReadingPart:
-        yield from receiving.follow_up(self.receive_state, now, decision)
+        if self.receive_state.has_work:
+            yield from receiving.follow_up(self.receive_state, now, decision)
         self._write_counters(decision)
 
     def _store(
@@ -114,19 +115,15 @@ class Queue(SendTarget):
         counters = self.counters
         rows: list[Row] = []
         for message in messages:
-            row = Row(
+            row = Row.new(
                 queue=counters.queue,
                 lane=QueueLane.ACTIVE,
                 seq=counters.take_seq() if forwarded else message.origin_seq,
                 origin_seq=message.origin_seq,
                 enqueued=now,
                 expires=None if message.ttl is None else now + message.ttl,
-                due=None,
                 session=message.session,
-                delivery_count=0,
-                size=len(message.raw),
                 overlay=message.overlay,
-                body=None,
                 raw=message.raw,
             )
             decision.writes.append(PutRow(row))

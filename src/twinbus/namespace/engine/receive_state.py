@@ -295,6 +295,11 @@ class ReceiveState:
         if self.next_timer is None or at < self.next_timer:
             self.next_timer = at
 
+    @property
+    def has_work(self) -> bool:
+        """Whether something may be delivered, or a session assigned."""
+        return bool(self.lanes_to_serve) or self.sessions.search_needed
+
     def request_delivery(self, lane: DeliveryLane) -> None:
         """Note that the lane has rows to deliver or to forward, if it has someone to deliver or forward to."""
         if lane.waiting and lane not in self.lanes_to_serve:

@@ -126,12 +126,10 @@ def _enqueue_by_session(state: ReceiveState, rows: Iterable[Row], now: int, deci
 
 
 def follow_up(state: ReceiveState, now: int, decision: EngineDecision) -> ReadingPart:
-    """Deliver what the event has made available, if anything.
+    """Deliver what the event has made available (`state.has_work`).
 
     If the store fails after something was decided, the decision stands and a timer delivers the rest.
     """
-    if not (state.lanes_to_serve or state.sessions.search_needed):
-        return
     try:
         if state.sessions.search_needed:
             yield from session_assignment.search_free_sessions(state, now, decision)

@@ -89,7 +89,7 @@ class ScheduledLane:
         The time to live starts when the message becomes active; the row's `expires` assumes that this is at `due`.
         """
         seq = self._counters.take_seq()
-        row = Row(
+        row = Row.new(
             queue=self._counters.queue,
             lane=QueueLane.SCHEDULED,
             seq=seq,
@@ -98,10 +98,6 @@ class ScheduledLane:
             expires=None if ttl is None else due + ttl,
             due=due,
             session=session,
-            delivery_count=0,
-            size=len(raw),
-            overlay=None,
-            body=None,
             raw=raw,
         )
         decision.writes.append(PutRow(row))

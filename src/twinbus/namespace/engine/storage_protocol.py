@@ -53,6 +53,26 @@ class Row(NamedTuple):
     raw: bytes
     """The encoded message as accepted. b'' if a read did not ask for it."""
 
+    @classmethod
+    def new(
+        cls,
+        *,
+        queue: int,
+        lane: int,
+        seq: int,
+        origin_seq: int,
+        enqueued: int,
+        expires: int | None,
+        due: int | None = None,
+        session: str | None,
+        overlay: bytes | None = None,
+        body: int | None = None,
+        raw: bytes,
+    ) -> Row:
+        """Return the row of a message that was never delivered."""
+        # By position, here only: a named tuple takes four times as long with keywords, and a row is made per message.
+        return cls(queue, lane, seq, origin_seq, enqueued, expires, due, session, 0, len(raw), overlay, body, raw)
+
     @property
     def charge(self) -> int:
         """Bytes charged against the quota of the queue. For a shared body the topic is charged, once."""

@@ -140,7 +140,8 @@ class Subscription(NamespaceEntity):
         return decision
 
     def conclude(self, now: int, decision: EngineDecision) -> ReadingPart:
-        yield from receiving.follow_up(self.receive_state, now, decision)
+        if self.receive_state.has_work:
+            yield from receiving.follow_up(self.receive_state, now, decision)
         self._write_counters(decision)
         if self.receive_state.next_timer is not None and not self.lifecycle.ended:
             self.topic.arm_timer(self.receive_state.next_timer)
@@ -158,17 +159,14 @@ class Subscription(NamespaceEntity):
             if is_dead:
                 # Keep the forward count of the message: a circle of forwarded dead letters has to end too.
                 overlay = merge_overlay(overlay, reason or _NO_SESSION)
-            row = Row(
+            row = Row.new(
                 queue=counters.queue,
                 lane=QueueLane.DEAD if is_dead else QueueLane.ACTIVE,
                 seq=counters.take_seq(),
                 origin_seq=message.origin_seq,
                 enqueued=now,
                 expires=None if is_dead or ttl is None else now + ttl,
-                due=None,
                 session=message.session if needs_session else None,
-                delivery_count=0,
-                size=len(message.raw),
                 overlay=overlay,
                 body=body,
                 raw=message.raw,
