@@ -56,6 +56,21 @@ class Timestamp(int):
     __slots__ = ()
 
 
+TICKS_PER_MILLISECOND: Final = 10_000
+_EPOCH_TICKS: Final = 621_355_968_000_000_000
+"""The Unix epoch in ticks. Service Bus counts some instants as .NET does: in units of 100 ns since the year 1."""
+
+
+def ticks_from_milliseconds(milliseconds: int) -> int:
+    """Return a Unix time in .NET ticks."""
+    return _EPOCH_TICKS + milliseconds * TICKS_PER_MILLISECOND
+
+
+def milliseconds_from_ticks(ticks: int) -> int:
+    """Return .NET ticks as a Unix time."""
+    return (ticks - _EPOCH_TICKS) // TICKS_PER_MILLISECOND
+
+
 class Float32(float):
     __slots__ = ()
 

@@ -64,7 +64,7 @@ from twinbus.connect.settlement import (
 )
 from twinbus.connect.timeouts import deadline
 from twinbus.connect.transport import AmqpTransport
-from twinbus.values import Symbol, UInt
+from twinbus.values import Symbol, UInt, milliseconds_from_ticks
 
 _DRAIN_SECONDS: Final = 5.0
 # Time for the peer's answer to a session attach, beyond the time that the peer waits for a session.
@@ -72,8 +72,6 @@ _ANSWER_SECONDS: Final = 10.0
 _SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
 _TIMEOUT: Final = Symbol("com.microsoft:timeout")
 _LOCKED_UNTIL: Final = "com.microsoft:locked-until-utc"
-# .NET ticks (100 ns since year 1) at the Unix epoch.
-_EPOCH_TICKS: Final = 621_355_968_000_000_000
 
 
 class ReceiveMode(Enum):
@@ -582,7 +580,7 @@ class ReceiverLink(LinkSession):
             self.session_id = str(getattr(found, "value", found))
         ticks = link.properties.get(_LOCKED_UNTIL)
         if isinstance(ticks, int):
-            self.session_locked_until = (ticks - _EPOCH_TICKS) // 10_000
+            self.session_locked_until = milliseconds_from_ticks(ticks)
         if self._prefetch:
             link.flow(self._prefetch)
 

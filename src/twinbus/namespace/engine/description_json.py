@@ -1,6 +1,7 @@
-"""A description as the text that the store keeps with the entity, and back.
+"""Descriptions of entities and rules as JSON, the format in which the store keeps them.
 
-Unknown fields are refused by name: a store of a newer version must not be read as if it were understood.
+Reading refuses unknown fields by name: the record of a newer version must not be read as if it were understood.
+Values of rule parameters and properties are kept in AMQP encoding, as hexadecimal text: JSON has too few types.
 """
 
 from __future__ import annotations
@@ -28,30 +29,38 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
     TrueFilter,
 )
-from twinbus.namespace.engine.rules.values import plain, wire
+from twinbus.namespace.engine.entity_properties import PropertyType, properties_of
+from twinbus.namespace.engine.rules.values import from_amqp, to_amqp
 
 _KINDS: Final[dict[str, type[Description]]] = {
     "queue": QueueDescription,
     "topic": TopicDescription,
     "subscription": SubscriptionDescription,
 }
-_NAMES: Final = {described: kind for kind, described in _KINDS.items()}
+_KIND_NAMES: Final = {described: kind for kind, described in _KINDS.items()}
+
+
+# --- entities ----------------------------------------------------------------------------------------------------
 
 
 def kind_of(description: Description) -> str:
-    return _NAMES[type(description)]
+    """Return `queue`, `topic` or `subscription`."""
+    return _KIND_NAMES[type(description)]
 
 
 def write_description(description: Description) -> str:
     values = {field.name: getattr(description, field.name) for field in fields(description)}
-    if "authorization_rules" in values:
-        values["authorization_rules"] = [_write_rule(rule) for rule in values["authorization_rules"]]
+    for row in properties_of(type(description)):
+        if row.type is PropertyType.AUTHORIZATION_RULES:
+            values[row.field] = [_write_authorization_rule(rule) for rule in values[row.field]]
     rules = values.pop("rules", None)
     text = json.dumps(values, separators=(",", ":"))
-    return text if rules is None else f'{text[:-1]},"rules":[{",".join(map(rule_text, rules))}]}}'
+    # The texts of rules are cached, so they are joined to the text and not to the values.
+    return text if rules is None else f'{text[:-1]},"rules":[{",".join(map(rule_json, rules))}]}}'
 
 
 def read_description(kind: str, text: str) -> Description:
+    """Return the description in a record of the store. Raises ValueError if it cannot be understood."""
     described = _KINDS.get(kind)
     if described is None:
         raise ValueError(f"'{kind}' is no kind of entity")
@@ -59,15 +68,19 @@ def read_description(kind: str, text: str) -> Description:
     unknown = values.keys() - {field.name for field in fields(described)}
     if unknown:
         raise ValueError(f"the record of a {kind} has unknown fields: {', '.join(sorted(unknown))}")
-    values["status"] = EntityStatus(values["status"])
-    if "authorization_rules" in values:
-        values["authorization_rules"] = tuple(_read_rule(rule) for rule in values["authorization_rules"])
+    for row in properties_of(described):
+        if row.field not in values:
+            continue
+        if row.type is PropertyType.STATUS:
+            values[row.field] = EntityStatus(values[row.field])
+        elif row.type is PropertyType.AUTHORIZATION_RULES:
+            values[row.field] = tuple(_read_authorization_rule(rule) for rule in values[row.field])
     if "rules" in values:
-        values["rules"] = tuple(read_rule(rule) for rule in values["rules"])
+        values["rules"] = tuple(_read_rule(rule) for rule in values["rules"])
     return described(**values)
 
 
-def _write_rule(rule: AuthorizationRule) -> dict[str, Any]:
+def _write_authorization_rule(rule: AuthorizationRule) -> dict[str, Any]:
     return {
         "name": rule.name,
         "primary_key": rule.primary_key,
@@ -76,12 +89,14 @@ def _write_rule(rule: AuthorizationRule) -> dict[str, Any]:
     }
 
 
-def _read_rule(values: dict[str, Any]) -> AuthorizationRule:
+def _read_authorization_rule(values: dict[str, Any]) -> AuthorizationRule:
     claims = frozenset(Claim(claim) for claim in values["claims"])
     return AuthorizationRule(values["name"], values["primary_key"], values["secondary_key"], claims)
 
 
-_TEXTS = (
+# --- rules -------------------------------------------------------------------------------------------------------
+
+_CORRELATION_TEXTS: Final = (
     "correlation_id",
     "message_id",
     "to",
@@ -93,8 +108,8 @@ _TEXTS = (
 )
 
 
-class _Itself:
-    """A rule that is equal only to itself: its mappings have no hash."""
+class _ByIdentity:
+    """A cache key for a rule, which has no hash because of its mappings. Equal only for the same object."""
 
     __slots__ = ("rule",)
 
@@ -105,17 +120,20 @@ class _Itself:
         return id(self.rule)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other.rule is self.rule
+        return isinstance(other, _ByIdentity) and other.rule is self.rule
 
 
-def rule_text(rule: RuleDescription) -> str:
-    """Made once: a subscription is written with all its rules whenever one of them changes."""
-    return _text(_Itself(rule))
+def rule_json(rule: RuleDescription) -> str:
+    """Return the JSON text of a rule. Raises EncodeError for a value that no AMQP type can hold.
+
+    The text is cached: a subscription is written with all its rules whenever one of them changes.
+    """
+    return _rule_json(_ByIdentity(rule))
 
 
 @lru_cache(maxsize=4096)
-def _text(itself: _Itself) -> str:
-    rule, action = itself.rule, itself.rule.action
+def _rule_json(key: _ByIdentity) -> str:
+    rule, action = key.rule, key.rule.action
     values = {
         "name": rule.name,
         "filter": _write_filter(rule.filter),
@@ -125,13 +143,13 @@ def _text(itself: _Itself) -> str:
     return json.dumps(values, separators=(",", ":"))
 
 
-def read_rule(values: Mapping[str, Any]) -> RuleDescription:
+def _read_rule(values: Mapping[str, Any]) -> RuleDescription:
     action = values["action"]
     return RuleDescription(
-        values["name"],
-        _read_filter(values["filter"]),
-        None if action is None else SqlAction(action["sql"], _read_values(action["parameters"])),
-        values["created"],
+        name=values["name"],
+        filter=_read_filter(values["filter"]),
+        action=None if action is None else SqlAction(action["sql"], _read_values(action["parameters"])),
+        created=values["created"],
     )
 
 
@@ -144,7 +162,7 @@ def _write_filter(described: RuleFilter) -> dict[str, Any]:
         case SqlFilter():
             return {"kind": "sql", **_write_sql(described.expression, described.parameters)}
         case CorrelationFilter():
-            texts = {name: getattr(described, name) for name in _TEXTS}
+            texts = {name: getattr(described, name) for name in _CORRELATION_TEXTS}
             given = {name: text for name, text in texts.items() if text is not None}
             return {"kind": "correlation", **given, "properties": _write_values(described.properties)}
 
@@ -158,7 +176,7 @@ def _read_filter(values: Mapping[str, Any]) -> RuleFilter:
         case "sql":
             return SqlFilter(values["sql"], _read_values(values["parameters"]))
         case "correlation":
-            texts = {name: values[name] for name in _TEXTS if name in values}
+            texts = {name: values[name] for name in _CORRELATION_TEXTS if name in values}
             return CorrelationFilter(**texts, properties=_read_values(values["properties"]))
         case unknown:
             raise ValueError(f"'{unknown}' is no kind of filter")
@@ -169,8 +187,8 @@ def _write_sql(expression: str, parameters: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _write_values(values: Mapping[str, Any]) -> str:
-    return encode({name: wire(value) for name, value in values.items()}).hex() if values else ""
+    return encode({name: to_amqp(value) for name, value in values.items()}).hex() if values else ""
 
 
 def _read_values(text: str) -> dict[str, Any]:
-    return {name: plain(value) for name, value in decode_all(bytes.fromhex(text)).items()} if text else {}
+    return {name: from_amqp(value) for name, value in decode_all(bytes.fromhex(text)).items()} if text else {}

@@ -1,6 +1,8 @@
-"""What an operator says about an entity, and the checks the service makes of it.
+"""Descriptions of entities and rules: the settings that an operator gives, in the vocabulary of the management API.
 
-Plain data in the vocabulary of the management API. Nothing here knows XML, time or messages.
+Plain data. Durations are in milliseconds; None stands for never (P10675199DT2H48M5.4775807S in the service's XML).
+`entity_properties` has the names of all settings in every format, `validation` the checks, `description_json` the
+format of the store.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from twinbus.namespace.engine import limits
 
 
 class EntityStatus(StrEnum):
-    """Which sides of an entity are open."""
+    """Whether an entity accepts sends and receives."""
 
     ACTIVE = "Active"
     DISABLED = "Disabled"
@@ -31,7 +33,7 @@ class EntityStatus(StrEnum):
 
 
 class Claim(StrEnum):
-    """What a shared access rule allows."""
+    """A right that a shared access rule gives."""
 
     SEND = "Send"
     LISTEN = "Listen"
@@ -40,7 +42,7 @@ class Claim(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationRule:
-    """A named key of a namespace or of one entity."""
+    """A shared access rule of a namespace or of one entity."""
 
     name: str
     primary_key: str
@@ -55,17 +57,17 @@ FALSE_EXPRESSION: Final = "1=0"
 
 @dataclass(frozen=True, slots=True)
 class TrueFilter:
-    """Takes every message."""
+    """Selects every message."""
 
 
 @dataclass(frozen=True, slots=True)
 class FalseFilter:
-    """Takes none."""
+    """Selects no message."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """Takes what the expression is true of. Parameters by name, with or without the @."""
+    """Selects messages that the expression is true for. Parameters are named with or without the @."""
 
     expression: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class SqlFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrelationFilter:
-    """Takes what is equal in everything that is named here; None names nothing."""
+    """Selects messages that are equal in every property given here. None: the property is not compared."""
 
     correlation_id: str | None = None
     message_id: str | None = None
@@ -91,7 +93,7 @@ RuleFilter = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
 
 @dataclass(frozen=True, slots=True)
 class SqlAction:
-    """Changes the subscription's copy of a message."""
+    """Changes the subscription's copy of a selected message."""
 
     expression: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -99,7 +101,10 @@ class SqlAction:
 
 @dataclass(frozen=True, slots=True)
 class RuleDescription:
-    """One rule. `created` is in milliseconds since the epoch; 0 until its subscription has it."""
+    """One rule. `created` is in milliseconds since the epoch, and 0 until the rule is added to a subscription.
+
+    The values of parameters and properties keep their AMQP types.
+    """
 
     name: str
     filter: RuleFilter = field(default_factory=TrueFilter)
@@ -109,7 +114,7 @@ class RuleDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDescription:
-    """Everything settable about a queue. Durations in milliseconds, None for never."""
+    """The settings of a queue."""
 
     path: str
     lock_duration: int = limits.DEFAULT_LOCK
@@ -133,7 +138,7 @@ class QueueDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription:
-    """Everything settable about a topic."""
+    """The settings of a topic."""
 
     path: str
     default_time_to_live: int | None = None
@@ -153,7 +158,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionDescription:
-    """Everything settable about a subscription, and its rules, which an update of the rest leaves as they are."""
+    """The settings of a subscription, and its rules. An update of the settings leaves the rules as they are."""
 
     topic: str
     name: str
@@ -181,21 +186,21 @@ Description = QueueDescription | TopicDescription | SubscriptionDescription
 
 @dataclass(frozen=True, slots=True)
 class EntityMessageCounts:
-    """Runtime figures of one queue, subscription or topic."""
+    """Numbers of messages in one queue, subscription or topic, and their size."""
 
     active: int = 0
     deferred: int = 0
     scheduled: int = 0
     dead_letter: int = 0
     transfer: int = 0
-    """What waits to be forwarded; where something forwards, nothing is active."""
+    """Messages that wait to be forwarded. An entity that forwards has no active messages."""
     transfer_dead_letter: int = 0
     size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EntityInfo:
-    """A description with what the namespace knows about the entity; the last three are for topics only."""
+    """A description with runtime information about the entity. The last three fields are for topics only."""
 
     description: Description
     created: int

@@ -262,6 +262,7 @@ _DEFAULTS: Final = {
 
 ENTITY_PROPERTIES: Final = tuple(dict.fromkeys(row for rows in _BY_KIND.values() for row in rows))
 """Every property once."""
+PROPERTY_BY_FIELD: Final = {row.field: row for row in ENTITY_PROPERTIES}
 FIXED_FIELDS: Final = tuple(row.field for row in ENTITY_PROPERTIES if row.is_fixed)
 """Fields of a description that an update cannot change."""
 

@@ -1,6 +1,7 @@
-"""What happens to an entity, in the past tense. Each says what its Answer carries; a Refusal is always possible.
+"""Events: what happens to an entity. Each docstring says what the answer (`AnswerRequest.result`) is.
 
-Instants are milliseconds since the epoch. `reply` and `receiver` are opaque to the engine.
+Every answer may be a Refusal instead. Instants are milliseconds since the epoch. `reply` and `receiver` are opaque to
+the engine: they return unchanged in effects.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from twinbus.namespace.engine.descriptions import Description, RuleDescription
 
 
 class MessagesSent(NamedTuple):
-    """One transfer arrived: a message, or the messages of a batch; all are stored or none. Answer: None."""
+    """A transfer arrived: one message, or the messages of a batch. All are stored or none. Answer: None."""
 
     reply: Any
     messages: tuple[RoutingFields, ...]
@@ -21,7 +22,7 @@ class MessagesSent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessagesScheduled:
-    """Messages arrived by schedule-message. Answer: list[int], their sequence numbers."""
+    """Messages arrived with a schedule-message request. Answer: list[int], their sequence numbers."""
 
     reply: Any
     messages: tuple[RoutingFields, ...]
@@ -29,7 +30,7 @@ class MessagesScheduled:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCancelled:
-    """Answer: None. Refused (not-found) if any number is not scheduled any more; then none is cancelled."""
+    """A client cancelled scheduled messages: all of them, or none if one is not scheduled any more. Answer: None."""
 
     reply: Any
     seqs: tuple[int, ...]
@@ -37,21 +38,21 @@ class ScheduleCancelled:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverAttached:
-    """A receiver without session. Answer: None."""
+    """A receiver without a session attached. Answer: None."""
 
     reply: Any
     receiver: Any
     dead_letter: bool
     peek_lock: bool
     transfer: bool = False
-    """From the transfer dead-letter sub-queue; then `dead_letter` says nothing, here and below."""
+    """Of the transfer dead-letter sub-queue. If true, `dead_letter` has no meaning, here and in other events."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionReceiverAttached:
-    """A receiver for one session, or with `session` None the next available one before `deadline`.
+    """A receiver attached for one session, or (`session` None) for the next available one before `deadline`.
 
-    No Answer: AcceptSession or DetachReceiver follows, perhaps later.
+    There is no answer. The effect AcceptSession or DetachReceiver follows, perhaps later.
     """
 
     receiver: Any
@@ -60,52 +61,53 @@ class SessionReceiverAttached:
     peek_lock: bool
 
 
-ANY_ROOM: Final = 1 << 62
+UNLIMITED_ROOM: Final = 1 << 62
 
 
 class CreditGranted(NamedTuple):
-    """The receiver may have had `limit` messages in all since it attached, drained credit included.
+    """A receiver granted credit: it may get `limit` messages in all since it attached, drained credit included.
 
-    Cumulative, because deliveries already decided may still wait for their commit. With `drain`, what is there is
-    delivered, then a Drain follows and the rest of the credit counts as used. Delivering stops with the message that
-    uses up `room`, in bytes, until the next CreditGranted. With no room, nothing is delivered until then.
+    The limit is cumulative, because deliveries that are decided already may still wait for their commit. With `drain`,
+    available messages are delivered, then the effect Drain follows and the rest of the credit counts as used. `room`
+    is in bytes: the message that uses it up is the last one delivered until the next CreditGranted. With a room of 0
+    nothing is delivered.
     """
 
     receiver: Any
     limit: int
     drain: bool
-    room: int = ANY_ROOM
+    room: int = UNLIMITED_ROOM
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverDetached:
-    """The link or its connection is gone. Message locks stay until they expire; a session lock is given back."""
+    """The link or its connection ended. Message locks stay until they expire; a session lock is released."""
 
     receiver: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Settle: the message is done."""
+    """Settle: remove the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Settle: back to the queue, delivery count raised."""
+    """Settle: return the message to the queue, and raise its delivery count."""
 
     properties: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Settle: set aside, to be received by sequence number."""
+    """Settle: keep the message to be received by sequence number."""
 
     properties: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MoveToDeadLetter:
-    """Settle: to the dead-letter sub-queue."""
+    """Settle: move the message to the dead-letter sub-queue."""
 
     reason: str | None = None
     description: str | None = None
@@ -114,14 +116,17 @@ class MoveToDeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Settle: back to the queue as if never delivered."""
+    """Settle: return the message to the queue as if it was never delivered."""
 
 
 MessageOutcome = Complete | Abandon | Defer | MoveToDeadLetter | Release
 
 
 class MessagesSettled(NamedTuple):
-    """Answer: list[None | Refusal], one per token (message-lock-lost, session-lock-lost); what can be settled is."""
+    """A client settled messages. Each is settled or refused by itself.
+
+    Answer: list[None | Refusal], one for each token.
+    """
 
     reply: Any
     tokens: tuple[bytes, ...]
@@ -131,7 +136,7 @@ class MessagesSettled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LocksRenewed:
-    """Answer: list[int], the new instants; refused as a whole (message-lock-lost) if any token is not held."""
+    """A client renewed message locks. Answer: list[int], the new ends. Refused as a whole if one lock is lost."""
 
     reply: Any
     tokens: tuple[bytes, ...]
@@ -139,7 +144,10 @@ class LocksRenewed:
 
 @dataclass(frozen=True, slots=True)
 class DeferredRequested:
-    """receive-by-sequence-number. Answer: list[(Row, token | None, locked_until | None)]; refused if one is missing."""
+    """A client asked for deferred messages by sequence number. Refused if one is missing.
+
+    Answer: list[(Row, token | None, locked_until | None)].
+    """
 
     reply: Any
     seqs: tuple[int, ...]
@@ -151,7 +159,10 @@ class DeferredRequested:
 
 @dataclass(frozen=True, slots=True)
 class MessagesPeeked:
-    """Answer: list[Row], at most `count` (and about 1 MiB), with seq >= start. No pings; expired only if deferred."""
+    """A client peeked. Answer: list[Row] with seq >= start, at most `count` rows and about 1 MiB.
+
+    Expired messages are left out unless they are deferred.
+    """
 
     reply: Any
     start: int
@@ -163,7 +174,7 @@ class MessagesPeeked:
 
 @dataclass(frozen=True, slots=True)
 class BatchDeleted:
-    """Delete up to `count` active messages enqueued before an instant. Answer: int, how many."""
+    """A client deleted up to `count` active messages enqueued before an instant. Answer: int, how many."""
 
     reply: Any
     count: int
@@ -174,7 +185,7 @@ class BatchDeleted:
 
 @dataclass(frozen=True, slots=True)
 class SessionLockRenewed:
-    """Answer: int, the new instant; session-lock-lost if this namespace holds no such lock."""
+    """A client renewed a session lock. Answer: int, its new end."""
 
     reply: Any
     session: str
@@ -182,7 +193,7 @@ class SessionLockRenewed:
 
 @dataclass(frozen=True, slots=True)
 class SessionStateRequested:
-    """Answer: bytes | None."""
+    """A client asked for the state of a session. Answer: bytes | None."""
 
     reply: Any
     session: str
@@ -190,7 +201,7 @@ class SessionStateRequested:
 
 @dataclass(frozen=True, slots=True)
 class SessionStateSet:
-    """Answer: None."""
+    """A client set the state of a session, or cleared it (None). Answer: None."""
 
     reply: Any
     session: str
@@ -199,7 +210,10 @@ class SessionStateSet:
 
 @dataclass(frozen=True, slots=True)
 class SessionsListed:
-    """Answer: list[str]. `updated_since` None: sessions with messages or state; else those with state set since."""
+    """A client listed sessions. Answer: list[str], their ids.
+
+    With `updated_since`, sessions whose state was set since then; else all sessions with messages or a state.
+    """
 
     reply: Any
     skip: int
@@ -209,7 +223,7 @@ class SessionsListed:
 
 @dataclass(frozen=True, slots=True)
 class RuleAdded:
-    """To a subscription, as every event on rules. Answer: None."""
+    """A rule was added to a subscription. Answer: None."""
 
     reply: Any
     rule: RuleDescription
@@ -217,7 +231,7 @@ class RuleAdded:
 
 @dataclass(frozen=True, slots=True)
 class RuleChanged:
-    """The rule of that name has this filter and action now. Answer: None."""
+    """The rule with this name was given another filter and action. Answer: None."""
 
     reply: Any
     rule: RuleDescription
@@ -225,7 +239,7 @@ class RuleChanged:
 
 @dataclass(frozen=True, slots=True)
 class RuleRemoved:
-    """Answer: None."""
+    """A rule was removed. Answer: None."""
 
     reply: Any
     name: str
@@ -233,7 +247,7 @@ class RuleRemoved:
 
 @dataclass(frozen=True, slots=True)
 class RulesListed:
-    """Answer: list[RuleDescription], in the order they were made."""
+    """A client listed the rules. Answer: list[RuleDescription], in the order they were created."""
 
     reply: Any
     skip: int
@@ -245,7 +259,7 @@ RuleEvent = RuleAdded | RuleChanged | RuleRemoved | RulesListed
 
 @dataclass(frozen=True, slots=True)
 class DescriptionChanged:
-    """The operator updated the entity; the new description is valid. Answer: None."""
+    """The operator updated the entity. The new description is valid. Answer: None."""
 
     reply: Any
     description: Description
@@ -253,14 +267,14 @@ class DescriptionChanged:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """The entity is removed with all it holds. Answer: None. Receivers are detached (not-found)."""
+    """The operator deleted the entity with everything it holds. Its receivers are detached. Answer: None."""
 
     reply: Any
 
 
 @dataclass(frozen=True, slots=True)
 class EntityTimerFired:
-    """The instant of `next_timer` has come."""
+    """The instant `next_timer` of the entity has come."""
 
 
 Event = (

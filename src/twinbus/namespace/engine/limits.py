@@ -1,7 +1,4 @@
-"""Limits and defaults of the standard tier: the figures the service enforces, in one place.
-
-Durations are milliseconds. `None` stands for "never" (the service's P10675199DT2H48M5.4775807S).
-"""
+"""Limits and defaults of the service's standard tier. Durations are in milliseconds."""
 
 from __future__ import annotations
 

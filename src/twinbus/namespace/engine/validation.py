@@ -1,6 +1,6 @@
-"""The checks the service makes of a description before an entity is created or updated.
+"""Checks of descriptions: whether an entity or rule can be created, or changed, like this.
 
-They look at the description alone, and at the one it replaces. Which entities exist is the namespace's to know.
+The checks look at the description alone, and at the one it replaces. The registry checks which entities exist.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from twinbus.amqp import EncodeError
 from twinbus.namespace.engine import limits
-from twinbus.namespace.engine.description_json import rule_text
+from twinbus.namespace.engine.description_json import rule_json
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
@@ -24,31 +24,37 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
 )
 from twinbus.namespace.engine.effects import Refusal, not_found
+from twinbus.namespace.engine.entity_properties import FIXED_FIELDS, PROPERTY_BY_FIELD
 from twinbus.namespace.engine.events import RuleAdded, RuleChanged, RuleRemoved
 from twinbus.namespace.engine.rules.errors import RuleSyntaxError
 from twinbus.namespace.engine.rules.ruleset import compile_rule
 from twinbus.values import Condition
 
 MAX_METADATA_CHARACTERS: Final = 1024
-MAX_RULES: Final = 12
-MAX_RULE_NAME_CHARACTERS: Final = 256
+MAX_AUTHORIZATION_RULES: Final = 12
+MAX_AUTHORIZATION_RULE_NAME_CHARACTERS: Final = 256
+MAX_RULE_NAME_CHARACTERS: Final = 50
+MAX_EXPRESSION_CHARACTERS: Final = 1024
 
 _PATH: Final = re.compile(r"[A-Za-z0-9._~/-]+")
 _NAME: Final = re.compile(r"[A-Za-z0-9._~-]+")
-# What may not change once the entity exists.
-_FIXED: Final = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+_NOT_IN_RULE_NAMES: Final = frozenset("@?#*/\\")
+
+
+# --- entities ----------------------------------------------------------------------------------------------------
 
 
 def new_entity_refusal(description: Description) -> Refusal | None:
-    """Why no entity can be made like this."""
+    """Return why no entity can be created with this description; None if it is valid."""
     return next(_faults(description), None)
 
 
 def change_refusal(before: Description, after: Description) -> Refusal | None:
-    """Why the entity cannot be changed like this."""
-    for name in _FIXED:
-        if getattr(before, name, None) != getattr(after, name, None):
-            return _argument(f"The value of {_wire_name(name)} cannot be changed once '{before.path}' exists.")
+    """Return why an entity cannot be changed to this description; None if it can."""
+    for field in FIXED_FIELDS:
+        if getattr(before, field, None) != getattr(after, field, None):
+            name = PROPERTY_BY_FIELD[field].atom_name
+            return _argument(f"The value of {name} cannot be changed once '{before.path}' exists.")
     return new_entity_refusal(after)
 
 
@@ -63,8 +69,8 @@ def _faults(description: Description) -> Iterator[Refusal]:
     else:
         yield from _sending_faults(description)
         yield from _receiving_faults(description)
-    yield from _range("DefaultMessageTimeToLive", description.default_time_to_live, limits.MIN_TTL, None)
-    yield from _range("AutoDeleteOnIdle", description.auto_delete_on_idle, limits.MIN_IDLE_DELETE, None)
+    yield from _duration_faults(description, "default_time_to_live")
+    yield from _duration_faults(description, "auto_delete_on_idle")
     if description.user_metadata is not None and len(description.user_metadata) > MAX_METADATA_CHARACTERS:
         yield _out_of_range(f"UserMetadata has at most {MAX_METADATA_CHARACTERS} characters.")
 
@@ -97,14 +103,12 @@ def _sending_faults(description: QueueDescription | TopicDescription) -> Iterato
     if description.max_size_megabytes not in limits.QUEUE_MEGABYTES:
         sizes = ", ".join(map(str, limits.QUEUE_MEGABYTES))
         yield _out_of_range(f"MaxSizeInMegabytes is one of {sizes}; {description.max_size_megabytes} is not.")
-    window = description.duplicate_window
-    shortest, longest = limits.MIN_DUPLICATE_WINDOW, limits.MAX_DUPLICATE_WINDOW
-    yield from _range("DuplicateDetectionHistoryTimeWindow", window, shortest, longest)
-    yield from _rule_faults(description.authorization_rules)
+    yield from _duration_faults(description, "duplicate_window")
+    yield from _authorization_rule_faults(description.authorization_rules)
 
 
 def _receiving_faults(description: QueueDescription | SubscriptionDescription) -> Iterator[Refusal]:
-    yield from _range("LockDuration", description.lock_duration, limits.MIN_LOCK, limits.MAX_LOCK)
+    yield from _duration_faults(description, "lock_duration")
     if not 1 <= description.max_delivery_count <= limits.MAX_DELIVERY_COUNT:
         yield _out_of_range(
             f"MaxDeliveryCount is 1 to {limits.MAX_DELIVERY_COUNT}; {description.max_delivery_count} is not."
@@ -113,14 +117,26 @@ def _receiving_faults(description: QueueDescription | SubscriptionDescription) -
         yield _argument(f"ForwardTo ('{description.forward_to}') cannot be set where RequiresSession is.")
 
 
-def _rule_faults(rules: tuple[AuthorizationRule, ...]) -> Iterator[Refusal]:
-    if len(rules) > MAX_RULES:
-        yield _out_of_range(f"An entity has at most {MAX_RULES} authorization rules.")
+def _duration_faults(description: Description, field: str) -> Iterator[Refusal]:
+    row, value = PROPERTY_BY_FIELD[field], getattr(description, field)
+    assert row.minimum is not None, "every duration has a minimum"
+    if value is None:
+        return
+    if value < row.minimum or (row.maximum is not None and value > row.maximum):
+        shortest = f"{row.minimum / 1000:g} s"
+        bounds = f"at least {shortest}" if row.maximum is None else f"{shortest} to {row.maximum / 1000:g} s"
+        yield _out_of_range(f"{row.atom_name} is {bounds}; {value / 1000:g} s is not.")
+
+
+def _authorization_rule_faults(rules: tuple[AuthorizationRule, ...]) -> Iterator[Refusal]:
+    if len(rules) > MAX_AUTHORIZATION_RULES:
+        yield _out_of_range(f"An entity has at most {MAX_AUTHORIZATION_RULES} authorization rules.")
     if len({rule.name.lower() for rule in rules}) < len(rules):
         yield _argument("Two authorization rules have the same name.")
     for rule in rules:
-        if not 0 < len(rule.name) <= MAX_RULE_NAME_CHARACTERS:
-            yield _argument(f"The name of an authorization rule has 1 to {MAX_RULE_NAME_CHARACTERS} characters.")
+        if not 0 < len(rule.name) <= MAX_AUTHORIZATION_RULE_NAME_CHARACTERS:
+            longest = MAX_AUTHORIZATION_RULE_NAME_CHARACTERS
+            yield _argument(f"The name of an authorization rule has 1 to {longest} characters.")
         if not rule.primary_key:
             yield _argument(f"The authorization rule '{rule.name}' has no key.")
         if not rule.claims:
@@ -129,58 +145,35 @@ def _rule_faults(rules: tuple[AuthorizationRule, ...]) -> Iterator[Refusal]:
             yield _argument(f"The authorization rule '{rule.name}' allows Manage, which includes Send and Listen.")
 
 
-def _range(name: str, value: int | None, shortest: int, longest: int | None) -> Iterator[Refusal]:
-    if value is None:
-        return
-    if value < shortest or (longest is not None and value > longest):
-        bounds = (
-            f"at least {shortest / 1000:g} s" if longest is None else f"{shortest / 1000:g} s to {longest / 1000:g} s"
-        )
-        yield _out_of_range(f"{name} is {bounds}; {value / 1000:g} s is not.")
-
-
-def _argument(text: str) -> Refusal:
-    return Refusal(Condition.ARGUMENT_ERROR, text)
-
-
-def _out_of_range(text: str) -> Refusal:
-    return Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
-
-
-def _wire_name(name: str) -> str:
-    """As the management API spells it."""
-    return "".join(part.capitalize() for part in name.split("_"))
-
-
-MAX_NAME_CHARACTERS: Final = 50
-MAX_EXPRESSION_CHARACTERS: Final = 1024
-_NO_NAME: Final = frozenset("@?#*/\\")
+# --- rules of subscriptions --------------------------------------------------------------------------------------
 
 Rules = tuple[RuleDescription, ...]
 
 
 def rule_refusal(rule: RuleDescription) -> Refusal | None:
-    """Why there cannot be such a rule."""
+    """Return why a subscription cannot have this rule; None if it can."""
     if not rule.name or rule.name.isspace():
-        return Refusal(Condition.ARGUMENT_ERROR, "The name of a rule cannot be empty.")
-    if len(rule.name) > MAX_NAME_CHARACTERS:
-        text = f"The name of rule '{rule.name[:60]}' is longer than {MAX_NAME_CHARACTERS} characters."
-        return Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
-    if _NO_NAME.intersection(rule.name):
-        return Refusal(Condition.ARGUMENT_ERROR, f"The name of rule '{rule.name}' has one of @ ? # * / \\ in it.")
+        return _argument("The name of a rule cannot be empty.")
+    if len(rule.name) > MAX_RULE_NAME_CHARACTERS:
+        return _out_of_range(
+            f"The name of rule '{rule.name[:60]}' is longer than {MAX_RULE_NAME_CHARACTERS} characters."
+        )
+    if _NOT_IN_RULE_NAMES.intersection(rule.name):
+        return _argument(f"The name of rule '{rule.name}' has one of @ ? # * / \\ in it.")
     for what, described in (("filter", rule.filter), ("action", rule.action)):
         expression = getattr(described, "expression", "")
         if len(expression) > MAX_EXPRESSION_CHARACTERS:
-            text = f"The {what} of rule '{rule.name}' is longer than {MAX_EXPRESSION_CHARACTERS} characters."
-            return Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)
+            return _out_of_range(
+                f"The {what} of rule '{rule.name}' is longer than {MAX_EXPRESSION_CHARACTERS} characters."
+            )
     try:
-        rule_text(rule)
-    except EncodeError as error:  # a number from a file or a document may be of any size
-        return Refusal(Condition.ARGUMENT_ERROR, f"A value of rule '{rule.name}' is no value of a message: {error}.")
-    return _refusal_of_texts(rule)
+        rule_json(rule)
+    except EncodeError as error:  # for example a number of a configuration file that no AMQP type can hold
+        return _argument(f"A value of rule '{rule.name}' is no value of a message: {error}.")
+    return _syntax_refusal(rule)
 
 
-def _refusal_of_texts(rule: RuleDescription) -> Refusal | None:
+def _syntax_refusal(rule: RuleDescription) -> Refusal | None:
     try:
         compile_rule(replace(rule, action=None))
     except RuleSyntaxError as error:
@@ -193,12 +186,16 @@ def _refusal_of_texts(rule: RuleDescription) -> Refusal | None:
     return None
 
 
+def _not_understood(what: str, rule: RuleDescription, expression: str, error: RuleSyntaxError) -> Refusal:
+    return _argument(f"The {what} of rule '{rule.name}' cannot be understood. {error} It says: {expression}")
+
+
 def rules_refusal(rules: Rules) -> Refusal | None:
-    """Why no subscription can be born with these."""
+    """Return why no subscription can be created with these rules; None if one can."""
     names: set[str] = set()
     for rule in rules:
         if rule.name.lower() in names:
-            return Refusal(Condition.ARGUMENT_ERROR, f"Two rules have the name '{rule.name}'.")
+            return _argument(f"Two rules have the name '{rule.name}'.")
         names.add(rule.name.lower())
         refusal = rule_refusal(rule)
         if refusal is not None:
@@ -207,9 +204,9 @@ def rules_refusal(rules: Rules) -> Refusal | None:
 
 
 def changed_rules(rules: Rules, event: RuleAdded | RuleChanged | RuleRemoved, path: str, now: int) -> Rules | Refusal:
-    """The rules after the event."""
+    """Return the rules of the subscription `path` after the event, or why it is refused."""
     name = event.name if isinstance(event, RuleRemoved) else event.rule.name
-    before = next((rule for rule in rules if _is_named(rule, name)), None)
+    before = next((rule for rule in rules if rule.name.lower() == name.lower()), None)
     if isinstance(event, RuleAdded):
         if before is not None:
             return Refusal(Condition.ENTITY_ALREADY_EXISTS, f"The rule '{name}' of '{path}' already exists.")
@@ -222,10 +219,9 @@ def changed_rules(rules: Rules, event: RuleAdded | RuleChanged | RuleRemoved, pa
     return rule_refusal(after) or tuple(after if rule is before else rule for rule in rules)
 
 
-def _is_named(rule: RuleDescription, name: str) -> bool:
-    return rule.name.lower() == name.lower()
-
-
-def _not_understood(what: str, rule: RuleDescription, expression: str, error: RuleSyntaxError) -> Refusal:
-    text = f"The {what} of rule '{rule.name}' cannot be understood. {error} It says: {expression}"
+def _argument(text: str) -> Refusal:
     return Refusal(Condition.ARGUMENT_ERROR, text)
+
+
+def _out_of_range(text: str) -> Refusal:
+    return Refusal(Condition.ARGUMENT_OUT_OF_RANGE, text)

@@ -47,14 +47,13 @@ from twinbus.namespace.front.addresses import LinkAddress
 from twinbus.namespace.front.context import LinkContext
 from twinbus.namespace.front.fault_effects import FaultableOperation
 from twinbus.namespace.front.unsettled import UnsettledDelivery
-from twinbus.values import Long, Symbol
+from twinbus.values import Long, Symbol, ticks_from_milliseconds
 
 _log = logging.getLogger(__name__)
 
 SESSION_FILTER = Symbol("com.microsoft:session-filter")
 _LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
 # .NET ticks (100 ns since year 1) at the Unix epoch.
-_EPOCH_TICKS = 621_355_968_000_000_000
 # A portion of credit: deliveries and bytes that the engine decides about at a time. Links of a connection share its
 # bytes.
 _PORTION = 500
@@ -298,7 +297,7 @@ class OutgoingLink:
             assert isinstance(source, Source), "checked when the link was attached"
             self._link.accept(
                 source=replace(source, filter={**(source.filter or {}), SESSION_FILTER: session}),
-                properties={_LOCKED_UNTIL: Long(_EPOCH_TICKS + locked_until * 10_000)},
+                properties={_LOCKED_UNTIL: Long(ticks_from_milliseconds(locked_until))},
                 max_message_size=limits.MAX_MESSAGE_BYTES,
             )
             self._output.flush_soon()

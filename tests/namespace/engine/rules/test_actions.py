@@ -73,7 +73,7 @@ SYSTEM: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("action", "changes"), PROPERTIES)
 def test_an_action_changes_properties_of_the_user(action: str, changes: dict[str, Any]) -> None:
-    made = split_sections(compile_action(action, {})(view()).written())
+    made = split_sections(compile_action(action, {})(view()).encoded())
     expected = {name: value for name, value in {**USER, **changes}.items() if value is not GONE}
     assert made.application_properties == expected
     for name, value in changes.items():
@@ -84,7 +84,7 @@ def test_an_action_changes_properties_of_the_user(action: str, changes: dict[str
 
 @pytest.mark.parametrize(("action", "changes"), SYSTEM)
 def test_an_action_changes_properties_of_the_system(action: str, changes: dict[str, Any]) -> None:
-    made = split_sections(compile_action(action, {})(view()).written()).properties
+    made = split_sections(compile_action(action, {})(view()).encoded()).properties
     before = split_sections(RAW).properties
     assert {field: getattr(made, field) for field in Properties.__dataclass_fields__} == {
         **{field: getattr(before, field) for field in Properties.__dataclass_fields__},
@@ -102,7 +102,7 @@ def test_all_that_is_not_named_comes_through_byte_by_byte() -> None:
         sequence=[[1, 2], [3]],
         footer={"f": 1},
     )
-    made, was = split_sections(compile_action("SET a = 2", {})(view(raw)).written()), split_sections(raw)
+    made, was = split_sections(compile_action("SET a = 2", {})(view(raw)).encoded()), split_sections(raw)
     assert made.application_properties == {"a": 2}
     for code, (start, _, end) in was.spans.items():
         if code != 0x74:
@@ -113,21 +113,21 @@ def test_all_that_is_not_named_comes_through_byte_by_byte() -> None:
 
 def test_a_message_without_properties_is_given_some() -> None:
     made = split_sections(
-        compile_action("SET a = 1; SET sys.Label = 'l'", {})(view(build_message(data=b"x"))).written()
+        compile_action("SET a = 1; SET sys.Label = 'l'", {})(view(build_message(data=b"x"))).encoded()
     )
     assert (made.application_properties, made.properties.subject, made.data) == ({"a": 1}, "l", [b"x"])
 
 
 def test_a_time_to_live_is_set_in_the_header() -> None:
     draft = compile_action("SET sys.TimeToLive = @ttl", {"@ttl": Duration(5_000)})(view())
-    assert (draft.ttl, split_sections(draft.written()).header.ttl) == (5_000, 5_000)
+    assert (draft.ttl, split_sections(draft.encoded()).header.ttl) == (5_000, 5_000)
 
 
 def test_annotations_are_set_and_removed() -> None:
     action = "SET sys.PartitionKey = 'p2'; SET sys.ScheduledEnqueueTimeUtc = @at"
-    made = split_sections(compile_action(action, {"at": Timestamp(NOW)})(view()).written())
+    made = split_sections(compile_action(action, {"at": Timestamp(NOW)})(view()).encoded())
     assert made.message_annotations == {"x-opt-partition-key": "p2", "x-opt-scheduled-enqueue-time": NOW}
-    made = split_sections(compile_action("REMOVE sys.PartitionKey; SET gone = sys.PartitionKey", {})(view()).written())
+    made = split_sections(compile_action("REMOVE sys.PartitionKey; SET gone = sys.PartitionKey", {})(view()).encoded())
     assert made.message_annotations == {}
     assert made.application_properties["gone"] is None
 
@@ -139,7 +139,7 @@ def test_the_session_of_the_copy_is_the_one_that_was_set() -> None:
 
 def test_the_message_itself_stays_as_it_was() -> None:
     original = view()
-    compile_action("SET color = 'red'; SET sys.Label = 'x'; REMOVE sys.PartitionKey", {})(original).written()
+    compile_action("SET color = 'red'; SET sys.Label = 'x'; REMOVE sys.PartitionKey", {})(original).encoded()
     assert original.read_user()["color"] == "blue"
     assert original.properties.subject == "Red"
     assert original.annotation("x-opt-partition-key") == "p1"
@@ -178,4 +178,4 @@ def test_an_action_that_doubles_a_text_over_and_over_is_stopped() -> None:
 )
 def test_a_value_that_no_message_can_carry_is_an_error_of_evaluation(action: str) -> None:
     with pytest.raises(RuleEvaluationError, match="no message can carry"):
-        compile_action(action, {})(view(ttl=None)).written()
+        compile_action(action, {})(view(ttl=None)).encoded()

@@ -100,5 +100,5 @@ def test_sqlite_sees_it_alike(database: sqlite3.Connection, condition: str, row:
     database.execute("INSERT INTO message VALUES (:n, :m, :k, :s, :t)", row)
     (expected,) = database.execute(f"SELECT {condition} FROM message").fetchone()  # noqa: S608  # made above
     present = {name: value for name, value in row.items() if value is not None}
-    found = compile_filter(condition, {}).run(view(build_message(application_properties=present)))
+    found = compile_filter(condition, {}).evaluate(view(build_message(application_properties=present)))
     assert found is (None if expected is None else bool(expected))

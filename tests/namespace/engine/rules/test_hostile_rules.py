@@ -14,7 +14,7 @@ from .messages import view
 
 
 def test_a_pattern_that_a_message_brings_is_as_long_as_a_rule_at_most() -> None:
-    run = compile_filter("t LIKE pattern", {}).run
+    run = compile_filter("t LIKE pattern", {}).evaluate
     text = {"t": "a" * 32_000}
     assert run(view(build_message(application_properties={**text, "pattern": "%" + "_" * 1_022 + "b"}))) is False
     with pytest.raises(RuleEvaluationError, match="the pattern of LIKE is longer than 1024 characters"):
@@ -42,7 +42,7 @@ def test_a_message_that_was_accepted_but_cannot_be_read_is_an_error_of_evaluatio
 
 @pytest.mark.parametrize("text", ["(" * 300 + "1=1" + ")" * 300, "NOT " * 140 + "1=1", " OR ".join(["n = 1"] * 100)])
 def test_what_is_nested_or_long_is_understood_and_evaluated(text: str) -> None:
-    assert compile_filter(text, {}).run(view()) in (True, None)
+    assert compile_filter(text, {}).evaluate(view()) in (True, None)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""SQL actions: SET and REMOVE on a subscription's own copy of a message, one after the other; its body stays.
+"""SQL actions: SET and REMOVE statements that change a subscription's copy of a message. The body never changes.
 
-Each statement sees what those before it did.
+Statements run in order; each sees the changes of those before it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from twinbus.amqp import EncodeError, with_sections
 from twinbus.namespace.engine.rules.compiler import Evaluator, ExpressionCompiler, PropertyName
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.grammar import SyntaxTree, parse
-from twinbus.namespace.engine.rules.message_view import MessageView, by_key, readable
-from twinbus.namespace.engine.rules.values import Duration, as_text, converted, kind_of, wire
+from twinbus.namespace.engine.rules.message_view import MessageView, by_lower_name, decoding
+from twinbus.namespace.engine.rules.values import Duration, as_text, kind_of, to_amqp, with_type_of
 from twinbus.values import Symbol, Timestamp
 
 MAX_STATEMENTS: Final = 32
@@ -35,12 +35,12 @@ _ANNOTATIONS: Final = {
     "scheduledenqueuetimeutc": ("x-opt-scheduled-enqueue-time", Timestamp),
 }
 _SETTABLE: Final = frozenset((*_FIELDS, *_ANNOTATIONS, "timetolive"))
-_NEEDED: Final = frozenset(("messageid", "timetolive"))
-"""What a message cannot be without."""
+_REQUIRED: Final = frozenset(("messageid", "timetolive"))
+"""System properties that every message must have."""
 
 
 class MessageDraft(MessageView):
-    """The copy of a message while it is changed."""
+    """A copy of a message that is being changed."""
 
     __slots__ = ("_annotations", "_application", "_changed_properties", "_changed_ttl", "_names")
 
@@ -48,7 +48,7 @@ class MessageDraft(MessageView):
         super().__init__(message.raw, now=message.now, seq=message.seq, ttl=message.ttl, new_token=message.new_token)
         self._sections = message.sections
         self._properties = replace(message.properties)
-        with readable():
+        with decoding():
             self._application: dict[str, Any] = self.sections.application_properties
         self._names = {name.lower(): name for name in self._application}
         self._annotations: dict[Any, Any] | None = None
@@ -63,9 +63,9 @@ class MessageDraft(MessageView):
         return super().annotation(name) if self._annotations is None else self._annotations.get(name)
 
     def set_user(self, name: str, value: Any) -> None:
-        known = self._names.setdefault(name.lower(), name)
-        existing = self._application.get(known)
-        self._application[known] = value if value is None or existing is None else converted(value, existing)
+        spelled = self._names.setdefault(name.lower(), name)
+        existing = self._application.get(spelled)
+        self._application[spelled] = value if value is None or existing is None else with_type_of(existing, value)
         self.user = None
 
     def remove_user(self, name: str) -> None:
@@ -73,11 +73,11 @@ class MessageDraft(MessageView):
         self.user = None
 
     def read_user(self) -> dict[str, Any]:
-        self.user = by_key(self._application)
+        self.user = by_lower_name(self._application)
         return self.user
 
     def set_system(self, key: str, value: Any) -> None:
-        if value is None and key in _NEEDED:
+        if value is None and key in _REQUIRED:
             raise RuleEvaluationError(f"the system property {key} cannot be null")
         if key in _FIELDS:
             setattr(self.properties, _FIELDS[key], None if value is None else as_text(value))
@@ -88,23 +88,23 @@ class MessageDraft(MessageView):
             self.ttl = int(value)
             self._changed_ttl = True
         else:
-            self._annotate(*_ANNOTATIONS[key], value)
+            self._set_annotation(*_ANNOTATIONS[key], value)
 
-    def _annotate(self, name: str, kind: type, value: Any) -> None:
+    def _set_annotation(self, name: str, kind: type, value: Any) -> None:
         if value is not None and not isinstance(value, kind):
             raise RuleEvaluationError(f"{name} cannot be {kind_of(value).value}")
         if self._annotations is None:
-            with readable():
+            with decoding():
                 self._annotations = self.sections.message_annotations
         self._annotations.pop(name, None)
         if value is not None:
             self._annotations[Symbol(name)] = value
 
-    def written(self) -> bytes:
-        """The changed message."""
+    def encoded(self) -> bytes:
+        """Return the changed message. Raises RuleEvaluationError for a value that no message can carry."""
         header = None
         if self._changed_ttl and self.ttl is not None:
-            with readable():
+            with decoding():
                 header = replace(self.sections.header, ttl=min(self.ttl, 0xFFFF_FFFF))
             self.properties.absolute_expiry_time = None
             self._changed_properties = True
@@ -114,9 +114,9 @@ class MessageDraft(MessageView):
                 header=header,
                 message_annotations=self._annotations,
                 properties=self.properties if self._changed_properties else None,
-                application_properties={name: wire(value) for name, value in self._application.items()},
+                application_properties={name: to_amqp(value) for name, value in self._application.items()},
             )
-        except EncodeError as error:  # a point in time or a duration that was calculated beyond all measure
+        except EncodeError as error:  # for example a computed time that does not fit 64 bits
             raise RuleEvaluationError(f"its action makes a value that no message can carry: {error}") from error
 
 
@@ -125,39 +125,39 @@ ApplyAction = Callable[[MessageView], MessageDraft]
 
 
 def compile_action(text: str, parameters: Mapping[str, Any]) -> ApplyAction:
-    """What makes the changed copy of a message. Raises RuleSyntaxError."""
+    """Return the function that makes the changed copy of a message. Raises RuleSyntaxError."""
     compiler = ExpressionCompiler(text, parameters)
-    nodes = [node for node in parse(text, "action").children if not isinstance(node, str)]
-    if len(nodes) > MAX_STATEMENTS:
-        position = nodes[MAX_STATEMENTS].meta.start_pos
-        raise compiler.fault(f"an action has at most {MAX_STATEMENTS} statements.", position)
-    statements = tuple(_statement(compiler, node) for node in nodes)
+    trees = [node for node in parse(text, "action").children if not isinstance(node, str)]
+    if len(trees) > MAX_STATEMENTS:
+        position = trees[MAX_STATEMENTS].meta.start_pos
+        raise compiler.error(f"an action has at most {MAX_STATEMENTS} statements.", position)
+    statements = tuple(_statement(compiler, node) for node in trees)
 
-    def act(message: MessageView) -> MessageDraft:
+    def apply(message: MessageView) -> MessageDraft:
         draft = MessageDraft(message)
         for statement in statements:
             statement(draft)
         return draft
 
-    return act
+    return apply
 
 
 def _statement(compiler: ExpressionCompiler, node: SyntaxTree) -> Statement:
     trees = [child for child in node.children if not isinstance(child, str)]
     name = compiler.property_name(trees[0])
     if name.is_system and name.key not in _SETTABLE:
-        raise compiler.fault(f"the system property '{name.name}' cannot be changed.", name.position)
+        raise compiler.error(f"the system property '{name.name}' cannot be changed.", name.position)
     if node.data == "remove":
-        if name.is_system and name.key in _NEEDED:
-            raise compiler.fault(f"the system property '{name.name}' cannot be removed.", name.position)
+        if name.is_system and name.key in _REQUIRED:
+            raise compiler.error(f"the system property '{name.name}' cannot be removed.", name.position)
         return _remove(name)
-    return _set(name, compiler.term(trees[1], 0).run)
+    return _set(name, compiler.term(trees[1], 0).evaluate)
 
 
-def _set(name: PropertyName, run: Evaluator) -> Statement:
+def _set(name: PropertyName, evaluate: Evaluator) -> Statement:
     if name.is_system:
-        return lambda draft: draft.set_system(name.key, run(draft))
-    return lambda draft: draft.set_user(name.name, run(draft))
+        return lambda draft: draft.set_system(name.key, evaluate(draft))
+    return lambda draft: draft.set_user(name.name, evaluate(draft))
 
 
 def _remove(name: PropertyName) -> Statement:

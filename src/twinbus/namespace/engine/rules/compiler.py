@@ -1,6 +1,8 @@
-"""The conditions of filters, made into functions once; each message is then only handed to them.
+"""Compiles SQL filters and expressions: the syntax tree of a text becomes one Python function, called per message.
 
-A condition gives True, False, or None for unknown (three-valued logic).
+`ExpressionCompiler` compiles expressions, which have values (None for null). `ConditionCompiler` adds conditions, which
+are True, False, or None for unknown (three-valued logic). Each part becomes a `CompiledTerm`. Parts that depend on no
+message are evaluated once, at compile time.
 """
 
 from __future__ import annotations
@@ -17,22 +19,26 @@ from lark import Token, Tree
 from twinbus.namespace.engine.rules import values
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError, RuleSyntaxError
 from twinbus.namespace.engine.rules.grammar import SyntaxTree, parse
-from twinbus.namespace.engine.rules.message_view import SYSTEM, MessageView
+from twinbus.namespace.engine.rules.message_view import SYSTEM_PROPERTIES, MessageView
 
 Matches = Callable[[str], bool]
 
-MAX_CHARACTERS: Final = 1024
-"""As long as the text of a rule: what a message brings as a pattern has the time of every message after it."""
+MAX_LIKE_CHARACTERS: Final = 1024
+"""A message can bring a pattern. A longer one would take time from all messages after it."""
 
 _ANY: Final = "%"
 _ONE: Final = "_"
 
 
 @lru_cache(maxsize=256)
-def pattern(text: str, escape: str | None = None) -> Matches:
-    """What tells whether a whole text is like the pattern. Letters count by case."""
-    if len(text) > MAX_CHARACTERS:
-        raise RuleEvaluationError(f"the pattern of LIKE is longer than {MAX_CHARACTERS} characters")
+def compile_like(text: str, escape: str | None = None) -> Matches:
+    """Return a function that tells whether a text is LIKE the pattern. Case matters. Raises RuleEvaluationError.
+
+    The pattern is cut at each `%` into parts of fixed length, which are searched one after the other. So no pattern
+    needs more than linear time for each part.
+    """
+    if len(text) > MAX_LIKE_CHARACTERS:
+        raise RuleEvaluationError(f"the pattern of LIKE is longer than {MAX_LIKE_CHARACTERS} characters")
     if escape is not None and len(escape) != 1:
         raise RuleEvaluationError("the escape character of LIKE is one character")
     parts = _parts(text, escape)
@@ -48,7 +54,7 @@ def pattern(text: str, escape: str | None = None) -> Matches:
         for part in middle:
             if found is None:
                 return False
-            # The leftmost place leaves the most for what follows.
+            # The leftmost match leaves the most text for the parts that follow.
             found = part.search(value, found.end())
         if found is None:
             return False
@@ -59,7 +65,7 @@ def pattern(text: str, escape: str | None = None) -> Matches:
 
 
 def _parts(text: str, escape: str | None) -> list[str]:
-    """The regular expressions between the %s: of fixed length each."""
+    """Return the regular expressions between the `%`s. Each matches a fixed number of characters."""
     parts, current, escaped = [], "", False
     for character in text:
         if escaped:
@@ -78,32 +84,31 @@ def _parts(text: str, escape: str | None) -> list[str]:
 
 
 def _width(part: str) -> int:
-    """How many characters a part takes."""
+    """Return how many characters a part matches."""
     return len(re.sub(r"\\(.)", "x", part, flags=re.DOTALL))
 
 
 Evaluator = Callable[[MessageView], Any]
 
-# Python's own stack is what a deeper one would use up.
-_DEEPEST: Final = 150
+# A deeper expression would exceed Python's recursion limit when it is evaluated.
+_MAX_DEPTH: Final = 150
 
 
 class CompiledTerm(NamedTuple):
-    """A compiled part: what it gives for a message; `value` is that where it is the same for all.
+    """A compiled part of an expression."""
 
-    `key` is the name, in lower case, of the user's property that it is. `hinges` are a property and a text: wherever
-    that property is another text, the condition is false.
-    """
-
-    run: Evaluator
+    evaluate: Evaluator
     is_constant: bool = False
     value: Any = None
+    """The value, if the part is constant."""
     key: str | None = None
-    hinges: tuple[str, str] | None = None
+    """If the part is an application property: its name in lower case."""
+    required_text: tuple[str, str] | None = None
+    """A property and a text: the condition is false for every message in which the property is another text."""
 
 
 class PropertyName(NamedTuple):
-    """Which property a text names; `key` is its name in lower case."""
+    """The name of a property in a text; `key` is the name in lower case."""
 
     is_system: bool
     name: str
@@ -121,18 +126,18 @@ _CALCULATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 class ExpressionCompiler:
-    """One text on its way to a function; what a node is compiled by bears its name."""
+    """Compiles the expressions of one text. The method `_x` compiles the tree `x` of the grammar."""
 
     def __init__(self, text: str, parameters: Mapping[str, Any]) -> None:
         self._text = text
         self._parameters = {name.lower().removeprefix("@"): value for name, value in parameters.items()}
 
-    def fault(self, fault: str, position: int) -> RuleSyntaxError:
+    def error(self, fault: str, position: int) -> RuleSyntaxError:
         return RuleSyntaxError(fault, position + 1, self._text)
 
     def term(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        if depth > _DEEPEST:
-            raise self.fault(f"the expression is nested more than {_DEEPEST} deep.", start_of(node))
+        if depth > _MAX_DEPTH:
+            raise self.error(f"the expression is nested more than {_MAX_DEPTH} deep.", position_of(node))
         build: Callable[[SyntaxTree, int], CompiledTerm] = getattr(self, "_" + node.data)
         return build(node, depth + 1)
 
@@ -140,17 +145,17 @@ class ExpressionCompiler:
         *scope, last = (token for token in node.children if isinstance(token, Token))
         name, position = _name(last), _position(last)
         if not name:
-            raise self.fault("the name of a property cannot be empty.", position)
+            raise self.error("the name of a property cannot be empty.", position)
         if not scope:
             return PropertyName(False, name, name.lower(), position)
         owner = _name(scope[0]).lower()
         if owner not in ("sys", "user"):
-            raise self.fault(
+            raise self.error(
                 f"'{owner}' is no scope: it is sys or user. Write [{owner}.{name}] for a name with a dot.",
                 _position(scope[0]),
             )
-        if owner == "sys" and name.lower() not in SYSTEM:
-            raise self.fault(f"there is no system property '{name}'.", position)
+        if owner == "sys" and name.lower() not in SYSTEM_PROPERTIES:
+            raise self.error(f"there is no system property '{name}'.", position)
         return PropertyName(owner == "sys", name, name.lower(), position)
 
     # --- expressions -----------------------------------------------------------------------------------------------
@@ -158,7 +163,7 @@ class ExpressionCompiler:
     def _property(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         name = self.property_name(node)
         if name.is_system:
-            return CompiledTerm(SYSTEM[name.key])
+            return CompiledTerm(SYSTEM_PROPERTIES[name.key])
         key = name.key
 
         def read(view: MessageView) -> Any:
@@ -175,7 +180,7 @@ class ExpressionCompiler:
         match token.type:
             case "INTEGER":
                 if len(token) > 19 or int(token) > values.LARGEST_LONG:
-                    raise self.fault(f"{token[:30]} does not fit a 64-bit integer.", _position(token))
+                    raise self.error(f"{token[:30]} does not fit a 64-bit integer.", _position(token))
                 return constant_term(int(token))
             case "REAL":
                 return constant_term(float(token))
@@ -191,52 +196,52 @@ class ExpressionCompiler:
         assert isinstance(token, Token), "a parameter is one token"
         key = token[1:].lower()
         if key not in self._parameters:
-            raise self.fault(f"the parameter {token} has no value.", _position(token))
-        return constant_term(values.plain(self._parameters[key]))
+            raise self.error(f"the parameter {token} has no value.", _position(token))
+        return constant_term(values.from_amqp(self._parameters[key]))
 
     def _call(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         function = node.children[0]
         assert isinstance(function, Token), "a call begins with its name"
-        arguments = trees_of(node)
+        arguments = subtrees(node)
         match function.lower(), len(arguments):
             case ("newid", 0):
                 return CompiledTerm(lambda view: UUID(bytes=view.new_token(), version=4))
             case ("property" | "p", 1):
-                run = self.term(arguments[0], depth).run
+                evaluate = self.term(arguments[0], depth).evaluate
             case (("newid" | "property" | "p") as known, count):
                 wanted = "no argument" if known == "newid" else "one argument, the name of a property"
-                raise self.fault(f"{known}() takes {wanted}, not {count}.", _position(function))
+                raise self.error(f"{known}() takes {wanted}, not {count}.", _position(function))
             case _:
-                raise self.fault(f"there is no function '{function}': newid, property and p are.", _position(function))
+                raise self.error(f"there is no function '{function}': newid, property and p are.", _position(function))
 
         def read(view: MessageView) -> Any:
-            name = run(view)
-            return None if name is None else view.named(values.need_text(name, "property()"))
+            name = evaluate(view)
+            return None if name is None else view.named(values.require_text(name, "property()"))
 
         return CompiledTerm(read)
 
     def _calculation(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        left, right = (self.term(tree, depth) for tree in trees_of(node))
+        left, right = (self.term(tree, depth) for tree in subtrees(node))
         sign = next(token for token in node.children if isinstance(token, Token))
         calculate = _CALCULATIONS[sign]
-        return self._of_two(left, right, lambda a, b: None if a is None or b is None else calculate(a, b), node)
+        return self._binary(left, right, lambda a, b: None if a is None or b is None else calculate(a, b), node)
 
     def _signed(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        operand = self.term(trees_of(node)[0], depth)
-        apply = values.negate if node.children[0] == "-" else values.confirm
-        run = operand.run
-        term = CompiledTerm(lambda view: None if (value := run(view)) is None else apply(value))
+        operand = self.term(subtrees(node)[0], depth)
+        apply = values.negate if node.children[0] == "-" else values.unary_plus
+        evaluate = operand.evaluate
+        term = CompiledTerm(lambda view: None if (value := evaluate(view)) is None else apply(value))
         return self._folded(term, node) if operand.is_constant else term
 
     # --- what they share -------------------------------------------------------------------------------------------
 
-    def _runs(self, node: SyntaxTree, depth: int) -> tuple[Evaluator, ...]:
-        return tuple(self.term(tree, depth).run for tree in trees_of(node))
+    def _evaluators(self, node: SyntaxTree, depth: int) -> tuple[Evaluator, ...]:
+        return tuple(self.term(tree, depth).evaluate for tree in subtrees(node))
 
-    def _of_two(
+    def _binary(
         self, left: CompiledTerm, right: CompiledTerm, decide: Callable[[Any, Any], Any], node: SyntaxTree
     ) -> CompiledTerm:
-        first, second = left.run, right.run
+        first, second = left.evaluate, right.evaluate
         if right.is_constant:
             value = right.value
             term = CompiledTerm(lambda view: decide(first(view), value))
@@ -244,11 +249,11 @@ class ExpressionCompiler:
         return CompiledTerm(lambda view: decide(first(view), second(view)))
 
     def _folded(self, term: CompiledTerm, node: SyntaxTree) -> CompiledTerm:
-        """The value of what depends on no message. What can never be evaluated is told now."""
+        """Evaluate an expression that depends on no message. An error in it is raised now, as RuleSyntaxError."""
         try:
-            return constant_term(term.run(_NO_MESSAGE))
+            return constant_term(term.evaluate(_NO_MESSAGE))
         except RuleEvaluationError as error:
-            raise self.fault(f"{error}.", start_of(node)) from None
+            raise self.error(f"{error}.", position_of(node)) from None
 
 
 _NO_MESSAGE: Final = MessageView(b"", now=0, seq=0, ttl=None, new_token=bytes)
@@ -258,8 +263,8 @@ def constant_term(value: Any) -> CompiledTerm:
     return CompiledTerm(lambda view: value, True, value)
 
 
-def trees_of(node: SyntaxTree) -> list[SyntaxTree]:
-    """The parts that are not mere tokens; lark puts None where an optional one is left out."""
+def subtrees(node: SyntaxTree) -> list[SyntaxTree]:
+    """Return the subtrees of a tree. (Lark puts None where an optional one is missing.)"""
     return [child for child in node.children if isinstance(child, Tree)]
 
 
@@ -273,7 +278,7 @@ def _position(token: Token) -> int:
     return token.start_pos or 0
 
 
-def start_of(node: SyntaxTree) -> int:
+def position_of(node: SyntaxTree) -> int:
     return int(getattr(node.meta, "start_pos", 0))
 
 
@@ -286,12 +291,12 @@ _COMPARISONS: Final[dict[str, tuple[Callable[[Any, Any], bool], bool]]] = {
     ">": (operator.gt, True),
     ">=": (operator.ge, True),
 }
-_ALIKE: Final = frozenset((str, int, float))
-"""What compares with its own like in every way."""
+_COMPARABLE: Final = frozenset((str, int, float))
+"""Types whose values can be compared with each other in every way."""
 
 
 def compile_filter(text: str, parameters: Mapping[str, Any]) -> CompiledTerm:
-    """Raises RuleSyntaxError."""
+    """Compile the text of a SQL filter. Raises RuleSyntaxError."""
     return _compile(text, parameters) if parameters else _compile_once(text)
 
 
@@ -301,20 +306,20 @@ def _compile(text: str, parameters: Mapping[str, Any]) -> CompiledTerm:
 
 @lru_cache(maxsize=4096)
 def _compile_once(text: str) -> CompiledTerm:
-    """Subscriptions often have the same rules, and parsing takes a millisecond."""
+    """Compile a filter without parameters. Cached: many subscriptions have the same rules, and parsing takes 1 ms."""
     return _compile(text, {})
 
 
 class ConditionCompiler(ExpressionCompiler):
-    """The text of a filter on its way to a function."""
+    """Compiles the conditions of one filter. A condition is True, False, or None for unknown."""
 
     def _disjunction(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        runs = self._runs(node, depth)
+        evaluators = self._evaluators(node, depth)
 
         def any_of(view: MessageView) -> bool | None:
             result: bool | None = False
-            for run in runs:
-                held = run(view)
+            for evaluate in evaluators:
+                held = evaluate(view)
                 if held is True:
                     return True
                 if held is None:
@@ -324,46 +329,46 @@ class ConditionCompiler(ExpressionCompiler):
         return CompiledTerm(any_of)
 
     def _conjunction(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        terms = [self.term(tree, depth) for tree in trees_of(node)]
-        runs = tuple(term.run for term in terms)
+        terms = [self.term(tree, depth) for tree in subtrees(node)]
+        evaluators = tuple(term.evaluate for term in terms)
 
         def all_of(view: MessageView) -> bool | None:
             result: bool | None = True
-            for run in runs:
-                held = run(view)
+            for evaluate in evaluators:
+                held = evaluate(view)
                 if held is False:
                     return False
                 if held is None:
                     result = None
             return result
 
-        # The first alone: what stands behind it may fail where it is not asked.
-        return CompiledTerm(all_of, hinges=terms[0].hinges)
+        # Only the first condition: another one may raise an error for a message that the first does not match.
+        return CompiledTerm(all_of, required_text=terms[0].required_text)
 
     def _negated(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        run = self.term(trees_of(node)[0], depth).run
-        return CompiledTerm(_not(run))
+        evaluate = self.term(subtrees(node)[0], depth).evaluate
+        return CompiledTerm(_not(evaluate))
 
     def _comparison(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        left, right = (self.term(tree, depth) for tree in trees_of(node))
+        left, right = (self.term(tree, depth) for tree in subtrees(node))
         sign = next(token for token in node.children if isinstance(token, Token))
         relate, ordered = _COMPARISONS[sign]
-        verb = str(sign)
+        operator_text = str(sign)
 
         def compare(a: Any, b: Any) -> bool | None:
             if a is None or b is None:
                 return None
-            if a.__class__ is not b.__class__ or a.__class__ not in _ALIKE:
-                a, b = values.matched(a, b, verb, ordered=ordered)
+            if a.__class__ is not b.__class__ or a.__class__ not in _COMPARABLE:
+                a, b = values.comparable(a, b, operator_text, ordered=ordered)
             return relate(a, b)
 
-        alike = _alike(right.value)
+        alike = _directly_comparable(right.value)
         if left.key is None or alike is None:
-            return self._of_two(left, right, compare, node)
+            return self._binary(left, right, compare, node)
         key, constant = left.key, right.value
 
         def compare_property(view: MessageView) -> bool | None:
-            """What most filters consist of, in one call."""
+            """The most frequent condition, a property and a constant, in one call."""
             user = view.user
             if user is None:
                 user = view.read_user()
@@ -371,32 +376,32 @@ class ConditionCompiler(ExpressionCompiler):
             return relate(value, constant) if value.__class__ in alike else compare(value, constant)
 
         is_text = sign == "=" and constant.__class__ is str
-        return CompiledTerm(compare_property, hinges=(key, constant) if is_text else None)
+        return CompiledTerm(compare_property, required_text=(key, constant) if is_text else None)
 
     def _is_null(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        run = self.term(trees_of(node)[0], depth).run
-        return CompiledTerm(lambda view: run(view) is None)
+        evaluate = self.term(subtrees(node)[0], depth).evaluate
+        return CompiledTerm(lambda view: evaluate(view) is None)
 
     def _is_not_null(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        run = self.term(trees_of(node)[0], depth).run
-        return CompiledTerm(lambda view: run(view) is not None)
+        evaluate = self.term(subtrees(node)[0], depth).evaluate
+        return CompiledTerm(lambda view: evaluate(view) is not None)
 
     def _is_in(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        left, choices = trees_of(node)
-        subject, runs = self.term(left, depth).run, self._runs(choices, depth)
+        left, choices = subtrees(node)
+        subject, evaluators = self.term(left, depth).evaluate, self._evaluators(choices, depth)
 
         def is_in(view: MessageView) -> bool | None:
             value = subject(view)
             if value is None:
                 return None
             result: bool | None = False
-            for run in runs:
-                choice = run(view)
+            for evaluate in evaluators:
+                choice = evaluate(view)
                 if choice is None:
                     result = None
                     continue
                 if value.__class__ is not choice.__class__:
-                    mine, other = values.matched(value, choice, "IN", ordered=False)
+                    mine, other = values.comparable(value, choice, "IN", ordered=False)
                     if mine == other:
                         return True
                 elif value == choice:
@@ -406,24 +411,24 @@ class ConditionCompiler(ExpressionCompiler):
         return CompiledTerm(is_in)
 
     def _is_not_in(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        return CompiledTerm(_not(self._is_in(node, depth).run))
+        return CompiledTerm(_not(self._is_in(node, depth).evaluate))
 
     def _is_like(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        left, like, *rest = trees_of(node)
+        left, like, *rest = subtrees(node)
         subject, wanted = self.term(left, depth), self.term(like, depth)
         escape = self.term(rest[0], depth) if rest else None
         if wanted.is_constant and (escape is None or escape.is_constant):
             return self._is_like_constant(subject, wanted.value, escape, like)
 
         def is_like(view: MessageView) -> bool | None:
-            value, text = subject.run(view), wanted.run(view)
-            mark = escape.run(view) if escape is not None else ""
+            value, text = subject.evaluate(view), wanted.evaluate(view)
+            mark = escape.evaluate(view) if escape is not None else ""
             if value is None or text is None or mark is None:
                 return None
-            matches = pattern(
-                values.need_text(text, "LIKE"), values.need_text(mark, "ESCAPE") if escape is not None else None
+            matches = compile_like(
+                values.require_text(text, "LIKE"), values.require_text(mark, "ESCAPE") if escape is not None else None
             )
-            return matches(values.need_text(value, "LIKE"))
+            return matches(values.require_text(value, "LIKE"))
 
         return CompiledTerm(is_like)
 
@@ -433,42 +438,42 @@ class ConditionCompiler(ExpressionCompiler):
         if text is None or (escape is not None and escape.value is None):
             return constant_term(None)
         try:
-            mark = None if escape is None else values.need_text(escape.value, "ESCAPE")
-            matches = pattern(values.need_text(text, "LIKE"), mark)
+            mark = None if escape is None else values.require_text(escape.value, "ESCAPE")
+            matches = compile_like(values.require_text(text, "LIKE"), mark)
         except RuleEvaluationError as error:
-            raise self.fault(f"{error}.", start_of(node)) from None
-        run = subject.run
+            raise self.error(f"{error}.", position_of(node)) from None
+        evaluate = subject.evaluate
 
         def is_like(view: MessageView) -> bool | None:
-            value = run(view)
+            value = evaluate(view)
             if value.__class__ is str:
                 return matches(value)
-            return None if value is None else matches(values.need_text(value, "LIKE"))
+            return None if value is None else matches(values.require_text(value, "LIKE"))
 
         return CompiledTerm(is_like)
 
     def _is_not_like(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        return CompiledTerm(_not(self._is_like(node, depth).run))
+        return CompiledTerm(_not(self._is_like(node, depth).evaluate))
 
     def _exists(self, node: SyntaxTree, depth: int) -> CompiledTerm:
-        name = self.property_name(trees_of(node)[0])
+        name = self.property_name(subtrees(node)[0])
         if name.is_system:
-            run = SYSTEM[name.key]
-            return CompiledTerm(lambda view: run(view) is not None)
+            evaluate = SYSTEM_PROPERTIES[name.key]
+            return CompiledTerm(lambda view: evaluate(view) is not None)
         key = name.key
         return CompiledTerm(lambda view: key in (view.user if view.user is not None else view.read_user()))
 
 
-def _alike(constant: Any) -> frozenset[type] | None:
-    """The types whose values compare with the constant as they are; None where each is to be looked at."""
+def _directly_comparable(constant: Any) -> frozenset[type] | None:
+    """Return the types that compare with this constant without conversion; None if each value must be checked."""
     if constant.__class__ is str:
         return values.TEXTS
     return values.INTEGERS if constant.__class__ in values.INTEGERS else None
 
 
-def _not(run: Evaluator) -> Evaluator:
+def _not(evaluate: Evaluator) -> Evaluator:
     def opposite(view: MessageView) -> bool | None:
-        held = run(view)
+        held = evaluate(view)
         return None if held is None else not held
 
     return opposite

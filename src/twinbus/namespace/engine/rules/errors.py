@@ -1,10 +1,10 @@
-"""What can be wrong with a rule: its text, which is told when it is made; or a message that it makes no sense of."""
+"""Errors of rules: a text that cannot be parsed, or a message that a rule cannot be evaluated on."""
 
 from __future__ import annotations
 
 
 class RuleSyntaxError(ValueError):
-    """The text of a rule cannot be understood. `position` counts characters from 1."""
+    """The text of a filter or action is wrong. Raised when the rule is created. `position` counts from 1."""
 
     def __init__(self, fault: str, position: int, text: str) -> None:
         line = text.count("\n", 0, position - 1) + 1
@@ -15,4 +15,4 @@ class RuleSyntaxError(ValueError):
 
 
 class RuleEvaluationError(Exception):
-    """A rule cannot be evaluated on this message: types that do not go together, a division by zero."""
+    """A rule cannot be evaluated on this message, for example because types differ or a divisor is zero."""

@@ -1,6 +1,6 @@
-"""The grammar of filters and actions, and the tree of a text; what is wrong with a text is told with its place.
+"""The grammar of SQL filters and actions. Parsing returns a syntax tree, or raises an error with the position.
 
-Only shapes are decided here. What the parts mean, and whether names exist, is for the compilers.
+The grammar decides about syntax only. The compilers (`compiler`, `actions`) check names and types.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ STRING: /'(?:[^']|'')*'/
 %ignore WS
 """
 
-_SHOWN: Final = {
+_TERMINAL_TEXTS: Final = {
     "_OR": "OR",
     "_AND": "AND",
     "_ESCAPE": "ESCAPE",
@@ -112,10 +112,10 @@ _SHOWN: Final = {
     "SEMICOLON": ";",
     "$END": "the end",
 }
-_VALUE: Final = frozenset(
+_VALUE_STARTS: Final = frozenset(
     ("(", "TRUE", "FALSE", "NULL", "a number", "a parameter", "a string", "a property", "an operator")
 )
-_CONDITION: Final = frozenset(("a value", "NOT", "EXISTS"))
+_CONDITION_STARTS: Final = frozenset(("a value", "NOT", "EXISTS"))
 
 
 @cache
@@ -124,22 +124,22 @@ def _parser() -> Lark:
 
 
 def parse(text: str, start: str) -> SyntaxTree:
-    """The tree of a `filter` or an `action`. Raises RuleSyntaxError."""
+    """Parse a text as a `filter` or an `action`. Raises RuleSyntaxError."""
     try:
         return _parser().parse(text, start=start)
     except UnexpectedCharacters as error:
         at: Any = error.pos_in_stream
-        raise RuleSyntaxError(_stray(text[at]), at + 1, text) from None
+        raise RuleSyntaxError(_unexpected_character(text[at]), at + 1, text) from None
     except (UnexpectedToken, UnexpectedEOF) as error:
         token: Any = getattr(error, "token", None)
         at_end = token is None or token.type == "$END"
         position = len(text) if at_end else token.start_pos
         found = "the end" if at_end else f"'{token}'"
-        expected = _listed(getattr(error, "accepts", None) or error.expected)
+        expected = _expected_text(getattr(error, "accepts", None) or error.expected)
         raise RuleSyntaxError(f"{expected} is expected, not {found}.", position + 1, text) from None
 
 
-def _stray(character: str) -> str:
+def _unexpected_character(character: str) -> str:
     if character == "'":
         return "the string that begins here does not end; a ' inside it is written ''."
     if character in '"[':
@@ -149,11 +149,11 @@ def _stray(character: str) -> str:
     return f"{character!r} has no meaning here."
 
 
-def _listed(terminals: Iterable[str]) -> str:
-    found = {_SHOWN.get(name, name) for name in terminals}
-    if found >= _VALUE:
-        found = found - _VALUE | {"a value"}
-        if found >= _CONDITION:
-            found = found - _CONDITION | {"a condition"}
+def _expected_text(terminals: Iterable[str]) -> str:
+    found = {_TERMINAL_TEXTS.get(name, name) for name in terminals}
+    if found >= _VALUE_STARTS:
+        found = found - _VALUE_STARTS | {"a value"}
+        if found >= _CONDITION_STARTS:
+            found = found - _CONDITION_STARTS | {"a condition"}
     shown = sorted(found)
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"

@@ -1,6 +1,6 @@
-"""A published message as rules see it: properties by name, read from its sections when first asked for, never its body.
+"""A published message as rules see it: its properties by name, decoded when first used. The body is never decoded.
 
-Names are looked up in lower case: the language does not tell their case apart.
+Names are case-insensitive; they are looked up in lower case.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from uuid import UUID
 
 from twinbus.amqp import DecodeError, Properties, Sections, split_sections
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
-from twinbus.namespace.engine.rules.values import Duration, plain
+from twinbus.namespace.engine.rules.values import Duration, from_amqp
 from twinbus.values import Timestamp
 
-_FOREVER: Final = Duration(922_337_203_685_477)
-_END_OF_TIME: Final = Timestamp(253_402_300_799_999)
+_MAX_DURATION: Final = Duration(922_337_203_685_477)
+_MAX_TIMESTAMP: Final = Timestamp(253_402_300_799_999)
 
 
 class MessageView:
-    """One message on its way into the subscriptions of a topic."""
+    """One message that is being published."""
 
     __slots__ = ("_properties", "_sections", "new_token", "now", "raw", "seq", "ttl", "user")
 
@@ -31,7 +31,7 @@ class MessageView:
         self.ttl = ttl
         self.new_token = new_token
         self.user: dict[str, Any] | None = None
-        """Application properties by their names in lower case; None until `read_user`."""
+        """Application properties by name in lower case; None until `read_user`."""
         self._sections: Sections | None = None
         self._properties: Properties | None = None
 
@@ -44,24 +44,25 @@ class MessageView:
     @property
     def properties(self) -> Properties:
         if self._properties is None:
-            with readable():
+            with decoding():
                 self._properties = self.sections.properties
         return self._properties
 
     def read_user(self) -> dict[str, Any]:
-        with readable():
-            self.user = by_key(self.sections.application_properties)
+        """Decode the application properties, and return them by name in lower case."""
+        with decoding():
+            self.user = by_lower_name(self.sections.application_properties)
         return self.user
 
     def annotation(self, name: str) -> Any:
-        with readable():
+        with decoding():
             return self.sections.message_annotations.get(name)
 
     def named(self, name: str) -> Any:
-        """A property by a name that is known only now."""
+        """Return the property with a name that an expression computed."""
         scope, dot, rest = name.lower().partition(".")
         if dot and scope == "sys":
-            reader = SYSTEM.get(rest)
+            reader = SYSTEM_PROPERTIES.get(rest)
             if reader is None:
                 raise RuleEvaluationError(f"there is no system property '{rest}'")
             return reader(self)
@@ -70,20 +71,20 @@ class MessageView:
 
 
 @contextmanager
-def readable() -> Iterator[None]:
-    """A message is accepted without a look at every field: what is malformed in it, rules fail on."""
+def decoding() -> Iterator[None]:
+    """Turn DecodeError into RuleEvaluationError: a message is accepted before all of its fields were decoded."""
     try:
         yield
     except DecodeError as error:
         raise RuleEvaluationError(f"the message cannot be read: {error.description}") from error
 
 
-def by_key(properties: dict[str, Any]) -> dict[str, Any]:
-    return {name.lower(): plain(value) for name, value in properties.items()}
+def by_lower_name(properties: dict[str, Any]) -> dict[str, Any]:
+    return {name.lower(): from_amqp(value) for name, value in properties.items()}
 
 
-def _identity(value: str | UUID | bytes | int | None) -> str | None:
-    """Ids are texts in the service, whatever type they were sent as."""
+def _id_text(value: str | UUID | bytes | int | None) -> str | None:
+    """Return an id as text: the service has no other type for ids."""
     if value is None or isinstance(value, str):
         return value
     return value.hex() if isinstance(value, bytes) else str(value)
@@ -94,12 +95,12 @@ def _property(field: str) -> Callable[[MessageView], Any]:
 
 
 def _expires(view: MessageView) -> Timestamp:
-    return _END_OF_TIME if view.ttl is None else Timestamp(view.now + view.ttl)
+    return _MAX_TIMESTAMP if view.ttl is None else Timestamp(view.now + view.ttl)
 
 
-SYSTEM: Final[dict[str, Callable[[MessageView], Any]]] = {
-    "messageid": lambda view: _identity(view.properties.message_id),
-    "correlationid": lambda view: _identity(view.properties.correlation_id),
+SYSTEM_PROPERTIES: Final[dict[str, Callable[[MessageView], Any]]] = {
+    "messageid": lambda view: _id_text(view.properties.message_id),
+    "correlationid": lambda view: _id_text(view.properties.correlation_id),
     "sessionid": _property("group_id"),
     "replyto": _property("reply_to"),
     "replytosessionid": _property("reply_to_group_id"),
@@ -110,7 +111,7 @@ SYSTEM: Final[dict[str, Callable[[MessageView], Any]]] = {
     "partitionkey": lambda view: view.annotation("x-opt-partition-key"),
     "viapartitionkey": lambda view: view.annotation("x-opt-via-partition-key"),
     "transactionpartitionkey": lambda view: view.annotation("x-opt-via-partition-key"),
-    "timetolive": lambda view: _FOREVER if view.ttl is None else Duration(view.ttl),
+    "timetolive": lambda view: _MAX_DURATION if view.ttl is None else Duration(view.ttl),
     "expiresatutc": _expires,
     "scheduledenqueuetimeutc": lambda view: view.annotation("x-opt-scheduled-enqueue-time"),
     "enqueuedtimeutc": lambda view: Timestamp(view.now),
@@ -119,4 +120,4 @@ SYSTEM: Final[dict[str, Callable[[MessageView], Any]]] = {
     "deliverycount": lambda view: 0,
     "size": lambda view: len(view.raw),
 }
-"""What exists of the service's system properties while a message is published, by lower-case name."""
+"""The system properties that exist while a message is published, by name in lower case."""

@@ -1,6 +1,11 @@
-"""The rules of one subscription at work: which copies of a message it takes, one for all the rules without action.
+"""The compiled rules of one subscription: which copies of a message it takes.
 
-Each rule with an action makes a copy of its own. The language is loaded with the first rule that needs it.
+All rules without an action together make at most one copy, the message unchanged: they are one condition. Each rule
+with an action makes a changed copy of its own.
+
+Subscriptions may have thousands of rules that differ in the value of one property (`color = 'red'`). Such rules are
+kept in a dict by this value, so that a message is tested with the rules of its own value only. A rule can be found
+this way if its condition is false for every other text of the property (`required_text`).
 """
 
 from __future__ import annotations
@@ -18,22 +23,21 @@ from twinbus.namespace.engine.descriptions import (
     TrueFilter,
 )
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
-from twinbus.namespace.engine.rules.message_view import SYSTEM, MessageView
-from twinbus.namespace.engine.rules.values import matched, plain
+from twinbus.namespace.engine.rules.message_view import SYSTEM_PROPERTIES, MessageView
+from twinbus.namespace.engine.rules.values import comparable, from_amqp
 from twinbus.namespace.engine.send_checks import limit_refusal
 
 if TYPE_CHECKING:
     from twinbus.namespace.engine.rules.actions import ApplyAction
 
-
 Matches = Callable[[MessageView], bool | None]
 
 RULE_NAME: Final = "RuleName"
-"""The property that tells which rule made a copy."""
+"""The application property of a changed copy that names the rule."""
 
 
 class ChangedCopy(NamedTuple):
-    """A copy of a message that a rule changed."""
+    """A copy of a message that the action of a rule changed."""
 
     raw: bytes
     ttl: int | None
@@ -41,108 +45,134 @@ class ChangedCopy(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What a subscription takes of one message. `fault` tells of the first rule that could not be evaluated."""
+    """What a subscription takes of one message."""
 
     unchanged: bool
+    """Whether it takes the message as it is."""
     copies: tuple[ChangedCopy, ...] = ()
     error: str | None = None
+    """Describes the first rule that could not be evaluated; None if it does not matter or there is none."""
 
 
 class CompiledRule(NamedTuple):
-    """A compiled rule; `matches` None takes everything. `hinges` as in a Term."""
+    """A compiled rule."""
 
     name: str
     matches: Matches | None
-    act: ApplyAction | None
-    hinges: tuple[str, str] | None = None
+    """None: the rule selects every message."""
+    apply_action: ApplyAction | None
+    required_text: tuple[str, str] | None = None
+    """A property and a text: the rule matches no message in which the property is another text."""
 
 
-_EVERYTHING: Final = Selection(True)
+_UNCHANGED: Final = Selection(True)
 _NOTHING: Final = Selection(False)
 
 
 class RuleSet:
-    """The compiled rules of one subscription. Raises RuleSyntaxError for what cannot be."""
+    """The compiled rules of one subscription. The constructor raises RuleSyntaxError."""
 
-    __slots__ = ("_by_text", "_changing", "_known", "_others", "takes_everything")
+    __slots__ = ("_by_text", "_compiled", "_with_action", "_without_action", "takes_everything")
 
     def __init__(self, rules: Iterable[RuleDescription], before: RuleSet | None = None) -> None:
-        """Rules that were there `before` are not compiled again."""
-        self._known: dict[int, tuple[RuleDescription, CompiledRule]] = {}
-        """By the ids of their descriptions, with these, lest an id is given to another."""
-        known = {} if before is None else before._known
+        """Compile the rules, except those that `before` has compiled already."""
+        self._compiled: dict[int, tuple[RuleDescription, CompiledRule]] = {}
+        """By the id of the description. The description is kept with it, so that its id is not used again."""
+        known = {} if before is None else before._compiled
         for described in rules:
-            self._known[id(described)] = known.get(id(described)) or (described, compile_rule(described))
-        compiled = [rule for told, rule in self._known.values() if not isinstance(told.filter, FalseFilter)]
-        self._changing = tuple(rule for rule in compiled if rule.act is not None)
-        plain = [rule for rule in compiled if rule.act is None]
-        # One that takes everything makes all others without action idle.
-        always = [rule for rule in plain if rule.matches is None][:1]
-        self._others = tuple(always or [rule for rule in plain if rule.hinges is None])
-        # Rules that differ in the text of one property are found by it, however many they are.
+            self._compiled[id(described)] = known.get(id(described)) or (described, compile_rule(described))
+        compiled = [
+            rule for described, rule in self._compiled.values() if not isinstance(described.filter, FalseFilter)
+        ]
+        self._with_action = tuple(rule for rule in compiled if rule.apply_action is not None)
+        without_action = [rule for rule in compiled if rule.apply_action is None]
+        # A rule that selects everything makes all others without an action superfluous.
+        always = [rule for rule in without_action if rule.matches is None][:1]
+        self._without_action = tuple(always or [rule for rule in without_action if rule.required_text is None])
         self._by_text: dict[str, dict[str, list[CompiledRule]]] = {}
-        for rule in () if always else plain:
-            if rule.hinges is not None:
-                key, text = rule.hinges
-                self._by_text.setdefault(key, {}).setdefault(text, []).append(rule)
-        self.takes_everything = not self._changing and bool(always)
-        """Without a look at the message."""
+        """Property name, then text, then the rules that require this text."""
+        for rule in () if always else without_action:
+            if rule.required_text is not None:
+                name, text = rule.required_text
+                self._by_text.setdefault(name, {}).setdefault(text, []).append(rule)
+        self.takes_everything = not self._with_action and bool(always)
+        """Whether every message is taken unchanged, so that `select` need not be called."""
 
     def select(self, view: MessageView) -> Selection:
-        # Rules without action are one condition: where one of them matches, it is no matter that another fails.
-        taken, fault = self._matches(self._others, view)
-        for key, by_text in self._by_text.items():
+        """Return what the subscription takes of a message."""
+        # Rules without an action are one condition: if one of them matches, it does not matter that another fails.
+        taken, error = self._any_matches(self._without_action, view)
+        for name, by_text in self._by_text.items():
             if taken:
                 break
-            taken, another = self._matches(_asked(by_text, key, view), view)
-            fault = fault or another
-        if not self._changing and (taken or fault is None):
-            return _EVERYTHING if taken else _NOTHING
-        fault = None if taken else fault
+            taken, other_error = self._any_matches(_candidates(by_text, name, view), view)
+            error = error or other_error
+        if not self._with_action and (taken or error is None):
+            return _UNCHANGED if taken else _NOTHING
+        error = None if taken else error
         copies = []
-        for rule in self._changing:
+        for rule in self._with_action:
             try:
                 if rule.matches is None or rule.matches(view) is True:
-                    copies.append(_changed(rule, view))
-            except RuleEvaluationError as error:
-                fault = fault or _told(rule, error)
-        return Selection(taken, tuple(copies), fault)
+                    copies.append(_changed_copy(rule, view))
+            except RuleEvaluationError as failure:
+                error = error or _error_text(rule, failure)
+        return Selection(taken, tuple(copies), error)
 
     @staticmethod
-    def _matches(rules: Iterable[CompiledRule], view: MessageView) -> tuple[bool, str | None]:
-        """Whether one of them takes the message; what was wrong with the first that could not be evaluated."""
-        fault = None
+    def _any_matches(rules: Iterable[CompiledRule], view: MessageView) -> tuple[bool, str | None]:
+        """Return whether one of the rules matches, and the error of the first that could not be evaluated."""
+        error = None
         for rule in rules:
             try:
                 if rule.matches is None or rule.matches(view) is True:
-                    return True, fault
-            except RuleEvaluationError as error:
-                fault = fault or _told(rule, error)
-        return False, fault
+                    return True, error
+            except RuleEvaluationError as failure:
+                error = error or _error_text(rule, failure)
+        return False, error
 
 
-def _asked(by_text: dict[str, list[CompiledRule]], key: str, view: MessageView) -> Iterable[CompiledRule]:
-    """Those of the rules that hinge on a property whose text does not answer them already."""
+def _candidates(by_text: dict[str, list[CompiledRule]], name: str, view: MessageView) -> Iterable[CompiledRule]:
+    """Return the rules to evaluate: all of them, unless the property is a text that most of them do not match."""
     try:
-        value = (view.user if view.user is not None else view.read_user()).get(key)
+        value = (view.user if view.user is not None else view.read_user()).get(name)
     except RuleEvaluationError:
-        value = None  # each of them fails by itself
+        value = None  # each of the rules fails when it is evaluated
     if value.__class__ is str:
         return by_text.get(value, ())
     return [rule for group in by_text.values() for rule in group]
 
 
+def _error_text(rule: CompiledRule, error: RuleEvaluationError) -> str:
+    return f"Rule '{rule.name}' could not be evaluated: {error}."
+
+
+def _changed_copy(rule: CompiledRule, view: MessageView) -> ChangedCopy:
+    assert rule.apply_action is not None, "a rule without an action changes nothing"
+    draft = rule.apply_action(view)
+    draft.set_user(RULE_NAME, rule.name)
+    raw = draft.encoded()
+    if (refusal := limit_refusal(read_routing_fields(raw))) is not None:
+        raise RuleEvaluationError(f"its action makes a message beyond the limits: {refusal.description.rstrip('.')}")
+    return ChangedCopy(raw, draft.ttl, draft.session)
+
+
+# --- compiling ---------------------------------------------------------------------------------------------------
+
+
 def compile_rule(rule: RuleDescription) -> CompiledRule:
-    act = None
+    """Compile a rule. Raises RuleSyntaxError."""
+    apply_action = None
     if rule.action is not None:
-        from twinbus.namespace.engine.rules.actions import compile_action  # noqa: PLC0415  # see the module's docstring
+        # Imported here: the parser is loaded with the first rule that needs it.
+        from twinbus.namespace.engine.rules.actions import compile_action  # noqa: PLC0415
 
-        act = compile_action(rule.action.expression, rule.action.parameters)
-    matches, hinges = _matcher(rule.filter)
-    return CompiledRule(rule.name, matches, act, hinges)
+        apply_action = compile_action(rule.action.expression, rule.action.parameters)
+    matches, required_text = _compile_any_filter(rule.filter)
+    return CompiledRule(rule.name, matches, apply_action, required_text)
 
 
-def _matcher(description: RuleFilter) -> tuple[Matches | None, tuple[str, str] | None]:
+def _compile_any_filter(description: RuleFilter) -> tuple[Matches | None, tuple[str, str] | None]:
     match description:
         case TrueFilter():
             return None, None
@@ -151,28 +181,14 @@ def _matcher(description: RuleFilter) -> tuple[Matches | None, tuple[str, str] |
         case CorrelationFilter():
             return compile_correlation(description), None
         case SqlFilter():
-            from twinbus.namespace.engine.rules.compiler import compile_filter  # noqa: PLC0415  # likewise
+            from twinbus.namespace.engine.rules.compiler import compile_filter  # noqa: PLC0415  # see compile_rule
 
             compiled = compile_filter(description.expression, description.parameters)
             is_true = compiled.is_constant and compiled.value is True
-            return None if is_true else compiled.run, compiled.hinges
+            return None if is_true else compiled.evaluate, compiled.required_text
 
 
-def _told(rule: CompiledRule, error: RuleEvaluationError) -> str:
-    return f"Rule '{rule.name}' could not be evaluated: {error}."
-
-
-def _changed(rule: CompiledRule, view: MessageView) -> ChangedCopy:
-    assert rule.act is not None, "a rule without action changes nothing"
-    draft = rule.act(view)
-    draft.set_user(RULE_NAME, rule.name)
-    raw = draft.written()
-    if (refusal := limit_refusal(read_routing_fields(raw))) is not None:
-        raise RuleEvaluationError(f"its action makes a message beyond the limits: {refusal.description.rstrip('.')}")
-    return ChangedCopy(raw, draft.ttl, draft.session)
-
-
-_SYSTEM: Final = {
+_SYSTEM_NAMES: Final = {
     "correlation_id": "correlationid",
     "message_id": "messageid",
     "to": "to",
@@ -184,10 +200,11 @@ _SYSTEM: Final = {
 }
 
 
-def compile_correlation(description: CorrelationFilter) -> Callable[[MessageView], bool]:
-    wanted = {key: getattr(description, field) for field, key in _SYSTEM.items()}
-    system = tuple((SYSTEM[key], value) for key, value in wanted.items() if value is not None)
-    user = tuple((name.lower(), plain(value)) for name, value in description.properties.items())
+def compile_correlation(description: CorrelationFilter) -> Matches:
+    """Compile a correlation filter: equality with every property given. Values of different types are not equal."""
+    wanted = {key: getattr(description, field) for field, key in _SYSTEM_NAMES.items()}
+    system = tuple((SYSTEM_PROPERTIES[key], value) for key, value in wanted.items() if value is not None)
+    user = tuple((name.lower(), from_amqp(value)) for name, value in description.properties.items())
 
     def matches(view: MessageView) -> bool:
         for read, value in system:
@@ -209,7 +226,7 @@ def _is_equal(found: Any, wanted: Any) -> bool:
     if found.__class__ is wanted.__class__:
         return bool(found == wanted)
     try:
-        left, right = matched(found, wanted, "=", ordered=False)
+        left, right = comparable(found, wanted, "=", ordered=False)
     except RuleEvaluationError:
         return False
     return bool(left == right)

@@ -1,6 +1,7 @@
-"""The values of the rule language, and how they compare and calculate: C#'s promotions, as the service documents.
+"""Values of the rule language: their types, comparison, arithmetic and conversion.
 
-None is null and unknown alike: the callers of these functions have dealt with it before.
+The service documents the rules of C#: numbers are promoted, other types do not mix. None stands for null and for
+unknown. Callers handle None before they call these functions.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from uuid import UUID
 from twinbus.namespace.engine.limits import MAX_PROPERTIES_BYTES
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.values import (
+    TICKS_PER_MILLISECOND,
     Byte,
     Char,
     Described,
@@ -26,11 +28,9 @@ from twinbus.values import (
     UInt,
     ULong,
     UShort,
+    milliseconds_from_ticks,
 )
 
-_TICKS_PER_MS: Final = 10_000
-_EPOCH_TICKS: Final = 621_355_968_000_000_000
-"""Of .NET's calendar, which begins with the year 1."""
 LEAST_LONG: Final = -(2**63)
 LARGEST_LONG: Final = 2**63 - 1
 
@@ -42,7 +42,7 @@ class Duration(int):
 
 
 class ValueKind(Enum):
-    """What a value is to the language. The texts are for its errors."""
+    """The types of the language. The texts are used in error messages."""
 
     BOOLEAN = "a boolean"
     INTEGER = "an integer"
@@ -75,121 +75,124 @@ def kind_of(value: Any) -> ValueKind:
     return _KINDS.get(value.__class__, ValueKind.OPAQUE)
 
 
-def plain(value: Any) -> Any:
-    """A value as rules see it: .NET's own types, which clients send described, become times and texts."""
+def from_amqp(value: Any) -> Any:
+    """Return an AMQP value as a value of the language. Described values of .NET types become times and texts."""
     if value.__class__ is not Described:
         return value
     name, inner = str(value.descriptor), value.value
     if name == "com.microsoft:timespan" and isinstance(inner, int):
-        return Duration(inner // _TICKS_PER_MS)
+        return Duration(inner // TICKS_PER_MILLISECOND)
     if name == "com.microsoft:datetime-offset" and isinstance(inner, int):
-        return Timestamp((inner - _EPOCH_TICKS) // _TICKS_PER_MS)
+        return Timestamp(milliseconds_from_ticks(inner))
     if name == "com.microsoft:uri" and isinstance(inner, str):
         return str(inner)
     return value
 
 
-def wire(value: Any) -> Any:
-    """A value as clients expect it in a message."""
+def to_amqp(value: Any) -> Any:
+    """Return a value of the language as clients expect it in a message."""
     if value.__class__ is Duration:
-        return Described(Symbol("com.microsoft:timespan"), Long(value * _TICKS_PER_MS))
+        return Described(Symbol("com.microsoft:timespan"), Long(value * TICKS_PER_MILLISECOND))
     return value
 
 
-def matched(left: Any, right: Any, verb: str, *, ordered: bool) -> tuple[Any, Any]:
-    """Both as one type that compares, or a RuleEvaluationError: nothing is read out of a text."""
+def comparable(left: Any, right: Any, operator: str, *, ordered: bool) -> tuple[Any, Any]:
+    """Return both values converted to one type. Raises RuleEvaluationError if they cannot be compared.
+
+    A text is never converted. With `ordered`, the type must also have an order.
+    """
     kind, other = kind_of(left), kind_of(right)
     if kind is other:
         if kind is not ValueKind.OPAQUE and (kind in _ORDERED or not ordered):
             return left, right
     elif kind in _NUMBERS and other in _NUMBERS:
         return float(left), float(right)
-    raise RuleEvaluationError(f"{kind.value} cannot be compared ({verb}) with {other.value}")
+    raise RuleEvaluationError(f"{kind.value} cannot be compared ({operator}) with {other.value}")
 
 
 def add(left: Any, right: Any) -> Any:
-    if _are_integers(left, right):  # the most frequent first
-        return _number(left + right)
+    if _are_integers(left, right):  # the most frequent case first
+        return _check_range(left + right)
     kind, other = kind_of(left), kind_of(right)
     if kind in _NUMBERS and other in _NUMBERS:
-        return _number(left + right)
+        return _check_range(left + right)
     if ValueKind.TEXT in (kind, other):
         joined = as_text(left) + as_text(right)
-        if len(joined) > MAX_PROPERTIES_BYTES:  # an action that doubles its property 32 times would not come back
+        if len(joined) > MAX_PROPERTIES_BYTES:  # an action could double a text 32 times
             raise RuleEvaluationError(f"a string of more than {MAX_PROPERTIES_BYTES} characters fits no message")
         return joined
     if (kind, other) in {(ValueKind.INSTANT, ValueKind.DURATION), (ValueKind.DURATION, ValueKind.DURATION)}:
         return left.__class__(left + right)
-    raise _no_such("+", kind, other)
+    raise _no_operation("+", kind, other)
 
 
 def subtract(left: Any, right: Any) -> Any:
-    if _are_integers(left, right):  # the most frequent first
-        return _number(left - right)
+    if _are_integers(left, right):  # the most frequent case first
+        return _check_range(left - right)
     kind, other = kind_of(left), kind_of(right)
     if kind in _NUMBERS and other in _NUMBERS:
-        return _number(left - right)
+        return _check_range(left - right)
     if kind is other is ValueKind.INSTANT:
         return Duration(left - right)
     if (kind, other) in {(ValueKind.INSTANT, ValueKind.DURATION), (ValueKind.DURATION, ValueKind.DURATION)}:
         return left.__class__(left - right)
-    raise _no_such("-", kind, other)
+    raise _no_operation("-", kind, other)
 
 
 def multiply(left: Any, right: Any) -> Any:
-    _need_numbers("*", left, right)
-    return _number(left * right)
+    _require_numbers("*", left, right)
+    return _check_range(left * right)
 
 
 def divide(left: Any, right: Any) -> Any:
-    """Of integers it is an integer, cut towards zero."""
-    _need_numbers("/", left, right)
+    """Divide. The quotient of integers is an integer, rounded towards zero."""
+    _require_numbers("/", left, right)
     if kind_of(left) is kind_of(right) is ValueKind.INTEGER:
         if right == 0:
             raise RuleEvaluationError("an integer is divided by zero")
         quotient = abs(left) // abs(right)
-        return _number(quotient if (left < 0) is (right < 0) else -quotient)
+        return _check_range(quotient if (left < 0) is (right < 0) else -quotient)
     if right == 0:
         return math.nan if left == 0 or math.isnan(left) else math.copysign(math.inf, left) * math.copysign(1, right)
     return float(left) / float(right)
 
 
 def remainder(left: Any, right: Any) -> Any:
-    """It has the sign of what is divided."""
-    _need_numbers("%", left, right)
+    """Return the remainder, which has the sign of the dividend."""
+    _require_numbers("%", left, right)
     if kind_of(left) is kind_of(right) is ValueKind.INTEGER:
         if right == 0:
             raise RuleEvaluationError("an integer is divided by zero")
         rest = abs(left) % abs(right)
-        return _number(-rest if left < 0 else rest)
+        return _check_range(-rest if left < 0 else rest)
     return math.nan if right == 0 or math.isinf(left) else math.fmod(left, right)
 
 
 def negate(value: Any) -> Any:
     kind = kind_of(value)
     if kind in _NUMBERS:
-        return _number(-value)
+        return _check_range(-value)
     if kind is ValueKind.DURATION:
         return Duration(-value)
     raise RuleEvaluationError(f"{kind.value} has no sign (-)")
 
 
-def confirm(value: Any) -> Any:
-    """Unary plus."""
+def unary_plus(value: Any) -> Any:
     kind = kind_of(value)
     if kind in _NUMBERS or kind is ValueKind.DURATION:
         return value
     raise RuleEvaluationError(f"{kind.value} has no sign (+)")
 
 
-def need_text(value: Any, verb: str) -> str:
+def require_text(value: Any, operator: str) -> str:
+    """Return a text value as str. Raises RuleEvaluationError for any other type."""
     if kind_of(value) is not ValueKind.TEXT:
-        raise RuleEvaluationError(f"{verb} needs a string, not {kind_of(value).value}")
+        raise RuleEvaluationError(f"{operator} needs a string, not {kind_of(value).value}")
     return str(value)
 
 
-def converted(value: Any, existing: Any) -> Any:
-    """A number that replaces a number stays of its type where it fits; everything else keeps its own type."""
+def with_type_of(existing: Any, value: Any) -> Any:
+    """Return the value that replaces `existing`: a number keeps the type of the number it replaces, if it fits."""
     kind, wanted = kind_of(value), kind_of(existing)
     if kind not in _NUMBERS or wanted not in _NUMBERS:
         return value
@@ -213,14 +216,15 @@ _RANGES: Final[dict[type, tuple[int, int]]] = {
 }
 
 
-def _number(value: Any) -> Any:
+def _check_range(value: Any) -> Any:
+    """Return the result of an operation. Raises RuleEvaluationError for an integer of more than 64 bits."""
     if isinstance(value, int) and not LEAST_LONG <= value <= LARGEST_LONG:
         raise RuleEvaluationError("the result of an integer operation does not fit 64 bits")
     return value
 
 
 def as_text(value: Any) -> str:
-    """As C# writes it when it is joined to a string."""
+    """Return the value as C# writes it when it is joined to a string."""
     kind = kind_of(value)
     if kind is ValueKind.REAL:
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(float(value))
@@ -233,11 +237,11 @@ def _are_integers(left: Any, right: Any) -> bool:
     return left.__class__ in INTEGERS and right.__class__ in INTEGERS
 
 
-def _need_numbers(operator: str, left: Any, right: Any) -> None:
+def _require_numbers(operator: str, left: Any, right: Any) -> None:
     kind, other = kind_of(left), kind_of(right)
     if kind not in _NUMBERS or other not in _NUMBERS:
-        raise _no_such(operator, kind, other)
+        raise _no_operation(operator, kind, other)
 
 
-def _no_such(operator: str, kind: ValueKind, other: ValueKind) -> RuleEvaluationError:
+def _no_operation(operator: str, kind: ValueKind, other: ValueKind) -> RuleEvaluationError:
     return RuleEvaluationError(f"{kind.value} and {other.value} have no operation {operator}")
