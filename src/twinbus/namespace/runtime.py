@@ -40,10 +40,7 @@ from twinbus.namespace.engine.effects import (
 )
 from twinbus.namespace.engine.events import EntityTimerFired, Event
 from twinbus.namespace.engine.forwarding import forward
-from twinbus.namespace.engine.queue import Queue
-from twinbus.namespace.engine.receive_state import DeliveryLane
-from twinbus.namespace.engine.registry import Entity, EntityRegistry, RootEntity
-from twinbus.namespace.engine.topic import Subscription, Topic
+from twinbus.namespace.engine.registry import Entity, EntityRegistry, PendingForward, RootEntity
 from twinbus.namespace.entity_locks import EntityLock, HeldTogether, hold_together, release_all
 from twinbus.namespace.group_commit import GroupCommit
 from twinbus.namespace.meter import OperationMeter
@@ -251,12 +248,14 @@ class NamespaceRuntime:
 
     def _forward(self) -> None:
         self._is_forwarding_soon = False
-        for source, lane, target in self.namespace.pending_forwards():
-            self._forward_one(source, lane, target)
+        for pending in self.namespace.pending_forwards():
+            self._forward_one(pending)
 
-    def _forward_one(self, source: Queue | Subscription, lane: DeliveryLane, target: Queue | Topic | None) -> None:
+    def _forward_one(self, pending: PendingForward) -> None:
+        source, lane, target = pending
+
         def failed(_: Refusal) -> None:
-            self._loop.call_later(_PAUSE_MS / 1000, self._forward_one, source, lane, target)
+            self._loop.call_later(_PAUSE_MS / 1000, self._forward_one, pending)
 
         both = (source,) if target is None else (source, target)
         self.submit_together(both, lambda now: forward(source, lane, target, now), failed)

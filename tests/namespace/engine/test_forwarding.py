@@ -15,7 +15,7 @@ from twinbus.namespace.engine.descriptions import (
 )
 from twinbus.namespace.engine.effects import MeteredOperation, Refusal
 from twinbus.namespace.engine.forwarding import forward
-from twinbus.namespace.engine.settlement import forward_count, overlay_properties
+from twinbus.namespace.engine.storage_protocol import forward_count, overlay_properties
 from twinbus.namespace.engine.topic import Topic
 from twinbus.values import Condition
 

@@ -15,16 +15,15 @@ from twinbus.namespace.engine.limits import MAX_HOPS, MIB
 from twinbus.namespace.engine.queue import Queue
 from twinbus.namespace.engine.receive_state import DeliveryLane, ReceiveState
 from twinbus.namespace.engine.send_target import ForwardedMessage
-from twinbus.namespace.engine.settlement import (
-    dead_letter_properties,
-    dead_letter_row,
-    drop_row,
-    expire_row,
+from twinbus.namespace.engine.settlement import dead_letter_properties, dead_letter_row, drop_row, expire_row
+from twinbus.namespace.engine.storage_protocol import (
+    QueueLane,
+    Row,
+    StoreRead,
     forward_count,
     forward_count_overlay,
     overlay_properties,
 )
-from twinbus.namespace.engine.storage_protocol import QueueLane, Row, StoreRead
 from twinbus.namespace.engine.topic import Subscription, Topic
 from twinbus.values import Condition
 

@@ -1,8 +1,7 @@
 """Settlement: what becomes of a locked message, or of one whose lock or time to live ran out.
 
-The row of a message is never rewritten. Properties that settlement sets (reason of dead-lettering, properties given
-with abandon or defer) go into the row's *overlay*, an encoded map beside the message. The front merges it into the
-message at delivery. The overlay also counts how often auto-forward moved the message.
+The encoded message is never rewritten. Properties that settlement sets (reason of dead-lettering, properties given
+with abandon or defer) go into the overlay of the row.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, assert_never
 
-from twinbus.amqp import decode_all, encode
 from twinbus.namespace.engine.effects import (
     MESSAGE_LOCK_LOST,
     AnswerRequest,
@@ -33,7 +31,7 @@ from twinbus.namespace.engine.events import (
 )
 from twinbus.namespace.engine.limits import MAX_PROPERTIES_BYTES
 from twinbus.namespace.engine.receive_state import MessageLock, ReceiveState
-from twinbus.namespace.engine.storage_protocol import DropRow, MoveRow, QueueLane, Row
+from twinbus.namespace.engine.storage_protocol import DropRow, MoveRow, QueueLane, Row, merge_overlay
 from twinbus.values import Condition
 
 _OPERATIONS: Final[dict[type[MessageOutcome], MeteredOperation]] = {
@@ -50,36 +48,8 @@ _DEFERRED_LANE: Final = {
 }
 
 
-# --- overlays ----------------------------------------------------------------------------------------------------
-
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
-_FORWARD_COUNT: Final = 0
-"""Key of the number of forwards in an overlay. No application property has an integer as its name."""
-
-
-def merge_overlay(overlay: bytes | None, properties: Mapping[str, Any] | None) -> bytes | None:
-    """Return the overlay with these properties set."""
-    if not properties:
-        return overlay
-    return encode({**(decode_all(overlay) if overlay else {}), **properties})
-
-
-def overlay_properties(overlay: bytes | None) -> dict[str, Any] | None:
-    """Return the application properties in an overlay; None if it has none."""
-    if overlay is None:
-        return None
-    return {key: value for key, value in decode_all(overlay).items() if key != _FORWARD_COUNT} or None
-
-
-def forward_count(overlay: bytes | None) -> int:
-    """Return how often the message was forwarded."""
-    return 0 if overlay is None else int(decode_all(overlay).get(_FORWARD_COUNT, 0))
-
-
-def forward_count_overlay(count: int) -> bytes:
-    """Return the overlay of a message that was forwarded `count` times."""
-    return encode({_FORWARD_COUNT: count})
 
 
 def dead_letter_properties(

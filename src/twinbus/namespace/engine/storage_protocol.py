@@ -5,10 +5,12 @@ The engine makes reads and writes; a store answers and applies them. All instant
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from twinbus.amqp import decode_all, encode
 
 COPY_BYTES: Final = 64
 """Bytes charged for a copy that shares its body: a row of the store without a body, as measured (decision 5)."""
@@ -89,6 +91,39 @@ class Row(NamedTuple):
     def without_raw(self) -> Row:
         """Return the row without the encoded message, to save memory."""
         return self._replace(raw=b"")
+
+
+# --- overlays ----------------------------------------------------------------------------------------------------
+
+# An overlay is an AMQP-encoded map beside a message, which is never rewritten itself. It holds application properties
+# that settlement set (the front merges them into the message at delivery), and how often the message was forwarded.
+
+_FORWARD_COUNT: Final = 0
+"""Key of the number of forwards in an overlay. No application property has an integer as its name."""
+
+
+def merge_overlay(overlay: bytes | None, properties: Mapping[str, Any] | None) -> bytes | None:
+    """Return the overlay with these properties set."""
+    if not properties:
+        return overlay
+    return encode({**(decode_all(overlay) if overlay else {}), **properties})
+
+
+def overlay_properties(overlay: bytes | None) -> dict[str, Any] | None:
+    """Return the application properties in an overlay; None if it has none."""
+    if overlay is None:
+        return None
+    return {key: value for key, value in decode_all(overlay).items() if key != _FORWARD_COUNT} or None
+
+
+def forward_count(overlay: bytes | None) -> int:
+    """Return how often the message was forwarded."""
+    return 0 if overlay is None else int(decode_all(overlay).get(_FORWARD_COUNT, 0))
+
+
+def forward_count_overlay(count: int) -> bytes:
+    """Return the overlay of a message that was forwarded `count` times."""
+    return encode({_FORWARD_COUNT: count})
 
 
 # --- reads -----------------------------------------------------------------------------------------------------

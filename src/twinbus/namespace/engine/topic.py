@@ -50,8 +50,16 @@ from twinbus.namespace.engine.rules.message_view import MessageView
 from twinbus.namespace.engine.rules.ruleset import RuleSet
 from twinbus.namespace.engine.send_checks import shorter_ttl
 from twinbus.namespace.engine.send_target import AcceptedMessage, SendTarget, ttl_after_schedule
-from twinbus.namespace.engine.settlement import dead_letter_properties, merge_overlay
-from twinbus.namespace.engine.storage_protocol import DropEntity, DropRow, PutBody, PutRow, QueueLane, Row
+from twinbus.namespace.engine.settlement import dead_letter_properties
+from twinbus.namespace.engine.storage_protocol import (
+    DropEntity,
+    DropRow,
+    PutBody,
+    PutRow,
+    QueueLane,
+    Row,
+    merge_overlay,
+)
 
 _NO_SESSION: Final = dead_letter_properties(
     "Session ID is null", "Session enabled entity doesn't allow a message whose session identifier is null."

@@ -38,8 +38,7 @@ from twinbus.namespace.engine.events import (
     Release,
 )
 from twinbus.namespace.engine.registry import Entity
-from twinbus.namespace.engine.settlement import overlay_properties
-from twinbus.namespace.engine.storage_protocol import QueueLane, Row
+from twinbus.namespace.engine.storage_protocol import QueueLane, Row, overlay_properties
 from twinbus.namespace.engine.topic import Topic
 from twinbus.namespace.faults import Fault, FaultPoint
 from twinbus.namespace.front import refusals
