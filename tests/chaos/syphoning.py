@@ -34,7 +34,7 @@ from twinbus.syphon import (
 )
 from twinbus.syphon.mover import Mover
 from twinbus.syphon.native_transport import NativeDestination
-from twinbus.syphon.transport import Backlog, Credit, Destination, OutgoingMessage, PeekedMessage, SendFailedError
+from twinbus.syphon.transport import Backlog, Destination, OutgoingMessage, PeekedMessage, SendFailedError
 
 TRY_SECONDS: Final = 0.5
 SEND_UNDER_WAY, COMPLETING, COMPLETION_UNDER_WAY = "send under way", "completing", "completion under way"
@@ -157,8 +157,8 @@ class WatchedBacklog:
         self._watch = watch
 
     @property
-    def credit(self) -> Credit:
-        return self._inner.credit
+    def has_credit(self) -> bool:
+        return self._inner.has_credit
 
     async def open(self) -> None:
         await self._inner.open()
@@ -205,8 +205,8 @@ class WatchedBacklog:
     async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._inner.renew(held)
 
-    async def rest(self) -> Sequence[HeldMessage]:
-        return await self._inner.rest()
+    async def stop_receiving(self) -> Sequence[HeldMessage]:
+        return await self._inner.stop_receiving()
 
     async def close(self) -> None:
         await self._inner.close()
@@ -254,7 +254,7 @@ def run(work: Syphoning) -> None:
 async def _run(work: Syphoning) -> None:
     watch = Watch(Log(work.log), work.fate)
     native = NativeTransport(work.primary, work.secondary, try_timeout=TRY_SECONDS)
-    options = SyphonOptions(drain=work.drain, window=1000, policy=RetryPolicy(first_pause=0.2, longest_pause=0.5))
+    options = SyphonOptions(drain=work.drain, window=1000, retry_policy=RetryPolicy(first_pause=0.2, longest_pause=0.5))
     with Ledger(work.ledger, "syphon") as ledger:
         async with Syphon(
             WatchedTransport(native, watch),
@@ -263,7 +263,7 @@ async def _run(work: Syphoning) -> None:
             secondary=SECONDARY,
             options=options,
             ledger=ledger,
-            steps=watch.step,
+            on_step=watch.step,
         ) as syphon:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, syphon.stop)
             await syphon.run()

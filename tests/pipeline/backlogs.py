@@ -124,7 +124,7 @@ class Backlog:
 
 def watched(watch: Callable[[MoveStep, Sequence[HeldMessage]], None]) -> type[SyphonSource]:
     """A source that tells `watch`, in its tasks, where messages are."""
-    return type("Watched", (SyphonSource,), {"steps": staticmethod(watch)})
+    return type("Watched", (SyphonSource,), {"on_step": staticmethod(watch)})
 
 
 def killing_workers(folder: Path) -> type[SyphonSource]:

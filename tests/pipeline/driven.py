@@ -148,7 +148,7 @@ def stuck(folder: Path) -> type[SyphonSource]:
         def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
             assert isinstance(partition, LanePartition)
             # Too few would be stuck for ever, and nobody at the steps behind theirs.
-            self._steps = watch if len(partition.plan.slices) >= LANES else None
+            self._on_step = watch if len(partition.plan.tasks) >= LANES else None
             return super().read(partition)
 
     class Stuck(SyphonSource):

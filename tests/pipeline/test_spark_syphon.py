@@ -117,7 +117,7 @@ async def test_d2_y2_what_ends_a_poll_is_given_back_as_it_was(backlog: Backlog) 
     watch = BacklogPoller(
         text, SyphonLedger(None, "primary", "secondary", counts), lambda _: ended.set(), poll=60, timeout=10
     )
-    watch.hold([queue])
+    watch.poll([queue])
     async with connect(text) as bus:
         await (await bus.sender(queue)).send([Message(b"x", message_id="1")])
         await asyncio.wait_for(ended.wait(), 30)

@@ -19,9 +19,9 @@ LOOKED = ScanResult(0, None, clean=True)
 def planner(*queues: str, looked: bool = True, **options: Any) -> BatchPlanner:
     """At 10, with everything looked through."""
     made = BatchPlanner("run", **options)
-    made.found(queues, 0.0)
+    made.queues_found(queues, 0.0)
     if looked:
-        made.reported([report(queue, look=LOOKED) for queue in queues], 10.0)
+        made.lanes_reported([report(queue, scan=LOOKED) for queue in queues], 10.0)
     return made
 
 
@@ -31,14 +31,14 @@ def report(queue: str, **said: Any) -> LaneReport:
         "lane": 0,
         "worker": "here/1",
         "seconds": 1.0,
-        "dry": True,
+        "is_empty": True,
         "failure": None,
-        "tallies": {},
+        "counts": {},
         "operations": {},
         "memories": (),
         "waiting": {},
-        "seeds": {},
-        "look": None,
+        "probes": {},
+        "scan": None,
     }
     return LaneReport(queue=queue, **{**usual, **said})
 
@@ -48,125 +48,125 @@ def aside(path: str, left: float = 5.0, readiness: Readiness = Readiness.ASIDE, 
 
 
 def slices(plan: BatchPlan | None) -> list[tuple[str, int]]:
-    return [] if plan is None else [(one.queue, one.lane) for one in plan.slices]
+    return [] if plan is None else [(one.queue, one.lane) for one in plan.tasks]
 
 
 def test_d2_y2_nothing_is_planned_while_no_message_waits_and_every_queue_is_polled() -> None:
     made = planner("a", "b")
     assert made.plan(20.0) is None
-    assert made.polled() == {"a", "b"}
+    assert made.queues_to_poll() == {"a", "b"}
     assert made.due(20.0) == 10.0 + SCAN_INTERVAL
 
 
 def test_d2_a_queue_whose_poll_ended_is_drained_in_lanes_that_fill_the_cores() -> None:
     made = planner("a", "b", slots=4)
-    made.arrived("a")
+    made.message_arrived("a")
     assert made.due(20.0) == 20.0
-    assert made.polled() == {"b"}
+    assert made.queues_to_poll() == {"b"}
     assert slices(made.plan(20.0)) == [("a", 0), ("a", 1), ("a", 2), ("a", 3)]
-    made.arrived("b")
+    made.message_arrived("b")
     assert slices(made.plan(20.0)) == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
 
 
 def test_d2_lanes_can_be_told_and_share_the_rate() -> None:
     made = planner("a", slots=8, lanes=2, rate=100.0)
-    made.arrived("a")
+    made.message_arrived("a")
     plan = made.plan(20.0)
     assert plan is not None
-    assert [one.rate for one in plan.slices] == [50.0, 50.0]
+    assert [one.rate for one in plan.tasks] == [50.0, 50.0]
 
 
 def test_d2_a_lane_that_ran_out_of_time_is_followed_by_another_and_one_that_found_nothing_by_a_poll() -> None:
     made = planner("a")
-    made.arrived("a")
-    made.reported([report("a", dry=False, tallies={"x": MessageCounts(returned=5)})], 20.0)
+    made.message_arrived("a")
+    made.lanes_reported([report("a", is_empty=False, counts={"x": MessageCounts(returned=5)})], 20.0)
     assert slices(made.plan(20.0)) == [("a", 0)]
-    made.reported([report("a")], 21.0)
+    made.lanes_reported([report("a")], 21.0)
     assert made.plan(21.0) is None
-    assert made.polled() == {"a"}
+    assert made.queues_to_poll() == {"a"}
 
 
 def test_d2_while_the_backlog_does_not_answer_the_poll_is_what_finds_out() -> None:
     made = planner("a")
-    made.arrived("a")
-    made.reported([report("a", dry=False, failure="connection_lost")], 20.0)
+    made.message_arrived("a")
+    made.lanes_reported([report("a", is_empty=False, failure="connection_lost")], 20.0)
     assert made.plan(20.0) is None
-    assert made.polled() == {"a"}
+    assert made.queues_to_poll() == {"a"}
 
 
 def test_y5_a_new_queue_is_looked_through_once_and_every_six_hours() -> None:
     made = planner("a", looked=False)
     plan = made.plan(5.0)
     assert plan is not None
-    assert [one.look for one in plan.slices] == [0]
-    made.reported([report("a", look=LOOKED)], 6.0)
+    assert [one.scan_from for one in plan.tasks] == [0]
+    made.lanes_reported([report("a", scan=LOOKED)], 6.0)
     assert made.plan(7.0) is None
     again = made.plan(6.0 + SCAN_INTERVAL)
     assert again is not None
-    assert [one.look for one in again.slices] == [0]
+    assert [one.scan_from for one in again.tasks] == [0]
 
 
 def test_y5_after_its_pause_a_destination_is_asked_with_one_message_and_looked_for_once_it_is_ready() -> None:
     made = planner("a")
-    made.reported([report("a", waiting={"x": (300, 7)}, memories=(aside("x"),))], 20.0)
-    assert made.aside() == 300
+    made.lanes_reported([report("a", waiting={"x": (300, 7)}, memories=(aside("x"),))], 20.0)
+    assert made.messages_aside() == 300
     assert made.plan(24.0) is None
     assert made.due(24.0) == 25.0
     plan = made.plan(25.0)
     assert plan is not None
-    assert plan.slices == (LaneTask("a", 0, None, {"x": 7}, None),)
+    assert plan.tasks == (LaneTask("a", 0, None, {"x": 7}, None),)
     assert plan.memories == (aside("x", 0.0, age=5.0),)
-    made.reported([report("a", waiting={"x": (1, 7)}, seeds={"x": 7}, memories=(aside("x", 10.0),))], 26.0)
-    assert made.aside() == 300
+    made.lanes_reported([report("a", waiting={"x": (1, 7)}, probes={"x": 7}, memories=(aside("x", 10.0),))], 26.0)
+    assert made.messages_aside() == 300
     assert made.due(26.0) == 36.0
     ready = aside("x", readiness=Readiness.READY)
     found = report(
-        "a", waiting={"x": (100, 120)}, seeds={"x": 7}, look=ScanResult(7, 400, clean=False), memories=(ready,)
+        "a", waiting={"x": (100, 120)}, probes={"x": 7}, scan=ScanResult(7, 400, clean=False), memories=(ready,)
     )
-    made.reported([found], 37.0)
-    assert made.aside() == 100
+    made.lanes_reported([found], 37.0)
+    assert made.messages_aside() == 100
     later = made.plan(37.0)
     assert later is not None
-    assert later.slices == (LaneTask("a", 0, None, {}, 120),)
-    made.reported([report("a", look=ScanResult(120, None, clean=False))], 38.0)
-    assert made.aside() == 0
+    assert later.tasks == (LaneTask("a", 0, None, {}, 120),)
+    made.lanes_reported([report("a", scan=ScanResult(120, None, clean=False))], 38.0)
+    assert made.messages_aside() == 0
     assert made.plan(38.0) is None
 
 
 def test_y5_a_message_to_ask_with_that_is_gone_is_replaced_by_looking() -> None:
     made = planner("a")
-    made.reported([report("a", waiting={"x": (3, 7)}, memories=(aside("x", 0.0),))], 20.0)
-    made.reported([report("a", seeds={"x": 7}, memories=(aside("x", 60.0),))], 21.0)
+    made.lanes_reported([report("a", waiting={"x": (3, 7)}, memories=(aside("x", 0.0),))], 20.0)
+    made.lanes_reported([report("a", probes={"x": 7}, memories=(aside("x", 60.0),))], 21.0)
     plan = made.plan(21.0)
     assert plan is not None
-    assert [one.look for one in plan.slices] == [7]
+    assert [one.scan_from for one in plan.tasks] == [7]
 
 
 def test_y5_the_latest_news_of_a_destination_holds() -> None:
     made = planner("a")
     ready, old = aside("x", readiness=Readiness.READY, age=1.0), aside("X", age=3.0)
-    made.reported([report("a", memories=(ready,)), report("a", memories=(old,))], 20.0)
+    made.lanes_reported([report("a", memories=(ready,)), report("a", memories=(old,))], 20.0)
     assert [one.readiness for one in made.memories(20.0)] == [Readiness.READY]
 
 
 def test_d2_a_drain_is_over_when_a_look_from_the_start_saw_nothing_and_nothing_was_moved_meanwhile() -> None:
     made = planner("a", "b", looked=False, drain=True)
     assert not made.is_drained()
-    made.reported([report("a", look=LOOKED), report("b", look=ScanResult(0, None, clean=False))], 10.0)
+    made.lanes_reported([report("a", scan=LOOKED), report("b", scan=ScanResult(0, None, clean=False))], 10.0)
     assert not made.is_drained()
     assert slices(made.plan(10.0)) == []
     assert slices(made.plan(12.0)) == [("b", 0)]
-    made.reported([report("b", look=LOOKED, tallies={"x": MessageCounts(returned=1)})], 13.0)
+    made.lanes_reported([report("b", scan=LOOKED, counts={"x": MessageCounts(returned=1)})], 13.0)
     assert not made.is_drained()
-    made.reported([report("b", look=LOOKED)], 14.0)
+    made.lanes_reported([report("b", scan=LOOKED)], 14.0)
     assert made.is_drained()
-    made.arrived("a")
+    made.message_arrived("a")
     assert not made.is_drained()
 
 
 def test_y5_a_drain_does_not_look_through_a_queue_for_what_it_knows_to_be_put_aside() -> None:
     made = planner("a", drain=True)
-    made.reported([report("a", waiting={"x": (300, 7)}, memories=(aside("x", 60.0),))], 20.0)
+    made.lanes_reported([report("a", waiting={"x": (300, 7)}, memories=(aside("x", 60.0),))], 20.0)
     assert not made.is_drained()
     assert made.plan(79.0) is None
 
@@ -178,9 +178,20 @@ def test_a_plan_and_a_report_come_back_as_they_were() -> None:
     plan = BatchPlan("run-1", (LaneTask("a", 1, 2.5, {"x": 7}, 9),), (aside("x")._replace(missing=3.0),))
     assert BatchPlan.of_json(plan.to_json()) == plan
     said = report(
-        "a", memories=plan.memories, waiting={"x": (1, 2)}, look=LOOKED, tallies={"x": MessageCounts(returned=1)}
+        "a", memories=plan.memories, waiting={"x": (1, 2)}, scan=LOOKED, counts={"x": MessageCounts(returned=1)}
     )
     assert LaneReport.of_json(said.to_json()) == said
+
+
+def test_the_json_of_a_plan_stays_as_checkpoints_hold_it() -> None:
+    text = (
+        '{"number": "run-1", "slices": [{"queue": "a", "lane": 1, "rate": 2.5, "seeds": {"x": 7}, "look": 9}], '
+        '"memories": [["x", "aside", "server_busy", 1.0, 0.0, 5.0, null]]}'
+    )
+    memory = DestinationMemory("x", Readiness.ASIDE, FailureKind.SERVER_BUSY, 1.0, 0.0, 5.0, None)
+    plan = BatchPlan("run-1", (LaneTask("a", 1, 2.5, {"x": 7}, 9),), (memory,))
+    assert BatchPlan.of_json(text) == plan
+    assert plan.to_json() == text
 
 
 def test_a_job_shows_no_key() -> None:
@@ -203,7 +214,7 @@ def test_y5_what_one_syphon_knows_of_a_destination_holds_for_the_next() -> None:
 
 def test_a_shelf_tells_what_waits_for_whom() -> None:
     shelf = DeferredMessages(Destinations())
-    shelf.ran_dry(inf)
-    shelf.deferred("x", (9, 5))
-    shelf.deferred(None, (3,))
+    shelf.schedule_first_scan(inf)
+    shelf.add("x", (9, 5))
+    shelf.add(None, (3,))
     assert shelf.waiting() == {"x": (2, 5), "": (1, 3)}

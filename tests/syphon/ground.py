@@ -90,7 +90,7 @@ class Ground:
             secondary="secondary",
             options=SyphonOptions(**options),
             ledger=ledger,
-            steps=steps,
+            on_step=steps,
         ) as found:
             yield found
 

@@ -169,7 +169,7 @@ async def syphon(sides: Sides, **given: Any) -> AsyncIterator[Syphon]:
             discovery(sides, transport, ledger),
             primary=sides.primary.name,
             secondary=sides.secondary.name,
-            options=SyphonOptions(policy=policy, **given),
+            options=SyphonOptions(retry_policy=policy, **given),
             ledger=ledger,
         ) as made:
             yield made

@@ -1,6 +1,7 @@
 """What moves next (Y5, Y6): every kind of failure in every state, pauses, probes, and numbers that are never lost."""
 
 from math import inf
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -16,15 +17,23 @@ from twinbus.syphon.plan import (
     Readiness,
     RetryPolicy,
 )
-from twinbus.syphon.plan.deferred import RESCAN_AFTER, Seen
-from twinbus.syphon.plan.destinations import MOST
-from twinbus.syphon.progress import MOST_DESTINATIONS, OTHERS, ProgressCounter
+from twinbus.syphon.plan.deferred import RESCAN_AFTER_MISSING
+from twinbus.syphon.plan.destinations import MAX_DESTINATIONS
+from twinbus.syphon.progress import MAX_COUNTED_DESTINATIONS, OTHER_DESTINATIONS, ProgressCounter
 
 POLICY = RetryPolicy(first_pause=1.0, longest_pause=8.0, gone_after=100.0)
 MESSAGES_FAULT = {FailureKind.MESSAGE_TOO_LARGE, FailureKind.BAD_MESSAGE}
 OWN_END = {FailureKind.CANCELLED, FailureKind.CLOSED}
 RETRIED = {FailureKind.CONNECTION_LOST, FailureKind.DETACHED}
 NOT_READY = set(FailureKind) - MESSAGES_FAULT - OWN_END
+
+
+class Seen(NamedTuple):
+    """A message of a scan."""
+
+    sequence_number: int
+    deferred: bool
+    path: str | None
 
 
 def failed(
@@ -34,7 +43,7 @@ def failed(
 
 
 def readiness(found: Destinations) -> Readiness:
-    return found.states()[0].readiness
+    return found.statuses()[0].readiness
 
 
 def put_aside(found: Destinations, kind: FailureKind = FailureKind.TIMEOUT, now: float = 0.0) -> int:
@@ -68,7 +77,7 @@ class TestDestinations:
     @pytest.mark.parametrize("kind", sorted(OWN_END))
     def test_what_the_syphon_itself_broke_off_is_given_back(self, kind: FailureKind) -> None:
         found = Destinations(POLICY)
-        assert failed(found, 0, kind, 0.0) is FailedSendAction.GIVE_BACK
+        assert failed(found, 0, kind, 0.0) is FailedSendAction.ABANDON
         assert readiness(found) is Readiness.READY
 
     def test_after_the_pause_one_message_probes_and_only_one(self) -> None:
@@ -146,12 +155,12 @@ class TestGone:
 
     def test_not_found_for_long_enough_it_is_gone_and_its_messages_are_dead_lettered(self) -> None:
         found = self.gone()
-        assert found.route("q", found.states()[0].until - 0.1).route is DestinationRoute.DEAD_LETTER
+        assert found.route("q", found.statuses()[0].until - 0.1).route is DestinationRoute.DEAD_LETTER
         assert found.due("q") == -inf
 
     def test_it_is_asked_again_and_nothing_is_dead_lettered_meanwhile(self) -> None:
         found = self.gone()
-        later = found.states()[0].until
+        later = found.statuses()[0].until
         probe = found.route("q", later)
         assert probe.route is DestinationRoute.PROBE
         assert found.route("q", later).route is DestinationRoute.PUT_ASIDE
@@ -172,7 +181,7 @@ class TestShelf:
         found = Destinations(POLICY)
         shelf = DeferredMessages(found)
         put_aside(found)
-        shelf.deferred("q", range(1, 6))
+        shelf.add("q", range(1, 6))
         assert shelf.recall(0.5, 100) is None
         assert shelf.due(0.5) == 1.0
         probe = shelf.recall(1.0, 100)
@@ -181,7 +190,7 @@ class TestShelf:
         assert probe.probe is not None
         assert shelf.recall(1.0, 100) is None
         found.succeeded("q", probe.probe, 1.0)
-        shelf.recalled(probe, 0, 1.0)
+        shelf.recall_ended(probe, 0, 1.0)
         rest = shelf.recall(1.0, 3)
         assert rest is not None
         assert rest.numbers == (2, 3, 4)
@@ -190,10 +199,10 @@ class TestShelf:
         found = Destinations(POLICY)
         shelf = DeferredMessages(found)
         put_aside(found)
-        shelf.deferred("q", range(1, 100))
+        shelf.add("q", range(1, 100))
         probe = shelf.recall(1.0, 100)
         assert probe is not None
-        shelf.recalled(probe, 1, 1.0)
+        shelf.recall_ended(probe, 1, 1.0)
         again = shelf.recall(1.0, 100)
         assert again is not None
         # Not one by one: another syphon may have taken them all.
@@ -204,70 +213,70 @@ class TestShelf:
         found = Destinations(POLICY)
         shelf = DeferredMessages(found)
         put_aside(found)
-        shelf.deferred("q", ())
+        shelf.add("q", ())
         assert shelf.recall(1.0, 100) is None
         assert found.route("q", 1.0).route is DestinationRoute.PROBE
 
     def test_destinations_take_turns(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY))
-        shelf.deferred("a", range(10))
-        shelf.deferred("b", range(10, 20))
+        shelf.add("a", range(10))
+        shelf.add("b", range(10, 20))
         paths = [recall.path for _ in range(4) if (recall := shelf.recall(0.0, 2))]
         assert paths == ["a", "b", "a", "b"]
 
     def test_those_without_a_destination_come_back_to_be_dead_lettered(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY))
-        shelf.deferred(None, (5,))
+        shelf.add(None, (5,))
         recall = shelf.recall(0.0, 10)
         assert recall is not None
         assert recall.numbers == (5,)
 
     def test_what_was_left_behind_is_looked_for_when_the_queue_first_runs_dry_then_every_six_hours(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY))
-        assert shelf.scan(0.0) is None
-        shelf.ran_dry(10.0)
-        assert shelf.scan(10.0) == 0
-        shelf.peeked([Seen(3, True, "q"), Seen(4, False, "q"), Seen(9, True, "q")])
-        assert shelf.scan(10.0) == 10
-        shelf.peeked([])
-        assert shelf.scan(11.0) is None
+        assert shelf.next_scan(0.0) is None
+        shelf.schedule_first_scan(10.0)
+        assert shelf.next_scan(10.0) == 0
+        shelf.scanned([Seen(3, True, "q"), Seen(4, False, "q"), Seen(9, True, "q")])
+        assert shelf.next_scan(10.0) == 10
+        shelf.scanned([])
+        assert shelf.next_scan(11.0) is None
         recall = shelf.recall(11.0, 10)
         assert recall is not None
         assert recall.numbers == (3, 9)
-        shelf.recalled(recall, 0, 12.0)
-        shelf.ran_dry(20.0)
-        assert shelf.scan(20.0) is None
+        shelf.recall_ended(recall, 0, 12.0)
+        shelf.schedule_first_scan(20.0)
+        assert shelf.next_scan(20.0) is None
         assert shelf.due(20.0) == 10.0 + SCAN_INTERVAL
-        assert shelf.scan(10.0 + SCAN_INTERVAL) == 0
+        assert shelf.next_scan(10.0 + SCAN_INTERVAL) == 0
 
     def test_nothing_is_brought_back_while_a_scan_is_on_nor_looked_for_while_something_is(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY))
-        shelf.deferred("q", (1, 2))
+        shelf.add("q", (1, 2))
         recall = shelf.recall(0.0, 1)
         assert recall is not None
-        shelf.scan_now(0.0)
-        assert shelf.scan(0.0) is None
+        shelf.schedule_scan(0.0)
+        assert shelf.next_scan(0.0) is None
         assert shelf.recall(0.0, 1) is None
         assert shelf.due(0.0) == inf
-        shelf.recalled(recall, 0, 0.0)
-        assert shelf.scan(0.0) == 0
+        shelf.recall_ended(recall, 0, 0.0)
+        assert shelf.next_scan(0.0) == 0
         assert shelf.recall(0.0, 1) is None
 
     def test_what_another_holds_is_looked_for_again(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY))
-        shelf.deferred("q", (1, 2))
+        shelf.add("q", (1, 2))
         recall = shelf.recall(0.0, 2)
         assert recall is not None
-        shelf.recalled(recall, 1, 5.0)
-        assert shelf.due(5.0) == 5.0 + RESCAN_AFTER
+        shelf.recall_ended(recall, 1, 5.0)
+        assert shelf.due(5.0) == 5.0 + RESCAN_AFTER_MISSING
 
     def test_kept_ones_are_not_brought_back(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY))
         shelf.keep((4,))
-        shelf.scan_now(0.0)
-        shelf.scan(0.0)
-        shelf.peeked([Seen(4, True, "q")])
-        shelf.peeked([])
+        shelf.schedule_scan(0.0)
+        shelf.next_scan(0.0)
+        shelf.scanned([Seen(4, True, "q")])
+        shelf.scanned([])
         assert shelf.recall(1.0, 10) is None
         assert shelf.clean
         assert shelf.kept == 1
@@ -275,23 +284,23 @@ class TestShelf:
     @pytest.mark.parametrize("seen", [Seen(4, True, "q"), Seen(4, False, "q")])
     def test_a_queue_is_clean_only_if_a_whole_scan_saw_nothing(self, seen: Seen) -> None:
         shelf = DeferredMessages(Destinations(POLICY))
-        shelf.scan_now(0.0)
-        shelf.scan(0.0)
-        shelf.peeked([seen])
-        shelf.peeked([])
+        shelf.schedule_scan(0.0)
+        shelf.next_scan(0.0)
+        shelf.scanned([seen])
+        shelf.scanned([])
         assert not shelf.clean
 
     def test_the_destination_with_the_most_gives_way_and_is_found_again_by_peeking(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY), limit=100)
-        shelf.deferred("small", range(1000, 1005))
-        shelf.deferred("large", range(200))
+        shelf.add("small", range(1000, 1005))
+        shelf.add("large", range(200))
         assert len(shelf) <= 100
         got: set[int] = set()
         while recall := shelf.recall(0.0, 50):
             got.update(recall.numbers)
-            shelf.recalled(recall, 0, 0.0)
+            shelf.recall_ended(recall, 0, 0.0)
         assert {*range(1000, 1005)} < got
-        start = shelf.scan(0.0)
+        start = shelf.next_scan(0.0)
         assert start is not None
         assert {*range(start)} <= got
         assert not shelf.is_empty()
@@ -300,25 +309,25 @@ class TestShelf:
     def test_every_number_comes_back_exactly_once(self, given: list[tuple[str, int]], count: int) -> None:
         shelf = DeferredMessages(Destinations(POLICY))
         for path, number in given:
-            shelf.deferred(path, (number,))
+            shelf.add(path, (number,))
         got: list[tuple[str, int]] = []
         while recall := shelf.recall(0.0, count):
             assert len(recall.numbers) <= count
             got += [(recall.path, number) for number in recall.numbers]
-            shelf.recalled(recall, 0, 0.0)
+            shelf.recall_ended(recall, 0, 0.0)
         assert sorted(got) == sorted(set(given))
         assert shelf.is_empty()
 
     @given(st.sets(st.integers(1, 5000), max_size=400), st.integers(1, 50), st.integers(1, 40))
     def test_with_room_for_few_every_number_still_comes_back(self, numbers: set[int], limit: int, page: int) -> None:
         shelf, there, now = DeferredMessages(Destinations(POLICY), limit), set(numbers), 0.0
-        shelf.deferred("q", sorted(numbers))
+        shelf.add("q", sorted(numbers))
         for _ in range(20 * len(numbers) + 20):
-            if (start := shelf.scan(now)) is not None:
-                shelf.peeked([Seen(number, True, "q") for number in sorted(there) if number >= start][:page])
+            if (start := shelf.next_scan(now)) is not None:
+                shelf.scanned([Seen(number, True, "q") for number in sorted(there) if number >= start][:page])
             elif recall := shelf.recall(now, 7):
                 there -= set(recall.numbers)
-                shelf.recalled(recall, 0, now)
+                shelf.recall_ended(recall, 0, now)
         assert not there
         assert len(shelf) == 0
 
@@ -327,17 +336,17 @@ def test_of_destinations_that_were_never_left_aside_only_so_many_are_known() -> 
     destinations = Destinations()
     routed = destinations.route("broken", 0.0)
     destinations.failed("broken", routed.epoch, FailureKind.ENTITY_DISABLED, 0.0, 0.0, retried=True, messages=1)
-    for number in range(3 * MOST):
+    for number in range(3 * MAX_DESTINATIONS):
         destinations.route(f"orders-{number}", 1.0)
-    states = destinations.states()
-    assert len(states) <= MOST
+    states = destinations.statuses()
+    assert len(states) <= MAX_DESTINATIONS
     assert next(one for one in states if one.path == "broken").readiness is Readiness.ASIDE
 
 
 def test_what_goes_to_very_many_destinations_is_counted_for_the_first_of_them_and_together() -> None:
     counts = ProgressCounter(0.0)
-    for number in range(MOST_DESTINATIONS + 100):
+    for number in range(MAX_COUNTED_DESTINATIONS + 100):
         counts.returned(f"orders-{number}", 1, 10, 0.0)
-    assert len(counts.by_destination) == MOST_DESTINATIONS + 1
-    assert counts.by_destination[OTHERS].returned == 100
-    assert counts.total.returned == MOST_DESTINATIONS + 100
+    assert len(counts.by_destination) == MAX_COUNTED_DESTINATIONS + 1
+    assert counts.by_destination[OTHER_DESTINATIONS].returned == 100
+    assert counts.total.returned == MAX_COUNTED_DESTINATIONS + 100

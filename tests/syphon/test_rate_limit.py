@@ -10,13 +10,13 @@ def test_without_a_rate_nothing_waits() -> None:
     pacing = RateLimit()
     pacing.spend(1_000_000, 0.0)
     assert pacing.delay(0.0) == 0.0
-    assert pacing.most(500) == 500
+    assert pacing.batch_size(500) == 500
 
 
 def test_few_are_taken_at_a_time_where_the_rate_is_low_and_the_pumps_are_many() -> None:
-    assert RateLimit(20.0).most(500) == 10
-    assert RateLimit(20.0).most(500, pumps=5) == 2
-    assert RateLimit(0.1).most(500) == 1
+    assert RateLimit(20.0).batch_size(500) == 10
+    assert RateLimit(20.0).batch_size(500, pumps=5) == 2
+    assert RateLimit(0.1).batch_size(500) == 1
 
 
 def test_a_new_rate_forgives_what_was_owed() -> None:
@@ -32,7 +32,7 @@ def test_no_more_go_than_the_rate_and_one_second_of_it(rate: float, pauses: list
     for pause in pauses:
         now += pause
         now += pacing.delay(now)
-        count = pacing.most(1000)
+        count = pacing.batch_size(1000)
         pacing.spend(count, now)
         gone += count
         assert gone <= rate * (now + 1.0) + 0.001

@@ -33,5 +33,5 @@ async def test_y2_y9_what_is_left_is_asked_for_again_only_after_something_was_mo
     assert await remainder.count(MessageCounts(returned=1), 3601.0) == 98
     assert await remainder.count(MessageCounts(returned=2), 3602.0) == 98, "a moment ago"
     assert await remainder.count(MessageCounts(returned=2, dead_lettered=1), 3612.0) == 97
-    assert remainder.told == 97
+    assert remainder.last == 97
     assert asked.times == 3

@@ -115,7 +115,7 @@ async def test_y3_each_message_is_intended_sent_confirmed_and_only_then_complete
     seen: list[MoveStep] = []
     await ground.put(ground.diverted("one"))
     with Ledger(tmp_path, "syphon") as ledger:
-        await ground.drain(steps=lambda step, held: seen.append(step), ledger=ledger)
+        await ground.drain(on_step=lambda step, held: seen.append(step), ledger=ledger)
     assert seen == [MoveStep.RECEIVED, MoveStep.INTENDED, MoveStep.SENDING, MoveStep.CONFIRMED, MoveStep.COMPLETED]
 
 
@@ -130,7 +130,7 @@ async def test_y3_a_crash_at_any_step_repeats_under_the_same_id_and_loses_nothin
                 crashed.set()
                 raise SystemError("a crash")
 
-        async with ground.syphon(steps=crash) as syphon:
+        async with ground.syphon(on_step=crash) as syphon:
             running = asyncio.create_task(syphon.run())
             await crashed.wait()
             syphon.stop()
@@ -148,7 +148,7 @@ async def test_y3_a_crash_at_any_step_repeats_under_the_same_id_and_loses_nothin
 async def test_y3_a_lost_acknowledgement_repeats_and_duplicate_detection_removes_it(ground: Ground) -> None:
     await ground.fill(20, "watchful")
     ground.namespaces["primary"].faults.set("drop-ack", entity="watchful", points=["send"], count=1)
-    progress = await ground.drain(try_timeout=1.0, policy=QUICK)
+    progress = await ground.drain(try_timeout=1.0, retry_policy=QUICK)
     assert progress.total.returned == 20
     assert progress.total.deferred > 0
     assert ids(await ground.arrived("watchful")) == numbered(20)
@@ -200,7 +200,7 @@ async def test_y5_what_was_put_aside_arrives_once_its_destination_takes_messages
     faults = ground.namespaces["primary"].faults
     broken = faults.set(kind, entity=ground.orders, points=["send"])
     await ground.fill(2000)
-    async with ground.syphon(drain=True, policy=QUICK) as syphon:
+    async with ground.syphon(drain=True, retry_policy=QUICK) as syphon:
         running = asyncio.create_task(syphon.run())
         await until(lambda: syphon.progress().aside >= 1990)
         assert [one.readiness for one in syphon.progress().not_ready] == [Readiness.ASIDE]
@@ -276,7 +276,7 @@ async def test_y6_a_destination_that_stays_gone_has_its_messages_dead_lettered_o
     await ground.fill(50, "made-late", first=50)
     administration = AioAdministration.from_connection_string(ground.primary)
     async with ground.syphon(
-        drain=True, policy=RetryPolicy(first_pause=0.1, longest_pause=0.3, gone_after=4.0)
+        drain=True, retry_policy=RetryPolicy(first_pause=0.1, longest_pause=0.3, gone_after=4.0)
     ) as syphon:
         running = asyncio.create_task(syphon.run())
         await until(lambda: syphon.progress().aside == 100)
@@ -365,7 +365,7 @@ async def test_y5_a_drain_whose_key_the_primary_refuses_says_so_and_ends(
     await ground.fill(5)
     wrong = ground.primary.replace("SharedAccessKey=", "SharedAccessKey=wrong")
     transport = NativeTransport(wrong, ground.secondary)
-    options = SyphonOptions(drain=True, policy=RetryPolicy(first_pause=0.1, longest_pause=0.2))
+    options = SyphonOptions(drain=True, retry_policy=RetryPolicy(first_pause=0.1, longest_pause=0.2))
     async with Syphon(transport, FixedQueues([ground.queue]), primary="p", secondary="s", options=options) as syphon:
         with pytest.raises(PrimaryRefusesError, match=f"refuses the credential .* for {ground.orders}: 5 messages"):
             await asyncio.wait_for(syphon.run(), 30)
@@ -385,6 +385,6 @@ async def test_links_to_destinations_that_nothing_is_sent_to_are_closed(
         await ground.fill(1, path, first=number)
     async with ground.syphon(drain=True, window=1) as syphon:
         assert (await syphon.run()).total.returned == 6
-        assert len(syphon._room._senders) == 2
+        assert len(syphon._context._senders) == 2
     for path in paths:
         await ground.arrived(path)

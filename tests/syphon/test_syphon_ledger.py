@@ -45,7 +45,7 @@ class Case:
         self.books.completed(QUEUE, "Orders", self.messages, lost, why, 0.1)
 
     def delivered(self) -> None:
-        self.books.sent(self.books.sending("Orders", self.messages), "Orders", self.messages, 0.0)
+        self.books.send_succeeded(self.books.begin_send("Orders", self.messages), "Orders", self.messages, 0.0)
 
     def balance(self) -> Balance:
         self.ledger.close()
@@ -83,8 +83,8 @@ def test_y4_a_lock_that_was_lost_makes_a_possible_duplicate_of_that_message_alon
 @pytest.mark.parametrize("refused", [True, False])
 @pytest.mark.parametrize("kind", [FailureKind.CONNECTION_LOST, FailureKind.ENTITY_DISABLED])
 def test_a_send_that_was_refused_or_never_left_duplicates_nothing(case: Case, kind: FailureKind, refused: bool) -> None:
-    lost = case.books.sending("Orders", case.messages)
-    case.books.failed(lost, SendFailedError("Orders", kind, case.messages, refused=refused), [], 0.0)
+    lost = case.books.begin_send("Orders", case.messages)
+    case.books.send_failed(lost, SendFailedError("Orders", kind, case.messages, refused=refused), [], 0.0)
     case.delivered()
     case.completed([])
     found = case.balance()
@@ -103,9 +103,9 @@ async def test_a_send_without_a_connection_never_left() -> None:
 
 
 def test_a_completion_without_an_answer_may_have_happened(case: Case) -> None:
-    refused = case.books.sending("Orders", case.messages)
+    refused = case.books.begin_send("Orders", case.messages)
     error = SendFailedError("Orders", FailureKind.SERVER_BUSY, case.messages, refused=True)
-    case.books.failed(refused, error, [], 0.0)
+    case.books.send_failed(refused, error, [], 0.0)
     case.completed([message.held for message in case.messages], "timeout")
     found = case.balance()
     assert found.unknown == {A: 1, B: 1}

@@ -303,7 +303,7 @@ def _signal_handlers(syphon: Syphon | SparkSyphon) -> Iterator[None]:
 
 def _print_dry_run(found: DryRunResult, *, json: bool) -> None:
     now = datetime.now(UTC)
-    rows = [*found.by_destination.items(), *([(None, found.nowhere)] if found.nowhere.messages else [])]
+    rows = [*found.by_destination.items(), *([(None, found.unaddressed)] if found.unaddressed.messages else [])]
     if json:
         destinations = [
             {

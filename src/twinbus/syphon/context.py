@@ -1,4 +1,4 @@
-"""What all pumps of one syphon share: the two namespaces, what is known of the destinations, the pace, the books."""
+"""What all pumps of one syphon share: options, both namespaces, state of the destinations, rate limit, ledger."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from twinbus.syphon.syphon_ledger import MeteredBacklog, SyphonLedger
 from twinbus.syphon.transport import Destination, HeldMessage, OutgoingMessage, TimeToLive, Transport
 
 MIB: Final = 1024 * 1024
-MOST_SENDERS: Final = 500
-"""Links to destinations that stay open though nothing is sent by them."""
+MAX_SENDERS: Final = 500
+"""Links to destinations that stay open; beyond them, those that have been idle longest are closed."""
 
 
 class MoveStep(StrEnum):
-    """Where a message is on its way, for whoever watches (tests that kill a syphon between any two)."""
+    """Progress of a message, for a `StepListener` (tests kill a syphon between any two steps)."""
 
     RECEIVED = "received"
     INTENDED = "intended"
@@ -36,12 +36,12 @@ class MoveStep(StrEnum):
 
 StepListener = Callable[[MoveStep, Sequence[HeldMessage]], None]
 EmptiedListener = Callable[[str, int], None]
-"""Told when a backlog queue is empty again, and how many messages were moved since it was last."""
+"""Called when a backlog queue is empty, with its path and how many messages were moved since it was last empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyphonOptions:
-    """`rate` in messages a second, for all pumps together. `drain` ends once every backlog queue is empty."""
+    """`rate` is in messages per second, for all pumps together. `drain` ends the run once every queue is empty."""
 
     rate: float | None = None
     drain: bool = False
@@ -49,10 +49,10 @@ class SyphonOptions:
     poll: float = 900.0
     """Y2: seconds of one long poll."""
     window: int = 4000
-    """Messages one pump holds at most."""
+    """Messages that one pump holds at most."""
     window_bytes: int = 32 * MIB
-    """What all pumps together hold at most."""
-    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    """Bytes that all pumps together hold at most."""
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 < self.rate < math.inf:
@@ -77,71 +77,73 @@ class _Sender:
 
 
 class SyphonContext:
-    """Time and chance come from outside, so that a simulation can drive the very pumps."""
+    """Made on the event loop that runs the pumps. Clocks and randomness are arguments, so that tests can simulate them.
+
+    `now` is the loop's clock in seconds, `wall` the time of day.
+    """
 
     def __init__(
         self,
         transport: Transport,
         options: SyphonOptions,
-        books: SyphonLedger,
-        steps: StepListener | None = None,
+        ledger: SyphonLedger,
+        on_step: StepListener | None = None,
         *,
         wall: Callable[[], datetime] = wall_clock,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.transport = transport
         self.options = options
-        self.books = books
-        self.destinations = Destinations(options.policy)
-        self.pacing = RateLimit(options.rate)
-        self.steps = steps
+        self.ledger = ledger
+        self.destinations = Destinations(options.retry_policy)
+        self.rate_limit = RateLimit(options.rate)
+        self.on_step = on_step
+        self.on_emptied: EmptiedListener = lambda queue, moved: None
+        self.now: Callable[[], float] = asyncio.get_running_loop().time
         self.wall = wall
         self.chance = chance
         self.stopping = False
-        self.pumps = 1
-        self.broken: BaseException | None = None
-        self.emptied: EmptiedListener = lambda queue, moved: None
+        self.pump_count = 1
+        self.pump_error: BaseException | None = None
+        """The first error that ended a pump; the syphon then ends too."""
         self._senders: dict[str, _Sender] = {}
         self._listeners: list[Callable[[], None]] = []
 
-    @staticmethod
-    def now() -> float:
-        return asyncio.get_running_loop().time()
-
     def backlog(self, queue: str) -> MeteredBacklog:
-        """Every one is a connection of its own."""
-        return MeteredBacklog(self.transport.backlog(queue), queue, self.books, self.now)
+        """A new connection to a backlog queue. The caller closes it."""
+        return MeteredBacklog(self.transport.backlog(queue), queue, self.ledger, self.now)
 
     async def send(self, path: str, messages: Sequence[OutgoingMessage]) -> None:
-        """One sender for each destination, however many pumps send to it; of those that are idle, the latest ones."""
+        """Send with the one sender that all pumps share for this destination."""
         key = destination_key(path)
-        found = self._senders.pop(key, None) or _Sender(self.transport.destination(path))
-        self._senders[key] = found  # the latest is the last
-        found.sending += 1
+        # Taken out and put back, so that the senders are in the order of their last use.
+        sender = self._senders.pop(key, None) or _Sender(self.transport.destination(path))
+        self._senders[key] = sender
+        sender.sending += 1
         try:
-            if len(self._senders) > MOST_SENDERS:
-                await self._close_idle()
-            await found.destination.send(messages)
+            if len(self._senders) > MAX_SENDERS:
+                await self._close_idle_senders()
+            await sender.destination.send(messages)
         finally:
-            found.sending -= 1
+            sender.sending -= 1
 
-    async def _close_idle(self) -> None:
+    async def _close_idle_senders(self) -> None:
         idle = [key for key, sender in self._senders.items() if not sender.sending]
-        for sender in [self._senders.pop(key) for key in idle[: len(self._senders) - MOST_SENDERS]]:
+        for sender in [self._senders.pop(key) for key in idle[: len(self._senders) - MAX_SENDERS]]:
             await sender.destination.close()
 
-    def listen(self, call: Callable[[], None]) -> None:
-        """Called when a destination has become ready, or was put aside."""
+    def add_listener(self, call: Callable[[], None]) -> None:
+        """`call` runs whenever a destination becomes ready or is put aside, a probe ends, or a pump breaks."""
         self._listeners.append(call)
 
-    def changed(self) -> None:
+    def notify_listeners(self) -> None:
         for call in self._listeners:
             call()
 
-    def broke(self, error: BaseException) -> None:
-        """A pump ended that never should."""
-        self.broken = self.broken or error
-        self.changed()
+    def pump_broke(self, error: BaseException) -> None:
+        """Report that a pump ended by an unexpected error."""
+        self.pump_error = self.pump_error or error
+        self.notify_listeners()
 
     async def close(self) -> None:
         senders, self._senders = self._senders, {}

@@ -1,6 +1,6 @@
-"""Which backlog queues a syphon empties: all of one primary's, those beyond the pair's count included (Y2, P6).
+"""Finds the backlog queues of one primary, those beyond the pair's count included (Y2, P6). Creates nothing.
 
-By listing where the credential may, otherwise by looking for one index after the other. Creates nothing.
+With the Manage right they are listed; without it they are searched index by index, by connecting.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twinbus.backlog import (
     CREDENTIAL_REFUSED,
@@ -18,81 +18,78 @@ from twinbus.backlog import (
     backlog_queue_path,
     extra_backlog_queues,
 )
-from twinbus.pairing import ALL_ENTITIES, Administration, AioAdministration, management_failure
 from twinbus.syphon.progress import MessageCounts
 from twinbus.syphon.transport import BacklogFailedError, Transport
 
+if TYPE_CHECKING:
+    from twinbus.pairing import Administration, AioAdministration
+
 _log = logging.getLogger(__name__)
 
-# So many missing in a row, beyond those a pair has by default, end the search.
+# A search ends after so many missing indices in a row: as many as a pair has queues by default.
 _GAP: Final = 10
-# The management API answers with so many at a time.
-_PAGE: Final = 100
+# Queues in one answer of the management API.
+_LISTING_PAGE: Final = 100
 _COUNT_SECONDS: Final = 10.0
 
 
 class Discovery(Protocol):
     async def queues(self) -> Sequence[str]:
-        """In the order of their indices. Raises what the secondary raised where it could not be asked."""
+        """The backlog queues in the order of their indices. Raises what the secondary's client raised."""
 
     async def remaining(self) -> int | None:
-        """Messages in all of them, dead-lettered ones not counted; None where nobody can tell."""
+        """Messages in all backlog queues, without dead letters; None if the secondary does not say."""
 
     async def close(self) -> None: ...
 
 
 class RemainingMessages:
-    """What is left, for those who look on: `told` is what the secondary said last.
+    """`last` is the count that the secondary gave last.
 
-    It is asked every few seconds at most, and only if something was moved since: idle, a syphon costs its polls (Y2).
+    The secondary is asked at most every 10 seconds, and only if messages were moved since: an idle syphon costs its
+    polls only (Y2).
     """
 
     def __init__(self, discovery: Discovery) -> None:
-        self.told: int | None = None
+        self.last: int | None = None
         self._discovery = discovery
         self._asked: tuple[float, int] | None = None
 
     async def count(self, total: MessageCounts, now: float) -> int | None:
         moved = total.returned + total.deferred + total.dead_lettered
         if self._asked is None or (now - self._asked[0] > _COUNT_SECONDS and moved != self._asked[1]):
-            self.told = await self._discovery.remaining()
+            self.last = await self._discovery.remaining()
             self._asked = (now, moved)
-        return self.told
-
-
-def _further_pages(asked: Administration | AioAdministration, found: Sequence[object], began: float) -> None:
-    """A listing took a request more for each page that was full."""
-    if pages := len(found) // _PAGE:
-        asked.recording.managed(ALL_ENTITIES, began, pages)
+        return self.last
 
 
 class ListedDiscovery:
-    """With the Manage right."""
+    """Lists with the Manage right."""
 
     def __init__(self, name: str, administration: AioAdministration) -> None:
         self._name = name
         self._administration = administration
 
     async def queues(self) -> Sequence[str]:
-        async def walk(**keywords: object) -> list[str]:
+        async def list_paths(**keywords: object) -> list[str]:
             return [queue.name async for queue in self._administration.client.list_queues(**keywords)]
 
         began = time.monotonic()
-        paths = await self._administration.ask(walk)
-        _further_pages(self._administration, paths, began)
+        paths = await self._administration.ask(list_paths)
+        _record_further_pages(self._administration, paths, began)
         return extra_backlog_queues(self._name, 0, paths)
 
     async def remaining(self) -> int | None:
-        async def walk(**keywords: object) -> list[Any]:
+        async def list_properties(**keywords: object) -> list[Any]:
             return [one async for one in self._administration.client.list_queues_runtime_properties(**keywords)]
 
         began = time.monotonic()
         try:
-            found = await self._administration.ask(walk)
+            found = await self._administration.ask(list_properties)
         except Exception as error:
-            _log.info("nobody tells how many messages remain: %s", management_failure(error))
+            _log.info("how many messages remain is not known: %s", _failure_kind(error))
             return None
-        _further_pages(self._administration, found, began)
+        _record_further_pages(self._administration, found, began)
         return sum(
             (queue.total_message_count or 0) - (queue.dead_letter_message_count or 0)
             for queue in found
@@ -104,19 +101,19 @@ class ListedDiscovery:
 
 
 class ThreadedListedDiscovery:
-    """The same with a sync client, whose requests must not hold up the loop."""
+    """Lists with a sync client, in a thread: its requests would block the event loop."""
 
     def __init__(self, name: str, administration: Administration) -> None:
         self._name = name
         self._administration = administration
 
     async def queues(self) -> Sequence[str]:
-        def listed(**keywords: object) -> list[str]:
+        def list_paths(**keywords: object) -> list[str]:
             return [queue.name for queue in self._administration.client.list_queues(**keywords)]
 
         began = time.monotonic()
-        paths = await asyncio.to_thread(self._administration.ask, listed)
-        _further_pages(self._administration, paths, began)
+        paths = await asyncio.to_thread(self._administration.ask, list_paths)
+        _record_further_pages(self._administration, paths, began)
         return extra_backlog_queues(self._name, 0, paths)
 
     async def remaining(self) -> int | None:
@@ -126,16 +123,33 @@ class ThreadedListedDiscovery:
         await asyncio.to_thread(self._administration.close)
 
 
+def _failure_kind(error: Exception) -> FailureKind:
+    # Imported here because it loads azure-servicebus, which only a process that lists needs.
+    from twinbus.pairing import management_failure  # noqa: PLC0415
+
+    return management_failure(error).kind
+
+
+def _record_further_pages(
+    administration: Administration | AioAdministration, found: Sequence[object], began: float
+) -> None:
+    """A listing takes one more request for each full page."""
+    from twinbus.pairing import ALL_ENTITIES  # noqa: PLC0415 - as above
+
+    if pages := len(found) // _LISTING_PAGE:
+        administration.recording.managed(ALL_ENTITIES, began, pages)
+
+
 class SearchedDiscovery:
-    """Without it: a queue that can be connected to is there. That is an operation nobody is charged for (Y2)."""
+    """Searches without the Manage right: a queue exists if it can be connected to. Connecting is not charged (Y2)."""
 
     def __init__(self, name: str, transport: Transport) -> None:
         self._name = name
         self._transport = transport
         self._known: dict[str, int] = {}
 
-    def know(self, paths: Sequence[str]) -> None:
-        """These are there, and are not looked for again."""
+    def add_known(self, paths: Sequence[str]) -> None:
+        """These exist: `queues` returns them without connecting."""
         found = {path: backlog_queue_index(self._name, path) for path in paths}
         self._known |= {path: index for path, index in found.items() if index is not None}
 
@@ -172,28 +186,26 @@ class SearchedDiscovery:
 
 
 class ListedOrSearchedDiscovery:
-    """Listed once, where that is allowed; from then on only searched beside those: an idle syphon costs its receives
-    and nothing else (Y2).
-    """
+    """Lists once if the credential may, and searches from then on: an idle syphon costs its receives only (Y2)."""
 
     def __init__(self, listed: Discovery, searched: SearchedDiscovery) -> None:
         self._listed = listed
         self._searched = searched
         self._may_list = True
-        self._did_list = False
+        self._has_listed = False
 
     async def queues(self) -> Sequence[str]:
-        if self._may_list and not self._did_list:
+        if self._may_list and not self._has_listed:
             try:
                 found = await self._listed.queues()
             except Exception as error:
-                if management_failure(error).kind not in CREDENTIAL_REFUSED:
+                if _failure_kind(error) not in CREDENTIAL_REFUSED:
                     raise
-                _log.info("the secondary may not be listed: backlog queues are looked for one by one")
+                _log.info("the credential may not list the secondary: backlog queues are searched one by one")
                 self._may_list = False
             else:
-                self._searched.know(found)
-                self._did_list = True
+                self._searched.add_known(found)
+                self._has_listed = True
                 return found
         return await self._searched.queues()
 

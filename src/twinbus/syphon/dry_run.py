@@ -1,4 +1,4 @@
-"""What a syphon would find (Y9, dry run): every backlog queue looked through without a lock, nothing moved."""
+"""A dry run (Y9): counts what a syphon would find. Peeks through every backlog queue; locks and moves nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twinbus.syphon.transport import PEEK_PAGE_SIZE, Transport
 
 @dataclass(slots=True)
 class DestinationBacklog:
-    """Messages for one destination. `deferred` are those among them that a syphon has put aside before."""
+    """Messages for one destination. `deferred` counts those among them that a syphon has put aside."""
 
     messages: int = 0
     bytes: int = 0
@@ -21,30 +21,29 @@ class DestinationBacklog:
 
 @dataclass(slots=True)
 class DryRunResult:
-    """`nowhere` are messages that name no destination: they would be dead-lettered (Y6)."""
+    """`unaddressed` messages name no destination: a syphon would dead-letter them (Y6)."""
 
     queues: tuple[str, ...] = ()
     by_destination: dict[str, DestinationBacklog] = field(default_factory=dict)
-    nowhere: DestinationBacklog = field(default_factory=DestinationBacklog)
+    unaddressed: DestinationBacklog = field(default_factory=DestinationBacklog)
 
     @property
     def messages(self) -> int:
-        return self.nowhere.messages + sum(found.messages for found in self.by_destination.values())
+        return self.unaddressed.messages + sum(found.messages for found in self.by_destination.values())
 
 
 async def count_backlog(transport: Transport, discovery: Discovery) -> DryRunResult:
-    made = DryRunResult(tuple(await discovery.queues()))
-    for queue in made.queues:
+    result = DryRunResult(tuple(await discovery.queues()))
+    for queue in result.queues:
         backlog = transport.backlog(queue)
         start = 0
         try:
             while page := await backlog.peek(start, PEEK_PAGE_SIZE):
                 for one in page:
-                    found = (
-                        made.nowhere
-                        if one.path is None
-                        else made.by_destination.setdefault(one.path, DestinationBacklog())
-                    )
+                    if one.path is None:
+                        found = result.unaddressed
+                    else:
+                        found = result.by_destination.setdefault(one.path, DestinationBacklog())
                     found.messages += 1
                     found.bytes += one.size
                     found.deferred += one.deferred
@@ -52,4 +51,4 @@ async def count_backlog(transport: Transport, discovery: Discovery) -> DryRunRes
                 start = page[-1].sequence_number + 1
         finally:
             await backlog.close()
-    return made
+    return result

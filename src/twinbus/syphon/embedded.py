@@ -105,7 +105,7 @@ class _Running:
                 secondary=self._secondary,
                 options=SyphonOptions(ttl=self._pair.options.ttl),
                 ledger=self._ledger,
-                emptied=self._emptied,
+                on_emptied=self._emptied,
             )
             async with made:
                 self._syphon = made

@@ -1,4 +1,9 @@
-"""Messages that were received together and are held until each is settled, and their locks, renewed meanwhile (Y4)."""
+"""Messages that were received together, and the renewal of their locks until each is settled (Y4).
+
+A lock is renewed at half its time. Most batches are settled long before that, so the end of their locks, which has to
+be decoded from the messages, is not even read: the renewer first looks at a batch when half of the shortest lock that
+it reckons with has passed.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +17,31 @@ from twinbus.syphon.transport import Backlog, BacklogFailedError, HeldMessage
 
 _log = logging.getLogger(__name__)
 
-# Between what a lock may be worth, in seconds, whatever the two clocks say.
+# Bounds of what a lock lasts, in seconds: the broker's clock and ours may differ.
 _SHORTEST_LOCK: Final = 4.0
 _LONGEST_LOCK: Final = 60.0
-_AGAIN_SECONDS: Final = 1.0
-_AT_A_TIME: Final = 500
+_RETRY_SECONDS: Final = 1.0
+_SHORTEST_SLEEP: Final = 0.05
+_RENEWAL_SIZE: Final = 500
 
 
 class HeldBatch:
-    """`lost` are those whose lock is known to be lost, by identity: another receiver has them."""
+    """`lost` holds the identities (`id`) of the messages whose lock is known to be lost.
 
-    __slots__ = ("_settled", "held", "lost", "renew_at", "size")
+    The locks are renewed at `renew_at`, or looked at then if their end was not read yet.
+    """
+
+    __slots__ = ("_received_at", "_received_wall", "_settled", "held", "lost", "renew_at", "size")
 
     def __init__(self, held: Sequence[HeldMessage], now: float, wall: datetime) -> None:
         self.held = held
         self.size = sum(one.size for one in held)
         self.lost: set[int] = set()
+        self.renew_at = now + _SHORTEST_LOCK / 2
         self._settled: set[int] = set()
-        self.renew_at = self._half_way(now, wall)
+        self._received_at = now
+        self._received_wall: datetime | None = wall
+        """None once the end of the locks was read."""
 
     def settled(self, held: Sequence[HeldMessage]) -> None:
         self._settled.update(map(id, held))
@@ -38,54 +50,61 @@ class HeldBatch:
         return [one for one in self.held if id(one) not in self._settled and id(one) not in self.lost]
 
     def renewed(self, now: float, wall: datetime) -> None:
-        self.renew_at = self._half_way(now, wall)
+        self._received_wall = None
+        self.renew_at = now + self._half_of_lock(wall)
 
-    def _half_way(self, now: float, wall: datetime) -> float:
-        """Locks are given in order of delivery: the first is the first to end. What is settled is renewed no more."""
-        held = next(iter(self.unsettled()), None)
-        left = _LONGEST_LOCK if held is None else (held.locked_until - wall).total_seconds()
-        return now + min(max(left, _SHORTEST_LOCK), _LONGEST_LOCK) / 2
+    def is_due(self, now: float) -> bool:
+        """Whether the locks have to be renewed now. Reads the end of the locks if it has to, and sets `renew_at`."""
+        if self._received_wall is not None and now >= self.renew_at:
+            self.renew_at = self._received_at + self._half_of_lock(self._received_wall)
+            self._received_wall = None
+        return now >= self.renew_at
+
+    def _half_of_lock(self, wall: datetime) -> float:
+        # Locks are granted in the order of delivery: of those that are not settled, the first ends first.
+        first = next(iter(self.unsettled()), None)
+        seconds = _LONGEST_LOCK if first is None else (first.locked_until - wall).total_seconds()
+        return min(max(seconds, _SHORTEST_LOCK), _LONGEST_LOCK) / 2
 
 
 class LockRenewer:
-    """Renews the locks of one pump's loads at half their time."""
+    """Renews the locks of one pump's batches."""
 
     def __init__(self, backlog: Backlog, now: Callable[[], float], wall: Callable[[], datetime]) -> None:
         self._backlog = backlog
         self._now = now
         self._wall = wall
-        self._loads: dict[HeldBatch, None] = {}
-        self._came = asyncio.Event()
+        self._batches: dict[HeldBatch, None] = {}
+        self._added = asyncio.Event()
 
-    def add(self, load: HeldBatch) -> None:
-        self._loads[load] = None
-        self._came.set()
+    def add(self, batch: HeldBatch) -> None:
+        self._batches[batch] = None
+        self._added.set()
 
-    def remove(self, load: HeldBatch) -> None:
-        self._loads.pop(load, None)
+    def remove(self, batch: HeldBatch) -> None:
+        self._batches.pop(batch, None)
 
     async def run(self) -> None:
         while True:
-            if not self._loads:
-                self._came.clear()
-                await self._came.wait()
+            if not self._batches:
+                self._added.clear()
+                await self._added.wait()
             now = self._now()
-            due = [load for load in self._loads if load.renew_at <= now]
-            for load in due:
-                await self._renew(load)
+            due = [batch for batch in self._batches if batch.is_due(now)]
+            for batch in due:
+                await self._renew(batch)
             if not due:
-                first = min((load.renew_at for load in self._loads), default=now)
-                await asyncio.sleep(max(first - now, 0.05))
+                first = min((batch.renew_at for batch in self._batches), default=now)
+                await asyncio.sleep(max(first - now, _SHORTEST_SLEEP))
 
-    async def _renew(self, load: HeldBatch) -> None:
-        held = load.unsettled()
+    async def _renew(self, batch: HeldBatch) -> None:
+        held = batch.unsettled()
         try:
-            for first in range(0, len(held), _AT_A_TIME):
-                part = held[first : first + _AT_A_TIME]
-                lost = await self._backlog.renew(part)
-                load.lost.update(map(id, lost))
+            for first in range(0, len(held), _RENEWAL_SIZE):
+                lost = await self._backlog.renew(held[first : first + _RENEWAL_SIZE])
+                batch.lost.update(map(id, lost))
         except BacklogFailedError as error:
-            _log.warning("locks were not renewed, tried again: %s", error)
-            load.renew_at = self._now() + _AGAIN_SECONDS
+            _log.warning("locks were not renewed, next try in %g s: %s", _RETRY_SECONDS, error)
+            batch.renew_at = self._now() + _RETRY_SECONDS
         else:
-            load.renewed(self._now(), self._wall())
+            batch.renewed(self._now(), self._wall())

@@ -1,5 +1,9 @@
-"""A load's way from the backlog to the primary: translated, sent under an intent that is on disk, only then completed
-(Y3); or put aside, kept or dead-lettered, as `plan` says (Y5, Y6, Y10).
+"""Moves a batch of held messages from a backlog queue to the primary.
+
+Each message is translated, then sent, then completed. Two rules make this safe (Y3): the intent of a send is on disk
+before the send, and a message is completed only after the primary accepted it. A crash in between repeats a message and
+never loses one. A message that cannot be sent now is put aside (deferred); one that this transport would change is kept
+(deferred and left alone); one that can never be delivered is dead-lettered (Y5, Y6, Y10). `plan` decides which.
 """
 
 from __future__ import annotations
@@ -34,17 +38,21 @@ from twinbus.syphon.transport import (
 
 _log = logging.getLogger(__name__)
 
-GONE: Final = "DestinationNotFound"
-TOO_LARGE: Final = "MessageTooLarge"
-REFUSED: Final = "MessageRefused"
-_REASONS: Final = {FailureKind.ENTITY_NOT_FOUND: GONE, FailureKind.MESSAGE_TOO_LARGE: TOO_LARGE}
+# Dead-letter reasons of messages that the primary refused.
+DESTINATION_NOT_FOUND: Final = "DestinationNotFound"
+MESSAGE_TOO_LARGE: Final = "MessageTooLarge"
+MESSAGE_REFUSED: Final = "MessageRefused"
+_REASONS: Final = {
+    FailureKind.ENTITY_NOT_FOUND: DESTINATION_NOT_FOUND,
+    FailureKind.MESSAGE_TOO_LARGE: MESSAGE_TOO_LARGE,
+}
 _LONGEST_DESCRIPTION: Final = 1000
-_RETRY_SECONDS: Final = 0.5
-_LEDGER_SECONDS: Final = 1.0
+_SEND_RETRY_SECONDS: Final = 0.5
+_LEDGER_RETRY_SECONDS: Final = 1.0
 
 
-class _Shipment(NamedTuple):
-    """Messages of one load for one destination, and the epoch their outcome is told with."""
+class _SendGroup(NamedTuple):
+    """Messages of one batch for one destination. `epoch` is that of the routing decision; the outcome reports it."""
 
     path: str
     epoch: int
@@ -53,208 +61,229 @@ class _Shipment(NamedTuple):
 
 
 class Mover:
-    """For the loads of one backlog queue."""
+    """Moves the batches of one backlog queue. Calls `on_put_aside` after messages were put aside."""
 
     def __init__(
-        self, queue: str, backlog: Backlog, shelf: DeferredMessages, room: SyphonContext, put_aside: Callable[[], None]
+        self,
+        queue: str,
+        backlog: Backlog,
+        deferred: DeferredMessages,
+        context: SyphonContext,
+        on_put_aside: Callable[[], None],
     ) -> None:
+        self.completed = 0
         self._queue = queue
         self._backlog = backlog
-        self._shelf = shelf
-        self._room = room
-        self._put_aside = put_aside
-        self.completed = 0
+        self._deferred = deferred
+        self._context = context
+        self._on_put_aside = on_put_aside
 
-    async def move(self, load: HeldBatch, recall: Recall | None = None) -> None:
-        """Returns when every message of it is settled, or its lock lost."""
-        room = self._room
-        self._step(MoveStep.RECEIVED, load.held)
-        groups: dict[str, list[OutgoingMessage]] = {}
-        jobs = self._translate(load, groups)
-        shipments: list[_Shipment] = []
-        probes = False
+    async def move(self, batch: HeldBatch, recall: Recall | None = None) -> None:
+        """Return when every message of the batch is settled or its lock lost.
+
+        `recall`: the batch was brought back by it; if it is a probe, one message of its destination is sent first.
+        """
+        context = self._context
+        self._report(MoveStep.RECEIVED, batch.held)
+        by_path: dict[str, list[OutgoingMessage]] = {}
+        tasks = self._translate(batch, by_path)
+        groups: list[_SendGroup] = []
+        is_probing = False
         probe = recall.probe if recall is not None else None
-        for path, messages in groups.items():
+        for path, messages in by_path.items():
             if recall is not None and probe is not None and destination_key(path) == destination_key(recall.path):
-                routed, probe = RoutingDecision(DestinationRoute.PROBE, probe), None
+                decision, probe = RoutingDecision(DestinationRoute.PROBE, probe), None
             else:
-                routed = room.destinations.route(path, room.now())
-            match routed.route:
+                decision = context.destinations.route(path, context.now())
+            match decision.route:
                 case DestinationRoute.SEND:
-                    shipments.append(_Shipment(path, routed.epoch, messages))
+                    groups.append(_SendGroup(path, decision.epoch, messages))
                 case DestinationRoute.PROBE:
-                    probes = True
-                    shipments.append(_Shipment(path, routed.epoch, messages[:1]))
+                    is_probing = True
+                    groups.append(_SendGroup(path, decision.epoch, messages[:1]))
                     if len(messages) > 1:
-                        jobs.append(self._defer(load, path, messages[1:]))
+                        tasks.append(self._put_aside(batch, path, messages[1:]))
                 case DestinationRoute.PUT_ASIDE:
-                    jobs.append(self._defer(load, path, messages))
+                    tasks.append(self._put_aside(batch, path, messages))
                 case DestinationRoute.DEAD_LETTER:
-                    jobs.append(self._dead_letter(load, path, messages, GONE, f"{path} is not on the primary"))
+                    description = f"{path} is not on the primary"
+                    tasks.append(self._dead_letter(batch, path, messages, DESTINATION_NOT_FOUND, description))
                 case _:
-                    assert_never(routed.route)
+                    assert_never(decision.route)
         if recall is not None and probe is not None:
-            room.destinations.void(recall.path, probe)
-        if shipments:
-            jobs.append(self._ship(load, shipments))
+            context.destinations.void(recall.path, probe)
+        if groups:
+            tasks.append(self._send_groups(batch, groups))
         try:
-            await _all(jobs)
+            await _run_all(tasks)
         finally:
-            if probes:
-                room.changed()  # over, whatever came of it: others may wait for their turn
+            if is_probing:
+                context.notify_listeners()  # the probe is over: other pumps may wait for it
 
     def _translate(
-        self, load: HeldBatch, groups: dict[str, list[OutgoingMessage]]
+        self, batch: HeldBatch, by_path: dict[str, list[OutgoingMessage]]
     ) -> list[Coroutine[None, None, None]]:
-        """Those that can be sent go to `groups`, by path; what is to be done with the others is returned."""
-        restore, ttl, wall = self._room.transport.restore, self._room.options.ttl, self._room.wall()
-        jobs: list[Coroutine[None, None, None]] = []
-        for held in load.held:
+        """Put the messages that can be sent into `by_path`. Returns the settlements of the others, not yet started."""
+        restore, ttl, wall = self._context.transport.restore, self._context.options.ttl, self._context.wall()
+        settlements: list[Coroutine[None, None, None]] = []
+        for held in batch.held:
             try:
                 message = restore(held, ttl, wall)
             except NeverDeliverableError as error:
-                jobs.append(self._never(load, held, error))
+                settlements.append(self._dead_letter(batch, error.path, [held], error.reason, error.description))
             except CannotCarryError as error:
-                jobs.append(self._keep(load, held, error))
+                settlements.append(self._keep(batch, held, error))
             else:
-                group = groups.get(message.path)
-                if group is None:
-                    groups[message.path] = [message]
+                messages = by_path.get(message.path)
+                if messages is None:
+                    by_path[message.path] = [message]
                 else:
-                    group.append(message)
-        return jobs
+                    messages.append(message)
+        return settlements
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    async def _ship(self, load: HeldBatch, shipments: Sequence[_Shipment], *, retried: bool = False) -> None:
-        """One flush makes the intents of them all durable; each is then sent by itself."""
-        unsent = {shipment.path: shipment.epoch for shipment in shipments}
+    async def _send_groups(self, batch: HeldBatch, groups: Sequence[_SendGroup], *, retried: bool = False) -> None:
+        """Write the intents of all groups with one flush, then send the groups side by side."""
+        unsent = {group.path: group.epoch for group in groups}
         try:
-            ready = await self._intended(load, shipments)
-            for shipment in ready:
-                del unsent[shipment.path]
-            await _all([self._send(load, shipment, retried) for shipment in ready])
+            intended = await self._write_intents(batch, groups)
+            for group in intended:
+                del unsent[group.path]
+            await _run_all([self._send(batch, group, retried) for group in intended])
         finally:
             for path, epoch in unsent.items():
-                self._room.destinations.void(path, epoch)
+                self._context.destinations.void(path, epoch)
 
-    async def _intended(self, load: HeldBatch, shipments: Sequence[_Shipment]) -> list[_Shipment]:
-        """With their operations, without messages whose lock was lost meanwhile. None of them: given back, to stop."""
-        books = self._room.books
+    async def _write_intents(self, batch: HeldBatch, groups: Sequence[_SendGroup]) -> list[_SendGroup]:
+        """Return the groups with their running operations, without messages whose lock was lost.
+
+        Waits while the ledger cannot be written. If the syphon stops meanwhile, abandons the messages and returns none.
+        """
+        ledger = self._context.ledger
         while True:
-            ready: list[_Shipment] = []
+            intended: list[_SendGroup] = []
             try:
-                for path, epoch, given, _ in shipments:
-                    if messages := self._locked(load, given):
-                        ready.append(_Shipment(path, epoch, messages, books.sending(path, messages)))
-                await books.durable()
+                for path, epoch, given, _ in groups:
+                    if messages := self._still_locked(batch, given):
+                        intended.append(_SendGroup(path, epoch, messages, ledger.begin_send(path, messages)))
+                await ledger.flush()
             except LedgerUnavailableError as error:
-                for shipment in ready:
-                    books.not_tried(shipment.operation)
-                if self._room.stopping:
-                    await self._give_back(load, [one for shipment in shipments for one in shipment.messages])
+                for group in intended:
+                    ledger.send_not_tried(group.operation)
+                if self._context.stopping:
+                    await self._abandon(batch, [one for group in groups for one in group.messages])
                     return []
                 _log.error("nothing is sent while the ledger cannot be written: %s", error)
-                await asyncio.sleep(_LEDGER_SECONDS)
+                await asyncio.sleep(_LEDGER_RETRY_SECONDS)
             else:
-                for shipment in ready:
-                    self._step(MoveStep.INTENDED, shipment.messages)
-                return ready
+                for group in intended:
+                    self._report(MoveStep.INTENDED, group.messages)
+                return intended
 
-    async def _send(self, load: HeldBatch, shipment: _Shipment, retried: bool) -> None:
-        room, path, messages = self._room, shipment.path, shipment.messages
-        self._step(MoveStep.SENDING, messages)
+    async def _send(self, batch: HeldBatch, group: _SendGroup, retried: bool) -> None:
+        context, path, messages = self._context, group.path, group.messages
+        self._report(MoveStep.SENDING, messages)
         try:
-            await room.send(path, messages)
+            await context.send(path, messages)
         except SendFailedError as error:
-            await self._failed(load, shipment, error, retried)
+            await self._send_failed(batch, group, error, retried)
         except BaseException:
-            room.destinations.void(path, shipment.epoch)
+            context.destinations.void(path, group.epoch)
             raise
         else:
-            now = room.now()
-            self._step(MoveStep.CONFIRMED, messages)
-            room.books.sent(shipment.operation, path, messages, now)
-            if room.destinations.succeeded(path, shipment.epoch, now):
+            now = context.now()
+            self._report(MoveStep.CONFIRMED, messages)
+            context.ledger.send_succeeded(group.operation, path, messages, now)
+            if context.destinations.succeeded(path, group.epoch, now):
                 _log.info("%s takes messages again", path)
-                room.changed()
-            await self._complete(load, path, messages)
+                context.notify_listeners()
+            await self._complete(batch, path, messages)
 
-    async def _failed(self, load: HeldBatch, shipment: _Shipment, error: SendFailedError, retried: bool) -> None:
-        room, path, epoch = self._room, shipment.path, shipment.epoch
+    async def _send_failed(self, batch: HeldBatch, group: _SendGroup, error: SendFailedError, retried: bool) -> None:
+        context, path, epoch = self._context, group.path, group.epoch
         failed = error.failed
-        unsafe = set(map(id, failed))
-        arrived = [message for message in shipment.messages if id(message) not in unsafe]
-        now = room.now()
-        room.books.failed(shipment.operation, error, arrived, now)
+        failed_ids = set(map(id, failed))
+        arrived = [message for message in group.messages if id(message) not in failed_ids]
+        now = context.now()
+        context.ledger.send_failed(group.operation, error, arrived, now)
         if arrived:
-            await self._complete(load, path, arrived)
-        verdict = room.destinations.failed(
-            path, epoch, error.kind, now, room.chance(), retried=retried, messages=len(failed)
+            await self._complete(batch, path, arrived)
+        action = context.destinations.failed(
+            path, epoch, error.kind, now, context.chance(), retried=retried, messages=len(failed)
         )
-        match verdict:
+        match action:
             case FailedSendAction.RETRY:
-                await asyncio.sleep(_RETRY_SECONDS)
-                await self._ship(load, [_Shipment(path, epoch, failed)], retried=True)
+                await asyncio.sleep(_SEND_RETRY_SECONDS)
+                await self._send_groups(batch, [_SendGroup(path, epoch, failed)], retried=True)
             case FailedSendAction.SPLIT:
                 middle = len(failed) // 2
                 for half in (failed[:middle], failed[middle:]):
-                    await self._ship(load, [_Shipment(path, epoch, half)], retried=retried)
+                    await self._send_groups(batch, [_SendGroup(path, epoch, half)], retried=retried)
             case FailedSendAction.PUT_ASIDE:
-                again = room.destinations.failures(path) > 1
-                level = (
-                    logging.DEBUG if again else logging.ERROR if error.kind in CREDENTIAL_REFUSED else logging.WARNING
-                )
-                _log.log(level, "%s is not ready, %d messages are put aside: %s", path, len(failed), error)
-                room.changed()
-                await self._defer(load, path, failed)
+                self._log_put_aside(error)
+                context.notify_listeners()
+                await self._put_aside(batch, path, failed)
             case FailedSendAction.DEAD_LETTER:
-                reason = _REASONS.get(error.kind, REFUSED)
-                await self._dead_letter(load, path, failed, reason, f"{path}: {error.detail or error.kind}")
-            case FailedSendAction.GIVE_BACK:
-                await self._give_back(load, failed)
+                reason = _REASONS.get(error.kind, MESSAGE_REFUSED)
+                await self._dead_letter(batch, path, failed, reason, f"{path}: {error.detail or error.kind}")
+            case FailedSendAction.ABANDON:
+                await self._abandon(batch, failed)
             case _:
-                assert_never(verdict)
+                assert_never(action)
+
+    def _log_put_aside(self, error: SendFailedError) -> None:
+        """Log the first failure of a destination; the next ones only for debugging."""
+        level = logging.ERROR if error.kind in CREDENTIAL_REFUSED else logging.WARNING
+        if self._context.destinations.failures(error.path) > 1:
+            level = logging.DEBUG
+        _log.log(level, "%s is not ready, %d messages are put aside: %s", error.path, len(error.failed), error)
 
     # --- settling ----------------------------------------------------------------------------------------------------
 
-    async def _complete(self, load: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> None:
+    async def _complete(self, batch: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> None:
         held = [message.held for message in messages]
-        began, why = self._room.now(), LOCK_LOST
+        began, why = self._context.now(), LOCK_LOST
         try:
             lost = await self._backlog.complete(held)
         except BacklogFailedError as error:
             _log.warning("%d messages were delivered but perhaps not completed: %s", len(held), error)
             lost, why = held, str(error.kind)
+        now = self._context.now()
         if lost:
-            self._shelf.uncertain(self._room.now())
-        load.settled(held)
-        self._room.books.completed(self._queue, path, messages, lost, why, self._room.now() - began)
-        self._step(MoveStep.COMPLETED, held)
+            self._deferred.schedule_rescan(now)
+        batch.settled(held)
+        self._context.ledger.completed(self._queue, path, messages, lost, why, now - began)
+        self._report(MoveStep.COMPLETED, held)
         self.completed += len(held) - len(lost)
 
-    async def _defer(self, load: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> None:
-        numbers = await self._deferred(load, [message.held for message in messages])
-        self._shelf.deferred(path, numbers)
-        self._room.books.counts.deferred(path, len(numbers))
-        self._put_aside()
+    async def _put_aside(self, batch: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> None:
+        numbers = await self._defer(batch, [message.held for message in messages])
+        self._deferred.add(path, numbers)
+        self._context.ledger.counts.deferred(path, len(numbers))
+        self._on_put_aside()
 
-    async def _deferred(self, load: HeldBatch, held: Sequence[HeldMessage]) -> list[int]:
-        """The numbers of those that are."""
+    async def _keep(self, batch: HeldBatch, held: HeldMessage, error: CannotCarryError) -> None:
+        numbers = await self._defer(batch, [held])
+        self._deferred.keep(numbers)
+        if numbers:
+            _log.warning("message %s stays in %s: %s", held.message_id, self._queue, error)
+            self._context.ledger.moved(Move.KEPT, self._queue, error.path, [held], error.description)
+
+    async def _defer(self, batch: HeldBatch, held: Sequence[HeldMessage]) -> list[int]:
+        """Return the sequence numbers of the messages that are deferred now."""
         try:
             lost = set(map(id, await self._backlog.defer(held)))
         except BacklogFailedError as error:
-            # Deferred or not: by its lock's end, or by peeking, it is found again.
+            # If not deferred, it comes again when its lock ends; if deferred, the next scan finds it.
             _log.warning("%d messages were perhaps not deferred: %s", len(held), error)
             lost = set(map(id, held))
-        if lost:
-            self._shelf.uncertain(self._room.now())
-        self._settled(load, held, MoveStep.PUT_ASIDE)
+        self._settled(batch, held, MoveStep.PUT_ASIDE, is_certain=not lost)
         return [one.sequence_number for one in held if id(one) not in lost]
 
     async def _dead_letter(
         self,
-        load: HeldBatch,
+        batch: HeldBatch,
         path: str | None,
         messages: Sequence[OutgoingMessage | HeldMessage],
         reason: str,
@@ -266,53 +295,42 @@ class Mover:
         except BacklogFailedError as error:
             _log.warning("%d messages were perhaps not dead-lettered: %s", len(held), error)
             lost = set(map(id, held))
-        if lost:
-            self._shelf.uncertain(self._room.now())
-        self._settled(load, held, MoveStep.DEAD_LETTERED)
+        self._settled(batch, held, MoveStep.DEAD_LETTERED, is_certain=not lost)
         if done := [one for one in held if id(one) not in lost]:
             _log.warning("%d messages were dead-lettered: %s: %s", len(done), reason, description)
-            self._room.books.moved(Move.DEAD_LETTERED, self._queue, path, done, reason)
+            self._context.ledger.moved(Move.DEAD_LETTERED, self._queue, path, done, reason)
 
-    async def _never(self, load: HeldBatch, held: HeldMessage, error: NeverDeliverableError) -> None:
-        await self._dead_letter(load, error.path, [held], error.reason, error.description)
-
-    async def _keep(self, load: HeldBatch, held: HeldMessage, error: CannotCarryError) -> None:
-        numbers = await self._deferred(load, [held])
-        self._shelf.keep(numbers)
-        if numbers:
-            _log.warning("message %s stays in %s: %s", held.message_id, self._queue, error)
-            self._room.books.moved(Move.KEPT, self._queue, error.path, [held], error.description)
-
-    async def _give_back(self, load: HeldBatch, messages: Sequence[OutgoingMessage]) -> None:
+    async def _abandon(self, batch: HeldBatch, messages: Sequence[OutgoingMessage]) -> None:
         held = [message.held for message in messages]
-        # Those that were deferred are so again, and remembered nowhere.
-        self._shelf.uncertain(self._room.now())
+        # A message that was deferred is deferred again, and nobody knows its number.
+        self._deferred.schedule_rescan(self._context.now())
         try:
             await self._backlog.abandon(held)
         except BacklogFailedError as error:
             _log.info("%d messages come back when their locks end: %s", len(held), error)
-        self._settled(load, held, None)
+        batch.settled(held)
 
-    def _settled(self, load: HeldBatch, held: Sequence[HeldMessage], step: MoveStep | None) -> None:
-        load.settled(held)
-        if step is not None:
-            self._step(step, held)
+    def _settled(self, batch: HeldBatch, held: Sequence[HeldMessage], step: MoveStep, *, is_certain: bool) -> None:
+        if not is_certain:
+            self._deferred.schedule_rescan(self._context.now())
+        batch.settled(held)
+        self._report(step, held)
 
-    def _locked(self, load: HeldBatch, messages: Sequence[OutgoingMessage]) -> Sequence[OutgoingMessage]:
-        if not load.lost:
+    def _still_locked(self, batch: HeldBatch, messages: Sequence[OutgoingMessage]) -> Sequence[OutgoingMessage]:
+        if not batch.lost:
             return messages
-        locked = [one for one in messages if id(one.held) not in load.lost]
+        locked = [one for one in messages if id(one.held) not in batch.lost]
         if len(locked) < len(messages):
-            self._shelf.uncertain(self._room.now())
+            self._deferred.schedule_rescan(self._context.now())
         return locked
 
-    def _step(self, step: MoveStep, messages: Sequence[OutgoingMessage] | Sequence[HeldMessage]) -> None:
-        if self._room.steps is not None:
-            self._room.steps(step, [one.held if isinstance(one, OutgoingMessage) else one for one in messages])
+    def _report(self, step: MoveStep, messages: Sequence[OutgoingMessage] | Sequence[HeldMessage]) -> None:
+        if self._context.on_step is not None:
+            self._context.on_step(step, [one.held if isinstance(one, OutgoingMessage) else one for one in messages])
 
 
-async def _all(jobs: Sequence[Coroutine[None, None, None]]) -> None:
-    """One that fails leaves none of the others behind: the first error is raised when all are over."""
-    for found in await asyncio.gather(*jobs, return_exceptions=True):
-        if found is not None:
-            raise found
+async def _run_all(tasks: Sequence[Coroutine[None, None, None]]) -> None:
+    """Run them side by side, each to its end. Raises the first error only then."""
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if result is not None:
+            raise result

@@ -1,6 +1,6 @@
-"""The transport on `twinbus.connect`: messages stay bytes, settlements go in runs, whatever broke is made again.
+"""The transport on `twinbus.connect`: messages stay encoded bytes, settlements go in ranges, broken links reconnect.
 
-Keeps the protocols of `transport`; what to do with a message, or after a failure, is not decided here.
+Implements the protocols of `transport`. It does not decide what happens to a message, or after a failure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from twinbus.syphon.fast_translation import fast_translate
 from twinbus.syphon.translation import destination_of, translate
 from twinbus.syphon.transport import (
     BacklogFailedError,
-    Credit,
     HeldMessage,
     OutgoingMessage,
     PeekedMessage,
@@ -45,25 +44,27 @@ from twinbus.syphon.transport import (
 T = TypeVar("T")
 
 TRY_SECONDS: Final = 10.0
-"""What one answer may take; a long poll beside."""
-# A settlement whose link broke is asked for again, by lock token.
+"""Time limit for one answer of the service; a long poll adds its wait."""
+# A settlement whose link broke is tried again, by lock token.
 _SETTLE_TRIES: Final = 3
 _SETTLE_PAUSE: Final = 0.2
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class NativeHeld:
-    __slots__ = ("message", "number", "size", "unanswered")
+    """A `HeldMessage` of `connect`."""
+
+    __slots__ = ("_sequence_number", "message", "size", "unanswered")
 
     def __init__(self, message: ReceivedMessage) -> None:
         self.message = message
         self.size = len(message.raw)
-        self.number: int | None = None  # once it was read beside something else
         self.unanswered = False
+        self._sequence_number: int | None = None
 
     @property
     def sequence_number(self) -> int:
-        return (self.message.sequence_number or 0) if self.number is None else self.number
+        return (self.message.sequence_number or 0) if self._sequence_number is None else self._sequence_number
 
     @property
     def message_id(self) -> MessageId | None:
@@ -77,9 +78,13 @@ class NativeHeld:
     def enqueued_time(self) -> datetime:
         return self.message.enqueued_time or _EPOCH
 
+    def remember_sequence_number(self, number: int) -> None:
+        """The fast translation has read it already: the annotations need not be decoded for it."""
+        self._sequence_number = number
+
 
 class NativeTransport:
-    """`NativeTransport(primary, secondary)`: connection strings, clients of azure-servicebus, or `NamespaceAccess`s."""
+    """`NativeTransport(primary, secondary)`: connection strings, clients of azure-servicebus, or `NamespaceAccess`."""
 
     def __init__(
         self,
@@ -99,36 +104,37 @@ class NativeTransport:
 
     def restore(self, held: HeldMessage, ttl: TimeToLive, now: datetime) -> OutgoingMessage:
         assert isinstance(held, NativeHeld)
-        usual = fast_translate(held.message.raw)
-        if usual is not None:
-            held.number = usual.sequence_number
-            return OutgoingMessage(usual.path, usual.message_id, len(usual.raw), usual.raw, held)
-        found = translate(held.message.raw, (now - _EPOCH) // timedelta(milliseconds=1), ttl)
-        return OutgoingMessage(found.path, held.message.message_id, len(found.raw), found.raw, held)
+        fast = fast_translate(held.message.raw)
+        if fast is not None:
+            held.remember_sequence_number(fast.sequence_number)
+            return OutgoingMessage(fast.path, fast.message_id, len(fast.raw), fast.raw, held)
+        path, raw = translate(held.message.raw, (now - _EPOCH) // timedelta(milliseconds=1), ttl)
+        return OutgoingMessage(path, held.message.message_id, len(raw), raw, held)
 
     async def close(self) -> None:
         await asyncio.gather(self._primary.close(), self._secondary.close())
 
 
 class NativeDestination:
-    def __init__(self, bus: ServiceBusConnection, path: str) -> None:
-        self._bus = bus
+    """One sender link. `send` opens it, and opens it again after a failure."""
+
+    def __init__(self, connection: ServiceBusConnection, path: str) -> None:
+        self._connection = connection
         self._path = path
         self._sender: Sender | None = None
         self._opening = asyncio.Lock()
 
     async def send(self, messages: Sequence[OutgoingMessage]) -> None:
         raws = [message.content for message in messages]
-        begun = False
+        opened = False
         try:
             sender = await self._open()
-            begun = True
+            opened = True
             await sender.send(raws)
         except Exception as error:  # a credential may raise anything
-            refused = not begun or was_refused(error)
-            raise SendFailedError(
-                self._path, failure_kind(error), _unsafe(error, messages, raws), str(error), refused=refused
-            ) from error
+            refused = not opened or was_refused(error)
+            failed = _failed_messages(error, messages, raws)
+            raise SendFailedError(self._path, failure_kind(error), failed, str(error), refused=refused) from error
 
     async def close(self) -> None:
         sender, self._sender = self._sender, None
@@ -139,52 +145,51 @@ class NativeDestination:
         async with self._opening:
             sender = self._sender
             if sender is None:
-                sender = self._sender = await self._bus.sender(self._path)
-        # It may be closed meanwhile.
+                sender = self._sender = await self._connection.sender(self._path)
+        # `close` may have cleared `self._sender` meanwhile.
         await sender.open()
         return sender
 
 
-def _unsafe(error: Exception, messages: Sequence[OutgoingMessage], raws: Sequence[bytes]) -> Sequence[OutgoingMessage]:
-    unsafe = {id(raw) for raw in getattr(error, "failed", ())}
-    return [one for one, raw in zip(messages, raws, strict=True) if id(raw) in unsafe] if unsafe else messages
+def _failed_messages(
+    error: Exception, messages: Sequence[OutgoingMessage], raws: Sequence[bytes]
+) -> Sequence[OutgoingMessage]:
+    """The messages that the error names as not confirmed; all of them if it names none."""
+    failed = {id(raw) for raw in getattr(error, "failed", ())}
+    return [one for one, raw in zip(messages, raws, strict=True) if id(raw) in failed] if failed else messages
 
 
 class NativeBacklog:
-    """Settlements go through the link a message came by, and by its lock token once that is gone."""
+    """One receiver link. A message is settled on the link it came by, or by its lock token once that link is gone."""
 
-    def __init__(self, bus: ServiceBusConnection, queue: str) -> None:
-        self._bus = bus
+    def __init__(self, connection: ServiceBusConnection, queue: str) -> None:
+        self._connection = connection
         self._queue = queue
         self._receiver: Receiver | None = None
         self._opening = asyncio.Lock()
-        self._fed = False
 
     @property
-    def credit(self) -> Credit:
-        if self._receiver is None or not self._receiver.has_credit:
-            return Credit.NONE
-        return Credit.FED if self._fed else Credit.HUNGRY
+    def has_credit(self) -> bool:
+        return self._receiver is not None and self._receiver.has_credit
 
     async def open(self) -> None:
-        await self._asked((await self._asked(self._open())).open())
+        receiver = await self._get_receiver()
+        await self._attempt(receiver.open())
 
     async def receive(self, count: int, wait: float) -> Sequence[NativeHeld]:
-        receiver = await self._asked(self._open())
-        self._fed = self.credit is Credit.FED
-        # Nothing is awaited between taking messages and handing them out: a caller that gives up loses none.
-        found = await self._asked(receiver.receive(count, wait, keep_credit=True))
-        self._fed = self._fed or bool(found)
+        receiver = await self._get_receiver()
+        # Nothing is awaited after this: a caller that cancels loses no message.
+        found = await self._attempt(receiver.receive(count, wait, keep_credit=True))
         return [NativeHeld(message) for message in found]
 
     async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[NativeHeld]:
-        receiver = await self._asked(self._open())
-        found = await self._asked(receiver.receive_deferred(numbers, leave_out_missing=True))
+        receiver = await self._get_receiver()
+        found = await self._attempt(receiver.receive_deferred(numbers, leave_out_missing=True))
         return [NativeHeld(message) for message in found]
 
     async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
-        receiver = await self._asked(self._open())
-        return [peeked(message) for message in await self._asked(receiver.peek(start, count))]
+        receiver = await self._get_receiver()
+        return [peeked_message(message) for message in await self._attempt(receiver.peek(start, count))]
 
     async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._settle(held, COMPLETE)
@@ -199,12 +204,12 @@ class NativeBacklog:
         return await self._settle(held, dead_letter_outcome(reason, description, None))
 
     async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        receiver = await self._asked(self._open())
-        by_message = {id(message): one for one in held for message in (_message(one),)}
-        lost = await self._asked(receiver.renew_those_held([_message(one) for one in held]))
-        return [by_message[id(message)] for message in lost]
+        receiver = await self._get_receiver()
+        held_by_message = {id(_received(one)): one for one in held}
+        lost = await self._attempt(receiver.renew_those_held([_received(one) for one in held]))
+        return [held_by_message[id(message)] for message in lost]
 
-    async def rest(self) -> Sequence[NativeHeld]:
+    async def stop_receiving(self) -> Sequence[NativeHeld]:
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return ()
@@ -215,43 +220,48 @@ class NativeBacklog:
         return [NativeHeld(message) for message in found]
 
     async def close(self) -> None:
-        await self.rest()
+        await self.stop_receiving()
 
-    async def _open(self) -> Receiver:
+    async def _get_receiver(self) -> Receiver:
+        if self._receiver is not None:
+            return self._receiver
+        return await self._attempt(self._made_receiver())
+
+    async def _made_receiver(self) -> Receiver:
         async with self._opening:
             if self._receiver is None:
-                self._receiver = await self._bus.receiver(self._queue, prefetch=0)
+                self._receiver = await self._connection.receiver(self._queue, prefetch=0)
             return self._receiver
 
     async def _settle(self, held: Sequence[HeldMessage], outcome: SettlementOutcome) -> Sequence[HeldMessage]:
-        by_message = {id(one.message): one for one in held if isinstance(one, NativeHeld)}
-        left = [_message(one) for one in held]
+        held_by_message = {id(one.message): one for one in held if isinstance(one, NativeHeld)}
+        left = [_received(one) for one in held]
         lost: list[HeldMessage] = []
         failures: Sequence[tuple[ReceivedMessage, Exception]]
         error: Exception | None = None
         refused = True
-        for number in range(_SETTLE_TRIES):
-            if number:
-                await asyncio.sleep(_SETTLE_PAUSE * number)
+        for attempt in range(_SETTLE_TRIES):
+            if attempt:
+                await asyncio.sleep(_SETTLE_PAUSE * attempt)
             try:
-                receiver = await self._open()
+                receiver = self._receiver or await self._made_receiver()
                 failures = await receiver.settle(left, outcome)
             except OperationTimeoutError as late:
                 failures = [(message, late) for message in left if not message.is_settled]
             except Exception as broken:  # a credential may raise anything
                 failures = [(message, broken) for message in left]
-            lost += [by_message[id(message)] for message, why in failures if isinstance(why, MessageLockLostError)]
+            lost += [held_by_message[id(message)] for message, why in failures if isinstance(why, MessageLockLostError)]
             rest = [(message, why) for message, why in failures if not isinstance(why, MessageLockLostError)]
             if not rest:
                 return lost
             left, error = [message for message, _ in rest], rest[0][1]
             refused = refused and all(was_refused(why) for _, why in rest)
             for message in left:
-                by_message[id(message)].unanswered = True
+                held_by_message[id(message)].unanswered = True
         assert error is not None
         raise self._failure(error, refused) from error
 
-    async def _asked(self, call: Awaitable[T]) -> T:
+    async def _attempt(self, call: Awaitable[T]) -> T:
         try:
             return await call
         except Exception as error:  # a credential may raise anything
@@ -261,12 +271,12 @@ class NativeBacklog:
         return BacklogFailedError(self._queue, failure_kind(error), str(error), refused=refused)
 
 
-def _message(held: HeldMessage) -> ReceivedMessage:
+def _received(held: HeldMessage) -> ReceivedMessage:
     assert isinstance(held, NativeHeld)
     return held.message
 
 
-def peeked(message: ReceivedMessage) -> PeekedMessage:
+def peeked_message(message: ReceivedMessage) -> PeekedMessage:
     return PeekedMessage(
         message.sequence_number or 0,
         message.state is MessageState.DEFERRED,

@@ -1,6 +1,6 @@
-"""What a syphon has done and how long it may still take (Y9): counts, a rate over the last while, an estimate.
+"""Progress of a syphon (Y9): counts by destination, the current rate, an estimate of the time left.
 
-It is told; it asks nobody. Instants are those of a steady clock, in seconds.
+Pure: the pumps report to it. Instants are seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Final
 from twinbus.syphon.plan import DestinationStatus, Readiness
 
 _RATE_SECONDS: Final = 10.0
-MOST_DESTINATIONS: Final = 10_000
-"""So many are counted by themselves; those that come after them, together."""
-OTHERS: Final = "(others)"
+MAX_COUNTED_DESTINATIONS: Final = 10_000
+"""Destinations that are counted separately; all further ones are counted together."""
+OTHER_DESTINATIONS: Final = "(others)"
 
 
 @dataclass(slots=True)
 class MessageCounts:
-    """Messages of one destination, or of all. `deferred` counts how often; the others, messages."""
+    """Of one destination or of all. `deferred` counts deferrals; a message may be deferred more than once."""
 
     returned: int = 0
     deferred: int = 0
@@ -31,7 +31,7 @@ class MessageCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """One moment. `remaining` and `seconds_left` are None where nobody can tell; `rate` is in messages a second."""
+    """A snapshot. `rate` is in messages per second; `remaining` and `seconds_left` are None if unknown."""
 
     seconds: float
     total: MessageCounts
@@ -52,24 +52,25 @@ class Progress:
 
 @dataclass(slots=True)
 class ProgressCounter:
-    """What the pumps tell."""
+    """Counts what the pumps report."""
 
     began: float
     total: MessageCounts = field(default_factory=MessageCounts)
     by_destination: dict[str, MessageCounts] = field(default_factory=dict)
     operations: Counter[str] = field(default_factory=Counter)
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
+    """When so many messages were returned, for the rate."""
 
     def returned(self, path: str, messages: int, size: int, now: float) -> None:
-        for tally in (self.total, self._of(path)):
-            tally.returned += messages
-            tally.bytes += size
+        for counts in (self.total, self._of(path)):
+            counts.returned += messages
+            counts.bytes += size
         if self._recent and now - self._recent[-1][0] < _RATE_SECONDS / 20:
             at, before = self._recent[-1]
             self._recent[-1] = (at, before + messages)
         else:
             self._recent.append((now, messages))
-        self._forget(now)
+        self._forget_old(now)
 
     def deferred(self, path: str, messages: int) -> None:
         self.total.deferred += messages
@@ -88,18 +89,19 @@ class ProgressCounter:
         self._of(path).possible_duplicates += messages
 
     def rate(self, now: float) -> float:
-        self._forget(now)
+        """Messages per second over the last 10 seconds."""
+        self._forget_old(now)
         span = min(max(now - self.began, 0.001), _RATE_SECONDS)
         return sum(messages for _, messages in self._recent) / span
 
-    def _forget(self, now: float) -> None:
+    def _forget_old(self, now: float) -> None:
         while self._recent and self._recent[0][0] < now - _RATE_SECONDS:
             self._recent.popleft()
 
     def _of(self, path: str) -> MessageCounts:
         found = self.by_destination.get(path)
         if found is None:
-            if len(self.by_destination) >= MOST_DESTINATIONS:
-                return self.by_destination.setdefault(OTHERS, MessageCounts())
+            if len(self.by_destination) >= MAX_COUNTED_DESTINATIONS:
+                return self.by_destination.setdefault(OTHER_DESTINATIONS, MessageCounts())
             found = self.by_destination[path] = MessageCounts()
         return found

@@ -1,15 +1,15 @@
-"""How fast a syphon moves messages, and whether at all (Y9): a rate shared by all pumps, as instants. Pure."""
+"""The rate limit of a syphon (Y9), shared by all its pumps. Pure: instants are arguments, in seconds."""
 
 from __future__ import annotations
 
-BURST_SECONDS = 0.5
+from typing import Final
+
+BURST_SECONDS: Final = 0.5
+"""Unused capacity of the last half second may be caught up."""
 
 
 class RateLimit:
-    """`rate` in messages a second; None is as fast as can be. Waited for before messages are taken, never under a lock.
-
-    What was not used in the last moment may be caught up.
-    """
+    """`rate` in messages per second; None is unlimited. Pumps wait before they receive, never while they hold locks."""
 
     def __init__(self, rate: float | None = None) -> None:
         self._rate = rate
@@ -23,15 +23,15 @@ class RateLimit:
         self._rate = rate
         self._spent_until = min(self._spent_until, now)
 
-    def most(self, wanted: int, pumps: int = 1) -> int:
-        """How many one of so many pumps may take at a time."""
+    def batch_size(self, wanted: int, pumps: int = 1) -> int:
+        """How many messages one of `pumps` pumps may receive at a time, up to `wanted`."""
         return wanted if self._rate is None else max(1, min(wanted, int(self._rate * BURST_SECONDS / pumps)))
 
     def delay(self, now: float) -> float:
-        """Seconds until the next may be taken."""
+        """Seconds until the next message may be received."""
         return 0.0 if self._rate is None else max(0.0, self._spent_until - now)
 
     def spend(self, messages: int, now: float) -> None:
-        """So many were taken."""
+        """Record that so many messages were received."""
         if self._rate is not None:
             self._spent_until = max(self._spent_until, now - BURST_SECONDS) + messages / self._rate

@@ -1,6 +1,7 @@
 """The transport over azure-servicebus, for services and networks that need the official client.
 
-Its messages pass as encoded bytes (`twinbus.sdk`). What it cannot carry so, and would change, is not carried (Y10).
+Messages pass as encoded bytes (`twinbus.sdk`). A message that the SDK would change is refused: it stays in the backlog
+(Y10).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from twinbus.sdk import (
     check_version,
     disable_retries,
     encoded_batch,
+    is_open,
     keep_alive_of,
     link_limits,
     lossless_message,
@@ -33,12 +35,11 @@ from twinbus.sdk import (
     send_message,
     speed_up_opening,
 )
-from twinbus.syphon.native_transport import TRY_SECONDS, NativeHeld, peeked
+from twinbus.syphon.native_transport import TRY_SECONDS, NativeHeld, peeked_message
 from twinbus.syphon.translation import translate
 from twinbus.syphon.transport import (
     BacklogFailedError,
     CannotCarryError,
-    Credit,
     HeldMessage,
     OutgoingMessage,
     PeekedMessage,
@@ -46,15 +47,15 @@ from twinbus.syphon.transport import (
     TimeToLive,
 )
 
-# Below this a message goes as part of a batch, byte for byte, whatever the tier.
-_SURELY_IN_A_BATCH: Final = 192 * 1024
-# Settlements of one call that are under way at a time.
-_AT_ONCE: Final = 100
+# A message up to this size fits into a batch of any tier, where it goes byte for byte.
+_FITS_ANY_BATCH: Final = 192 * 1024
+# Settlements of one call that are in flight at a time.
+_CONCURRENT_SETTLEMENTS: Final = 100
 _CLOSE_SECONDS: Final = 5.0
 
 
 class SdkTransport:
-    """On clients of azure.servicebus.aio, which stay the caller's to close."""
+    """Uses clients of azure.servicebus.aio, which the caller closes."""
 
     def __init__(
         self, primary: ServiceBusClient, secondary: ServiceBusClient, *, try_timeout: float = TRY_SECONDS
@@ -63,7 +64,7 @@ class SdkTransport:
         self._primary = primary
         self._secondary = secondary
         self._timeout = try_timeout
-        # Those that are closed are nobody's any more.
+        # Weak: it must not keep what its users have closed and dropped.
         self._members: WeakSet[SdkBacklog | SdkDestination] = WeakSet()
 
     def backlog(self, queue: str) -> SdkBacklog:
@@ -80,12 +81,12 @@ class SdkTransport:
         assert isinstance(held, SdkHeld)
         path, raw = translate(held.message.raw, to_millis(now), ttl)
         single = None
-        if len(raw) > _SURELY_IN_A_BATCH:
+        if len(raw) > _FITS_ANY_BATCH:
             single = lossless_message(raw)
             if single is None:
                 raise CannotCarryError(
-                    f"the SDK would change message {held.message_id!r} for {path}: {len(raw)} bytes are too many for a "
-                    "batch, and alone it would lose a type",
+                    f"the SDK would change message {held.message_id!r} for {path}: its {len(raw)} bytes may not fit "
+                    "a batch, and outside of a batch the SDK cannot encode it without loss",
                     path,
                 )
         return OutgoingMessage(path, held.message_id, len(raw), SdkContent(raw, single), held)
@@ -95,7 +96,7 @@ class SdkTransport:
 
 
 class SdkHeld(NativeHeld):
-    """A message as it came, and the SDK's handle by which it is settled."""
+    """A message as bytes, and the SDK's handle that settles it."""
 
     __slots__ = ("handle",)
 
@@ -109,93 +110,89 @@ class SdkHeld(NativeHeld):
 
 
 class SdkContent(NamedTuple):
-    """`single` is the SDK's own object for a message that may not fit a batch."""
+    """`single` is the SDK's object for a message that may not fit a batch, otherwise None."""
 
     raw: bytes
     single: Any
 
 
 class SdkBacklog:
-    """Made by `SdkTransport.backlog`."""
+    """One receiver of the SDK."""
 
     def __init__(self, client: ServiceBusClient, queue: str, timeout: float) -> None:
         self._queue = queue
         self._timeout = timeout
         self._receiver = EncodedReceiver(speed_up_opening(client.get_queue_receiver(queue)), SdkHeld)
-        self._fed = False
 
     @property
-    def credit(self) -> Credit:
-        if not self._receiver.has_credit:
-            return Credit.NONE
-        return Credit.FED if self._fed else Credit.HUNGRY
+    def has_credit(self) -> bool:
+        return self._receiver.has_credit
 
     async def open(self) -> None:
-        async with self._bounded(self._timeout):
+        async with self._deadline(self._timeout):
             await self._receiver.open(self._timeout)
 
     async def receive(self, count: int, wait: float) -> Sequence[SdkHeld]:
-        async with self._bounded(wait + self._timeout):
-            # Or the SDK takes the time that opening needs from the wait.
-            await open_aio_link(self._receiver.sdk, self._timeout)
-            self._fed = self.credit is Credit.FED
+        async with self._deadline(wait + self._timeout):
+            if not is_open(self._receiver.sdk):
+                # Otherwise the SDK would take the time that opening needs from the wait.
+                await open_aio_link(self._receiver.sdk, self._timeout)
             found = await self._receiver.receive(count, wait)
             if not found:
-                # The SDK would leave its credit standing: Y2's receive ends with the wait.
+                # The SDK would leave the credit granted; an empty receive ends with its wait (Y2).
                 await self._receiver.drain()
-            self._fed = self._fed or bool(found)
             return found
 
     async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[SdkHeld]:
-        async def ask(part: Sequence[int]) -> Sequence[SdkHeld]:
-            async with self._bounded(self._timeout, passing=MessageNotFoundError):
+        async def request(part: Sequence[int]) -> Sequence[SdkHeld]:
+            async with self._deadline(self._timeout, passing_on=MessageNotFoundError):
                 return await self._receiver.receive_deferred(part, self._timeout)
 
-        answers = await bisect_refused(numbers, ask, MessageNotFoundError)
+        answers = await bisect_refused(numbers, request, MessageNotFoundError)
         return [held for _, answer in answers for held in answer or ()]
 
     async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
-        async with self._bounded(self._timeout):
+        async with self._deadline(self._timeout):
             found = await self._receiver.peek(start, count, self._timeout)
-        return [peeked(ReceivedMessage(raw, None, is_settled=True)) for raw in found]
+        return [peeked_message(ReceivedMessage(raw, None, is_settled=True)) for raw in found]
 
     async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        return await self._settled(held, self._receiver.sdk.complete_message)
+        return await self._settle(held, self._receiver.sdk.complete_message)
 
     async def abandon(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        return await self._settled(held, self._receiver.sdk.abandon_message)
+        return await self._settle(held, self._receiver.sdk.abandon_message)
 
     async def defer(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        return await self._settled(held, self._receiver.sdk.defer_message)
+        return await self._settle(held, self._receiver.sdk.defer_message)
 
     async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
-        told = {"reason": reason, "error_description": description}
-        return await self._settled(held, partial(self._receiver.sdk.dead_letter_message, **told))
+        texts = {"reason": reason, "error_description": description}
+        return await self._settle(held, partial(self._receiver.sdk.dead_letter_message, **texts))
 
     async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        async def ask(part: Sequence[HeldMessage]) -> bool:
-            async with self._bounded(self._timeout, passing=MessageLockLostError):
+        async def request(part: Sequence[HeldMessage]) -> bool:
+            async with self._deadline(self._timeout, passing_on=MessageLockLostError):
                 await self._receiver.renew_locks(cast(Sequence[SdkHeld], part), self._timeout)
                 return True
 
-        answers = await bisect_refused(held, ask, MessageLockLostError)
+        answers = await bisect_refused(held, request, MessageLockLostError)
         return [one for part, answer in answers if answer is None for one in part]
 
-    async def rest(self) -> Sequence[SdkHeld]:
-        async with self._bounded(self._timeout):
+    async def stop_receiving(self) -> Sequence[SdkHeld]:
+        async with self._deadline(self._timeout):
             await self._receiver.drain()
         return ()
 
     async def close(self) -> None:
-        await _closed(self._receiver.sdk)
+        await _close(self._receiver.sdk)
 
-    async def _settled(
+    async def _settle(
         self, held: Sequence[HeldMessage], settle: Callable[[Any], Awaitable[None]]
     ) -> Sequence[HeldMessage]:
         lost: list[HeldMessage] = []
-        for start in range(0, len(held), _AT_ONCE):
-            part = cast(Sequence[SdkHeld], held[start : start + _AT_ONCE])
-            async with self._bounded(self._timeout):
+        for start in range(0, len(held), _CONCURRENT_SETTLEMENTS):
+            part = cast(Sequence[SdkHeld], held[start : start + _CONCURRENT_SETTLEMENTS])
+            async with self._deadline(self._timeout):
                 answers = await asyncio.gather(*(settle(one.handle) for one in part), return_exceptions=True)
                 for one, answer in zip(part, answers, strict=True):
                     if isinstance(answer, MessageLockLostError):
@@ -205,11 +202,13 @@ class SdkBacklog:
         return lost
 
     @asynccontextmanager
-    async def _bounded(self, seconds: float, *, passing: type[Exception] = BacklogFailedError) -> AsyncIterator[None]:
+    async def _deadline(
+        self, seconds: float, *, passing_on: type[Exception] = BacklogFailedError
+    ) -> AsyncIterator[None]:
         try:
             async with deadline(seconds, "backlog", self._queue):
                 yield
-        except passing:
+        except passing_on:
             raise
         except Exception as error:
             raise BacklogFailedError(
@@ -218,33 +217,33 @@ class SdkBacklog:
 
 
 class SdkDestination:
-    """Made by `SdkTransport.destination`. A topic is sent to by its path alone, like a queue."""
+    """One sender of the SDK. A queue sender sends to a topic too: only the path counts."""
 
     def __init__(self, client: ServiceBusClient, path: str, timeout: float) -> None:
         self._path = path
         self._timeout = timeout
-        # Or a try that was answered would hide one before it that was not.
+        # A retry that was answered would hide that an earlier try was not.
         self._sender = disable_retries(speed_up_opening(client.get_queue_sender(path)))
         self._turn = asyncio.Lock()
 
     async def send(self, messages: Sequence[OutgoingMessage]) -> None:
         accepted: set[int] = set()
-        begun = False
+        opened = False
         try:
             async with deadline(self._timeout, "send", self._path), self._turn:
                 await open_aio_link(self._sender, self._timeout)
-                begun = True
+                opened = True
                 limits = link_limits(self._sender)
                 parts = split_batch([message.size for message in messages], limits.batch, envelope=BATCH_ENVELOPE_BYTES)
                 for group in (*parts.groups, *((position,) for position in parts.oversized)):
-                    await self._sent([messages[position].content for position in group], limits)
+                    await self._send_group([messages[position].content for position in group], limits)
                     accepted.update(group)
         except Exception as error:
-            waiting = [message for position, message in enumerate(messages) if position not in accepted]
-            refused = not begun or was_refused(error)
-            raise SendFailedError(self._path, failure_kind(error), waiting, str(error), refused=refused) from error
+            failed = [message for position, message in enumerate(messages) if position not in accepted]
+            refused = not opened or was_refused(error)
+            raise SendFailedError(self._path, failure_kind(error), failed, str(error), refused=refused) from error
 
-    async def _sent(self, contents: Sequence[SdkContent], limits: LinkLimits) -> None:
+    async def _send_group(self, contents: Sequence[SdkContent], limits: LinkLimits) -> None:
         first = contents[0]
         if first.single is not None and len(first.raw) + LONG_SECTION_BYTES + BATCH_ENVELOPE_BYTES > limits.batch:
             await send_message(self._sender, first.single, self._timeout)
@@ -253,10 +252,10 @@ class SdkDestination:
             await self._sender.send_messages(batch, timeout=self._timeout)
 
     async def close(self) -> None:
-        await _closed(self._sender)
+        await _close(self._sender)
 
 
-async def _closed(handler: Any) -> None:
+async def _close(handler: Any) -> None:
     with suppress(Exception):
         async with asyncio.timeout(_CLOSE_SECONDS):
             await handler.close()

@@ -1,6 +1,6 @@
-"""A syphon: finds the backlog queues, runs a pump on each, tells how far it is; ends when told, or when all is moved.
+"""A syphon: finds the backlog queues, runs a pump on each, reports progress. Ends when stopped, or when all is moved.
 
-Several may run at once, in one process or on many machines: the locks of the broker share the work out (Y1).
+Several syphons may run at once, in one process or on many machines: the broker's locks divide the work (Y1).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from twinbus.syphon.transport import Transport
 _log = logging.getLogger(__name__)
 
 DISCOVERY_INTERVAL: Final = 3600.0
-"""For backlog queues that were created since."""
+"""Seconds between two searches for new backlog queues."""
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
-# A right that was given just now may need a moment to be known everywhere.
+# A right that was granted just now may take a moment to take effect.
 _REFUSALS: Final = 3
-_NAMED: Final = 5
+_NAMED_PATHS: Final = 5
 
 
 class SyphonState(StrEnum):
@@ -47,25 +47,26 @@ class SyphonState(StrEnum):
 
 
 class SyphonBrokenError(TwinbusError):
-    """A pump ended by a defect of its own. No message is lost: what it held comes back."""
+    """A pump ended by a defect of its own. No message is lost: those it held come again when their locks end."""
 
 
 class PrimaryRefusesError(OperatorError):
-    """A drain that would never end: all that is left is for entities that refuse the credential."""
+    """A drain cannot end: all that is left is for entities that refuse the credential."""
 
-    def __init__(self, states: Sequence[DestinationStatus], messages: int) -> None:
-        named = ", ".join(sorted(one.path for one in states)[:_NAMED])
-        more = f" and {len(states) - _NAMED} more" if len(states) > _NAMED else ""
+    def __init__(self, statuses: Sequence[DestinationStatus], messages: int) -> None:
+        paths = ", ".join(sorted(one.path for one in statuses)[:_NAMED_PATHS])
+        more = f" and {len(statuses) - _NAMED_PATHS} more" if len(statuses) > _NAMED_PATHS else ""
         super().__init__(
-            f"the primary refuses the credential ({states[0].cause}) for {named}{more}: {messages} messages wait",
-            "Look at the key's name, the key itself, and its Send right on the primary. Nothing is lost.",
+            f"the primary refuses the credential ({statuses[0].cause}) for {paths}{more}: {messages} messages wait",
+            "Check the key's name, the key itself, and its Send right on the primary. Nothing is lost.",
         )
 
 
 class Syphon:
-    """`async with Syphon(transport, discovery, …) as syphon: await syphon.run()`. What it was given is closed with it.
+    """`async with Syphon(transport, discovery, …) as syphon: await syphon.run()`.
 
-    `primary` and `secondary` are the namespaces' names for the ledger, which stays the caller's.
+    Closes the transport and the discovery; the ledger stays the caller's. `primary` and `secondary` are the names of
+    the namespaces in the ledger.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class Syphon:
         secondary: str,
         options: SyphonOptions | None = None,
         ledger: Ledger | None = None,
-        steps: StepListener | None = None,
-        emptied: EmptiedListener | None = None,
+        on_step: StepListener | None = None,
+        on_emptied: EmptiedListener | None = None,
         wall: Callable[[], datetime] = wall_clock,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -87,17 +88,17 @@ class Syphon:
         self._transport = transport
         self._discovery = discovery
         self._counts = ProgressCounter(asyncio.get_running_loop().time())
-        books = SyphonLedger(ledger, primary, secondary, self._counts)
-        self._room = SyphonContext(transport, self.options, books, steps, wall=wall, chance=chance)
-        self._room.listen(self._tell)
-        if emptied is not None:
-            self._room.emptied = emptied
+        syphon_ledger = SyphonLedger(ledger, primary, secondary, self._counts)
+        self._context = SyphonContext(transport, self.options, syphon_ledger, on_step, wall=wall, chance=chance)
+        self._context.add_listener(self._wake)
+        if on_emptied is not None:
+            self._context.on_emptied = on_emptied
         self._pumps: dict[str, Pump] = {}
-        self._told = asyncio.Event()
+        self._woken = asyncio.Event()
         self._paused = False
-        self._look_at = float("-inf")
-        self._pause = _FIRST_PAUSE
-        self._remainder = RemainingMessages(discovery)
+        self._discover_at = float("-inf")
+        self._discovery_pause = _FIRST_PAUSE
+        self._remaining = RemainingMessages(discovery)
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,134 +108,139 @@ class Syphon:
     ) -> None:
         await self.close()
 
-    # --- what it is told ---------------------------------------------------------------------------------------------
+    # --- control -----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Takes nothing more; `run` returns once what is in flight is settled."""
-        self._room.stopping = True
-        self._tell()
+        """Receive nothing more. `run` returns once all messages in flight are settled."""
+        self._context.stopping = True
+        self._wake()
 
     def pause(self) -> None:
         self._paused = True
-        self._tell()
+        self._wake()
 
     def resume(self) -> None:
         self._paused = False
-        self._tell()
+        self._wake()
 
     def set_rate(self, rate: float | None) -> None:
-        self._room.pacing.set_rate(rate, self._room.now())
+        self._context.rate_limit.set_rate(rate, self._context.now())
 
     # --- running -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> Progress:
-        """Until `stop`, or, draining, until every backlog queue was found empty."""
+        """Run until `stop` or, while draining, until every backlog queue was found empty.
+
+        Raises PrimaryRefusesError if a drain cannot end, SyphonBrokenError if a pump ended by a defect.
+        """
+        context = self._context
         self.state = SyphonState.RUNNING
         try:
-            while not self._room.stopping and self._room.broken is None:
-                self._told.clear()
+            while not context.stopping and context.pump_error is None:
+                self._woken.clear()
                 if self._paused:
-                    await self._rest(SyphonState.PAUSED)
+                    await self._pause_pumps(SyphonState.PAUSED)
                 else:
                     self.state = SyphonState.RUNNING
-                    await self._look()
+                    await self._discover()
                     for pump in self._pumps.values():
                         if not pump.drained:
                             pump.start()
                     if self._pumps and all(pump.drained for pump in self._pumps.values()):
                         break
-                    self._refuse_to_wait()
+                    self._check_refusals()
                 await self._wait()
         finally:
-            await self._rest(SyphonState.STOPPING)
+            await self._pause_pumps(SyphonState.STOPPING)
             self.state = SyphonState.ENDED
-        if self._room.broken is not None:
-            raise SyphonBrokenError(f"a pump ended: {self._room.broken!r}") from self._room.broken
+        if context.pump_error is not None:
+            raise SyphonBrokenError(f"a pump ended: {context.pump_error!r}") from context.pump_error
         return self.progress()
 
     async def close(self) -> None:
         self.stop()
-        await self._rest(SyphonState.STOPPING)
+        await self._pause_pumps(SyphonState.STOPPING)
         for pump in self._pumps.values():
             await pump.close()
-        await self._room.close()
+        await self._context.close()
         await self._discovery.close()
         await self._transport.close()
         self.state = SyphonState.ENDED
 
-    async def _look(self) -> None:
-        """The secondary may be away: then what is known is pumped, and it is asked again, after growing pauses."""
-        if self._room.now() < self._look_at:
+    async def _discover(self) -> None:
+        """Look for backlog queues if it is time. If the secondary does not answer, try again after growing pauses."""
+        now = self._context.now
+        if now() < self._discover_at:
             return
         try:
             found = await self._discovery.queues()
         except Exception as error:
-            _log.warning("the backlog queues could not be looked for, tried again in %g s: %s", self._pause, error)
-            self._look_at = self._room.now() + self._pause
-            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+            pause = self._discovery_pause
+            _log.warning("the search for backlog queues failed, next try in %g s: %s", pause, error)
+            self._discover_at = now() + pause
+            self._discovery_pause = min(pause * 2, _LONGEST_PAUSE)
             return
-        self._look_at, self._pause = self._room.now() + DISCOVERY_INTERVAL, _FIRST_PAUSE
+        self._discover_at, self._discovery_pause = now() + DISCOVERY_INTERVAL, _FIRST_PAUSE
         for queue in found:
             if queue not in self._pumps:
-                pump = self._pumps[queue] = Pump(queue, self._room)
-                pump.when_drained(self._tell)
-        self._room.pumps = max(1, len(self._pumps))
+                pump = self._pumps[queue] = Pump(queue, self._context)
+                pump.when_drained(self._wake)
+        self._context.pump_count = max(1, len(self._pumps))
         if not found:
             _log.warning("no backlog queue was found")
             if self.options.drain:
                 self.stop()
 
-    def _refuse_to_wait(self) -> None:
-        """Draining, and a person has to act before anything more can move."""
+    def _check_refusals(self) -> None:
+        """Raise if a drain waits only for entities that refuse the credential: an operator has to act first."""
         pumps = self._pumps.values()
-        if not self.options.drain or any(pump.held or not pump.is_dry for pump in pumps):
+        if not self.options.drain or any(pump.held or not pump.is_empty for pump in pumps):
             return
-        waiting = [
-            (destination_key(path), count) for pump in pumps for path, (count, _) in pump.shelf.waiting().items()
-        ]
-        wanted = {key for key, _ in waiting}
-        states = [one for one in self._room.destinations.states() if destination_key(one.path) in wanted]
-        if states and all(one.cause in CREDENTIAL_REFUSED and one.failures >= _REFUSALS for one in states):
-            raise PrimaryRefusesError(states, sum(count for _, count in waiting))
+        waiting = [(destination_key(path), n) for pump in pumps for path, (n, _) in pump.deferred.waiting().items()]
+        keys = {key for key, _ in waiting}
+        statuses = [one for one in self._context.destinations.statuses() if destination_key(one.path) in keys]
+        if statuses and all(one.cause in CREDENTIAL_REFUSED and one.failures >= _REFUSALS for one in statuses):
+            raise PrimaryRefusesError(statuses, sum(count for _, count in waiting))
 
     async def _wait(self) -> None:
-        left = self._look_at - self._room.now()
+        """Wait until something changed or the next search for queues is due."""
+        left = self._discover_at - self._context.now()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self._paused else max(left, 0.0)):
-                await self._told.wait()
+                await self._woken.wait()
 
-    async def _rest(self, state: SyphonState) -> None:
+    async def _pause_pumps(self, state: SyphonState) -> None:
         if self.state is not SyphonState.ENDED:
             self.state = state
-        await asyncio.gather(*(pump.rest() for pump in self._pumps.values()))
+        await asyncio.gather(*(pump.pause() for pump in self._pumps.values()))
 
-    def _tell(self) -> None:
-        self._told.set()
+    def _wake(self) -> None:
+        self._woken.set()
 
-    # --- how far it is -----------------------------------------------------------------------------------------------
+    # --- progress ----------------------------------------------------------------------------------------------------
 
     @property
     def queues(self) -> tuple[str, ...]:
         return tuple(self._pumps)
 
     def progress(self) -> Progress:
-        now, counts = self._room.now(), self._counts
+        now, counts = self._context.now(), self._counts
         rate = counts.rate(now)
-        remaining = self._remainder.told
+        remaining = self._remaining.last
         return Progress(
             seconds=now - counts.began,
             total=counts.total,
             by_destination=counts.by_destination,
-            states=self._room.destinations.states(),
+            states=self._context.destinations.statuses(),
             operations=dict(Counter(counts.operations)),
             rate=rate,
             held=sum(pump.held for pump in self._pumps.values()),
-            aside=sum(len(pump.shelf) for pump in self._pumps.values()),
+            aside=sum(len(pump.deferred) for pump in self._pumps.values()),
             remaining=remaining,
             seconds_left=None if remaining is None or rate == 0 else remaining / rate,
             state=str(self.state),
         )
 
     async def count_remaining(self) -> int | None:
-        """Asks the secondary, if there may be news; `progress` tells it from then on."""
-        return await self._remainder.count(self._counts.total, self._room.now())
+        """Ask the secondary if messages were moved since the last time; `progress` shows the result from then on."""
+        return await self._remaining.count(self._counts.total, self._context.now())

@@ -1,6 +1,11 @@
-"""What a syphon tells its ledger and its progress of each operation (M1): stages, ids, sizes, results.
+"""Records what a syphon does in its ledger and its progress (M1): stages, ids, sizes, results.
 
-Without a ledger only the counts are kept. It moves nothing, and decides nothing but what an outcome is called.
+`SyphonLedger` writes the entries; without a ledger it keeps only the counts. `MeteredBacklog` is a backlog queue that
+records every billable request it makes, with its duration and its result. Neither decides what happens to a message.
+
+What a receive costs (Y2): a receive grants credit to the broker. Each message that arrives is charged as one receive. A
+grant that ends without any message is charged as one *empty* receive. After a receive that returned messages, some of
+its credit may stay granted for the next one; that credit was *used*, and its end costs nothing more.
 """
 
 from __future__ import annotations
@@ -15,19 +20,22 @@ from twinbus.syphon.transport import (
     PEEK_PAGE_SIZE,
     Backlog,
     BacklogFailedError,
-    Credit,
     HeldMessage,
     OutgoingMessage,
     PeekedMessage,
     SendFailedError,
 )
 
+T = TypeVar("T")
+
 NOT_TRIED: Final = "not_tried"
-"""The result of an intent that the ledger could not take: nothing was asked of anybody."""
+"""Result of an intent that could not be made durable: nothing was sent."""
+LOCK_LOST: Final = "lock_lost"
+NOT_FOUND: Final = "message_not_found"
 
 
 class SyphonLedger:
-    """`primary` and `secondary` are the namespaces' names, as backlog queue paths write them (P4)."""
+    """`primary` and `secondary` are the names of the namespaces as backlog queue paths write them (P4)."""
 
     def __init__(self, ledger: Ledger | None, primary: str, secondary: str, counts: ProgressCounter) -> None:
         self.counts = counts
@@ -35,7 +43,7 @@ class SyphonLedger:
         self._primary = primary
         self._secondary = secondary
 
-    def done(
+    def record(
         self,
         stage: Stage,
         queue: str,
@@ -44,13 +52,19 @@ class SyphonLedger:
         result: str = OK,
         cause: str | None = None,
     ) -> None:
-        """On a backlog queue: an operation for each of these sizes; one, where there are none or one for them all."""
+        """Record finished requests to a backlog queue.
+
+        A sequence of sizes records one operation for each; an int, or an empty sequence, records one operation.
+        """
         self.counts.operations[stage] += 1 if isinstance(size, int) else len(size) or 1
         if self._ledger is not None:
             self._ledger.done(stage, self._secondary, queue, (), size, seconds=seconds, result=result, cause=cause)
 
-    def sending(self, path: str, messages: Sequence[OutgoingMessage]) -> RunningOperation | None:
-        """The intent; `durable` before the send. LedgerUnavailableError where nothing may be sent without it."""
+    def begin_send(self, path: str, messages: Sequence[OutgoingMessage]) -> RunningOperation | None:
+        """Write the intent of a send to the primary. Await `flush` before the send.
+
+        Raises LedgerUnavailableError if the ledger is set to stop the syphon while it cannot be written.
+        """
         self.counts.operations[Stage.RETURN_PRIMARY] += len(messages)
         if self._ledger is None:
             return None
@@ -58,22 +72,23 @@ class SyphonLedger:
         sizes = [message.size for message in messages]
         return self._ledger.begin(Stage.RETURN_PRIMARY, self._primary, path, ids, sizes)
 
-    def not_tried(self, operation: RunningOperation | None) -> None:
-        if operation is not None:
-            operation.end(NOT_TRIED)
-
-    async def durable(self) -> None:
+    async def flush(self) -> None:
+        """Return when all intents are on disk."""
         if self._ledger is not None:
             await self._ledger.flushed()
 
-    def sent(
+    def send_not_tried(self, operation: RunningOperation | None) -> None:
+        if operation is not None:
+            operation.end(NOT_TRIED)
+
+    def send_succeeded(
         self, operation: RunningOperation | None, path: str, messages: Sequence[OutgoingMessage], now: float
     ) -> None:
         if operation is not None:
             operation.end(OK)
         self.counts.returned(path, len(messages), sum(message.size for message in messages), now)
 
-    def failed(
+    def send_failed(
         self,
         operation: RunningOperation | None,
         error: SendFailedError,
@@ -96,9 +111,9 @@ class SyphonLedger:
         why: str,
         seconds: float,
     ) -> None:
-        """Of those that are `lost`, for that reason, nobody knows whether they were; their delivery may be repeated.
+        """Record the completion of delivered messages. Those in `lost` may be delivered again, for the reason `why`.
 
-        Told afterwards: what was delivered is completed even while the ledger cannot be written.
+        It has no intent: a delivered message is completed even while the ledger cannot be written.
         """
         self.counts.operations[Stage.COMPLETE_BACKLOG] += len(messages)
         if self._ledger is not None:
@@ -120,7 +135,7 @@ class SyphonLedger:
     def moved(
         self, move: Move, queue: str, path: str | None, held: Sequence[HeldMessage], reason: str | None = None
     ) -> None:
-        """Beyond one operation: dead-lettered, kept, or perhaps delivered twice."""
+        """Record messages that were dead-lettered, kept in the backlog, or perhaps delivered twice."""
         match move:
             case Move.DEAD_LETTERED:
                 self.counts.dead_lettered(path or "", len(held))
@@ -135,57 +150,57 @@ class SyphonLedger:
             self._ledger.moved(move, [one.message_id for one in held], source, destination, reason)
 
 
-T = TypeVar("T")
-
-LOCK_LOST: Final = "lock_lost"
-NOT_FOUND: Final = "message_not_found"
-
-
 class MeteredBacklog:
-    """Keeps the protocol of `Backlog`. The mover records completions itself, with `SyphonLedger.completed`."""
+    """A `Backlog` that records its requests. A queue that could not be connected to was requested nothing of.
 
-    def __init__(self, inner: Backlog, queue: str, books: SyphonLedger, now: Callable[[], float]) -> None:
+    `complete` records nothing: the mover does, with `SyphonLedger.completed`, because it knows the destination.
+    """
+
+    def __init__(self, inner: Backlog, queue: str, ledger: SyphonLedger, now: Callable[[], float]) -> None:
         self._inner = inner
         self._queue = queue
-        self._books = books
+        self._ledger = ledger
         self._now = now
+        # Whether the credit that is granted now has brought messages.
+        self._credit_used = False
 
     @property
-    def credit(self) -> Credit:
-        return self._inner.credit
+    def has_credit(self) -> bool:
+        return self._inner.has_credit
 
     async def open(self) -> None:
         await self._inner.open()
 
     async def receive(self, count: int, wait: float) -> Sequence[HeldMessage]:
         await self._inner.open()
-        fed = self._inner.credit is Credit.FED
+        used = self._credit_used = self._credit_used and self._inner.has_credit
         began = self._now()
         try:
             held = await self._inner.receive(count, wait)
         except BacklogFailedError as error:
-            if not fed:
-                self._failed(Stage.EMPTY_RECEIVE, (), began, error)
+            if not used:
+                self._record_failure(Stage.EMPTY_RECEIVE, (), began, error)
             raise
         except asyncio.CancelledError:
-            # While its credit was taken back; where it still stands, `rest` tells.
-            if not fed and self._inner.credit is Credit.NONE:
-                self._told(Stage.EMPTY_RECEIVE, (), began)
+            # If the credit is still granted, `stop_receiving` records its end.
+            if not used and not self._inner.has_credit:
+                self._record(Stage.EMPTY_RECEIVE, (), began)
             raise
         if held:
-            self._told(Stage.RECEIVE_BACKLOG, [one.size for one in held], began)
-        elif not fed:
-            self._told(Stage.EMPTY_RECEIVE, (), began)
+            self._credit_used = True
+            self._record(Stage.RECEIVE_BACKLOG, [one.size for one in held], began)
+        elif not used:
+            self._record(Stage.EMPTY_RECEIVE, (), began)
         return held
 
     async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[HeldMessage]:
         await self._inner.open()
         began = self._now()
-        held = await self._tried(Stage.RECEIVE_DEFERRED, self._inner.receive_deferred, numbers, len(numbers))
+        held = await self._try(Stage.RECEIVE_DEFERRED, self._inner.receive_deferred, numbers, len(numbers))
         if held:
-            self._told(Stage.RECEIVE_DEFERRED, [one.size for one in held], began)
+            self._record(Stage.RECEIVE_DEFERRED, [one.size for one in held], began)
         else:
-            self._told(Stage.RECEIVE_DEFERRED, (), began, NOT_FOUND)
+            self._record(Stage.RECEIVE_DEFERRED, (), began, NOT_FOUND)
         return held
 
     async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
@@ -194,107 +209,111 @@ class MeteredBacklog:
         try:
             found = await self._inner.peek(start, count)
         except BacklogFailedError as error:
-            self._failed(Stage.PEEK_BACKLOG, 0, began, error)
+            self._record_failure(Stage.PEEK_BACKLOG, 0, began, error)
             raise
-        # One operation, by all that it carried (M2).
-        self._told(Stage.PEEK_BACKLOG, sum(one.size for one in found), began)
+        # One operation, whose size is that of all messages it returned (M2).
+        self._record(Stage.PEEK_BACKLOG, sum(one.size for one in found), began)
         return found
 
     async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._truly_lost(await self._inner.complete(held), _is_gone)
 
     async def abandon(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        return await self._done(Stage.SETTLE_BACKLOG, self._inner.abandon, held)
+        return await self._settle(Stage.SETTLE_BACKLOG, self._inner.abandon, held)
 
     async def defer(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         async def defer(given: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
             return await self._truly_lost(await self._inner.defer(given), _is_deferred)
 
-        return await self._done(Stage.SETTLE_BACKLOG, defer, held)
+        return await self._settle(Stage.SETTLE_BACKLOG, defer, held)
 
     async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
-        async def bury(given: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
+        async def dead_letter(given: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
             return await self._truly_lost(await self._inner.dead_letter(given, reason, description), _is_gone)
 
-        return await self._done(Stage.SETTLE_BACKLOG, bury, held)
+        return await self._settle(Stage.SETTLE_BACKLOG, dead_letter, held)
 
     async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         await self._inner.open()
-        return await self._done(Stage.RENEW_BACKLOG, self._inner.renew, held)
+        return await self._settle(Stage.RENEW_BACKLOG, self._inner.renew, held)
 
-    async def rest(self) -> Sequence[HeldMessage]:
-        hungry = self._inner.credit is Credit.HUNGRY
+    async def stop_receiving(self) -> Sequence[HeldMessage]:
+        unused = self._inner.has_credit and not self._credit_used
         began = self._now()
-        given_back = await self._inner.rest()
-        if given_back:
-            self._told(Stage.RECEIVE_BACKLOG, [one.size for one in given_back], began)
-            self._told(Stage.SETTLE_BACKLOG, (0,) * len(given_back), began)
-        elif hungry:
-            self._told(Stage.EMPTY_RECEIVE, (), began)
-        return given_back
+        released = await self._inner.stop_receiving()
+        if released:
+            self._record(Stage.RECEIVE_BACKLOG, [one.size for one in released], began)
+            self._record(Stage.SETTLE_BACKLOG, (0,) * len(released), began)
+        elif unused:
+            self._record(Stage.EMPTY_RECEIVE, (), began)
+        return released
 
     async def close(self) -> None:
-        await self.rest()
+        await self.stop_receiving()
         await self._inner.close()
 
     async def _truly_lost(
-        self, lost: Sequence[HeldMessage], is_done: Callable[[PeekedMessage | None], bool]
+        self, lost: Sequence[HeldMessage], is_settled: Callable[[PeekedMessage | None], bool]
     ) -> Sequence[HeldMessage]:
-        """Without those whose lock went because a settlement was done, though nobody answered: the queue shows it."""
+        """`lost` without the messages that an unanswered settlement did settle.
+
+        The broker reports a lost lock for those too. A peek shows what became of them.
+        """
         doubtful = sorted((one for one in lost if one.unanswered), key=lambda one: one.sequence_number)
-        done: set[int] = set()
+        settled: set[int] = set()
         page: dict[int, PeekedMessage] = {}
-        shown = -1
+        last_peeked = -1
         try:
             for one in doubtful:
-                if one.sequence_number > shown:
-                    seen = await self.peek(one.sequence_number, PEEK_PAGE_SIZE)
-                    page = {message.sequence_number: message for message in seen}
-                    shown = max(page, default=doubtful[-1].sequence_number)
-                if is_done(page.get(one.sequence_number)):
-                    done.add(id(one))
+                if one.sequence_number > last_peeked:
+                    peeked = await self.peek(one.sequence_number, PEEK_PAGE_SIZE)
+                    page = {message.sequence_number: message for message in peeked}
+                    last_peeked = max(page, default=doubtful[-1].sequence_number)
+                if is_settled(page.get(one.sequence_number)):
+                    settled.add(id(one))
         except BacklogFailedError:
             return lost
-        return [one for one in lost if id(one) not in done]
+        return [one for one in lost if id(one) not in settled]
 
-    # --- telling -----------------------------------------------------------------------------------------------------
+    # --- recording ---------------------------------------------------------------------------------------------------
 
-    async def _done(
+    async def _settle(
         self,
         stage: Stage,
         call: Callable[[Sequence[HeldMessage]], Awaitable[Sequence[HeldMessage]]],
         held: Sequence[HeldMessage],
     ) -> Sequence[HeldMessage]:
-        """Of each message: done, or its lock was lost and nothing happened."""
+        """Call, and record one operation for each message: done, or its lock was lost and nothing happened."""
         began = self._now()
-        lost = await self._tried(stage, call, held, len(held))
+        lost = await self._try(stage, call, held, len(held))
         if len(lost) < len(held):
-            self._told(stage, (0,) * (len(held) - len(lost)), began)
+            self._record(stage, (0,) * (len(held) - len(lost)), began)
         if lost:
-            self._told(stage, (0,) * len(lost), began, LOCK_LOST)
+            self._record(stage, (0,) * len(lost), began, LOCK_LOST)
         return lost
 
-    async def _tried(
-        self, stage: Stage, call: Callable[[T], Awaitable[Sequence[HeldMessage]]], asked: T, count: int
+    async def _try(
+        self, stage: Stage, call: Callable[[T], Awaitable[Sequence[HeldMessage]]], argument: T, count: int
     ) -> Sequence[HeldMessage]:
+        """Call, and record a failure as `count` failed operations."""
         began = self._now()
         try:
-            return await call(asked)
+            return await call(argument)
         except BacklogFailedError as error:
-            self._failed(stage, (0,) * count, began, error)
+            self._record_failure(stage, (0,) * count, began, error)
             raise
 
-    def _told(self, stage: Stage, size: int | Sequence[int], began: float, result: str = OK) -> None:
-        self._books.done(stage, self._queue, size, self._now() - began, result)
+    def _record(self, stage: Stage, size: int | Sequence[int], began: float, result: str = OK) -> None:
+        self._ledger.record(stage, self._queue, size, self._now() - began, result)
 
-    def _failed(self, stage: Stage, size: int | Sequence[int], began: float, error: BacklogFailedError) -> None:
+    def _record_failure(self, stage: Stage, size: int | Sequence[int], began: float, error: BacklogFailedError) -> None:
         result, cause = result_of_failure(error.kind, refused=error.refused)
-        self._books.done(stage, self._queue, size, self._now() - began, result, cause)
+        self._ledger.record(stage, self._queue, size, self._now() - began, result, cause)
 
 
-def _is_gone(seen: PeekedMessage | None) -> bool:
-    return seen is None
+def _is_gone(peeked: PeekedMessage | None) -> bool:
+    return peeked is None
 
 
-def _is_deferred(seen: PeekedMessage | None) -> bool:
-    return seen is not None and seen.deferred
+def _is_deferred(peeked: PeekedMessage | None) -> bool:
+    return peeked is not None and peeked.deferred

@@ -1,7 +1,7 @@
-"""What a pump asks of a transport: a backlog queue under peek-lock, a destination on the primary, the translation back.
+"""What a pump needs from a transport: a backlog queue under peek-lock, a destination on the primary, translation back.
 
-`native` and `sdk` keep these protocols; one suite of contract tests holds both. When something is asked, and what
-follows from a failure, is decided in `plan`.
+`native_transport` and `sdk_transport` implement these protocols; one suite of contract tests runs over both. `plan`
+decides when a call is made and what follows from a failure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from twinbus.backlog import FailureKind
@@ -17,13 +16,13 @@ from twinbus.errors import OperatorError, RetryError
 from twinbus.message import MessageId
 
 PEEK_PAGE_SIZE: Final = 250
-"""Messages that are peeked at a time: what the service answers with at most."""
+"""Messages of one peek: the service returns no more."""
 TimeToLive = Literal["restart", "absolute"]
-"""Y7: begins anew on the primary, or the time spent in the backlog is deducted."""
+"""Y7. `restart`: the time to live starts again on the primary. `absolute`: the time in the backlog is deducted."""
 
 
 class HeldMessage(Protocol):
-    """A message of a backlog queue under lock. `size` is that of the encoded message."""
+    """A message of a backlog queue under lock. `size` is that of the encoded message, in bytes."""
 
     @property
     def sequence_number(self) -> int: ...
@@ -36,18 +35,18 @@ class HeldMessage(Protocol):
 
     @property
     def locked_until(self) -> datetime:
-        """By the broker's clock; moved on by a renewal."""
+        """End of the lock by the broker's clock. A renewal moves it."""
 
     @property
     def enqueued_time(self) -> datetime: ...
 
     @property
     def unanswered(self) -> bool:
-        """A settlement of it was asked for and not answered: that its lock is gone now may come of that."""
+        """Whether a settlement was requested and not answered. If so, a lost lock may mean that it was carried out."""
 
 
 class OutgoingMessage(NamedTuple):
-    """A message as it was meant, ready for its destination. `content` is for the transport that made it alone."""
+    """A message as its sender meant it, ready for its destination. Only the transport that made it reads `content`."""
 
     path: str
     message_id: MessageId | None
@@ -58,7 +57,7 @@ class OutgoingMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PeekedMessage:
-    """A message looked at without a lock. `path` is None where it names no destination that can be read."""
+    """A message read without a lock. `path` is None if it names no readable destination."""
 
     sequence_number: int
     deferred: bool
@@ -68,37 +67,33 @@ class PeekedMessage:
     enqueued_time: datetime
 
 
-class Credit(Enum):
-    """What receives have asked a broker for and is not ended yet. A grant that ends hungry is an empty receive (Y2)."""
-
-    NONE = "none"
-    HUNGRY = "hungry"  # it has brought nothing
-    FED = "fed"  # it has brought messages: those are charged, its end is not
-
-
 class Backlog(Protocol):
-    """One backlog queue. BacklogFailedError where the queue did not answer, whatever the call.
+    """One backlog queue. Every call but `close` raises BacklogFailedError if the queue did not answer.
 
-    Settlements and renewals return those whose lock was lost; the rest is done, and confirmed by the broker.
+    Settlements and renewals return the messages whose lock was lost; the broker has confirmed the others.
     """
 
     @property
-    def credit(self) -> Credit: ...
+    def has_credit(self) -> bool:
+        """Whether the broker may send messages now: a receive waits, was cancelled, or left credit for the next."""
 
     async def open(self) -> None:
-        """Connects, unless it is connected: the queue is there, and lets itself be received from. Asks for nothing."""
+        """Connect, unless connected: checks that the queue exists and may be received from. Requests no message.
+
+        Other calls connect too if they have to. A caller that opens first knows that a failure after it was a request.
+        """
 
     async def receive(self, count: int, wait: float) -> Sequence[HeldMessage]:
-        """One long poll: as many as are there, up to `count`, as soon as there is one; none after `wait` seconds.
+        """One long poll: returns up to `count` messages as soon as there is one, and none after `wait` seconds.
 
-        Between calls at most `count` of the last call are on their way: the caller has room for them.
+        After a receive that returned messages, at most `count` more may be on their way for the next call.
         """
 
     async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[HeldMessage]:
-        """Those still there; what is gone or locked by another is left out."""
+        """Lock deferred messages. Leaves out those that are gone or that another receiver has locked."""
 
     async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
-        """From that sequence number on, in order; fewer than `count` does not mean that there are no more."""
+        """Messages from this sequence number on, in order. Only an empty result means that there are no more."""
 
     async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]: ...
 
@@ -112,49 +107,53 @@ class Backlog(Protocol):
 
     async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]: ...
 
-    async def rest(self) -> Sequence[HeldMessage]:
-        """No more messages until the next `receive`; what was on its way is given back, and returned. Those held stay
-        held.
+    async def stop_receiving(self) -> Sequence[HeldMessage]:
+        """Take back the credit until the next `receive`. Releases the messages that were on their way and returns them.
+
+        Messages that were handed out stay locked and can still be settled.
         """
 
     async def close(self) -> None:
-        """Gives back what was never handed out. Never raises for a peer that does not answer."""
+        """Release what was never handed out. Does not raise if the peer does not answer."""
 
 
 class Destination(Protocol):
     """One entity of the primary."""
 
     async def send(self, messages: Sequence[OutgoingMessage]) -> None:
-        """Returns when all are accepted; SendFailedError names those that may not be."""
+        """Return when all are accepted. SendFailedError names those that may not be."""
 
     async def close(self) -> None: ...
 
 
 class Transport(Protocol):
-    """Both namespaces. Backlogs and destinations are made at once, and connect with their first use."""
+    """Both namespaces. Backlogs and destinations connect with their first use."""
 
     def backlog(self, queue: str) -> Backlog: ...
 
     def destination(self, path: str) -> Destination: ...
 
     def restore(self, held: HeldMessage, ttl: TimeToLive, now: datetime) -> OutgoingMessage:
-        """S7 turned back. NeverDeliverableError (Y6, or expired with ttl="absolute"); CannotCarryError (Y10)."""
+        """The message as it was before it was diverted (S7).
+
+        Raises NeverDeliverableError (Y6, or expired with ttl="absolute") or CannotCarryError (Y10).
+        """
 
     async def close(self) -> None:
-        """Everything that was made of it too."""
+        """Close everything that was made from it."""
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
 class NeverDeliverableError(OperatorError):
-    """Y6: no destination can ever take this message. It is dead-lettered with reason and description.
+    """Y6: no destination can ever take this message. The syphon dead-letters it with `reason` and `description`.
 
-    `path` is where it was meant to go, as far as that can be read.
+    `path` is its destination if that can be read.
     """
 
     def __init__(self, reason: str, description: str, path: str | None = None) -> None:
-        super().__init__(f"{reason}: {description}", "`twinbus deadletter resubmit` brings it back once mended.")
+        super().__init__(f"{reason}: {description}", "Mend it, then run `twinbus deadletter resubmit`.")
         self.reason = reason
         self.description = description
         self.path = path
@@ -170,8 +169,9 @@ class CannotCarryError(OperatorError):
 
 
 class SendFailedError(RetryError):
-    """`failed` are those that may not have arrived; some of them may have, all the same, unless it was `refused`: the
-    service said no to them, or was never asked.
+    """`failed` are the messages that may not have arrived.
+
+    If `refused`, none of them arrived: the service refused them, or the request never left.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class SendFailedError(RetryError):
 
 
 class BacklogFailedError(RetryError):
-    """The backlog queue did not do what was asked; of what was asked, some may be done, unless it was `refused`."""
+    """The backlog queue did not confirm a request. If `refused`, no part of it was carried out."""
 
     def __init__(self, queue: str, kind: FailureKind, detail: str = "", *, refused: bool = False) -> None:
         super().__init__(f"backlog queue {queue}: {kind}{f' ({detail})' if detail else ''}")

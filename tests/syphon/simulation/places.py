@@ -17,7 +17,6 @@ from twinbus.backlog import FailureKind
 from twinbus.syphon.transport import (
     BacklogFailedError,
     CannotCarryError,
-    Credit,
     HeldMessage,
     NeverDeliverableError,
     OutgoingMessage,
@@ -191,8 +190,8 @@ class SimulatedBacklog:
         self._life = life
 
     @property
-    def credit(self) -> Credit:
-        return Credit.NONE
+    def has_credit(self) -> bool:
+        return False
 
     async def open(self) -> None:
         await self._life.alive()
@@ -258,7 +257,7 @@ class SimulatedBacklog:
         await self._queue.answer()
         return lost
 
-    async def rest(self) -> Sequence[Grip]:
+    async def stop_receiving(self) -> Sequence[Grip]:
         await self._life.alive()
         return ()
 

@@ -19,7 +19,7 @@ from twinbus.syphon.context import MoveStep, SyphonContext, SyphonOptions
 from twinbus.syphon.held_batch import HeldBatch
 from twinbus.syphon.mover import Mover
 from twinbus.syphon.plan import DeferredMessages
-from twinbus.syphon.plan.deferred import RESCAN_AFTER, UNCERTAIN_AFTER
+from twinbus.syphon.plan.deferred import RESCAN_AFTER_FAILURE, RESCAN_AFTER_MISSING
 from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.syphon import Syphon
 from twinbus.syphon.syphon_ledger import SyphonLedger
@@ -52,7 +52,7 @@ class Place:
             primary="p",
             secondary="s",
             options=SyphonOptions(**options),
-            steps=steps,
+            on_step=steps,
             wall=wall,
             chance=lambda: 0.5,
         )
@@ -119,7 +119,7 @@ def test_y5_what_was_brought_back_and_went_wrong_is_looked_for_again(trouble: st
             place.entities["orders"].outages.append(Outage(now(), now() + 2 * LOCK, FailureKind.TIMEOUT))
             place.queue.lock = 8.0
         async with place.syphon(steps):
-            await asyncio.sleep(RESCAN_AFTER + 120)
+            await asyncio.sleep(RESCAN_AFTER_MISSING + 120)
             assert place.count(Where.GONE) == 2
 
     run(live())
@@ -130,7 +130,7 @@ def test_s11_only_confirmed_completions_are_told_as_moved() -> None:
         place, told = Place(4), list[int]()
         place.breaks = "complete"
         async with place.syphon() as syphon:
-            syphon._room.emptied = lambda _, moved: told.append(moved)
+            syphon._context.on_emptied = lambda _, moved: told.append(moved)
             await asyncio.sleep(LOCK * 3)
         assert sum(told) == 4
 
@@ -267,7 +267,7 @@ def test_y5_what_was_deferred_without_an_answer_is_found_again_once_its_lock_wou
         place.entities["orders"].outages.append(Outage(now(), now() + 30.0, FailureKind.ENTITY_DISABLED))
         place.breaks = "defer"
         async with place.syphon() as syphon:
-            await asyncio.sleep(UNCERTAIN_AFTER + 60.0)
+            await asyncio.sleep(RESCAN_AFTER_FAILURE + 60.0)
             assert syphon.progress().total.returned == 4
 
     run(main())

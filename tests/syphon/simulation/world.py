@@ -147,7 +147,7 @@ class World:
             secondary="s",
             options=SyphonOptions(
                 drain=drain,
-                policy=self.policy,
+                retry_policy=self.policy,
                 window=chance.choice((5, 50, 4000)),
                 rate=chance.choice((None, None, 20.0)),
             ),

@@ -134,7 +134,7 @@ async def test_y4_a_lost_lock_is_told_and_the_rest_is_done(world: World, verb: s
 async def test_a_rest_gives_back_what_was_on_its_way(world: World) -> None:
     await world.divert("1")
     held = await world.backlog.receive(50, SOON)
-    await world.backlog.rest()
+    await world.backlog.stop_receiving()
     await world.divert("2")
     async with await world.secondary.receiver(world.queue) as other:
         assert ids_of(await other.receive(1, SOON)) == {"2"}

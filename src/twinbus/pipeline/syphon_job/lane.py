@@ -1,7 +1,12 @@
-"""One lane: a pump on one backlog queue for a few seconds, in a task of Spark. The same pump as everywhere.
+"""A lane: a pump on one backlog queue for a few seconds, in a Spark task; and the data source that runs lanes.
 
-Whatever becomes of the destination or the backlog, it ends in order and reports: an error thrown would cost Spark's
-tries. It writes its own segment of the ledger; what it reports is for progress and planning alone.
+A lane uses the same pump as every syphon. It ends in order whatever the destination or the backlog does, and reports:
+an exception would cost one of Spark's retries. It writes a ledger segment of its own; its report serves progress and
+planning only.
+
+Each lane is a partition of `SyphonSource`, a streaming source without data. Its offsets are epochs, each with the plan
+that the driver wrote to a file. A batch that Spark repeats drains again, which is safe: only the broker knows what
+there is to move, and the source settles and stores nothing.
 """
 
 from __future__ import annotations
@@ -41,28 +46,28 @@ from twinbus.syphon import (
 
 _log = logging.getLogger(__name__)
 
-_POLL: Final = 0.5
-_WATCH_SECONDS: Final = 0.05
-# What one lane can bring back in its time; those beyond it are looked for by the next.
-_MOST_FOUND: Final = 20_000
+_POLL_SECONDS: Final = 0.5
+_CHECK_SECONDS: Final = 0.05
+# Deferred messages that one lane can bring back in its time; the next lane scans for the others.
+_SCAN_LIMIT: Final = 20_000
 
 
 class LaneBrokenError(TwinbusError):
-    """Its pump ended by a defect of its own. No message is lost: what it held comes back."""
+    """The lane's pump ended by a defect. No message is lost: those it held come again when their locks end."""
 
 
 class Lane:
-    """`await Lane(job, plan, slice).run()`, once."""
+    """`await Lane(job, plan, task).run()`, once."""
 
-    def __init__(self, job: SyphonJob, plan: BatchPlan, part: LaneTask, steps: StepListener | None = None) -> None:
+    def __init__(self, job: SyphonJob, plan: BatchPlan, task: LaneTask, on_step: StepListener | None = None) -> None:
         self._job = job
         self._plan = plan
-        self._slice = part
-        self._steps = steps
-        self._look: ScanResult | None = None
+        self._task = task
+        self._on_step = on_step
+        self._scan: ScanResult | None = None
 
     async def run(self) -> LaneReport:
-        job, part = self._job, self._slice
+        job, task = self._job, self._task
         now = asyncio.get_running_loop().time
         began = now()
         counts = ProgressCounter(began)
@@ -73,102 +78,106 @@ class Lane:
             policy = RetryPolicy(
                 first_pause=job.first_pause, longest_pause=job.longest_pause, gone_after=job.gone_after
             )
-            options = SyphonOptions(rate=part.rate, ttl=job.ttl, poll=_POLL, window=job.window, policy=policy)
-            books = SyphonLedger(ledger, job.primary_name, job.secondary_name, counts)
-            room = SyphonContext(transport, options, books, self._steps)
-            stack.push_async_callback(room.close)
-            room.destinations.remember(self._plan.memories, began)
-            pump = Pump(part.queue, room)
+            options = SyphonOptions(
+                rate=task.rate, ttl=job.ttl, poll=_POLL_SECONDS, window=job.window, retry_policy=policy
+            )
+            syphon_ledger = SyphonLedger(ledger, job.primary_name, job.secondary_name, counts)
+            context = SyphonContext(transport, options, syphon_ledger, self._on_step)
+            stack.push_async_callback(context.close)
+            context.destinations.remember(self._plan.memories, began)
+            pump = Pump(task.queue, context)
             stack.push_async_callback(pump.close)
-            # It looks for nothing by itself: that is planned, for one lane of a queue at a time.
-            pump.shelf.ran_dry(inf)
-            await self._pumped(pump, room, began + job.budget)
+            # The pump must not scan by itself: the driver plans scans, for one lane of a queue at a time.
+            pump.deferred.schedule_first_scan(inf)
+            await self._run_pump(pump, context, began + job.budget)
             ended = now()
             return LaneReport(
                 plan=self._plan.number,
-                queue=part.queue,
-                lane=part.lane,
+                queue=task.queue,
+                lane=task.lane,
                 worker=f"{socket.gethostname()}/{os.getpid()}",
                 seconds=ended - began,
-                dry=pump.is_dry,
+                is_empty=pump.is_empty,
                 failure=None if pump.failure is None else str(pump.failure),
-                tallies=counts.by_destination,
+                counts=counts.by_destination,
                 operations=counts.operations,
-                memories=room.destinations.memories(ended),
-                waiting=pump.shelf.waiting(),
-                seeds=part.seeds,
-                look=self._look,
+                memories=context.destinations.memories(ended),
+                waiting=pump.deferred.waiting(),
+                probes=task.probes,
+                scan=self._scan,
             )
 
-    async def _pumped(self, pump: Pump, room: SyphonContext, end: float) -> None:
-        """Until there is nothing to do, or no time for more."""
-        for path, number in self._slice.seeds.items():
-            pump.shelf.deferred(path, (number,))
+    async def _run_pump(self, pump: Pump, context: SyphonContext, end: float) -> None:
+        """Run until there is nothing to do, or until `end`."""
+        for path, number in self._task.probes.items():
+            pump.deferred.add(path, (number,))
         pump.start()
-        looking = asyncio.create_task(self._bring_back(pump, room, end))
+        finding = asyncio.create_task(self._find_deferred(pump, context, end))
         idle = False
         try:
-            while not idle and room.broken is None and room.now() < end:
-                await asyncio.sleep(_WATCH_SECONDS)
-                idle = looking.done() and pump.idle_until(room.now()) > room.now()
+            while not idle and context.pump_error is None and context.now() < end:
+                await asyncio.sleep(_CHECK_SECONDS)
+                idle = finding.done() and pump.idle_until(context.now()) > context.now()
         finally:
-            room.stopping = True
-            looking.cancel()
-            await asyncio.wait({looking})
-            await pump.rest()
-        if not looking.cancelled():
-            looking.result()
-        if room.broken is not None:
-            raise LaneBrokenError(f"the pump of {pump.queue} ended: {room.broken!r}") from room.broken
+            context.stopping = True
+            finding.cancel()
+            await asyncio.wait({finding})
+            await pump.pause()
+        if not finding.cancelled():
+            finding.result()
+        if context.pump_error is not None:
+            raise LaneBrokenError(f"the pump of {pump.queue} ended: {context.pump_error!r}") from context.pump_error
 
-    # --- what was put aside ------------------------------------------------------------------------------------------
+    # --- messages that were put aside --------------------------------------------------------------------------------
 
-    async def _bring_back(self, pump: Pump, room: SyphonContext, end: float) -> None:
-        """Finds the numbers of messages that were put aside; the pump does the rest."""
-        part = self._slice
-        while part.look == 0 and not pump.is_dry:  # noqa: ASYNC110 - the pump tells nobody when it changes
-            # Nobody knows of any: what waits to be received comes first, and need not be looked through.
-            await asyncio.sleep(_WATCH_SECONDS)
-        if part.look is not None:
-            await self._find(pump, room, part.look, end)
-        seeds = dict(part.seeds)
-        while self._look is None and seeds:
-            # Asked with the one message that it was given; once that has arrived, the others can.
-            await asyncio.sleep(_WATCH_SECONDS)
-            now = room.now()
-            if ready := [number for path, number in seeds.items() if room.destinations.due(path) == -inf]:
-                await self._find(pump, room, min(ready), end)
+    async def _find_deferred(self, pump: Pump, context: SyphonContext, end: float) -> None:
+        """Find the numbers of messages that were put aside; the pump brings them back."""
+        task = self._task
+        while task.scan_from == 0 and not pump.is_empty:  # noqa: ASYNC110 - the pump raises no event
+            # A scan from the start looks for unknown ones. Those that can be received come first and shorten it.
+            await asyncio.sleep(_CHECK_SECONDS)
+        if task.scan_from is not None:
+            await self._scan_queue(pump, context, task.scan_from, end)
+        probes = dict(task.probes)
+        while self._scan is None and probes:
+            # Once the message of a probe has arrived, the others of its destination can be brought back.
+            await asyncio.sleep(_CHECK_SECONDS)
+            now = context.now()
+            if ready := [number for path, number in probes.items() if context.destinations.due(path) == -inf]:
+                await self._scan_queue(pump, context, min(ready), end)
             elif pump.idle_until(now) > now:
                 return
 
-    async def _find(self, pump: Pump, room: SyphonContext, start: int, end: float) -> None:
-        backlog = room.backlog(pump.queue)
+    async def _scan_queue(self, pump: Pump, context: SyphonContext, start: int, end: float) -> None:
+        backlog = context.backlog(pump.queue)
         at, found, clean = start, 0, True
         try:
-            while found < _MOST_FOUND and room.now() < end:
+            while found < _SCAN_LIMIT and context.now() < end:
                 page = await backlog.peek(at, PEEK_PAGE_SIZE)
                 if not page:
-                    self._look = ScanResult(start, None, clean)
+                    self._scan = ScanResult(start, None, clean)
                     return
                 clean = False
                 at = page[-1].sequence_number + 1
-                for one in page:
-                    if one.deferred:
-                        pump.shelf.deferred(one.path, (one.sequence_number,))
+                for message in page:
+                    if message.deferred:
+                        pump.deferred.add(message.path, (message.sequence_number,))
                         found += 1
-                self._look = ScanResult(start, at, clean)
-                room.changed()
+                self._scan = ScanResult(start, at, clean)
+                context.notify_listeners()
         except BacklogFailedError as error:
-            _log.warning("what was put aside could not be looked for: %s", error)
-            self._look = ScanResult(start, at, clean=False)
+            _log.warning("the scan for messages that were put aside failed: %s", error)
+            self._scan = ScanResult(start, at, clean=False)
         finally:
             await backlog.close()
 
 
+# --- the data source -------------------------------------------------------------------------------------------------
+
 PLAN_FILE: Final = "plan.json"
-# Spark asks again at once while there is nothing to do: it is kept waiting for so long.
-_WAIT_SECONDS: Final = 1.0
-_LOOK_SECONDS: Final = 0.02
+# Spark calls again at once while there is nothing to do: `latestOffset` waits so long for a plan.
+_PLAN_SECONDS: Final = 1.0
+_FILE_SECONDS: Final = 0.02
 _NO_PLAN: Final = BatchPlan("", ())
 
 Offset = dict[str, Any]
@@ -177,14 +186,17 @@ Offset = dict[str, Any]
 @dataclass
 class LanePartition(InputPartition):
     plan: BatchPlan
-    part: LaneTask
+    task: LaneTask
 
 
 class SyphonSource(DataSource):
-    """Options: `folder`, where the driver's plan lies, and `secret`, the job (Spark shows no option of that name)."""
+    """Options: `folder`, where the driver writes its plan, and `secret`, the job as JSON.
 
-    steps: ClassVar[StepListener | None] = None
-    """Told where messages are on their way, in the task."""
+    Spark redacts an option of that name.
+    """
+
+    on_step: ClassVar[StepListener | None] = None
+    """Called in the task that runs the lane."""
 
     @classmethod
     def name(cls) -> str:
@@ -194,14 +206,14 @@ class SyphonSource(DataSource):
         return "report string"
 
     def streamReader(self, schema: StructType) -> LaneReader:  # noqa: N802  # Spark's names, here and below
-        return LaneReader(Path(self.options["folder"]), SyphonJob.of_json(self.options["secret"]), type(self).steps)
+        return LaneReader(Path(self.options["folder"]), SyphonJob.of_json(self.options["secret"]), type(self).on_step)
 
 
 class LaneReader(DataSourceStreamReader):
-    def __init__(self, folder: Path, job: SyphonJob, steps: StepListener | None) -> None:
+    def __init__(self, folder: Path, job: SyphonJob, on_step: StepListener | None) -> None:
         self._file = folder / PLAN_FILE
         self._job = job
-        self._steps = steps
+        self._on_step = on_step
 
     def initialOffset(self) -> Offset:  # noqa: N802
         return {"epoch": 0, "plan": _NO_PLAN.to_json()}
@@ -210,24 +222,24 @@ class LaneReader(DataSourceStreamReader):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        end = time.monotonic() + _WAIT_SECONDS
+        end = time.monotonic() + _PLAN_SECONDS
         while True:
             text = self._file.read_text(encoding="utf-8") if self._file.exists() else start["plan"]
             if text != start["plan"]:
                 return {"epoch": start["epoch"] + 1, "plan": text}
             if time.monotonic() >= end:
                 return start
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_FILE_SECONDS)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         plan = BatchPlan.of_json(end["plan"])
-        return [LanePartition(plan, part) for part in plan.slices]
+        return [LanePartition(plan, task) for task in plan.tasks]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
         assert isinstance(partition, LanePartition)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(Lane(self._job, partition.plan, partition.part, self._steps).run())
+            report = runner.run(Lane(self._job, partition.plan, partition.task, self._on_step).run())
         yield (report.to_json(),)
 
     def commit(self, end: Offset) -> None:
-        """Nothing: the lanes have settled what they moved."""
+        """Does nothing: the lanes have settled what they moved."""

@@ -1,6 +1,6 @@
-"""What the driver and its lanes tell each other: a plan of slices, and a report for each. Plain values, as JSON.
+"""What the driver and its lanes exchange as JSON: the job, a plan of lane tasks, a report for each task.
 
-No message and no body is among them; sequence numbers and counts are.
+They hold sequence numbers and counts; they never hold messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from twinbus.syphon import DestinationMemory, MessageCounts, Readiness, TimeToLi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyphonJob:
-    """What holds for every lane. `primary`, `secondary`: connection strings; the names are those in the ledger."""
+    """Settings of every lane. `primary` and `secondary` are connection strings; the names are those in the ledger."""
 
     primary: str = field(repr=False)
     secondary: str = field(repr=False)
@@ -26,9 +26,9 @@ class SyphonJob:
     ttl: TimeToLive = "restart"
     timeout: float = 10.0
     budget: float = 8.0
-    """Seconds after which a lane takes no more messages."""
+    """Seconds after which a lane receives no more messages."""
     window: int = 2000
-    """Messages one lane holds at most: what may be delivered twice when it is killed."""
+    """Messages that one lane holds at most. If it is killed, so many may be delivered twice."""
     first_pause: float = 1.0
     longest_pause: float = 300.0
     gone_after: float = 600.0
@@ -43,41 +43,49 @@ class SyphonJob:
 
 @dataclass(frozen=True, slots=True)
 class LaneTask:
-    """One lane on one backlog queue, once.
+    """One run of one lane on one backlog queue.
 
-    `seeds`: of destinations that are to be asked again, the number of one message put aside for each. `look`: from
-    which number on messages that were put aside are to be looked for.
+    `probes`: for each destination that is to be probed, the number of one message that was put aside for it.
+    `scan_from`: the number to scan from for messages that were put aside; None for no scan.
     """
 
     queue: str
     lane: int
     rate: float | None = None
-    seeds: Mapping[str, int] = field(default_factory=dict)
-    look: int | None = None
+    probes: Mapping[str, int] = field(default_factory=dict)
+    scan_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """`number` is unique among all runs."""
+    """The tasks of one micro-batch. `number` is unique among all runs.
+
+    Spark's checkpoint holds plans as JSON: its keys must not change.
+    """
 
     number: str
-    slices: tuple[LaneTask, ...]
+    tasks: tuple[LaneTask, ...]
     memories: tuple[DestinationMemory, ...] = ()
 
     def to_json(self) -> str:
-        return json.dumps(
-            {"number": self.number, "slices": [asdict(one) for one in self.slices], "memories": _plain(self.memories)}
-        )
+        tasks = [
+            {"queue": one.queue, "lane": one.lane, "rate": one.rate, "seeds": dict(one.probes), "look": one.scan_from}
+            for one in self.tasks
+        ]
+        return json.dumps({"number": self.number, "slices": tasks, "memories": _plain_memories(self.memories)})
 
     @classmethod
     def of_json(cls, text: str) -> Self:
-        told = json.loads(text)
-        return cls(told["number"], tuple(LaneTask(**one) for one in told["slices"]), _memories(told["memories"]))
+        values = json.loads(text)
+        tasks = tuple(
+            LaneTask(one["queue"], one["lane"], one["rate"], one["seeds"], one["look"]) for one in values["slices"]
+        )
+        return cls(values["number"], tasks, _memories(values["memories"]))
 
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """Messages were looked at from `start` on, up to `end`; None is the end of the queue. `clean`: there were none."""
+    """A scan saw the numbers from `start` up to `end`; None is the end of the queue. `clean`: it saw no message."""
 
     start: int
     end: int | None
@@ -86,49 +94,46 @@ class ScanResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneReport:
-    """What came of a slice. `dry`: the queue was found empty. `waiting`: put aside, by destination (count, least)."""
+    """What came of a task. `waiting`: by destination, how many messages are put aside and their least number."""
 
     plan: str
     queue: str
     lane: int
     worker: str
     seconds: float
-    dry: bool
+    is_empty: bool
+    """The lane found no more messages to receive."""
     failure: str | None
-    tallies: Mapping[str, MessageCounts]
+    counts: Mapping[str, MessageCounts]
     operations: Mapping[str, int]
     memories: tuple[DestinationMemory, ...]
     waiting: Mapping[str, tuple[int, int]]
-    seeds: Mapping[str, int]
-    look: ScanResult | None
+    probes: Mapping[str, int]
+    scan: ScanResult | None
 
     def to_json(self) -> str:
-        return json.dumps({name: _plain(getattr(self, name)) for name in self.__slots__})
+        values = {name: getattr(self, name) for name in self.__slots__}
+        values["counts"] = {path: asdict(counts) for path, counts in self.counts.items()}
+        values["memories"] = _plain_memories(self.memories)
+        values["scan"] = None if self.scan is None else asdict(self.scan)
+        return json.dumps(values)
 
     @classmethod
     def of_json(cls, text: str) -> Self:
-        told: dict[str, Any] = json.loads(text)
-        told["tallies"] = {path: MessageCounts(**tally) for path, tally in told["tallies"].items()}
-        told["memories"] = _memories(told["memories"])
-        told["waiting"] = {path: (count, least) for path, (count, least) in told["waiting"].items()}
-        told["look"] = None if told["look"] is None else ScanResult(**told["look"])
-        return cls(**told)
+        values: dict[str, Any] = json.loads(text)
+        values["counts"] = {path: MessageCounts(**counts) for path, counts in values["counts"].items()}
+        values["memories"] = _memories(values["memories"])
+        values["waiting"] = {path: (count, least) for path, (count, least) in values["waiting"].items()}
+        values["scan"] = None if values["scan"] is None else ScanResult(**values["scan"])
+        return cls(**values)
 
 
-def _plain(value: Any) -> Any:
-    match value:
-        case ScanResult():
-            return asdict(value)
-        case tuple():
-            return [one._replace(readiness=one.readiness.value) for one in value]
-        case dict():
-            return {key: asdict(one) if isinstance(one, MessageCounts) else one for key, one in value.items()}
-        case _:
-            return value
+def _plain_memories(memories: Iterable[DestinationMemory]) -> list[list[Any]]:
+    return [[path, readiness.value, *others] for path, readiness, *others in memories]
 
 
-def _memories(told: Iterable[list[Any]]) -> tuple[DestinationMemory, ...]:
+def _memories(values: Iterable[list[Any]]) -> tuple[DestinationMemory, ...]:
     return tuple(
-        DestinationMemory(path, Readiness(readiness), None if cause is None else FailureKind(cause), *spans)
-        for path, readiness, cause, *spans in told
+        DestinationMemory(path, Readiness(readiness), None if cause is None else FailureKind(cause), *durations)
+        for path, readiness, cause, *durations in values
     )

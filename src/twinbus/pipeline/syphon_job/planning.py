@@ -1,38 +1,41 @@
-"""When a batch is worth its while, and which lanes it has (D2, Y2, Y5). Pure: told what happened and the time.
+"""Plans the micro-batches: when one is worthwhile, and which lane tasks it has (D2, Y2, Y5). Pure.
 
-A queue is drained when its long poll, or a lane that ran out of time, says that messages wait. What was put aside is
-asked after by one lane: a single message once its destination's pause is over, all of them once that one arrived.
+A queue is drained while messages wait in it: its long poll ended with a message, or a lane ran out of time. Messages
+that were put aside are looked after by one lane of a queue: it probes a destination with a single message once the
+pause is over, and brings back the others after that message arrived.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask
 from twinbus.syphon import SCAN_INTERVAL, DestinationMemory, Readiness, destination_key
 
-# Between two looks whether a queue that is being drained is empty: others may hold messages.
-_LOOK_AGAIN_SECONDS: Final = 2.0
-# The long poll tells before that whether messages wait: they come first.
-_FIRST_LOOK_SECONDS: Final = 1.0
+# Between two scans of a queue that a drain has found empty: other receivers may hold messages.
+_DRAIN_SCAN_SECONDS: Final = 2.0
+# The first scan waits so long: by then the long poll shows whether messages wait, which come first.
+_FIRST_SCAN_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
-class _Queue:
-    """`waits`: messages are there to be received. `look`: from where to look for what was put aside, at `look_at`."""
+class _QueueState:
+    """`has_messages`: there is something to receive. `aside`: by destination, how many are put aside and their least
+    number. The next scan starts from number `scan_from` at `scan_at`.
+    """
 
-    waits: bool = False
+    has_messages: bool = False
     clean: bool = False
     aside: dict[str, tuple[int, int]] = field(default_factory=dict)
-    look: int | None = 0
-    look_at: float = -inf
+    scan_from: int | None = 0
+    scan_at: float = -inf
 
 
 class BatchPlanner:
-    """`lanes`: for each queue at most; None: as many as fill Spark's `slots`."""
+    """`lanes`: for each queue at most; None for as many as fill Spark's `slots`."""
 
     def __init__(
         self, run: str, *, lanes: int | None = None, slots: int = 1, rate: float | None = None, drain: bool = False
@@ -42,112 +45,116 @@ class BatchPlanner:
         self._slots = slots
         self.rate = rate
         self._drain = drain
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, _QueueState] = {}
         self._memories: dict[str, tuple[DestinationMemory, float]] = {}
         self._plans = 0
 
-    # --- what it is told ---------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
-    def found(self, queues: Iterable[str], now: float) -> None:
+    def queues_found(self, queues: Iterable[str], now: float) -> None:
         for queue in queues:
-            self._queues.setdefault(queue, _Queue(look_at=now + _FIRST_LOOK_SECONDS))
+            self._queues.setdefault(queue, _QueueState(scan_at=now + _FIRST_SCAN_SECONDS))
 
-    def arrived(self, queue: str) -> None:
-        """The long poll has ended with a message, which was given back."""
-        self._queues[queue].waits = True
+    def message_arrived(self, queue: str) -> None:
+        """The long poll ended with a message, which was released."""
+        self._queues[queue].has_messages = True
         self._queues[queue].clean = False
 
-    def reported(self, reports: Sequence[LaneReport], now: float) -> None:
+    def lanes_reported(self, reports: Sequence[LaneReport], now: float) -> None:
         for report in reports:
-            self._learn(report.memories, now)
+            self._remember(report.memories, now)
         for queue in {report.queue for report in reports}:
-            one = self._queues.setdefault(queue, _Queue())
-            told = [report for report in reports if report.queue == queue]
-            moved = any(report.tallies for report in told)
-            # While the backlog does not answer, the long poll is what finds out when it does.
-            one.waits = any(not report.dry and report.failure is None for report in told)
-            for report in told:
-                self._put_aside(one, report, now)
-            looks = [report.look for report in told if report.look is not None and report.look.start == 0]
-            one.clean = not one.waits and not moved and any(look.clean for look in looks)
-            if self._drain and not one.clean and not one.aside and one.look is None:
-                one.look, one.look_at = 0, now + (0.0 if moved else _LOOK_AGAIN_SECONDS)
+            state = self._queues.setdefault(queue, _QueueState())
+            own = [report for report in reports if report.queue == queue]
+            moved = any(report.counts for report in own)
+            # If the backlog queue does not answer, its long poll finds out when it does again.
+            state.has_messages = any(not report.is_empty and report.failure is None for report in own)
+            for report in own:
+                self._update_aside(state, report, now)
+            whole_scans = [report.scan for report in own if report.scan is not None and report.scan.start == 0]
+            state.clean = not state.has_messages and not moved and any(scan.clean for scan in whole_scans)
+            if self._drain and not state.clean and not state.aside and state.scan_from is None:
+                state.scan_from, state.scan_at = 0, now + (0.0 if moved else _DRAIN_SCAN_SECONDS)
 
-    def _learn(self, memories: Iterable[DestinationMemory], now: float) -> None:
-        """The latest news is the one that holds."""
+    def _remember(self, memories: Iterable[DestinationMemory], now: float) -> None:
+        """Keep the most recent memory of each destination."""
         for memory in memories:
             known = self._memories.get(destination_key(memory.path))
             if known is None or now - memory.age >= known[1] - known[0].age:
                 self._memories[destination_key(memory.path)] = (memory, now)
 
     @staticmethod
-    def _put_aside(one: _Queue, report: LaneReport, now: float) -> None:
-        look = report.look
-        for path, number in report.seeds.items():
-            if path in one.aside and path not in report.waiting and look is None:
-                # Gone, or held by another: a message of this destination has to be found anew.
-                one.look, one.look_at = min(number, one.look or number), now
-        if look is not None:
-            for path, (_, least) in list(one.aside.items()):
-                if look.start <= least:  # those still there are among what was found, or will be
-                    del one.aside[path]
-            one.look = look.end
-            one.look_at = now if look.end is not None else now + SCAN_INTERVAL
+    def _update_aside(state: _QueueState, report: LaneReport, now: float) -> None:
+        scan = report.scan
+        for path, number in report.probes.items():
+            if path in state.aside and path not in report.waiting and scan is None:
+                # The message is gone or locked by another receiver: a scan has to find one for the next probe.
+                state.scan_from, state.scan_at = min(number, state.scan_from or number), now
+        if scan is not None:
+            for path, (_, least) in list(state.aside.items()):
+                if scan.start <= least:  # the scan has found those that are still there, or the next one will
+                    del state.aside[path]
+            state.scan_from = scan.end
+            state.scan_at = now if scan.end is not None else now + SCAN_INTERVAL
         for path, (count, least) in report.waiting.items():
-            before = one.aside.get(path, (0, least))
-            again = 1 if path in report.seeds and path in one.aside else 0
-            one.aside[path] = (before[0] + count - again, min(before[1], least))
+            before = state.aside.get(path, (0, least))
+            again = 1 if path in report.probes and path in state.aside else 0
+            state.aside[path] = (before[0] + count - again, min(before[1], least))
 
-    # --- what follows ------------------------------------------------------------------------------------------------
+    # --- decisions ---------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> BatchPlan | None:
-        busy = [queue for queue, one in self._queues.items() if one.waits]
-        asked = {queue: found for queue, one in self._queues.items() if (found := self._asked(one, now))}
-        if not busy and not asked:
+        """The next micro-batch, or None if there is nothing to do."""
+        draining = [queue for queue, state in self._queues.items() if state.has_messages]
+        recalls = {queue: task for queue, state in self._queues.items() if (task := self._recall(queue, state, now))}
+        if not draining and not recalls:
             return None
-        lanes = max(1, self._slots // len(busy)) if busy and self._lanes is None else self._lanes or 1
-        slices = [
-            LaneTask(queue, lane, None, *(asked.pop(queue, ({}, None)) if lane == 0 else ({}, None)))
+        lanes = max(1, self._slots // len(draining)) if draining and self._lanes is None else self._lanes or 1
+        tasks = [
+            recalls.pop(queue, LaneTask(queue, 0)) if lane == 0 else LaneTask(queue, lane)
             for lane in range(lanes)
-            for queue in busy
+            for queue in draining
         ]
-        slices += [LaneTask(queue, 0, None, *found) for queue, found in asked.items()]
+        tasks += recalls.values()
         self._plans += 1
-        rate = None if self.rate is None else self.rate / len(slices)
-        paced = tuple(LaneTask(one.queue, one.lane, rate, one.seeds, one.look) for one in slices)
-        return BatchPlan(f"{self._run}-{self._plans}", paced, self.memories(now))
+        rate = None if self.rate is None else self.rate / len(tasks)
+        limited = tuple(replace(task, rate=rate) for task in tasks)
+        return BatchPlan(f"{self._run}-{self._plans}", limited, self.memories(now))
 
     def due(self, now: float) -> float:
-        """When `plan` has something, if nothing happens first."""
-        if any(one.waits for one in self._queues.values()):
+        """When `plan` will return one, if nothing is reported before."""
+        if any(state.has_messages for state in self._queues.values()):
             return now
-        instants = [one.look_at for one in self._queues.values()]
-        instants += [self._due(path) for one in self._queues.values() for path in one.aside]
+        instants = [state.scan_at for state in self._queues.values()]
+        instants += [self._due(path) for state in self._queues.values() for path in state.aside]
         return max(now, min(instants, default=inf))
 
-    def polled(self) -> set[str]:
-        """Queues that nobody is known to have messages in: a long poll is to be out on each."""
-        return {queue for queue, one in self._queues.items() if not one.waits}
+    def queues_to_poll(self) -> set[str]:
+        """Queues in which no message is known to wait: the driver holds a long poll on each."""
+        return {queue for queue, state in self._queues.items() if not state.has_messages}
 
-    def _asked(self, one: _Queue, now: float) -> tuple[dict[str, int], int | None] | None:
-        seeds: dict[str, int] = {}
-        looks = [one.look or 0] if now >= one.look_at else []
-        for path, (_, least) in one.aside.items():
+    def _recall(self, queue: str, state: _QueueState, now: float) -> LaneTask | None:
+        """The task that looks after messages put aside, if anything is due."""
+        probes: dict[str, int] = {}
+        scans = [state.scan_from or 0] if now >= state.scan_at else []
+        for path, (_, least) in state.aside.items():
             due = self._due(path)
             if due == -inf:
-                looks.append(least)
+                scans.append(least)
             elif due <= now:
-                seeds[path] = least
-        return (seeds, min(looks, default=None)) if seeds or looks else None
+                probes[path] = least
+        if not probes and not scans:
+            return None
+        return LaneTask(queue, 0, probes=probes, scan_from=min(scans, default=None))
 
     def _due(self, path: str) -> float:
-        """As `Destinations.due` has it."""
+        """As `Destinations.due`."""
         memory, at = self._memories.get(destination_key(path), (None, 0.0))
         if not path or memory is None or memory.readiness is not Readiness.ASIDE:
             return -inf
         return at + memory.left
 
-    # --- how far it is -----------------------------------------------------------------------------------------------
+    # --- progress ----------------------------------------------------------------------------------------------------
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -158,12 +165,13 @@ class BatchPlanner:
         return self._plans
 
     def is_drained(self) -> bool:
-        return all(one.clean and not one.aside for one in self._queues.values())
+        return all(state.clean and not state.aside for state in self._queues.values())
 
-    def aside(self) -> int:
-        return sum(count for one in self._queues.values() for count, _ in one.aside.values())
+    def messages_aside(self) -> int:
+        return sum(count for state in self._queues.values() for count, _ in state.aside.values())
 
     def memories(self, now: float) -> tuple[DestinationMemory, ...]:
+        """What is known of the destinations, with durations as of `now`."""
         return tuple(
             memory._replace(
                 age=memory.age + now - at,

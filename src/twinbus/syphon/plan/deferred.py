@@ -1,7 +1,10 @@
-"""The messages of one backlog queue that were deferred, by number and destination: what to bring back, when to look for
-those nobody remembers (Y5).
+"""The deferred messages of one backlog queue: which to bring back, and when to look for those nobody remembers (Y5).
 
-Only numbers are kept, at most so many; what is forgotten is found again by peeking. Messages do not come in here.
+A message whose destination is not ready is deferred, and its sequence number is remembered here by destination. Once
+the destination is ready, a *recall* brings some of its messages back. Numbers can be unknown: an earlier run or another
+syphon deferred the message, a settlement was not answered, or there were more than `MAX_NUMBERS`. A *scan* peeks
+through the queue and finds them again. No recall starts while a scan runs, and no scan while a recall is out: a scan
+would see the recalled messages where they were. Pure: only numbers and times come in.
 """
 
 from __future__ import annotations
@@ -10,45 +13,50 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Sequence
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from twinbus.syphon.plan.destinations import DestinationRoute, Destinations, destination_key
 
-LIMIT: Final = 500_000
+MAX_NUMBERS: Final = 500_000
 SCAN_INTERVAL: Final = 6 * 3600.0
-"""Messages that another syphon deferred and left behind are looked for at this interval."""
-RESCAN_AFTER: Final = 900.0
-"""The same, once some were found to be held by another: it may not finish with them."""
-UNCERTAIN_AFTER: Final = 90.0
-"""The same, once a settlement was not answered: by then its lock has ended, where it was not done."""
-# Numbers under this key name no destination: they are brought back to be dead-lettered.
+"""Seconds between two scans: finds messages that another syphon deferred and left behind."""
+RESCAN_AFTER_MISSING: Final = 900.0
+"""Seconds to the next scan after a recall missed messages: another receiver held them and may not have finished."""
+RESCAN_AFTER_FAILURE: Final = 90.0
+"""Seconds to the next scan after a settlement was not answered: by then the lock has ended if it was not done."""
+# The key of messages that name no destination: they are recalled to be dead-lettered.
 UNADDRESSED: Final = ""
 
 
 class Recall(NamedTuple):
-    """Bring these back. `probe` is the epoch of a probe: of those that come back one is sent."""
+    """Bring these messages back. If `probe` is an epoch, send one of them as that probe."""
 
     path: str
     numbers: tuple[int, ...]
     probe: int | None
 
 
-class Seen(NamedTuple):
-    """What peeking shows of a message."""
+class ScannedMessage(Protocol):
+    """What a scan needs of a peeked message."""
 
-    sequence_number: int
-    deferred: bool
-    path: str | None
+    @property
+    def sequence_number(self) -> int: ...
+
+    @property
+    def deferred(self) -> bool: ...
+
+    @property
+    def path(self) -> str | None: ...
 
 
 class _Numbers:
-    """In order, the least first. Those before `head` are taken. `probed_with`: so many are asked for to probe with."""
+    """Sequence numbers in ascending order; those before `_head` are taken. A probe recalls `probe_size` of them."""
 
-    __slots__ = ("_head", "_numbers", "path", "probed_with")
+    __slots__ = ("_head", "_numbers", "path", "probe_size")
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.probed_with = 1
+        self.probe_size = 1
         self._numbers = array("q")
         self._head = 0
 
@@ -60,6 +68,7 @@ class _Numbers:
         return self._numbers[self._head]
 
     def add(self, number: int) -> bool:
+        """Returns whether it was not there yet."""
         numbers = self._numbers
         if not numbers or number > numbers[-1]:
             numbers.append(number)
@@ -74,6 +83,7 @@ class _Numbers:
         return at < len(self._numbers) and self._numbers[at] == number
 
     def take(self, count: int) -> tuple[int, ...]:
+        """Remove and return the least."""
         taken = tuple(self._numbers[self._head : self._head + count])
         self._head += len(taken)
         if self._head * 2 > len(self._numbers):
@@ -82,7 +92,7 @@ class _Numbers:
         return taken
 
     def forget_last(self, count: int) -> int:
-        """The least of those forgotten."""
+        """Remove the greatest; returns the least of them."""
         first = max(self._head, len(self._numbers) - count)
         least = self._numbers[first]
         del self._numbers[first:]
@@ -90,26 +100,27 @@ class _Numbers:
 
 
 class DeferredMessages:
-    """Of one backlog queue. `destinations` is shared with the others."""
+    """Of one backlog queue. All queues of a syphon share `destinations`."""
 
-    def __init__(self, destinations: Destinations, limit: int = LIMIT) -> None:
+    def __init__(self, destinations: Destinations, limit: int = MAX_NUMBERS) -> None:
         self._destinations = destinations
         self._limit = limit
         self._numbers: dict[str, _Numbers] = {}
         self._kept = _Numbers("")
         self._forgotten: dict[str, int] = {}
-        self._out = 0
+        """By destination, the least number that was forgotten for want of room."""
+        self._recalls = 0
         self._count = 0
         self._scan_at = inf
         self._scanning: int | None = None
-        self._scanned = False
-        self._whole_scan = False
-        self._saw_something = False
+        self._first_scan_scheduled = False
+        self._is_whole_scan = False
+        self._scan_found_any = False
         self.clean = False
-        """The last scan of the whole queue saw nothing but what is kept, and nothing was put aside since."""
+        """The last scan of the whole queue found only kept messages, and nothing was deferred since."""
 
     def __len__(self) -> int:
-        """How many are remembered, those left behind for good (Y10) not counted."""
+        """How many are remembered, without kept ones (Y10)."""
         return self._count
 
     @property
@@ -117,16 +128,17 @@ class DeferredMessages:
         return len(self._kept)
 
     def is_empty(self) -> bool:
-        """Nothing is remembered, brought back just now, or waits to be found again."""
-        return not (self._count or self._out or self._forgotten or self._scanning is not None)
+        """Nothing is remembered or forgotten, no recall is out, and no scan runs."""
+        return not (self._count or self._recalls or self._forgotten or self._scanning is not None)
 
     def waiting(self) -> dict[str, tuple[int, int]]:
-        """By destination: how many are remembered, and the least number of them."""
+        """By destination: how many are remembered, and their least number."""
         return {found.path: (len(found), found.least) for found in self._numbers.values() if len(found)}
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
-    def deferred(self, path: str | None, numbers: Collection[int]) -> None:
+    def add(self, path: str | None, numbers: Collection[int]) -> None:
+        """Remember messages that were deferred for `path`; None for those that name no destination."""
         if not numbers:
             return
         self.clean = False
@@ -139,100 +151,98 @@ class DeferredMessages:
             self._forget_some()
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Y10: deferred, and not to be brought back by this syphon."""
+        """Y10: these are deferred, and this syphon does not bring them back."""
         for number in numbers:
             self._kept.add(number)
 
     def recall(self, now: float, count: int) -> Recall | None:
-        """The next to bring back, none while a scan is on. `recalled` has to be told when all of it is settled."""
+        """The next messages to bring back, if any. The caller reports `recall_ended` when all of them are settled."""
         if self._scanning is not None or now >= self._scan_at:
             return None
         for key, found in self._numbers.items():
             if key == UNADDRESSED:
                 return self._recall(key, found, count, None)
-            routed = self._destinations.route(found.path, now)
-            if routed.route is DestinationRoute.PROBE:
-                return self._recall(key, found, min(count, found.probed_with), routed.epoch)
-            if routed.route is not DestinationRoute.PUT_ASIDE:
+            decision = self._destinations.route(found.path, now)
+            if decision.route is DestinationRoute.PROBE:
+                return self._recall(key, found, min(count, found.probe_size), decision.epoch)
+            if decision.route is not DestinationRoute.PUT_ASIDE:
                 return self._recall(key, found, count, None)
         return None
 
-    def recalled(self, recall: Recall, left_out: int, now: float) -> None:
-        """It is over: what came back is sent, deferred again or settled; `left_out` is gone or held by another."""
-        self._out -= 1
-        if left_out:
-            self._scan_at = min(self._scan_at, now + RESCAN_AFTER)
-            if left_out == len(recall.numbers) and recall.probe is not None:
+    def recall_ended(self, recall: Recall, missing: int, now: float) -> None:
+        """Report that a recall is over. `missing` of its messages were gone or locked by another receiver."""
+        self._recalls -= 1
+        if missing:
+            self._scan_at = min(self._scan_at, now + RESCAN_AFTER_MISSING)
+            if missing == len(recall.numbers) and recall.probe is not None:
                 self._destinations.void(recall.path, recall.probe)
                 if (found := self._numbers.get(destination_key(recall.path))) is not None:
-                    # Another syphon has been here: not one by one.
-                    found.probed_with = 4 * len(recall.numbers)
+                    # Another syphon has taken many of them: do not try one after the other.
+                    found.probe_size = 4 * len(recall.numbers)
 
     def due(self, now: float) -> float:
-        """When `recall` or `scan` will have something, if nothing else happens first."""
-        if self._scanning is not None or now >= self._scan_at or self._found_again_at() is not None:
-            return inf if self._out else now
-        waiting = [self._destinations.due(one.path) if key else now for key, one in self._numbers.items()]
-        return max(now, min([*waiting, self._scan_at]))
+        """When `recall` or `next_scan` will have something, if nothing is reported before."""
+        if self._scanning is not None or now >= self._scan_at or self._forgotten_from() is not None:
+            return inf if self._recalls else now
+        due = [self._destinations.due(one.path) if key else now for key, one in self._numbers.items()]
+        return max(now, min([*due, self._scan_at]))
 
-    # --- peeking -----------------------------------------------------------------------------------------------------
+    # --- scanning ----------------------------------------------------------------------------------------------------
 
-    def ran_dry(self, now: float) -> None:
-        """No active message is left: look, once, for those deferred in an earlier life or by another."""
-        if not self._scanned:
-            self._scanned = True
+    def schedule_first_scan(self, now: float) -> None:
+        """Call when no active message is left. The first call schedules a scan for what earlier runs deferred."""
+        if not self._first_scan_scheduled:
+            self._first_scan_scheduled = True
             self._scan_at = now
 
-    def scan_now(self, now: float) -> None:
-        """Before a drain may say that nothing is left."""
+    def schedule_scan(self, now: float) -> None:
+        """A drain needs one before it may report that nothing is left."""
         self._scan_at = min(self._scan_at, now)
 
-    def scan(self, now: float) -> int | None:
-        """From which number to peek now, if at all; `peeked` has to be told what was seen.
+    def schedule_rescan(self, now: float) -> None:
+        """Call when the queue did not answer: what was deferred or scanned is not known. Ends a scan that runs."""
+        self._scanning = None
+        self._scan_at = min(self._scan_at, now + RESCAN_AFTER_FAILURE)
 
-        Not while messages are brought back: they would be seen where they were.
-        """
-        if self._scanning is None and not self._out:
+    def next_scan(self, now: float) -> int | None:
+        """The number to peek from now, or None. The caller reports what it found with `scanned`."""
+        if self._scanning is None and not self._recalls:
             if now >= self._scan_at:
                 self._scanning, self._forgotten = 0, {}
                 self._scan_at = now + SCAN_INTERVAL
-                self._whole_scan, self._saw_something, self.clean = True, False, False
-            elif (least := self._found_again_at()) is not None:
-                self._scanning, self._whole_scan = least, False
+                self._is_whole_scan, self._scan_found_any, self.clean = True, False, False
+            elif (least := self._forgotten_from()) is not None:
+                self._scanning, self._is_whole_scan = least, False
                 self._forgotten = {key: number for key, number in self._forgotten.items() if number < least}
         return self._scanning
 
-    def peeked(self, seen: Sequence[Seen]) -> None:
-        if not seen:
+    def scanned(self, messages: Sequence[ScannedMessage]) -> None:
+        """Report one page of a scan. An empty page ends it."""
+        if not messages:
             self._scanning = None
-            self.clean = self._whole_scan and not self._saw_something
+            self.clean = self._is_whole_scan and not self._scan_found_any
             return
-        for number, deferred, path in seen:
-            if number in self._kept:
+        for message in messages:
+            if message.sequence_number in self._kept:
                 continue
-            self._saw_something = True
-            if deferred:
-                self.deferred(path, (number,))
-        self._scanning = seen[-1].sequence_number + 1
-
-    def uncertain(self, now: float) -> None:
-        """The queue did not answer: what was deferred, or seen, is not known. It is looked for again later."""
-        self._scanning = None
-        self._scan_at = min(self._scan_at, now + UNCERTAIN_AFTER)
+            self._scan_found_any = True
+            if message.deferred:
+                self.add(message.path, (message.sequence_number,))
+        self._scanning = messages[-1].sequence_number + 1
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _recall(self, key: str, found: _Numbers, count: int, probe: int | None) -> Recall:
         numbers = found.take(count)
         self._count -= len(numbers)
-        self._out += 1
+        self._recalls += 1
         del self._numbers[key]
         if len(found):
-            self._numbers[key] = found  # behind the others: each has its turn
+            self._numbers[key] = found  # behind the others: destinations take turns
         return Recall(found.path, numbers, probe)
 
     def _forget_some(self) -> None:
-        """The destination with the most of them gives way, so that none is crowded out."""
+        """Forget numbers of the destination that has the most, so that it does not crowd out the others."""
         key, found = max(self._numbers.items(), key=lambda entry: len(entry[1]))
         count = max(1, len(found) // 8)
         least = found.forget_last(count)
@@ -241,8 +251,8 @@ class DeferredMessages:
             del self._numbers[key]
         self._forgotten[key] = min(least, self._forgotten.get(key, least))
 
-    def _found_again_at(self) -> int | None:
-        """From where to look for what was forgotten: for destinations that could take it and have nothing else."""
+    def _forgotten_from(self) -> int | None:
+        """From where to scan for forgotten messages whose destination is ready and has no others; None if not now."""
         wanted = [
             number
             for key, number in self._forgotten.items()

@@ -1,6 +1,13 @@
-"""Which entities of the primary take messages now, and what follows from a send that failed (Y5, Y6).
+"""Which entities of the primary take messages now, and what follows from a send that failed (Y5, Y6). Pure.
 
-Shared by all pumps of a syphon, so that one probe tells them all. It neither sends nor waits.
+A destination starts *ready*. A send that fails puts it *aside* for a pause; the pause doubles with every failure. After
+the pause one message is sent as a probe: if it arrives the destination is ready again, otherwise the next pause starts.
+A destination that was not found for `gone_after` seconds is *gone*, and its messages are dead-lettered, but it is still
+probed.
+
+All pumps of a syphon share one `Destinations`, so one probe is enough for all of them. Each change of a destination
+starts a new *epoch*. Outcomes report the epoch of the decision they came from, and those of an earlier epoch change
+nothing: a send that was in flight when its destination was put aside neither brings it back nor prolongs its pause.
 """
 
 from __future__ import annotations
@@ -13,18 +20,17 @@ from typing import Final, NamedTuple, assert_never
 
 from twinbus.backlog import FailureKind
 
+MAX_DESTINATIONS: Final = 10_000
+"""Destinations that are remembered; more only if more were ever put aside."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Seconds. A destination is left aside for `first_pause`, then twice as long each time, up to `longest_pause`."""
+    """Seconds. A destination is put aside for `first_pause`, then twice as long each time, up to `longest_pause`."""
 
     first_pause: float = 1.0
     longest_pause: float = 300.0
     gone_after: float = 600.0
-
-
-MOST: Final = 10_000
-"""So many destinations are known at a time, and more only where more were ever left aside."""
 
 
 class Readiness(Enum):
@@ -34,43 +40,42 @@ class Readiness(Enum):
 
 
 class DestinationRoute(Enum):
-    """What becomes of messages for a destination."""
+    """What to do with messages for a destination."""
 
     SEND = "send"
-    PROBE = "probe"  # one of them is sent, the rest put aside: what comes of it decides
+    PROBE = "probe"  # send one of them and put the others aside
     PUT_ASIDE = "put aside"
     DEAD_LETTER = "dead-letter"
 
 
 class RoutingDecision(NamedTuple):
-    """`epoch` goes with what is sent, and back with its outcome."""
-
     route: DestinationRoute
     epoch: int
 
 
 class FailedSendAction(Enum):
-    """What becomes of messages whose send failed."""
+    """What to do with messages whose send failed."""
 
-    RETRY = "retry"  # once, at once: a connection that broke is made again
-    SPLIT = "split"  # one of them spoils the others
+    RETRY = "retry"  # once, at once: the connection broke and is made again
+    SPLIT = "split"  # one of them makes the whole request fail
     PUT_ASIDE = "put aside"
     DEAD_LETTER = "dead-letter"
-    GIVE_BACK = "give back"  # the syphon itself was stopped
+    ABANDON = "abandon"  # the syphon itself was stopped
 
 
-_VERDICTS: Final = {
+# All other kinds put the destination aside.
+_ACTIONS: Final = {
     FailureKind.CONNECTION_LOST: FailedSendAction.RETRY,
     FailureKind.DETACHED: FailedSendAction.RETRY,
     FailureKind.MESSAGE_TOO_LARGE: FailedSendAction.DEAD_LETTER,
     FailureKind.BAD_MESSAGE: FailedSendAction.DEAD_LETTER,
-    FailureKind.CANCELLED: FailedSendAction.GIVE_BACK,
-    FailureKind.CLOSED: FailedSendAction.GIVE_BACK,
+    FailureKind.CANCELLED: FailedSendAction.ABANDON,
+    FailureKind.CLOSED: FailedSendAction.ABANDON,
 }
 
 
 class _Destination:
-    """`pause` is the last one; it begins anew only once the destination was ready for as long as that."""
+    """`pause` is the last one. It starts again from the first only after the destination was ready for as long."""
 
     __slots__ = (
         "cause", "epoch", "failures", "missing_since", "path", "pause", "probing", "readiness", "since", "until",
@@ -90,7 +95,7 @@ class _Destination:
 
 
 class DestinationStatus(NamedTuple):
-    """For people. One that is not ready is asked again at `until`; `failures`: how often it was, in vain."""
+    """For people. A destination that is not ready is probed at `until`; `failures` counts since it was last ready."""
 
     path: str
     readiness: Readiness
@@ -100,9 +105,9 @@ class DestinationStatus(NamedTuple):
 
 
 class DestinationMemory(NamedTuple):
-    """What one syphon knows of a destination, for another whose clock is not the same: spans, in seconds.
+    """What a syphon knows of a destination, for a syphon with another clock: durations in seconds, not instants.
 
-    `age`: since it became so; `left`: until it is asked again; `missing`: since it was first not found.
+    `age`: since its readiness changed. `left`: until it is probed. `missing`: since it was first not found.
     """
 
     path: str
@@ -120,88 +125,95 @@ def destination_key(path: str) -> str:
 
 
 class Destinations:
-    """By path. Outcomes of an epoch that is over change nothing: what was in flight when a destination was put aside
-    neither brings it back nor makes its pause longer.
-    """
+    """The state of all destinations, by path."""
 
     def __init__(self, policy: RetryPolicy | None = None) -> None:
         self.policy = policy or RetryPolicy()
         self._found: dict[str, _Destination] = {}
-        self._most = MOST
+        self._limit = MAX_DESTINATIONS
 
     def route(self, path: str, now: float) -> RoutingDecision:
-        """A probe is begun here: its outcome, or that it was void, has to be told."""
-        one = self._of(path)
-        match one.readiness:
+        """Decide what to do with messages for `path`.
+
+        PROBE starts the probe: the caller has to report its outcome (`succeeded`, `failed`) or that it is `void`.
+        """
+        destination = self._of(path)
+        match destination.readiness:
             case Readiness.READY:
-                return RoutingDecision(DestinationRoute.SEND, one.epoch)
+                return RoutingDecision(DestinationRoute.SEND, destination.epoch)
             case Readiness.ASIDE:
                 otherwise = DestinationRoute.PUT_ASIDE
             case Readiness.GONE:
-                # While it is being asked again nothing is dead-lettered.
-                otherwise = DestinationRoute.PUT_ASIDE if one.probing else DestinationRoute.DEAD_LETTER
+                # Nothing is dead-lettered while a probe may find that it is back.
+                otherwise = DestinationRoute.PUT_ASIDE if destination.probing else DestinationRoute.DEAD_LETTER
             case _:
-                assert_never(one.readiness)
-        if one.probing or now < one.until:
-            return RoutingDecision(otherwise, one.epoch)
-        one.probing = True
-        return RoutingDecision(DestinationRoute.PROBE, one.epoch)
+                assert_never(destination.readiness)
+        if destination.probing or now < destination.until:
+            return RoutingDecision(otherwise, destination.epoch)
+        destination.probing = True
+        return RoutingDecision(DestinationRoute.PROBE, destination.epoch)
 
     def succeeded(self, path: str, epoch: int, now: float) -> bool:
-        """True if it made the destination ready."""
-        one = self._of(path)
-        if epoch != one.epoch or one.readiness is Readiness.READY:
+        """Report a send that was accepted. Returns whether it made the destination ready."""
+        destination = self._of(path)
+        if epoch != destination.epoch or destination.readiness is Readiness.READY:
             return False
-        self._enter(one, Readiness.READY, now)
-        one.missing_since = one.cause = None
-        one.failures = 0
+        self._enter(destination, Readiness.READY, now)
+        destination.missing_since = destination.cause = None
+        destination.failures = 0
         return True
 
     def void(self, path: str, epoch: int) -> None:
-        """The message of a probe was not there to be sent, or was the only fault: nothing was learned."""
-        one = self._of(path)
-        if epoch == one.epoch:
-            one.probing = False
+        """Report a probe that showed nothing: its message was gone, or was itself the only fault."""
+        destination = self._of(path)
+        if epoch == destination.epoch:
+            destination.probing = False
 
     def failed(
         self, path: str, epoch: int, kind: FailureKind, now: float, chance: float, *, retried: bool, messages: int
     ) -> FailedSendAction:
-        """`chance`, from 0 to 1, shortens the pause by up to a half, so that many syphons do not ask in step."""
-        one = self._of(path)
-        verdict = _VERDICTS.get(kind, FailedSendAction.PUT_ASIDE)
-        match verdict:
+        """Report a send that failed; returns what to do with its messages.
+
+        `chance`, from 0 to 1, shortens the pause by up to a half, so that many syphons do not probe in step.
+        """
+        destination = self._of(path)
+        action = _ACTIONS.get(kind, FailedSendAction.PUT_ASIDE)
+        is_current = epoch == destination.epoch
+        match action:
             case FailedSendAction.DEAD_LETTER:
                 self.void(path, epoch)
-                return verdict if messages == 1 else FailedSendAction.SPLIT
-            case FailedSendAction.GIVE_BACK:
+                return action if messages == 1 else FailedSendAction.SPLIT
+            case FailedSendAction.ABANDON:
                 self.void(path, epoch)
-                return verdict
-            case FailedSendAction.RETRY if one.readiness is Readiness.READY and epoch == one.epoch and not retried:
-                return verdict
+                return action
+            case FailedSendAction.RETRY if destination.readiness is Readiness.READY and is_current and not retried:
+                return action
             case _:
                 pass
-        if epoch == one.epoch:
-            self._put_aside(one, kind, now, chance)
-        gone = one.readiness is Readiness.GONE and kind is FailureKind.ENTITY_NOT_FOUND
+        if is_current:
+            self._put_aside(destination, kind, now, chance)
+        gone = destination.readiness is Readiness.GONE and kind is FailureKind.ENTITY_NOT_FOUND
         return FailedSendAction.DEAD_LETTER if gone else FailedSendAction.PUT_ASIDE
 
     def due(self, path: str) -> float:
-        """When messages put aside for it can be brought back, if nothing else happens first: -inf is at any time."""
-        one = self._of(path)
-        return inf if one.probing else one.until if one.readiness is Readiness.ASIDE else -inf
+        """When messages that were put aside for `path` can be brought back; -inf is now, inf while a probe runs."""
+        destination = self._of(path)
+        if destination.probing:
+            return inf
+        return destination.until if destination.readiness is Readiness.ASIDE else -inf
 
     def failures(self, path: str) -> int:
-        """How often it was asked in vain since it last took a message."""
+        """How often the destination was tried since it last took a message."""
         return self._of(path).failures
 
-    def states(self) -> tuple[DestinationStatus, ...]:
+    def statuses(self) -> tuple[DestinationStatus, ...]:
         return tuple(
             DestinationStatus(one.path, one.readiness, one.cause, one.until, one.failures)
             for one in self._found.values()
         )
 
     def memories(self, now: float) -> tuple[DestinationMemory, ...]:
-        """Of all that were ever left aside."""
+        """Of all destinations that were ever put aside."""
         return tuple(
             DestinationMemory(
                 one.path,
@@ -217,6 +229,7 @@ class Destinations:
         )
 
     def remember(self, memories: Iterable[DestinationMemory], now: float) -> None:
+        """Take over what another syphon knew."""
         for memory in memories:
             one = self._of(memory.path)
             one.readiness, one.cause, one.pause = memory.readiness, memory.cause, memory.pause
@@ -227,22 +240,23 @@ class Destinations:
         key = destination_key(path)
         found = self._found.get(key)
         if found is None:
-            if len(self._found) >= self._most:
-                self._forget_some()
+            if len(self._found) >= self._limit:
+                self._forget_never_put_aside()
             found = self._found[key] = _Destination(path)
         return found
 
-    def _forget_some(self) -> None:
-        """Those of which nothing is known but that they were asked for: never left aside."""
+    def _forget_never_put_aside(self) -> None:
+        """Forget destinations of which nothing is known but their path."""
         self._found = {key: one for key, one in self._found.items() if one.epoch}
-        self._most = max(MOST, 2 * len(self._found))
+        self._limit = max(MAX_DESTINATIONS, 2 * len(self._found))
 
     def _put_aside(self, one: _Destination, kind: FailureKind, now: float, chance: float) -> None:
         policy = self.policy
-        lasted = one.readiness is Readiness.READY and now - one.since >= one.pause
-        one.pause = (
-            policy.first_pause if lasted else min(max(one.pause, policy.first_pause / 2) * 2, policy.longest_pause)
-        )
+        was_ready_long_enough = one.readiness is Readiness.READY and now - one.since >= one.pause
+        if was_ready_long_enough:
+            one.pause = policy.first_pause
+        else:
+            one.pause = min(max(one.pause, policy.first_pause / 2) * 2, policy.longest_pause)
         if kind is not FailureKind.ENTITY_NOT_FOUND:
             one.missing_since = None
         elif one.missing_since is None:
