@@ -76,7 +76,7 @@ class Ground:
     async def syphon(
         self,
         *,
-        steps: StepListener | None = None,
+        on_step: StepListener | None = None,
         ledger: Ledger | None = None,
         try_timeout: float = 10.0,
         queues: Sequence[str] | None = None,
@@ -90,7 +90,7 @@ class Ground:
             secondary="secondary",
             options=SyphonOptions(**options),
             ledger=ledger,
-            on_step=steps,
+            on_step=on_step,
         ) as found:
             yield found
 

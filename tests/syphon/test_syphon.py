@@ -379,7 +379,7 @@ async def test_y5_a_drain_whose_key_the_primary_refuses_says_so_and_ends(
 async def test_links_to_destinations_that_nothing_is_sent_to_are_closed(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(context, "MOST_SENDERS", 2)
+    monkeypatch.setattr(context, "MAX_SENDERS", 2)
     paths = [f"orders-{number}" for number in range(6)]
     for number, path in enumerate(paths):
         await ground.fill(1, path, first=number)

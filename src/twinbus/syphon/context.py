@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from twinbus.errors import OptionError
@@ -66,8 +67,7 @@ class SyphonOptions:
                 raise OptionError(option, getattr(self, option), "at least 1")
 
 
-def wall_clock() -> datetime:
-    return datetime.now(UTC)
+wall_clock: Final[Callable[[], datetime]] = partial(datetime.now, UTC)
 
 
 @dataclass(slots=True)

@@ -252,8 +252,8 @@ class Mover:
         now = self._context.now()
         if lost:
             self._deferred.schedule_rescan(now)
-        batch.settled(held)
         self._context.ledger.completed(self._queue, path, messages, lost, why, now - began)
+        batch.settled(held)
         self._report(MoveStep.COMPLETED, held)
         self.completed += len(held) - len(lost)
 

@@ -52,19 +52,19 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class NativeHeld:
-    """A `HeldMessage` of `connect`."""
+    """A `HeldMessage` of `connect`. `known_number`: its sequence number if that was read beside something else."""
 
-    __slots__ = ("_sequence_number", "message", "size", "unanswered")
+    __slots__ = ("known_number", "message", "size", "unanswered")
 
     def __init__(self, message: ReceivedMessage) -> None:
         self.message = message
         self.size = len(message.raw)
         self.unanswered = False
-        self._sequence_number: int | None = None
+        self.known_number: int | None = None
 
     @property
     def sequence_number(self) -> int:
-        return (self.message.sequence_number or 0) if self._sequence_number is None else self._sequence_number
+        return (self.message.sequence_number or 0) if self.known_number is None else self.known_number
 
     @property
     def message_id(self) -> MessageId | None:
@@ -77,10 +77,6 @@ class NativeHeld:
     @property
     def enqueued_time(self) -> datetime:
         return self.message.enqueued_time or _EPOCH
-
-    def remember_sequence_number(self, number: int) -> None:
-        """The fast translation has read it already: the annotations need not be decoded for it."""
-        self._sequence_number = number
 
 
 class NativeTransport:
@@ -106,7 +102,7 @@ class NativeTransport:
         assert isinstance(held, NativeHeld)
         fast = fast_translate(held.message.raw)
         if fast is not None:
-            held.remember_sequence_number(fast.sequence_number)
+            held.known_number = fast.sequence_number
             return OutgoingMessage(fast.path, fast.message_id, len(fast.raw), fast.raw, held)
         path, raw = translate(held.message.raw, (now - _EPOCH) // timedelta(milliseconds=1), ttl)
         return OutgoingMessage(path, held.message.message_id, len(raw), raw, held)

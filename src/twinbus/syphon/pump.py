@@ -193,8 +193,10 @@ class Pump:
             if (start := self.deferred.next_scan(now)) is not None:
                 await self._scan(start)
                 continue
-            delay = context.rate_limit.delay(now)
-            recall = None if busy or delay else self.deferred.recall(now, self._recall_size())
+            recall, delay = None, 0.0
+            if len(self.deferred):
+                delay = context.rate_limit.delay(now)
+                recall = None if busy or delay else self.deferred.recall(now, self._recall_size())
             if recall is not None:
                 context.rate_limit.spend(len(recall.numbers), now)
                 self._recalls += 1

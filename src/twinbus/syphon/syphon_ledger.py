@@ -172,8 +172,10 @@ class MeteredBacklog:
         await self._inner.open()
 
     async def receive(self, count: int, wait: float) -> Sequence[HeldMessage]:
-        await self._inner.open()
-        used = self._credit_used = self._credit_used and self._inner.has_credit
+        has_credit = self._inner.has_credit
+        if not has_credit:  # otherwise the link is open
+            await self._inner.open()
+        used = self._credit_used = self._credit_used and has_credit
         began = self._now()
         try:
             held = await self._inner.receive(count, wait)

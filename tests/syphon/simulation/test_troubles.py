@@ -45,14 +45,14 @@ class Place:
         self.breaks: str | None = None
 
     @asynccontextmanager
-    async def syphon(self, steps: Any = None, **options: Any) -> AsyncIterator[Syphon]:
+    async def syphon(self, on_step: Any = None, **options: Any) -> AsyncIterator[Syphon]:
         made = Syphon(
             _Transport(self),
             FixedQueues(["b"]),
             primary="p",
             secondary="s",
             options=SyphonOptions(**options),
-            on_step=steps,
+            on_step=on_step,
             wall=wall,
             chance=lambda: 0.5,
         )
