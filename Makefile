@@ -12,10 +12,10 @@ export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all soak coverage lint hooks bench bench-peers crash chaos fuzz simulate node lock release clean
+.PHONY: help demo test test-all compat-versions soak coverage lint hooks bench bench-peers crash chaos fuzz simulate node lock release clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMP) ## an outage, live: killed, diverted, brought home, accounted for
 	$(VENV)/bin/twinbus demo $(DEMO)
@@ -28,6 +28,9 @@ test: $(STAMP) node ## every proof once, in a few minutes: docs/testing.md
 
 test-all: $(STAMP) node ## all tests, with the budgets of continuous integration
 	$(PYTEST) --tier all
+
+compat-versions: $(STAMP) ## tests of pairs and of the SDK, with every supported version of azure-servicebus
+	$(VENV)/bin/python -m tests.sdk.versions --workers $(WORKERS)
 
 soak: $(STAMP) node ## the large budgets, for hours: kills, chaos, worlds, fuzzed inputs
 	$(PYTEST) --tier soak --timeout 0 tests/crash tests/chaos tests/pairing/simulation tests/syphon/simulation

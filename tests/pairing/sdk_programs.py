@@ -13,6 +13,8 @@ from azure.servicebus.aio import AutoLockRenewer
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
 from azure.servicebus.exceptions import OperationTimeoutError
 
+from tests.sdk.installed import is_since
+
 Make = Callable[..., Any]
 
 
@@ -297,5 +299,5 @@ PROGRAMS = (
     locks_renewed,
     sessions_sent_and_received,
     a_pool_of_sessions_of_a_client_that_is_never_entered,
-    sessions_listed,
+    *([sessions_listed] if is_since("7.15") else []),
 )

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     )
     from twinbus.sdk.private_names import (
         SdkVersionError,
+        check_confirms_settlement,
         check_version,
     )
     from twinbus.sdk.sender_credentials import (
@@ -128,6 +129,7 @@ _MODULES = {
     "sdk_value": "messages",
     "set_data_body": "messages",
     "SdkVersionError": "private_names",
+    "check_confirms_settlement": "private_names",
     "check_version": "private_names",
     "TokenIssuers": "sender_credentials",
     "TokenTimeoutError": "sender_credentials",
@@ -154,6 +156,7 @@ __all__ = [
     "amqp_messages",
     "attach_aio_credential",
     "batch_messages",
+    "check_confirms_settlement",
     "check_version",
     "client_endpoint",
     "client_entity",

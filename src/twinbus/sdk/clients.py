@@ -34,7 +34,7 @@ def client_endpoint(client: Any) -> Endpoint:
     if config.custom_endpoint_hostname == host:
         # With TLS the SDK removes the port from the host name. Only the custom endpoint still has it.
         return Endpoint.of(host, config.connection_port)
-    return Endpoint.of(host, _TLS_PORT if config.use_tls else _PLAIN_PORT)
+    return Endpoint.of(host, _TLS_PORT if _uses_tls(config) else _PLAIN_PORT)
 
 
 def client_entity(client: Any) -> str | None:
@@ -62,7 +62,7 @@ def connection_settings(client: Any) -> ConnectionSettings:
     config = client._config
     return ConnectionSettings(
         client.fully_qualified_namespace,
-        config.use_tls,
+        _uses_tls(config),
         getattr(config, "connection_verify", None),
         client._credential,
     )
@@ -74,6 +74,10 @@ def has_special_transport(client: Any) -> bool:
     host = str(client.fully_qualified_namespace).partition(":")[0]
     other_address = (config.custom_endpoint_hostname or host).partition(":")[0] != host
     return config.transport_type is TransportType.AmqpOverWebsocket or bool(config.http_proxy) or other_address
+
+
+def _uses_tls(config: Any) -> bool:
+    return bool(getattr(config, "use_tls", True))  # version 7.13 always uses TLS
 
 
 def admin_credential(client: Any) -> Any | None:

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from azure.servicebus import ServiceBusMessageBatch
 
+from twinbus.sdk.private_names import OPEN_TAKES_TIMEOUT
 from twinbus.sdk.sender_credentials import SenderCredential
 
 # Batch size of the standard tier.
@@ -87,13 +88,23 @@ def hides_pings(sender: Any) -> bool:
 
 
 async def open_aio_link(handler: Any, seconds: float | None) -> None:
-    """Open an asyncio handler within `seconds`, including its clean-up. One try after `disable_retries`."""
-    await handler._do_retryable_operation(handler._open, timeout=seconds, operation_requires_timeout=True)
+    """Open an asyncio handler within `seconds`, including its clean-up. One try after `disable_retries`.
+
+    Before version 7.15 opening has no timeout of its own: the caller must cancel it.
+    """
+    await handler._do_retryable_operation(handler._open, **_opening_timeout(seconds))
 
 
 def open_sync_link(handler: Any, seconds: float | None) -> None:
-    """Open a sync handler within `seconds`. One try after `disable_retries`."""
-    handler._do_retryable_operation(handler._open, timeout=seconds, operation_requires_timeout=True)
+    """Open a sync handler within `seconds`. One try after `disable_retries`.
+
+    Before version 7.15 opening has no timeout of its own: the caller must interrupt it.
+    """
+    handler._do_retryable_operation(handler._open, **_opening_timeout(seconds))
+
+
+def _opening_timeout(seconds: float | None) -> dict[str, Any]:
+    return {"timeout": seconds, "operation_requires_timeout": True} if OPEN_TAKES_TIMEOUT else {}
 
 
 def disable_retries(handler: Any) -> Any:

@@ -14,7 +14,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, AmqpMessageProperties
 
 from twinbus.sdk.handlers import LinkLimits
-from twinbus.sdk.private_names import Message, PyamqpTransport, encode_payload
+from twinbus.sdk.private_names import TYPE, VALUE, AMQPTypes, Message, PyamqpTransport, encode_payload
 from twinbus.values import Long, Timestamp
 
 # Encoded size of a message beside its body and its texts, with an id of 36 characters.
@@ -65,9 +65,9 @@ def sdk_value(value: object) -> Any:
     """Return `value` so that the SDK encodes a Long or Timestamp as that AMQP type."""
     match value:
         case Long():
-            return PyamqpTransport.AMQP_LONG_VALUE(int(value))
+            return {TYPE: AMQPTypes.long, VALUE: int(value)}
         case Timestamp():
-            return PyamqpTransport.AMQP_TIMESTAMP_VALUE(int(value))
+            return {TYPE: AMQPTypes.timestamp, VALUE: int(value)}
         case _:
             return value
 

@@ -1,34 +1,44 @@
-"""The private names of azure-servicebus that pairs and syphons import: all from here.
+"""The private names of azure-servicebus that this room imports, and the versions that are known to have them.
 
-A version that lacks one of them is told by its number (SdkVersionError); one that has them all, when it is used
-(`sdk.check_version`).
+A version that lacks one of the names cannot be imported: SdkVersionError says so with the version's number. A version
+that has the names but was never tested is refused when it is used (`check_version`): its senders may lose messages
+without an error.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Final
 
 import azure.servicebus
 
 from twinbus.errors import OperatorError
 
-TESTED_VERSIONS: Final = "7.15"
-_REQUIREMENT: Final = "azure-servicebus>=7.15,<7.16"
+TESTED_VERSIONS: Final = ("7.13", "7.14", "7.15")
+"""Versions that pass the tests (`make compat-versions`). pyproject.toml has the same range."""
+CONFIRMING_VERSIONS: Final = ("7.15",)
+"""Versions whose receivers wait until the service has confirmed a settlement. Earlier ones send it and hope."""
 
 
 class SdkVersionError(OperatorError):
-    """Senders of another version may lose messages in silence: none is made."""
+    """The installed azure-servicebus is not one of the versions that were tested for this use."""
 
-    def __init__(self, found: str) -> None:
+    def __init__(self, found: str, versions: tuple[str, ...] = TESTED_VERSIONS, use: str = "pairs") -> None:
+        first, last = versions[0], versions[-1]
+        major, _, minor = last.partition(".")
+        requirement = f"azure-servicebus>={first},<{major}.{int(minor) + 1}"
         super().__init__(
-            f"azure-servicebus {found} is installed; pairs are written for {_REQUIREMENT}",
-            f'Run: pip install "{_REQUIREMENT}"',
+            f"azure-servicebus {found} is installed; {use} are written for {requirement}",
+            f'Run: pip install "{requirement}"',
         )
         self.found = found
 
 
 try:
-    from azure.servicebus._base_handler import ServiceBusSASTokenCredential, ServiceBusSharedKeyCredential
+    from azure.servicebus._base_handler import (
+        ServiceBusSASTokenCredential,
+        ServiceBusSharedKeyCredential,
+    )
     from azure.servicebus._common import mgmt_handlers
     from azure.servicebus._common.constants import (
         REQUEST_RESPONSE_PEEK_OPERATION,
@@ -49,8 +59,12 @@ try:
 except ImportError as error:
     raise SdkVersionError(azure.servicebus.__version__) from error
 
+# Since 7.15 a handler can be told how long opening its link may take.
+OPEN_TAKES_TIMEOUT: Final = "timeout" in inspect.signature(azure.servicebus.ServiceBusSender._open).parameters
+
 __all__ = [
     "MESSAGE_DELIVERY_DONE_STATES",
+    "OPEN_TAKES_TIMEOUT",
     "REQUEST_RESPONSE_PEEK_OPERATION",
     "REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER",
     "TYPE",
@@ -69,6 +83,7 @@ __all__ = [
     "SdkVersionError",
     "ServiceBusSASTokenCredential",
     "ServiceBusSharedKeyCredential",
+    "check_confirms_settlement",
     "check_version",
     "encode_payload",
     "mgmt_handlers",
@@ -76,7 +91,16 @@ __all__ = [
 
 
 def check_version() -> None:
-    """Before a pair touches anything."""
+    """Raise SdkVersionError unless pairs were tested with the installed version."""
+    _check(TESTED_VERSIONS, "pairs")
+
+
+def check_confirms_settlement() -> None:
+    """Raise SdkVersionError unless the installed version confirms settlements, which a syphon needs (Y3)."""
+    _check(CONFIRMING_VERSIONS, "syphons over the SDK")
+
+
+def _check(versions: tuple[str, ...], use: str) -> None:
     found = azure.servicebus.__version__
-    if not found.startswith(f"{TESTED_VERSIONS}."):
-        raise SdkVersionError(found)
+    if ".".join(found.split(".")[:2]) not in versions:
+        raise SdkVersionError(found, versions, use)

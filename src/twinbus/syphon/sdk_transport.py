@@ -24,7 +24,7 @@ from twinbus.pairing import BATCH_ENVELOPE_BYTES, LONG_SECTION_BYTES, split_batc
 from twinbus.sdk import (
     EncodedReceiver,
     LinkLimits,
-    check_version,
+    check_confirms_settlement,
     disable_retries,
     encoded_batch,
     is_open,
@@ -60,7 +60,7 @@ class SdkTransport:
     def __init__(
         self, primary: ServiceBusClient, secondary: ServiceBusClient, *, try_timeout: float = TRY_SECONDS
     ) -> None:
-        check_version()
+        check_confirms_settlement()
         self._primary = primary
         self._secondary = secondary
         self._timeout = try_timeout

@@ -181,6 +181,7 @@ def _following(item: pytest.Item) -> list[pytest.Function]:
         for ahead in items[begun : begun + AHEAD]
         if isinstance(ahead, pytest.Function)
         and ahead.function in _SCENARIOS
+        and ahead.get_closest_marker("skip") is None
         and set(ahead.fixturenames) <= {*_OUR_FIXTURES, *_PYTESTS_OWN, *_parameters(ahead)}
     ]
 

@@ -18,6 +18,7 @@ from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBu
 from azure.servicebus.management import AccessRights, AuthorizationRule
 
 from tests.compat.python.bus import Bus, Handler, both_flavours, receive_one, unique
+from tests.sdk.installed import since
 
 REFUSED = (ServiceBusAuthenticationError, ServiceBusAuthorizationError)
 
@@ -141,6 +142,7 @@ async def test_a_key_of_a_queue_does_what_its_claims_allow(bus: Bus) -> None:
     await refused(bus, send_only.get_queue_receiver(queue), listen_only.get_queue_sender(queue))
 
 
+@since("7.15", "sets TCP_MAXSEG to a value that Linux refuses on loopback, so asyncio cannot use TLS there")
 @both_flavours
 async def test_amqp_inside_tls_is_answered_on_the_same_port(bus: Bus) -> None:
     queue = await bus.make_queue()

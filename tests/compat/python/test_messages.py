@@ -9,6 +9,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
 
 from tests.compat.python.bus import Bus, both_flavours, from_now, receive_all, receive_one
+from tests.sdk.installed import since
 
 # The SDK encodes a plain int as an AMQP int and has no other way to name a type than this one, which it takes in maps
 # and lists.
@@ -229,6 +230,7 @@ async def test_the_underlying_message_is_still_reachable_though_deprecated(bus: 
         assert received.message is not None
 
 
+@since("7.15", "has no ServiceBusReceivedMessage.from_bytes")
 def test_a_received_message_can_be_read_from_its_bytes() -> None:
     # AMQP 1.0 part 3, 3.2.6: one data section.
     received = ServiceBusReceivedMessage.from_bytes(b"\x00\x53\x75\xa0\x05hello")

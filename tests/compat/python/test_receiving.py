@@ -16,6 +16,7 @@ from tests.compat.python.bus import (
     receive_one,
     texts,
 )
+from tests.sdk.installed import since
 
 
 @both_flavours
@@ -75,6 +76,7 @@ def test_the_next_message_is_the_next_of_the_iterator(client: ServiceBusClient, 
         assert str(next(receiver)) == "1"
 
 
+@since("7.15", "keeps prefetched messages locked when a receiver closes")
 @both_flavours
 async def test_what_was_prefetched_and_not_received_is_given_back_on_close(bus: Bus) -> None:
     queue = await bus.make_queue()
@@ -118,6 +120,7 @@ async def test_two_receivers_share_a_queue_and_no_message_is_seen_twice(bus: Bus
     assert sorted(int(text) for half in halves for text in texts(half)) == list(range(20))
 
 
+@since("7.14", "peeks from the beginning every time")
 @both_flavours
 async def test_peeking_goes_on_where_it_stopped_or_starts_at_a_number(bus: Bus) -> None:
     sender, receiver = await bus.open_pair(await bus.make_queue())
