@@ -38,7 +38,7 @@ def test_a_quiet_namespace_is_never_struck(faults: Faults) -> None:
     assert [faults.trigger(point, "orders", "link") for point in FaultPoint] == [None] * len(FaultPoint)
 
 
-def test_a_fault_strikes_until_it_is_cleared(faults: Faults) -> None:
+def test_a_fault_hits_until_it_is_cleared(faults: Faults) -> None:
     made = faults.set({"kind": "server-busy"})
     struck = faults.trigger(FaultPoint.SEND, "orders")
     assert struck is not None
@@ -68,7 +68,7 @@ def test_clearing_without_an_id_lifts_all_and_an_unknown_id_lifts_none(faults: F
         ("drop-ack", {"send", "settle"}),
     ],
 )
-def test_a_kind_strikes_its_own_points_when_none_are_named(faults: Faults, kind: str, points: set[str]) -> None:
+def test_a_kind_hits_its_own_points_when_none_are_named(faults: Faults, kind: str, points: set[str]) -> None:
     faults.set({"kind": kind, **({"delay": 1} if kind == "delay" else {})})
     assert {point for point in FaultPoint if faults.trigger(point, "orders", "link")} == points
 
@@ -92,14 +92,14 @@ def test_named_points_replace_the_defaults(faults: Faults) -> None:
         (None, False),
     ],
 )
-def test_a_fault_of_an_entity_strikes_what_belongs_to_it_and_no_longer_name(
+def test_a_fault_of_an_entity_hits_what_belongs_to_it_and_no_longer_name(
     faults: Faults, path: str | None, struck: bool
 ) -> None:
     faults.set({"kind": "server-busy", "entity": "orders"})
     assert (faults.trigger(FaultPoint.SEND, path) is not None) is struck
 
 
-def test_a_fault_of_a_link_strikes_that_link_and_takes_a_pattern(faults: Faults) -> None:
+def test_a_fault_of_a_link_hits_that_link_and_takes_a_pattern(faults: Faults) -> None:
     faults.set({"kind": "detach", "link": "sender-1"})
     faults.set({"kind": "server-busy", "link": "receiver-*"})
     assert faults.trigger(FaultPoint.SEND, "orders", "sender-2") is None
@@ -235,8 +235,8 @@ def test_the_list_tells_what_was_set_what_was_hit_and_when_it_ends(faults: Fault
         ({}, "kind: is missing; choose from refuse, black-hole,"),
         ({"kind": "flood"}, "kind: 'flood' is none; choose from"),
         ({"kind": ["refuse"]}, "kind: "),
-        ({"kind": "refuse", "points": ["send"]}, "points: 'refuse' cannot trigger 'send'; it can trigger connect"),
-        ({"kind": "drop-ack", "points": [["send"]]}, "it can trigger send, settle, request"),
+        ({"kind": "refuse", "points": ["send"]}, "points: 'refuse' cannot hit 'send'; it can hit connect"),
+        ({"kind": "drop-ack", "points": [["send"]]}, "it can hit send, settle, request"),
         ({"kind": "drop-ack", "points": "send"}, "points: 'send' is not a list"),
         ({"kind": "refuse", "entity": "orders"}, "belong to no entity"),
         ({"kind": "server-busy", "probability": 0}, "probability: 0 is not a number above 0 and up to 1"),

@@ -104,7 +104,7 @@ def test_data_and_memory_exclude_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"\xff\xfe", "cannot be read"), (b"{}", "cannot be taken:\n  namespaces: there is none")]
+    ("content", "said"), [(b"\xff\xfe", "cannot be read"), (b"{}", "cannot be used:\n  namespaces: there is none")]
 )
 def test_a_file_that_cannot_be_taken_is_named(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "config.json"

@@ -35,7 +35,7 @@ def export(
         from twinbus.namespace import NamespaceHttpClient  # noqa: PLC0415
 
         try:
-            found = NamespaceHttpClient(connection_string, ca=ca).ask("GET", "/$config")
+            found = NamespaceHttpClient(connection_string, ca=ca).request("GET", "/$config")
         except ConnectionStringError as error:
             raise OperatorError(
                 str(error), "`twinbus serve` prints the connection string of each namespace."

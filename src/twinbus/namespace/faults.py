@@ -1,7 +1,10 @@
-"""Faults on demand (N4): which operation is struck, by what, and when it is over.
+"""Faults on demand (N4): decides which operations a fault hits, and when the fault is over.
 
-Decides only: time comes from the clock given in, chance from each fault's own seed, so that the same seed and the same
-operations give the same hits. What a fault does to a connection or link is carried out by the front.
+A fault has a kind (what happens), points (at which operations), and optionally an entity, a link, a probability, a
+count and a duration. The front asks `trigger` at every point of every operation and carries out the fault it returns.
+
+This module only decides. The time comes from the clock given in, and each fault draws random numbers from its own seed:
+the same seed and the same operations give the same hits.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from twinbus.clock import Clock
 
 
 class FaultKind(StrEnum):
-    """What happens to an operation that is struck."""
+    """What happens to an operation that a fault hits."""
 
     REFUSE = "refuse"
     BLACK_HOLE = "black-hole"
@@ -32,7 +35,7 @@ class FaultKind(StrEnum):
 
 
 class FaultPoint(StrEnum):
-    """Where an operation can be struck."""
+    """Where a fault can hit an operation."""
 
     CONNECT = "connect"
     ATTACH = "attach"
@@ -46,7 +49,7 @@ class FaultPoint(StrEnum):
 _ALL: Final = frozenset(FaultPoint)
 _ON_A_CONNECTION: Final = _ALL - {FaultPoint.CONNECT}
 _STORING: Final = frozenset({FaultPoint.SEND, FaultPoint.SETTLE, FaultPoint.REQUEST})
-# For each kind: where it can be set, and where it is when nothing is said. A crash on no point is a crash now.
+# For each kind: the points that it can have, and those that it has by default. A crash without points is immediate.
 _POINTS: Final[Mapping[FaultKind, tuple[frozenset[FaultPoint], frozenset[FaultPoint]]]] = {
     FaultKind.REFUSE: (frozenset({FaultPoint.CONNECT}), frozenset({FaultPoint.CONNECT})),
     FaultKind.BLACK_HOLE: (_ALL, _ALL),
@@ -82,12 +85,12 @@ _LONGEST_SECONDS: Final = 7 * 24 * 3600.0
 
 
 class FaultSpecError(ValueError):
-    """A fault that cannot be set: what is wrong with it, and what is allowed."""
+    """The description of a fault is invalid. The text says what is wrong and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault as it was set. `entity` and `link` of None mean all; durations are in seconds."""
+    """One fault. `entity` or `link` None means all. `duration` and `delay` are in seconds."""
 
     id: str
     kind: FaultKind
@@ -102,7 +105,7 @@ class Fault:
     after: bool = False
 
     def matches(self, point: FaultPoint, entity: str | None, link: str | None) -> bool:
-        """Whether an operation is one of those this fault is for."""
+        """Return whether this fault is meant for such an operation."""
         if point not in self.points:
             return False
         if self.entity is not None and (entity is None or not _within(entity, self.entity)):
@@ -111,7 +114,7 @@ class Fault:
 
     @property
     def is_blackout(self) -> bool:
-        """A black hole that swallows the whole namespace, not single operations of it."""
+        """Whether this is a black hole over the whole namespace, not over some of its operations."""
         return (
             self.kind is FaultKind.BLACK_HOLE
             and self.entity is None
@@ -123,20 +126,20 @@ class Fault:
 
 
 @dataclass(slots=True)
-class _InForce:
+class _ActiveFault:
     fault: Fault
     ends_at: int | None
-    chance: random.Random = field(init=False)
+    generator: random.Random = field(init=False)
     hits: int = 0
 
     def __post_init__(self) -> None:
-        self.chance = random.Random(self.fault.seed)
+        self.generator = random.Random(self.fault.seed)
 
     @property
-    def used_up(self) -> bool:
+    def is_used_up(self) -> bool:
         return self.fault.count is not None and self.hits >= self.fault.count
 
-    def shown(self, now: int) -> dict[str, Any]:
+    def as_json(self, now: int) -> dict[str, Any]:
         fault = self.fault
         return {
             "id": fault.id,
@@ -156,40 +159,43 @@ class _InForce:
 
 
 class Faults:
-    """The faults in force on one namespace, in the order they were set."""
+    """The active faults of one namespace, in the order in which they were set."""
 
     def __init__(self, clock: Clock, new_seed: Callable[[], int] = lambda: secrets.randbits(32)) -> None:
         self._clock = clock
         self._new_seed = new_seed
-        self._in_force: list[_InForce] = []
-        self._made = 0
-        self._callers: list[Callable[[], None]] = []
+        self._active: list[_ActiveFault] = []
+        self._last_id = 0
+        self._on_change: list[Callable[[], None]] = []
         self.active = False
-        """False while there is nothing to check: all that a quiet namespace pays for this."""
+        """Whether there is any active fault. Checked first, so that a namespace without faults loses no time."""
         self.crash_now = False
-        """True once a crash without a point was set: whoever set it ends the process."""
+        """True after a crash without points was set. The server then ends the process."""
 
     def trigger(self, point: FaultPoint, entity: str | None = None, link: str | None = None) -> Fault | None:
-        """The first fault, in the order set, that hits this operation. Only what it aims at draws on its chance."""
+        """Return the first fault that hits this operation, and count the hit.
+
+        A fault draws a random number only for operations that it matches.
+        """
         if not self.active:
             return None
         self.expire()
-        for one in self._in_force:
+        for one in self._active:
             fault = one.fault
             if not fault.matches(point, entity, link):
                 continue
-            if fault.probability < 1.0 and one.chance.random() >= fault.probability:
+            if fault.probability < 1.0 and one.generator.random() >= fault.probability:
                 continue
             one.hits += 1
-            if one.used_up:
-                self._in_force.remove(one)
+            if one.is_used_up:
+                self._active.remove(one)
                 self._changed()
             return fault
         return None
 
     def black_hole(self, point: FaultPoint, entity: str, link: str) -> Fault | None:
-        """The black hole, without count or chance, that lies over a part of the namespace; it is no hit."""
-        for one in self._in_force:
+        """Return the black hole over such operations, if it has neither count nor probability. Counts no hit."""
+        for one in self._active:
             fault = one.fault
             certain = fault.count is None and fault.probability >= 1.0 and not fault.is_blackout
             if fault.kind is FaultKind.BLACK_HOLE and certain and fault.matches(point, entity, link):
@@ -197,74 +203,74 @@ class Faults:
         return None
 
     def is_over(self, fault: Fault) -> bool:
-        """Whether a fault is no longer in force: lifted, used up, or over by its duration."""
+        """Return whether a fault is no longer active: cleared, used up, or at the end of its duration."""
         now = self._clock.now()
-        return not any(one.fault is fault and not _is_over(one, now) for one in self._in_force)
+        return not any(one.fault is fault and not _is_over(one, now) for one in self._active)
 
     @property
     def is_blacked_out(self) -> bool:
-        """Whether a black hole over the whole namespace is in force."""
+        """Whether a black hole over the whole namespace is active."""
         if not self.active:
             return False
         now = self._clock.now()
-        return any(one.fault.is_blackout and not _is_over(one, now) for one in self._in_force)
+        return any(one.fault.is_blackout and not _is_over(one, now) for one in self._active)
 
     def on_change(self, call: Callable[[], None]) -> None:
-        """Have `call` made after every change: a fault set, cleared, used up or over."""
-        self._callers.append(call)
+        """Call `call` after every change: a fault was set, cleared, used up or has ended."""
+        self._on_change.append(call)
 
     def next_end(self) -> int | None:
-        """When the next fault is over by its duration, in milliseconds since the epoch."""
-        return min((one.ends_at for one in self._in_force if one.ends_at is not None), default=None)
+        """Return when the next duration ends, in milliseconds since the epoch."""
+        return min((one.ends_at for one in self._active if one.ends_at is not None), default=None)
 
     def expire(self) -> None:
-        """Drop what is over by now."""
+        """Remove the faults whose duration has ended."""
         now = self._clock.now()
-        if any(_is_over(one, now) for one in self._in_force):
-            self._in_force = [one for one in self._in_force if not _is_over(one, now)]
+        if any(_is_over(one, now) for one in self._active):
+            self._active = [one for one in self._active if not _is_over(one, now)]
             self._changed()
 
     def list(self) -> list[dict[str, Any]]:
-        """What is in force, as it is told to operators."""
+        """Return the active faults as JSON objects."""
         self.expire()
         now = self._clock.now()
-        return [one.shown(now) for one in self._in_force]
+        return [one.as_json(now) for one in self._active]
 
     def set(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """Put a fault in force, or raise FaultSpecError. A seed that was not given is drawn, and told."""
-        fault = _read(spec, str(self._made + 1), self._new_seed)
-        self._made += 1
+        """Add a fault and return it as a JSON object. Raises FaultSpecError. Draws a seed if `spec` has none."""
+        fault = _read(spec, str(self._last_id + 1), self._new_seed)
+        self._last_id += 1
         now = self._clock.now()
         ends_at = None if fault.duration is None else now + math.ceil(fault.duration * 1000)
-        one = _InForce(fault, ends_at)
+        one = _ActiveFault(fault, ends_at)
         if fault.kind is FaultKind.CRASH and not fault.points:
             self.crash_now = True
         else:
-            self._in_force.append(one)
+            self._active.append(one)
         self._changed()
-        return one.shown(now)
+        return one.as_json(now)
 
     def clear(self, id: str | None = None) -> int:
-        """Lift one fault, or all of them; how many were lifted."""
-        kept = [] if id is None else [one for one in self._in_force if one.fault.id != id]
-        cleared = len(self._in_force) - len(kept)
+        """Remove one fault, or all of them. Returns how many were removed."""
+        kept = [] if id is None else [one for one in self._active if one.fault.id != id]
+        cleared = len(self._active) - len(kept)
         if cleared:
-            self._in_force = kept
+            self._active = kept
             self._changed()
         return cleared
 
     def _changed(self) -> None:
-        self.active = bool(self._in_force)
-        for call in self._callers:
+        self.active = bool(self._active)
+        for call in self._on_change:
             call()
 
 
-def _is_over(one: _InForce, now: int) -> bool:
+def _is_over(one: _ActiveFault, now: int) -> bool:
     return one.ends_at is not None and one.ends_at <= now
 
 
 def _within(path: str, entity: str) -> bool:
-    """The entity itself, its sub-queues and `$management`, and the subscriptions of a topic; never a longer name."""
+    """Return whether `path` is the entity, one of its sub-queues, its `$management`, or a subscription of the topic."""
     path, entity = path.strip("/").lower(), entity.strip("/").lower()
     if not path.startswith(entity):
         return False
@@ -291,7 +297,7 @@ def _read(spec: Mapping[str, Any], id: str, new_seed: Callable[[], int]) -> Faul
         raise FaultSpecError("after: only a crash on send, settle or request can come after storing")
     entity, link = _text(given, "entity"), _text(given, "link")
     if entity is not None and points <= {FaultPoint.CONNECT} and points:
-        raise FaultSpecError(f"entity: {kind.value!r} strikes whole connections, and those belong to no entity")
+        raise FaultSpecError(f"entity: {kind.value!r} hits whole connections, which belong to no entity")
     if kind is FaultKind.CRASH and not points and (entity or link):
         raise FaultSpecError("entity, link: a crash that waits for an operation needs points")
     seed = _whole(given, "seed", 0)
@@ -314,8 +320,8 @@ def _kind(value: Any) -> FaultKind:
     try:
         return FaultKind(value)
     except ValueError:
-        told = "is missing" if value is None else f"{value!r} is none"
-        raise FaultSpecError(f"kind: {told}; choose from {', '.join(FaultKind)}") from None
+        problem = "is missing" if value is None else f"{value!r} is none"
+        raise FaultSpecError(f"kind: {problem}; choose from {', '.join(FaultKind)}") from None
 
 
 def _points(kind: FaultKind, value: Any) -> frozenset[FaultPoint]:
@@ -327,7 +333,7 @@ def _points(kind: FaultKind, value: Any) -> frozenset[FaultPoint]:
     names = ", ".join(point for point in FaultPoint if point in allowed)
     for name in value:
         if not isinstance(name, str) or name not in allowed:
-            raise FaultSpecError(f"points: {kind.value!r} cannot trigger {name!r}; it can trigger {names}")
+            raise FaultSpecError(f"points: {kind.value!r} cannot hit {name!r}; it can hit {names}")
     return frozenset(FaultPoint(name) for name in value) or default
 
 

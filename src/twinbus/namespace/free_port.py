@@ -1,4 +1,4 @@
-"""A port for a namespace that is to come back on it: which one is chosen, and why not just any free one."""
+"""Chooses the port of a namespace that will be restarted on the same port."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ _LOWEST_PORT: Final = 10_000
 
 
 def find_free_port() -> int:
-    """A free port below those the system gives to outgoing connections. OSError where there is none.
+    """Return a free port below the range that the system uses for outgoing connections. Raises OSError if none is.
 
-    One of those could be taken by any connection while the server is down, even by a client that tries to reach it.
+    While the server is down, any outgoing connection could take a port of that range, even that of a client which tries
+    to reach the server.
     """
     try:
         first = int(_EPHEMERAL_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         first = 32_768
-    # Tests that run side by side may share a seed: the system's chance does not.
-    chance = random.SystemRandom()
-    candidates = [chance.randrange(_LOWEST_PORT, first) for _ in range(100)] if first > _LOWEST_PORT else []
+    # Not the seeded generator: tests that run at the same time may share a seed.
+    generator = random.SystemRandom()
+    candidates = [generator.randrange(_LOWEST_PORT, first) for _ in range(100)] if first > _LOWEST_PORT else []
     for port in (*candidates, 0):
         with socket.socket() as probe:
             try:

@@ -1,7 +1,14 @@
-"""Group commit off the event loop: writes gather in one group while the group before it goes to disk.
+"""Group commit: collects writes in a group while the group before it goes to disk.
 
-Groups are numbered and finish in order. `when(group, call)` runs a call once that group is on disk: this is where
-"persist, then speak" is kept. What is written, and what is said afterwards, is not decided here.
+The event loop adds writes to the open group. A writer thread commits one group at a time; when it is done, the open
+group is closed and committed next. So many small decisions share one sync of the disk, and the busier the disk is, the
+larger the groups become.
+
+Groups are numbered and finish in order. `when(group, call)` runs a call after that group is on disk. This is what keeps
+the rule "persist, then acknowledge". A reader thread answers reads meanwhile.
+
+After a commit failed, memory is ahead of the disk. No group finishes any more and no waiting call runs, so nothing
+unsaved is acknowledged. The server ends the namespace.
 """
 
 from __future__ import annotations
@@ -20,12 +27,16 @@ from twinbus.namespace.store import Store
 
 _log = logging.getLogger(__name__)
 
-# Bytes of messages that may wait for the disk before connections are asked to hold back.
 CONGESTED_BYTES = 32 * 1024 * 1024
+"""Bytes of messages waiting for the disk above which connections stop reading."""
 
 
 class GroupCommit:
-    """The writer thread and the reader thread of one store, as seen from the event loop."""
+    """The writer thread and the reader thread of one store, used from the event loop.
+
+    `failed` is called once if a commit fails, `committed` with the seconds of each commit, `freed` with the bytes of
+    shared bodies that were deleted, by topic. All are called on the event loop.
+    """
 
     def __init__(
         self,
@@ -53,7 +64,7 @@ class GroupCommit:
         self._broken: Exception | None = None
         self._threads: list[threading.Thread] = []
         self._writes: queue.SimpleQueue[list[StoreWrite] | None] = queue.SimpleQueue()
-        self._needs: queue.SimpleQueue[tuple[StoreRead, Callable[[Any], None]] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[tuple[StoreRead, Callable[[Any], None]] | None] = queue.SimpleQueue()
         if not store.inline:
             for name, target in (("writer", self._write_forever), ("reader", self._read_forever)):
                 thread = threading.Thread(target=target, name=f"twinbus-store-{name}", daemon=True)
@@ -61,9 +72,9 @@ class GroupCommit:
                 self._threads.append(thread)
 
     def add(self, writes: list[StoreWrite]) -> int:
-        """Put writes into the open group and return its number."""
+        """Add writes to the open group. Returns the number of the group."""
         if self._broken is not None:
-            return self._group  # which never comes to disk: what waits for it is never said
+            return self._group  # it never reaches the disk, so no call that waits for it runs
         self._open += writes
         for write in writes:
             if isinstance(write, PutRow):
@@ -72,41 +83,41 @@ class GroupCommit:
                 self._open_bytes += len(write.raw)
         if self._idle.is_set():
             self._idle.clear()
-            # At the end of this turn of the loop, so that all of one read goes into one group.
+            # In a later turn of the loop, so that everything from one read of a socket is in one group.
             self._loop.call_soon(self._start)
         return self._group
 
     def when(self, group: int, call: Callable[[], None]) -> None:
-        """Run `call` once the group is on disk and all said of it before: now, if so."""
+        """Run `call` after the group is on disk and after all earlier calls for it. At once if that is so already."""
         if group <= self._on_disk:
             call()
         else:
             self._waiting[group].append(call)
 
-    def load(self, need: StoreRead, answered: Callable[[Any], None]) -> None:
-        """Read rows and hand the answer, or the exception that reading ended in, to `answered` on the loop."""
+    def load(self, read: StoreRead, answered: Callable[[Any], None]) -> None:
+        """Read from the store. Calls `answered` on the loop with the answer, or with the exception of the read."""
         if self._store.inline:
-            self._loop.call_soon(answered, self._attempt(need))  # never deeper into the caller's stack
+            self._loop.call_soon(answered, self._load(read))  # not inside the caller: the stack would grow
         else:
-            self._needs.put((need, answered))
+            self._reads.put((read, answered))
 
     @property
     def is_congested(self) -> bool:
         return self._open_bytes + self._disk_bytes > CONGESTED_BYTES
 
     def when_relieved(self, call: Callable[[], None]) -> None:
-        """Run `call` when the congestion is over."""
+        """Run `call` once, when the congestion is over."""
         self._relieved.append(call)
 
     async def flushed(self) -> None:
-        """Until nothing waits for the disk."""
+        """Wait until nothing waits for the disk."""
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Bring all groups to disk and end the threads."""
+        """Wait until all groups are on disk, and end the threads."""
         await self._idle.wait()
         self._writes.put(None)
-        self._needs.put(None)
+        self._reads.put(None)
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
@@ -136,11 +147,11 @@ class GroupCommit:
             self._start_soon()
         else:
             self._idle.set()
-        # What these calls bring about takes its place behind them: said at once, it would overtake the rest.
+        # The group counts as finished after the loop: a call for it that is added meanwhile runs behind the others.
         for call in self._waiting[group]:
             try:
                 call()
-            except Exception:  # the others are not to wait for ever because of one
+            except Exception:  # the other calls must still run
                 _log.exception("a call after a commit failed")
         del self._waiting[group]
         self._on_disk = group
@@ -156,16 +167,16 @@ class GroupCommit:
             self._start()
 
     def _fail(self, error: Exception) -> None:
-        # What is in memory is now ahead of the disk: nothing more may be said. The server ends the namespace.
+        # Nothing that waits for the disk may run any more.
         self._broken = error
         self._waiting.clear()
         self._idle.set()
         self._failed(error)
 
-    def _attempt(self, need: StoreRead) -> Any:
+    def _load(self, read: StoreRead) -> Any:
         try:
-            return self._store.load(need)
-        except Exception as error:  # handed to the decision that asked, on the loop
+            return self._store.load(read)
+        except Exception as error:  # raised in the decision that needs the read
             return error
 
     def _write_forever(self) -> None:
@@ -173,30 +184,30 @@ class GroupCommit:
             self._tidy()
             while (writes := self._writes.get()) is not None:
                 self._store.commit(writes)
-                self._tell_freed()  # before what waits for the commit: who completed the last copy finds room
+                self._report_freed()  # before the acknowledgements: a client that completed the last copy finds room
                 self._call(self._finish)
                 self._tidy()
         except Exception as error:
             self._call(self._fail, error)
 
     def _tidy(self) -> None:
-        """Housekeeping between commits: a piece after each, the rest while nothing waits to be written."""
+        """Do one piece of housekeeping, and more while nothing waits to be written."""
         more = True
         while more:
             more = self._store.tidy() and self._writes.empty()
-            self._tell_freed()
+            self._report_freed()
 
-    def _tell_freed(self) -> None:
+    def _report_freed(self) -> None:
         if freed := self._store.take_freed():
             self._call(self._freed, freed)
 
     def _read_forever(self) -> None:
-        while (request := self._needs.get()) is not None:
-            need, answered = request
-            self._call(answered, self._attempt(need))
+        while (request := self._reads.get()) is not None:
+            read, answered = request
+            self._call(answered, self._load(read))
 
     def _call(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:  # the loop is closed: nobody is left to be told
+        except RuntimeError:  # the loop is closed
             _log.debug("store answered after the loop had closed")

@@ -1,6 +1,6 @@
-"""The pages a running namespace has beside the management API, asked from outside: a small blocking client of JSON.
+"""Blocking HTTP client of a running namespace: its JSON pages beside the management API, and its faults.
 
-They need a key with the Manage claim. What a page tells is decided by the namespace.
+All pages need a key with the Manage claim.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from twinbus.clock import Clock, SystemClock
 from twinbus.connect import ConnectionString, make_sas_token
 from twinbus.errors import OperatorError
 
+FAULTS_PATH: Final = "/$faults"
 _TOKEN_SECONDS: Final = 300
 _DETAIL: Final = re.compile(r"<Detail>(.*?)</Detail>", re.DOTALL)
 
 
 class NamespaceRequestError(OperatorError):
-    """The namespace did not answer, or refused; `status` is 0 where there was no answer."""
+    """The namespace did not answer or refused the request. `status` is the HTTP status, 0 if there was no answer."""
 
     def __init__(self, text: str, hint: str = "", status: int = 0) -> None:
         super().__init__(text, hint)
@@ -32,7 +33,7 @@ class NamespaceRequestError(OperatorError):
 
 
 class NamespaceHttpClient:
-    """Asks the pages of one namespace."""
+    """Requests JSON pages of one namespace."""
 
     def __init__(
         self, connection_string: str, *, ca: Path | None = None, timeout: float = 10.0, clock: Clock | None = None
@@ -42,8 +43,11 @@ class NamespaceHttpClient:
         self._timeout = timeout
         self._clock = clock or SystemClock()
 
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None, *, may_vanish: bool = False) -> Any:
-        """The answer as JSON; empty where the namespace `may_vanish` over the request, and does."""
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None, *, may_vanish: bool = False) -> Any:
+        """Return the JSON answer. Raises NamespaceRequestError.
+
+        With `may_vanish`, the request may end the server: a connection that breaks then counts as an empty answer.
+        """
         connection = self._connection()
         headers = {"Authorization": self._token(), "Accept": "application/json"}
         content = None
@@ -63,7 +67,7 @@ class NamespaceHttpClient:
         except (OSError, http.client.HTTPException) as error:
             raise NamespaceRequestError(
                 f"The namespace at {self._at.authority} did not answer: {str(error) or type(error).__name__}",
-                "Is it running, and is this its connection string?",
+                "Check that it is running and that this is its connection string.",
             ) from error
         finally:
             connection.close()
@@ -76,14 +80,14 @@ class NamespaceHttpClient:
             value = None
         if status < 300 and isinstance(value, dict):
             return value
-        told = value.get("error") if isinstance(value, dict) else _detail(answer)
+        reason = value.get("error") if isinstance(value, dict) else _detail(answer)
         if status == 401:
             raise NamespaceRequestError(
-                f"The namespace at {self._at.authority} refused the key {self._at.key_name!r}: {told}",
+                f"The namespace at {self._at.authority} refused the key {self._at.key_name!r}: {reason}",
                 "This needs a key with the Manage claim.",
                 status,
             )
-        raise NamespaceRequestError(f"{told or http.client.responses.get(status, 'no explanation')}", status=status)
+        raise NamespaceRequestError(f"{reason or http.client.responses.get(status, 'no explanation')}", status=status)
 
     def _connection(self) -> http.client.HTTPConnection:
         if not self._at.tls:
@@ -97,15 +101,14 @@ class NamespaceHttpClient:
 
 
 def _detail(answer: bytes) -> str:
-    """The text of an error that is not JSON: the management API's own form, or the beginning of what came."""
+    """Return the text of an error that is not JSON: its <Detail> element, or the start of the answer."""
     text = answer.decode(errors="replace")
     found = _DETAIL.search(text)
     return html.unescape(found[1]) if found else text[:500].strip()
 
 
-PATH: Final = "/$faults"
-_Shown = dict[str, Any]
-_ShownAll = list[dict[str, Any]]
+_Fault = dict[str, Any]
+_Faults = list[dict[str, Any]]  # inside FaultClient, `list` is the method
 
 
 class FaultClient(NamespaceHttpClient):
@@ -124,10 +127,10 @@ class FaultClient(NamespaceHttpClient):
         delay: float | None = None,
         seed: int | None = None,
         after: bool = False,
-    ) -> _Shown:
-        """Put a fault in force and return it as the namespace tells it: with its id and its seed.
+    ) -> _Fault:
+        """Set a fault and return it with its id and its seed.
 
-        Of a crash without points there is nothing to tell: the answer is empty.
+        A crash without points ends the server at once. The answer is then empty.
         """
         spec = {
             "kind": kind,
@@ -143,19 +146,21 @@ class FaultClient(NamespaceHttpClient):
         }
         body = {name: value for name, value in spec.items() if value is not None}
         crashes = kind == "crash" and "points" not in body
-        answer: _Shown = self.ask("POST", PATH, body, may_vanish=crashes)
+        answer: _Fault = self.request("POST", FAULTS_PATH, body, may_vanish=crashes)
         return answer
 
     def clear(self, id: str | None = None) -> int:
-        """Lift one fault, or all; how many were lifted. One that is over by itself counts as none."""
+        """Clear one fault, or all faults. Returns the number cleared; a fault that is over already does not count."""
         try:
-            return int(self.ask("DELETE", PATH if id is None else f"{PATH}/{quote(id, safe='')}")["cleared"])
+            return int(
+                self.request("DELETE", FAULTS_PATH if id is None else f"{FAULTS_PATH}/{quote(id, safe='')}")["cleared"]
+            )
         except NamespaceRequestError as error:
             if error.status == http.client.NOT_FOUND:
                 return 0
             raise
 
-    def list(self) -> _ShownAll:
-        """What is in force."""
-        found: _ShownAll = self.ask("GET", PATH)["faults"]
+    def list(self) -> _Faults:
+        """Return the active faults."""
+        found: _Faults = self.request("GET", FAULTS_PATH)["faults"]
         return found

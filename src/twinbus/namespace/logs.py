@@ -1,7 +1,7 @@
-"""Structured logs on stderr: one line a record, for a person or as JSON.
+"""Structured logs on stderr: one line for each record, for people or as JSON.
 
-Neither secrets nor bodies: no record of ours carries one, and what looks like a key or a signature is taken out here,
-whoever wrote it.
+No record of ours contains secrets or message bodies. As a second defence, every record is searched for keys and
+signatures, also records of other libraries, and what is found is removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from twinbus.printable import printable
 
 REDACTED: Final = "[redacted]"
 
-# `=` also escaped, once or twice: tokens travel inside URLs.
+# `=` may be percent-encoded once or twice, because tokens are sent inside URLs.
 _SECRET: Final = re.compile(
     r"((?:SharedAccessKey|SharedAccessSignature|sig)(?:=|%(?:25)?3D))[^;&\s\"'\\<>,)]+", re.IGNORECASE
 )
@@ -28,14 +28,14 @@ _OWN_FIELDS: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message",
 
 
 class LogFormat(StrEnum):
-    """How a line looks."""
+    """The format of a line."""
 
     HUMAN = "human"
     JSON = "json"
 
 
 class Redaction(logging.Filter):
-    """Takes keys and signatures out of a record before any handler sees it."""
+    """Removes keys and signatures from a record before a handler formats it. `keys` are removed wherever they occur."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Redaction(logging.Filter):
         try:
             message = record.getMessage()
         except (TypeError, ValueError):
-            # Arguments that do not fit their text are not shown: they might hold what must not be.
+            # The arguments do not fit the text. Leave them out: they may contain a secret.
             message = str(record.msg)
         record.msg, record.args = self.clean(message), None
         if record.exc_info and not record.exc_text:
@@ -68,12 +68,12 @@ class Redaction(logging.Filter):
 
 
 def extras(record: logging.LogRecord) -> dict[str, Any]:
-    """What was said beside the text: `extra=` of the call."""
+    """Return the `extra` fields of a record."""
     return {name: value for name, value in record.__dict__.items() if name not in _OWN_FIELDS}
 
 
 class JsonLogFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats a record as one JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -89,12 +89,12 @@ class JsonLogFormatter(logging.Formatter):
 
 
 class HumanLogFormatter(logging.Formatter):
-    """Time, level, text, and what was said beside it as name=value."""
+    """Formats a record as time, level, text, and its extra fields as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        beside = "".join(f" {name}={value}" for name, value in extras(record).items())
+        fields = "".join(f" {name}={value}" for name, value in extras(record).items())
         text = " ".join(record.getMessage().splitlines())
-        line = f"{_instant(record):%H:%M:%S.%f}"[:-3] + f" {record.levelname.lower():<8}{text}{beside}"
+        line = f"{_instant(record):%H:%M:%S.%f}"[:-3] + f" {record.levelname.lower():<8}{text}{fields}"
         trace = f"\n{printable(record.exc_text, newlines=True)}" if record.exc_text else ""
         return printable(line) + trace
 
@@ -102,7 +102,7 @@ class HumanLogFormatter(logging.Formatter):
 def configure_logging(
     level: str, form: LogFormat = LogFormat.HUMAN, *, keys: Iterable[str] = (), stream: TextIO | None = None
 ) -> None:
-    """Send the records of Twinbus, and warnings of anything else, to `stream` (stderr), without `keys`."""
+    """Log records of Twinbus from `level` on, and warnings of other libraries, to `stream` (stderr), without `keys`."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLogFormatter() if form is LogFormat.JSON else HumanLogFormatter())
     handler.addFilter(Redaction(keys))

@@ -1,6 +1,12 @@
-"""The namespace's meter (N5): counts its own operations by entity and kind, for Prometheus and for the ledger.
+"""Everything that a namespace measures about itself (N5): operations, connections, commits, depth, memory.
 
-It only counts what it is told; what an operation is, the engine says.
+    OperationMeter      counts operations by entity and kind. The engine decides what an operation is; the runtime
+                        reports each one here. Also holds the gauge of connections and the histogram of commit times.
+    LedgerMeter         writes the counted operations to the ledger, once a second
+    DepthCollector      gauges for the messages and bytes of every entity
+    ResourceCollector   gauges for the connections and memory of the process
+
+Prometheus reads all of them except LedgerMeter from `OperationMeter.registry`.
 """
 
 from __future__ import annotations
@@ -22,16 +28,19 @@ from twinbus.namespace.resources import Resources
 _COMMIT_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _LABELS = ("entity", "operation")
 
-Key = tuple[str, str]
+_STATES: Final = ("active", "deferred", "scheduled", "dead_letter", "transfer", "transfer_dead_letter")
+INTERVAL_SECONDS: Final = 1.0
+"""How often the counted operations are written to the ledger."""
+
+OperationKey = tuple[str, str]
 """Entity and operation."""
-Count = list[int]
-"""Operations, their bytes, their billable units."""
-Counts = dict[Key, Count]
-_NOTHING: Final[Count] = [0, 0, 0]
+OperationCount = list[int]
+"""Number of operations, their bytes, their billable units."""
+_NOTHING: Final[OperationCount] = [0, 0, 0]
 
 
 class OperationMeter(Collector):
-    """Metrics of one namespace in a registry of its own."""
+    """Counts the operations of one namespace, and holds its Prometheus registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -40,13 +49,13 @@ class OperationMeter(Collector):
         self.commit_seconds = Histogram(
             "twinbus_commit_seconds", "Time to bring a group to disk.", buckets=_COMMIT_BUCKETS, registry=self.registry
         )
-        # Plain numbers: all counting is done on one thread, and for every message.
-        self._counted: Counts = {}
-        """Since the last `take`."""
-        self._taken: Counts = {}
-        """Before that."""
-        self._gone: list[tuple[Key, Count]] = []
-        """Of entities that are gone, not taken yet."""
+        # Plain numbers instead of Prometheus counters: every message is counted, and only on the event loop.
+        self._counted: dict[OperationKey, OperationCount] = {}
+        """Operations since the last `take`."""
+        self._taken: dict[OperationKey, OperationCount] = {}
+        """Operations before the last `take`."""
+        self._gone: list[tuple[OperationKey, OperationCount]] = []
+        """Operations of deleted entities since the last `take`."""
 
     def count(self, meter: Meter) -> None:
         """Count operations of one entity."""
@@ -58,8 +67,8 @@ class OperationMeter(Collector):
         counted[1] += meter.bytes
         counted[2] += meter.count + meter.more_units
 
-    def take(self) -> list[tuple[Key, Count]]:
-        """What was counted since the last time: entity and operation; count, bytes and billable units."""
+    def take(self) -> list[tuple[OperationKey, OperationCount]]:
+        """Return the operations counted since the last call: their key, and their count, bytes and billable units."""
         taken = [*self._gone, *self._counted.items()]
         for key, counted in self._counted.items():
             before = self._taken.get(key, _NOTHING)
@@ -68,13 +77,13 @@ class OperationMeter(Collector):
         return taken
 
     def forget(self, entity: str) -> None:
-        """Drop the series of an entity that is gone, so that short-lived entities leave nothing behind."""
+        """Remove the metrics of a deleted entity. Operations that were not taken yet are still returned by `take`."""
         self._gone += [(key, self._counted.pop(key)) for key in list(self._counted) if key[0] == entity]
         for key in [key for key in self._taken if key[0] == entity]:
             del self._taken[key]
 
     def collect(self) -> Iterator[Metric]:
-        """What Prometheus is shown."""
+        """Yield the counters for Prometheus."""
         operations = CounterMetricFamily("twinbus_operations", "Operations by entity and kind.", labels=_LABELS)
         carried = CounterMetricFamily("twinbus_operation_bytes", "Bytes carried by operations.", labels=_LABELS)
         for key in self._taken | self._counted:
@@ -85,11 +94,12 @@ class OperationMeter(Collector):
         yield carried
 
 
-INTERVAL_SECONDS: Final = 1.0
-
-
 class LedgerMeter:
-    """Runs on the event loop from `start` until `close`, which also closes the ledger."""
+    """Writes the operations of each second to the ledger, one line for each entity and operation.
+
+    Runs on the event loop from `start` until `close`, which also closes the ledger. A ledger that cannot be written
+    does not stop the namespace.
+    """
 
     def __init__(self, ledger: Ledger, namespace: str, meter: OperationMeter, clock: Clock) -> None:
         self._ledger = ledger
@@ -105,25 +115,22 @@ class LedgerMeter:
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._tell()
+        self._write()
         await asyncio.to_thread(self._ledger.close)
 
     def _next(self) -> None:
-        self._tell()
+        self._write()
         self.start()
 
-    def _tell(self) -> None:
+    def _write(self) -> None:
         until = self._clock.now()
         for (entity, operation), (count, size, units) in self._meter.take():
             self._ledger.metered(self._namespace, entity, operation, count, size, units, self._since, until)
         self._since = until
 
 
-_STATES: Final = ("active", "deferred", "scheduled", "dead_letter", "transfer", "transfer_dead_letter")
-
-
 class DepthCollector(Collector):
-    """Gauges that cost nothing until they are read."""
+    """Gauges of the messages and bytes of every entity. They are computed only when Prometheus reads them."""
 
     def __init__(self, namespace: EntityRegistry) -> None:
         self._namespace = namespace
@@ -143,7 +150,7 @@ class DepthCollector(Collector):
 
 
 class ResourceCollector(Collector):
-    """The figures of a `Resources` for Prometheus. They are those of the process, whatever namespace shows them."""
+    """Gauges of the connections and memory of the process. All namespaces of a process show the same values."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources

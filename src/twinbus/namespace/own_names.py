@@ -1,16 +1,16 @@
-"""The names of a namespace: which `host:port` a client may give when it means this namespace (X3).
+"""The names of a namespace: under which `host:port` a client may address it (X3).
 
 A web page cannot choose its own origin, but it can choose where its name points. After it was loaded, the name
 `evil.example` may resolve to 127.0.0.1 (DNS rebinding), and the browser then lets the page read what the namespace
 answers. The request still carries the page's name: in `Host`, and in the audience of any token the page signs with the
-public default key. So a namespace takes requests only under names that nobody else can point at it:
+public default key. So a namespace accepts requests only under names that nobody else can point at it:
 
 - `localhost`, and every loopback address: no name server is asked for them;
 - the IP address that the connection arrived at: an address is not looked up, so it cannot be pointed elsewhere;
-- the address or name of `--host`, and the names of `--host-name`: the operator answers for these.
+- the address or name of `--host`, and the names of `--host-name`: the operator is responsible for these.
 
-The host name of the machine is not among them: whoever runs the name server of the network decides where it points.
-Pure: no name is ever resolved here.
+The host name of the machine is not among them: the name server of the network decides where it points. This module is
+pure and resolves no name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class Authority(NamedTuple):
-    """A host in its one spelling, and a port; None where none was given.
+    """A host in its canonical spelling, and a port, or None if none was given.
 
     An IPv6 address may have a zone: `fe80::1%eth0`.
     """
@@ -43,13 +43,13 @@ class Authority(NamedTuple):
     port: int | None = None
 
     def __str__(self) -> str:
-        """As it stands in a URL."""
+        """Return the authority as it is written in a URL."""
         host = f"[{self.host.replace('%', '%25')}]" if ":" in self.host else self.host
         return host if self.port is None else f"{host}:{self.port}"
 
 
 def parse_authority(text: str) -> Authority:
-    """Read `host`, `host:port` or `[address]:port`. Raises ValueError for anything else, user names included.
+    """Parse `host`, `host:port` or `[address]:port`. Raises ValueError for anything else, also with a user name.
 
     An IPv6 address without a port may have no brackets; AMQP clients write it that way.
     """
@@ -78,7 +78,7 @@ def parse_authority(text: str) -> Authority:
 
 
 def one_spelling(host: str) -> str:
-    """The same text for every spelling of a host: lower case, addresses in their short form, names in ASCII.
+    """Return the canonical spelling of a host: lower case, addresses in their short form, names in ASCII.
 
     A zone stays behind its address.
     """
@@ -95,20 +95,20 @@ def one_spelling(host: str) -> str:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether listening on `host` means listening on every address of the machine."""
+    """Return whether listening on `host` means listening on every address of the machine."""
     return host.strip("[]") in _WILDCARDS
 
 
 def shortened(text: str) -> str:
-    """A name from outside, quoted and cut for a message."""
+    """Return a name from a client, quoted and cut to 100 characters, for a message."""
     return repr(text if len(text) <= 100 else f"{text[:100]}…")
 
 
 class OwnNames:
     """The names of one namespace.
 
-    `host` is the address or name it listens on, `names` are those of `--host-name`: `NAME` or `NAME:PORT`, without a
-    port the namespace's own. Raises ValueError for a name that cannot be read.
+    `host` is the address or name that it listens on. `names` are those of `--host-name`: `NAME`, which means its own
+    port, or `NAME:PORT`. Raises ValueError for an invalid name.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1", names: Iterable[str] = ()) -> None:
@@ -120,11 +120,11 @@ class OwnNames:
         self._given = tuple(given)
 
     def owns(self, authority: Authority, arrived_at: str | None) -> bool:
-        """Whether a client that gives this name means this namespace. A name without a port matches.
+        """Return whether this is a name of this namespace. A name without a port matches.
 
-        `arrived_at` is the address of this end of the connection, None where it is not known. A zone has a meaning only
-        on the client's machine: it is not compared. A loopback address needs none, so one with a zone matches only
-        where it is the address of `--host`, of `--host-name` or of the connection.
+        `arrived_at` is the address of this end of the connection, or None if it is unknown. A zone has a meaning only
+        on the client's machine, so it is not compared. A loopback address needs no zone, so one with a zone matches
+        only if it is the address of `--host`, of `--host-name` or of the connection.
         """
         host, zone = _split_zone(authority.host)
         for own in self._given:
@@ -140,14 +140,14 @@ class OwnNames:
         return address.is_loopback and not zone
 
     def is_own(self, text: str, arrived_at: str | None) -> bool:
-        """Whether `host` or `host:port`, as a client wrote it, is a name of this namespace."""
+        """Return whether `host` or `host:port`, as a client wrote it, is a name of this namespace."""
         try:
             return self.owns(parse_authority(text), arrived_at)
         except ValueError:
             return False
 
     def refusal(self, given: str, arrived_at: str | None) -> str:
-        """Why a client that gave this name is refused, and what the operator can do."""
+        """Return why a client that gave this name is refused, and what the operator can do."""
         names = [Authority("localhost", self.port), Authority("127.0.0.1", self.port), Authority("::1", self.port)]
         if arrived_at is not None:
             names.append(Authority(one_spelling(arrived_at), self.port))
@@ -159,7 +159,7 @@ class OwnNames:
 
 
 def is_same_origin(origin: str, authority: Authority) -> bool:
-    """Whether an `Origin` header is that of the pages of this very host and port, in plain HTTP or in TLS."""
+    """Return whether an `Origin` header is that of pages of this host and port, over HTTP or HTTPS."""
     scheme, _, rest = origin.partition("://")
     default = _DEFAULT_PORTS.get(scheme.lower())
     if default is None:
@@ -177,7 +177,7 @@ def _split_zone(host: str) -> tuple[str, str]:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that `host` is, without a zone; IPv4 for one that is mapped into IPv6. None for a name."""
+    """Return `host` as an address, or None if it is a name. An IPv4 address mapped into IPv6 becomes IPv4."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,12 +1,12 @@
-"""What all connections of this process may use together: their number, and the memory they make the process hold.
+"""Limits for all connections of this process together: their number, and the memory that they make the process hold.
 
 Every connection has an account. It records the bytes that the peer makes the process keep: unfinished frames and
-deliveries, attaches, answers the peer does not read, requests, messages of open transactions. Bytes that come and go
-within one read are not recorded. Objects of a fixed size are not recorded either: `max_connections` bounds those.
+deliveries, attaches, answers that the peer does not read, requests, messages of open transactions. Bytes that come and
+go within one read are not recorded. Objects of a fixed size are not recorded either: `max_connections` bounds those.
 
 Two pools bound the bytes: one for connections that have not authenticated, one for all connections. When a pool is
 exhausted, the connection that holds most of it is closed, so a connection that holds little is not closed for memory
-that others hold. When there are too many connections, the oldest one that has not authenticated makes room.
+that others hold. When there are too many connections, the oldest one that has not authenticated is closed.
 
 All namespaces of a process share one `Resources`. It belongs to one event loop and takes no locks.
 """
@@ -30,7 +30,7 @@ DEFAULT_CONNECTIONS: Final = 10_000
 DEFAULT_MEGABYTES: Final = 512
 LEAST_MEGABYTES: Final = 64
 _LOG_EVERY_SECONDS: Final = 10.0
-# What a peer can do that makes the server hold too much of a kind, where it is not the usual.
+# What a peer can do about a kind of memory, if it is not the usual advice.
 _ADVICE: Final = {"unsent bytes": "Read what the server sends, or grant less credit."}
 
 
@@ -48,7 +48,7 @@ class ResourceLimits:
 
     @classmethod
     def of(cls, *, max_connections: int, megabytes: int) -> ResourceLimits:
-        """Limits for so many connections that may hold so much memory together; the other limits are shares of it."""
+        """Return limits for this number of connections and this memory. The other limits are shares of the memory."""
         if max_connections < 1:
             raise OperatorError(f"--max-connections {max_connections} is out of range", "Give at least 1.")
         if megabytes < LEAST_MEGABYTES:
@@ -65,7 +65,7 @@ class ResourceLimits:
 
 
 def _ignore(_: LimitExceededError) -> None:
-    """The connection is gone already."""
+    """Do nothing: the connection is closed already."""
 
 
 class ConnectionAccount:
@@ -83,9 +83,9 @@ class ConnectionAccount:
         self.is_open = True
 
     def hold(self, kind: str, size: int) -> None:
-        """Records that the connection now makes the process hold `size` bytes of this kind.
+        """Record that the connection now makes the process hold `size` bytes of this kind.
 
-        May evict this connection or another one: `evict` is called at once; it must only schedule the closing.
+        May evict this connection or another one. `evict` is called at once and must only schedule the closing.
         """
         change = size - self._kinds.get(kind, 0)
         if not change or not self.is_open:
@@ -107,21 +107,21 @@ class ConnectionAccount:
         self._limit = limit
 
     def authenticate(self, *, keep_limit: bool = False) -> None:
-        """The connection counts as authenticated from now on, and may hold more unless it keeps its limit."""
+        """Count the connection as authenticated from now on. It may hold more, unless it keeps its limit."""
         if self.is_open and not self.is_authenticated:
             self._resources.authenticated(self)
             if not keep_limit:
                 self._limit = self._resources.limits.connection_memory
 
     def close(self) -> None:
-        """The connection is gone, and all it held."""
+        """Release everything that the connection held. Closing again does nothing."""
         if self.is_open:
             self.is_open = False
             self._resources.closed(self)
-            self._evict = _ignore  # else the account and its connection would keep each other alive
+            self._evict = _ignore  # otherwise the account and its connection keep each other in memory
 
     def evict(self, exceeded: LimitExceededError) -> None:
-        """Stops counting the connection and has it closed."""
+        """Stop counting the connection and have it closed."""
         evict = self._evict
         self.close()
         evict(exceeded)
@@ -132,7 +132,7 @@ class ConnectionAccount:
 
 
 class Resources:
-    """The accounts of all connections of the process, and the refusals it counted."""
+    """The accounts of all connections of the process, and the number of refusals by limit."""
 
     def __init__(self, limits: ResourceLimits | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits or ResourceLimits()
@@ -155,7 +155,7 @@ class Resources:
         return len(self._unauthenticated)
 
     def make_room(self) -> LimitExceededError | None:
-        """Makes room for one more connection; returns why that one must be refused, if it must."""
+        """Make room for one more connection. Returns the error for it if there is no room."""
         most = self.limits.max_connections
         if self.connections < most:
             return None
@@ -173,13 +173,13 @@ class Resources:
         return None
 
     def open(self, evict: Callable[[LimitExceededError], None]) -> ConnectionAccount:
-        """An account for a new connection."""
+        """Return an account for a new connection."""
         account = ConnectionAccount(self, self.limits.unauthenticated_connection_memory, evict)
         self._unauthenticated[account] = None
         return account
 
     def refuse(self, exceeded: LimitExceededError, namespace: str, *, log: bool = True) -> None:
-        """Counts a refusal, and logs it unless one for the same limit was logged in the last seconds."""
+        """Count a refusal. Logs it, at most once in 10 seconds for each limit."""
         self.refused[exceeded.limit] += 1
         if not log:
             return

@@ -1,6 +1,6 @@
-"""Namespaces of a plan in this process: started, shown, and drained when a signal comes or stdin is closed.
+"""Runs the namespaces of a plan in this process, until a signal arrives or stdin is closed.
 
-The data directory is held for as long as they run, so that a second server fails before anything is made.
+The data directory is locked while they run, so that a second server fails before it creates anything.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from twinbus.namespace.server import DEFAULT_RULES, NamespaceOptions, NamespaceS
 from twinbus.namespace.store import StoreInUseError, StoreLock, make_folder
 
 _DRAIN_SECONDS: Final = 10.0
-# Each step of a commit gives the interpreter lock away, and waits this long at most to have it back from a busy loop:
-# with Python's own 5 ms, a commit of 100 rows beside one took 22 ms instead of 5 (docs/decisions/0006).
+# Each statement of a commit gives the interpreter lock away and waits up to this long to get it back from a busy event
+# loop. With Python's default of 5 ms, a commit of 100 rows took 22 ms instead of 5 (docs/decisions/0006).
 _SWITCH_SECONDS: Final = 0.001
-# A message on its way is a few objects, none in a cycle. With Python's own 700 they are looked through again and again
-# while they wait; with this many, thousands of messages come and go without (docs/decisions/0016).
+# A message is a few objects, none of them in a cycle. With Python's default of 700 new objects, the garbage collector
+# examines waiting messages again and again; with this many, it seldom examines one (docs/decisions/0016).
 _COLLECT_AFTER: Final = 50_000
-# Descriptors beside those of connections: files of the namespaces, ledgers, and refused connections.
+# Open files besides connections: those of the stores and ledgers, and connections that are being refused.
 _OWN_DESCRIPTORS: Final = 256
-# Memory is returned to the system when so many connections were closed, looked at this often.
+# Free memory is returned to the system after this many connections were closed; checked this often.
 _TRIM_AFTER: Final = 100
 _TRIM_SECONDS: Final = 5.0
 
@@ -44,7 +44,7 @@ Show = Callable[[Sequence[NamespaceServer]], None]
 
 
 def serve_until_stopped(plan: ServePlan, show: Show, *, exit_with_stdin: bool = False) -> None:
-    """Serve until told to end. `show` is called once all are listening. Raises OperatorError."""
+    """Run the namespaces of the plan. Calls `show` when all of them listen. Raises OperatorError."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     _raise_descriptor_limit(plan.limits.max_connections)
     with _folder(plan) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -52,25 +52,25 @@ def serve_until_stopped(plan: ServePlan, show: Show, *, exit_with_stdin: bool = 
 
 
 def print_ready_json(servers: Sequence[NamespaceServer]) -> None:
-    """One JSON object a line for each namespace, then `ready`: for programs."""
+    """Print one line with a JSON object for each namespace, then the line `ready`. For programs."""
     lines = []
     for server in servers:
         file = server.options.file
-        told = {
+        described = {
             "name": server.options.name,
             "connection_string": server.connection_string,
             "port": server.port,
             "ca": str(server.ca.absolute()),
             "data": None if file is None else str(file.absolute()),
         }
-        lines.append(json.dumps(told))
+        lines.append(json.dumps(described))
     sys.stdout.write("\n".join([*lines, "ready", ""]))
     sys.stdout.flush()
 
 
 @contextmanager
 def _folder(plan: ServePlan) -> Iterator[Path]:
-    """The data directory, held against a second server; or one for certificates alone, gone at the end."""
+    """Lock and return the data directory. Without one, return a temporary directory for certificates."""
     if plan.data is None:
         with TemporaryDirectory(prefix="twinbus-", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
@@ -78,7 +78,7 @@ def _folder(plan: ServePlan) -> Iterator[Path]:
     try:
         make_folder(plan.data.absolute())
     except OSError as error:
-        raise OperatorError(f"The data directory {plan.data} cannot be made: {error.strerror}") from error
+        raise OperatorError(f"The data directory {plan.data} cannot be created: {error.strerror}") from error
     lock = StoreLock(plan.data / "serve")
     try:
         lock.take()
@@ -111,7 +111,7 @@ def _options(plan: ServePlan, folder: Path) -> list[NamespaceOptions]:
 
 
 def _raise_descriptor_limit(max_connections: int) -> None:
-    """Raise the soft limit of open files as far as the connections need, where the hard limit allows it."""
+    """Raise the soft limit of open files as far as the connections need it and the hard limit allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max_connections + _OWN_DESCRIPTORS
     if hard != resource.RLIM_INFINITY:
@@ -121,20 +121,20 @@ def _raise_descriptor_limit(max_connections: int) -> None:
 
 
 async def _serve(options: Sequence[NamespaceOptions], resources: Resources, show: Show, exit_with_stdin: bool) -> None:
-    asked = asyncio.Event()
-    _listen_to_signals(asyncio.get_running_loop(), asked, exit_with_stdin)
+    stop_requested = asyncio.Event()
+    _listen_to_signals(asyncio.get_running_loop(), stop_requested, exit_with_stdin)
     running: list[NamespaceServer] = []
-    waiting: asyncio.Future[Any] = asyncio.ensure_future(asked.wait())
+    waiting: asyncio.Future[Any] = asyncio.ensure_future(stop_requested.wait())
     returning: asyncio.Future[None] | None = None
     try:
         for one in options:
             server = NamespaceServer(one, resources)
             await server.start()
             running.append(server)
-        # What was loaded stays: a full collection need not look at it again and again.
+        # Loaded modules stay in memory: keep the garbage collector from examining them.
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
-        if not asked.is_set():
+        if not stop_requested.is_set():
             show(running)
         returning = asyncio.ensure_future(_return_memory(resources))
         await asyncio.wait([waiting, *(server.ended for server in running)], return_when=asyncio.FIRST_COMPLETED)
@@ -153,7 +153,7 @@ async def _serve(options: Sequence[NamespaceOptions], resources: Resources, show
 async def _return_memory(resources: Resources) -> None:
     """Return free memory to the system after many connections were closed.
 
-    glibc keeps what was freed below the highest block in use. After 1,000 TLS connections that was 90 MB.
+    glibc keeps freed memory below the highest block in use: 90 MB after 1,000 TLS connections.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     closed = 0
@@ -165,9 +165,9 @@ async def _return_memory(resources: Resources) -> None:
 
 
 async def _drain(running: Sequence[NamespaceServer]) -> dict[NamespaceServer, BaseException]:
-    """Stop all at once; what went wrong with those that could not.
+    """Stop all servers at the same time, within 10 seconds. Returns the errors of those that failed to stop.
 
-    A peer that does not let go cannot hold the end back: what was acknowledged is on disk already.
+    A peer that does not close its connection cannot delay the end: all that was acknowledged is on disk already.
     """
     stops = {asyncio.ensure_future(server.stop()): server for server in running}
     if not stops:
@@ -176,20 +176,20 @@ async def _drain(running: Sequence[NamespaceServer]) -> dict[NamespaceServer, Ba
     return {stops[stop]: error for stop in done if (error := stop.exception()) is not None}
 
 
-def _listen_to_signals(loop: asyncio.AbstractEventLoop, asked: asyncio.Event, exit_with_stdin: bool) -> None:
+def _listen_to_signals(loop: asyncio.AbstractEventLoop, stop_requested: asyncio.Event, exit_with_stdin: bool) -> None:
     def signalled(number: signal.Signals) -> None:
-        if asked.is_set():
+        if stop_requested.is_set():
             os._exit(128 + number)
-        asked.set()
+        stop_requested.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
     if exit_with_stdin:
         stdin = sys.stdin.fileno()
 
-        def heard() -> None:
+        def stdin_readable() -> None:
             if not os.read(stdin, 4096):
                 loop.remove_reader(stdin)
-                asked.set()
+                stop_requested.set()
 
-        loop.add_reader(stdin, heard)
+        loop.add_reader(stdin, stdin_readable)

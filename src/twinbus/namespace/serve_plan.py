@@ -1,4 +1,4 @@
-"""What a server is to start: options and a configuration file, made into one plan. Nothing is started here."""
+"""Makes the plan of a server from command-line options and a configuration file. Starts nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FIRST_PORT: Final = 5672
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
-    """What is to be started. Every namespace has its port; no data means memory, no ledger that there is none."""
+    """The namespaces that a server runs. Every namespace has a port. `data` None: everything is kept in memory."""
 
     host: str
     data: Path | None
@@ -36,7 +36,7 @@ class ServePlan:
 
     @property
     def keys(self) -> list[str]:
-        """All keys that were given: what no log may show."""
+        """All keys of the plan. No log may show them."""
         rules = [rule for found in self.namespaces for rule in found.rules]
         return [key for rule in rules for key in (rule.primary_key, rule.secondary_key)]
 
@@ -54,13 +54,13 @@ def make_serve_plan(
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
 ) -> ServePlan:
-    """`namespaces` are NAME=PORT; `ledger` and `host_names` are for all of them.
+    """Return the plan. Raises OperatorError for options that are invalid or contradict each other.
 
-    `queues` are NAME, `topics` NAME or NAME/SUBSCRIPTION. They are made in the first namespace; NAMESPACE:NAME names
-    another. Raises OperatorError for what does not fit together.
+    Each of `namespaces` is NAME=PORT. `ledger` and `host_names` hold for all namespaces. Each of `queues` is NAME, each
+    of `topics` is NAME or NAME/SUBSCRIPTION. They are created in the first namespace; NAMESPACE:NAME names another.
     """
     if memory and data is not None:
-        raise OperatorError("--data and --memory exclude each other", "Leave one of them away.")
+        raise OperatorError("--data and --memory exclude each other", "Leave one of them out.")
     planned = {found.name: found for found in _read(config)} if config is not None else {}
     for index, (name, found) in enumerate(planned.items()):
         if found.port is None:
@@ -71,7 +71,7 @@ def make_serve_plan(
     if ledger is not None:
         planned = {name: replace(found, ledger=str(ledger)) for name, found in planned.items()}
     if host_names:
-        _refuse_unreadable(host_names)
+        _check_host_names(host_names)
         planned = {
             name: replace(found, host_names=tuple(dict.fromkeys([*host_names, *found.host_names])))
             for name, found in planned.items()
@@ -111,15 +111,15 @@ def _read(path: Path) -> tuple[NamespaceConfig, ...]:
     try:
         read = parse_config(text, toml=path.suffix.lower() == ".toml", environment=os.environ)
     except ConfigError as error:
-        told = "\n".join(f"  {problem}" for problem in error.problems)
-        raise OperatorError(f"{path} cannot be taken:\n{told}") from error
+        problems = "\n".join(f"  {problem}" for problem in error.problems)
+        raise OperatorError(f"{path} cannot be used:\n{problems}") from error
     return tuple(
         replace(found, requested_by={entity.path.lower(): f"--config {path}" for entity in found.entities})
         for found in read
     )
 
 
-def _refuse_unreadable(host_names: Sequence[str]) -> None:
+def _check_host_names(host_names: Sequence[str]) -> None:
     for name in host_names:
         try:
             parse_authority(name)
@@ -131,8 +131,8 @@ def _refuse_unreadable(host_names: Sequence[str]) -> None:
 
 def _named_port(text: str) -> tuple[str, int]:
     name, _, port = text.partition("=")
-    if fault := namespace_name_problem(name):
-        raise OperatorError(f"--namespace {text}: {fault}", "Write NAME=PORT, as in primary=5672.")
+    if problem := namespace_name_problem(name):
+        raise OperatorError(f"--namespace {text}: {problem}", "Write NAME=PORT, as in primary=5672.")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise OperatorError(f"--namespace {text}: {port!r} is not a port", "Write NAME=PORT, as in primary=5672.")
     return name, int(port)
@@ -143,7 +143,7 @@ def _queue(text: str) -> tuple[Description, ...]:
 
 
 def _topic(text: str) -> tuple[Description, ...]:
-    """A topic, and its subscription where one is named: `events`, `events/audit` or `events/Subscriptions/audit`."""
+    """Return a topic, and its subscription if the text names one: `events/audit` or `events/Subscriptions/audit`."""
     topic, _, subscription = text.rpartition("/")
     if not topic:
         return (TopicDescription(path=text),)
@@ -153,7 +153,7 @@ def _topic(text: str) -> tuple[Description, ...]:
 
 
 def _with_entities(config: NamespaceConfig, wanted: tuple[Description, ...], option: str, hint: str) -> NamespaceConfig:
-    """The namespace with these entities too. One that the file has already stays as the file has it."""
+    """Return the namespace with these entities added. An entity that the file has already stays as the file has it."""
     for description in wanted:
         if (refusal := new_entity_refusal(description)) is not None:
             raise OperatorError(f"{option}: {refusal.description}", hint)

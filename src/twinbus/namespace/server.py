@@ -1,4 +1,4 @@
-"""A namespace as a server: store, engine, port, faults and metrics put together, started and stopped as one."""
+"""One namespace as a server: puts store, runtime, front, faults and metrics together, starts and stops them."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_RULES = (default_rule(),)
 _BACKLOG = 1024
-# Bounds of stopping: for what is under way to reach the disk, and for peers to answer the close.
+# How long stopping waits: for pending writes to reach the disk, and for peers to answer the close.
 _DRAIN_SECONDS = 5.0
 _FAREWELL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceOptions:
-    """What a namespace is started with. `file` None keeps all in memory; `ledger` is where it meters itself (N5).
+    """Options of a namespace. `file` None: everything is kept in memory. `ledger` is the folder of its meter (N5).
 
     `host_names` are further names that clients may use, each `NAME` or `NAME:PORT` (X3). `requested_by` has the option
-    that asked for an entity, by the entity's path in lower case; without it, "the configuration" did.
+    that asked for an entity, by the path of the entity in lower case; error messages name it.
     """
 
     name: str
@@ -71,29 +71,29 @@ class NamespaceOptions:
 
 
 class NamespaceServer:
-    """One namespace, listening."""
+    """One namespace that listens on a port."""
 
     runtime: NamespaceRuntime
     port: int
 
     def __init__(self, options: NamespaceOptions, resources: Resources | None = None) -> None:
-        """`resources` are shared by the namespaces of a process; without it the namespace has its own."""
+        """`resources` are shared by the namespaces of a process. Without it, the namespace has its own."""
         self.options = options
         self.resources = resources or Resources()
         self.faults = Faults(SystemClock())
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._faults_timer: asyncio.TimerHandle | None = None
         self._acceptor: Listener | None = None
-        self._metering: LedgerMeter | None = None
+        self._ledger_meter: LedgerMeter | None = None
 
     @property
     def ca(self) -> Path:
-        """The certificate of the local authority: what clients of the management API have to trust."""
+        """The certificate of the local authority, which clients of the management API must trust."""
         return ca_path(self.options.tls)
 
     @property
     def connection_string(self) -> str:
-        """What official SDKs connect with, unchanged."""
+        """The connection string for the official SDKs."""
         rule = self.options.rules[0]
         return (
             f"Endpoint=sb://{self._endpoint()};SharedAccessKeyName={rule.name};"
@@ -101,7 +101,7 @@ class NamespaceServer:
         )
 
     def _endpoint(self) -> Authority:
-        """A name and port that clients can use: the first of `host_names` where every address is listened on."""
+        """Return a name and port that clients can use: the first of `host_names` if it listens on every address."""
         host = self.options.host
         if not is_wildcard(host):
             return Authority("localhost" if _is_loopback(host) else host.strip("[]"), self.port)
@@ -109,9 +109,9 @@ class NamespaceServer:
         return Authority(named.host, named.port or self.port)
 
     async def start(self) -> None:
-        """Open the store and listen. Raises OperatorError with what to do."""
+        """Open the store and listen. Raises OperatorError."""
         options = self.options
-        _refuse_default_key_abroad(options)
+        _refuse_public_default_key(options)
         listener = _listen(options)
         self.port = listener.getsockname()[1]
         try:
@@ -126,12 +126,12 @@ class NamespaceServer:
             listener.close()
             await self.runtime.close()
             raise
-        if self._metering is not None:
-            self._metering.start()
+        if self._ledger_meter is not None:
+            self._ledger_meter.start()
         _log.info("listening", extra={"namespace": options.name, "port": self.port})
 
     async def stop(self) -> None:
-        """Stop accepting, answer what is under way, tell every peer, bring all to disk."""
+        """Stop accepting connections, answer pending requests, close every connection, bring all writes to disk."""
         if self._acceptor is not None:
             self._acceptor.close()
         connections = self._site.connections
@@ -146,8 +146,8 @@ class NamespaceServer:
         if self._faults_timer is not None:
             self._faults_timer.cancel()
         await self.runtime.close()
-        if self._metering is not None:
-            await self._metering.close()
+        if self._ledger_meter is not None:
+            await self._ledger_meter.close()
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -161,7 +161,7 @@ class NamespaceServer:
         meter.registry.register(ResourceCollector(self.resources))
         if options.ledger is not None:
             ledger = Ledger(options.ledger, Role.NAMESPACE)
-            self._metering = LedgerMeter(ledger, options.name, meter, SystemClock())
+            self._ledger_meter = LedgerMeter(ledger, options.name, meter, SystemClock())
         verifier = SasVerifier(options.rules, names)
         http = HttpHandler(options.name, self.runtime, verifier, self.faults, meter.registry, self.ca.read_bytes())
         self.faults.on_change(self._faults_changed)
@@ -170,7 +170,7 @@ class NamespaceServer:
         )
 
     async def _connections_end(self) -> None:
-        """Peers that answer get a moment to do so; then the rest is cut off."""
+        """Wait a moment for peers to answer the close, then abort the remaining connections."""
         for seconds in (_FAREWELL_SECONDS, None):
             pending = [connection.gone for connection in self._site.connections]
             if pending:
@@ -179,7 +179,7 @@ class NamespaceServer:
                 connection.stream.abort()
 
     async def _create_entities(self) -> None:
-        """Create what is missing. Raises OperatorError if one exists as another kind; then nothing is created."""
+        """Create the missing entities. Raises OperatorError, and creates none, if one exists as another kind."""
         options, namespace = self.options, self.runtime.namespace
         missing: list[Description] = []
         for description in forward_targets_first(options.entities):
@@ -206,7 +206,7 @@ class NamespaceServer:
         return self.options.requested_by.get(description.path.lower(), "the configuration")
 
     def _failed(self, error: Exception) -> None:
-        """The store failed: nothing unsaved may be acknowledged, so every connection ends without another word."""
+        """The store failed: abort every connection at once, because nothing unsaved may be acknowledged."""
         _log.critical("namespace ends: %s", error, extra={"namespace": self.options.name})
         if self._acceptor is not None:
             self._acceptor.close()
@@ -225,10 +225,10 @@ class NamespaceServer:
         if end is not None:
             seconds = max(0.0, (end - self.runtime.now()) / 1000)
             self._faults_timer = loop.call_later(seconds, self.faults.expire)
-        # Not at once: an operation that used up a fault is still being carried out.
-        loop.call_soon(self._tell_connections)
+        # Later: the operation that used up a fault is still being carried out.
+        loop.call_soon(self._notify_connections)
 
-    def _tell_connections(self) -> None:
+    def _notify_connections(self) -> None:
         for connection in list(self._site.connections):
             connection.faults_changed()
 
@@ -243,7 +243,7 @@ def _kind(description: Description) -> str:
             return "subscription"
 
 
-def _refuse_default_key_abroad(options: NamespaceOptions) -> None:
+def _refuse_public_default_key(options: NamespaceOptions) -> None:
     if _is_loopback(options.host):
         return
     if any(DEFAULT_KEY in (rule.primary_key, rule.secondary_key) for rule in options.rules):
@@ -270,12 +270,12 @@ def _listen(options: NamespaceOptions) -> socket.socket:
             listener = undone.enter_context(socket.socket(family, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, options.port))
-            # At once: until one listens, two may bind. Who connects meanwhile waits to be accepted.
+            # At once: two processes can bind a port until one of them listens. Clients wait to be accepted.
             listener.listen(_BACKLOG)
         except OSError as error:
             raise OperatorError(
                 f"Namespace {options.name!r} cannot listen on {host}:{options.port}: {error.strerror or error}",
-                "Choose another port (0 picks a free one) or end what uses it.",
+                "Choose another port (0 picks a free one), or end the program that uses it.",
             ) from error
         undone.pop_all()
     return listener
