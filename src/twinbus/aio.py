@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
@@ -14,7 +14,9 @@ from twinbus.pairing import AioPairSide as PairSide
 from twinbus.pairing import AioQuietReceiver as QuietReceiver
 from twinbus.pairing import BacklogHandle, EntityState, SendAvailabilityOptions
 from twinbus.pairing import PairSyphon as Syphon
-from twinbus.syphon import AioPairSyphon
+
+if TYPE_CHECKING:
+    from twinbus.pairing import PairState
 
 __all__ = [
     "BacklogHandle",
@@ -45,7 +47,7 @@ def pair_namespaces(
     `await pair` obey `on_secondary_down`. Use the pair in one event loop, and close it.
     """
     return pairing.aio_pair_namespaces(
-        primary, secondary, secondary_admin=secondary_admin, options=options, syphon=AioPairSyphon
+        primary, secondary, secondary_admin=secondary_admin, options=options, syphon=_syphon
     )
 
 
@@ -56,4 +58,11 @@ def pair_connection_strings(
 
     `pair_namespaces` explains when pairing happens.
     """
-    return pairing.aio_pair_connection_strings(primary, secondary, options=options, syphon=AioPairSyphon, **kwargs)
+    return pairing.aio_pair_connection_strings(primary, secondary, options=options, syphon=_syphon, **kwargs)
+
+
+def _syphon(primary: Any, secondary: Any, admin: Any, pair: PairState) -> Syphon:
+    """Make the pair's syphon. Only pairs with `enable_syphon` load it, and the AMQP codec with it."""
+    from twinbus.syphon import AioPairSyphon  # noqa: PLC0415 - as above
+
+    return AioPairSyphon(primary, secondary, admin, pair)

@@ -2,15 +2,15 @@
 
 The SDK does not offer everything that pairs and syphons need: the limits of a link, an end to a call that hangs, sends
 of several tasks on one link, messages as bytes. The modules here reach into its private parts for that and give them
-public, typed names. `tests/sdk` has one test per private part; it names what breaks when a new version changes it.
+public, typed names. `tests/sdk/test_private_parts.py` lists the parts and fails when a new version changes one.
 
-A name is imported when it is first used: only `encoded_messages` needs the AMQP codec, and pairs do not need that.
+A name is imported when it is first used: only `encoded_messages` needs the AMQP codec, and pairs do without it.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from twinbus.sdk.clients import (
@@ -24,16 +24,8 @@ if TYPE_CHECKING:
         retry_settings,
         unopened_sender,
     )
-    from twinbus.sdk.concurrent_sends import (
-        allow_concurrent_sends,
-        supports_concurrent_sends,
-    )
-    from twinbus.sdk.encoded_messages import (
-        EncodedReceiver,
-        encoded_batch,
-        lossless_message,
-        send_message,
-    )
+    from twinbus.sdk.concurrent_sends import allow_concurrent_sends, supports_concurrent_sends
+    from twinbus.sdk.encoded_messages import EncodedReceiver, encoded_batch, lossless_message, send_message
     from twinbus.sdk.handlers import (
         CANCELLED_AT_DEADLINE,
         LinkLimits,
@@ -68,11 +60,7 @@ if TYPE_CHECKING:
         sdk_value,
         set_data_body,
     )
-    from twinbus.sdk.private_names import (
-        SdkVersionError,
-        check_confirms_settlement,
-        check_version,
-    )
+    from twinbus.sdk.private_names import SdkVersionError, check_confirms_settlement, check_version
     from twinbus.sdk.sender_credentials import (
         TokenIssuers,
         TokenTimeoutError,
@@ -81,63 +69,6 @@ if TYPE_CHECKING:
         timeout_error,
         waits_for_token,
     )
-
-_MODULES = {
-    "ConnectionSettings": "clients",
-    "RetrySettings": "clients",
-    "client_endpoint": "clients",
-    "client_entity": "clients",
-    "connection_settings": "clients",
-    "has_special_transport": "clients",
-    "admin_credential": "clients",
-    "retry_settings": "clients",
-    "unopened_sender": "clients",
-    "allow_concurrent_sends": "concurrent_sends",
-    "supports_concurrent_sends": "concurrent_sends",
-    "EncodedReceiver": "encoded_messages",
-    "encoded_batch": "encoded_messages",
-    "lossless_message": "encoded_messages",
-    "send_message": "encoded_messages",
-    "CANCELLED_AT_DEADLINE": "handlers",
-    "LinkLimits": "handlers",
-    "abort_connection": "handlers",
-    "disable_retries": "handlers",
-    "empty_batch": "handlers",
-    "has_credit": "handlers",
-    "hides_pings": "handlers",
-    "interrupt": "handlers",
-    "interrupt_at_deadline": "handlers",
-    "is_closed": "handlers",
-    "is_open": "handlers",
-    "is_retryable": "handlers",
-    "keep_alive_of": "handlers",
-    "link_limits": "handlers",
-    "open_aio_link": "handlers",
-    "open_sync_link": "handlers",
-    "refuse_calls": "handlers",
-    "speed_up_opening": "handlers",
-    "was_interrupted_at_deadline": "handlers",
-    "TransformingBatch": "messages",
-    "amqp_messages": "messages",
-    "batch_messages": "messages",
-    "encoded_body": "messages",
-    "encoded_size": "messages",
-    "id_and_size": "messages",
-    "message_size": "messages",
-    "new_batch": "messages",
-    "outgoing_message": "messages",
-    "sdk_value": "messages",
-    "set_data_body": "messages",
-    "SdkVersionError": "private_names",
-    "check_confirms_settlement": "private_names",
-    "check_version": "private_names",
-    "TokenIssuers": "sender_credentials",
-    "TokenTimeoutError": "sender_credentials",
-    "TokenUnavailableError": "sender_credentials",
-    "attach_aio_credential": "sender_credentials",
-    "timeout_error": "sender_credentials",
-    "waits_for_token": "sender_credentials",
-}
 
 __all__ = [
     "CANCELLED_AT_DEADLINE",
@@ -196,12 +127,34 @@ __all__ = [
     "was_interrupted_at_deadline",
 ]
 
+_NAMES_BY_MODULE: Final = {
+    "clients": (
+        "ConnectionSettings RetrySettings admin_credential client_endpoint client_entity connection_settings "
+        "has_special_transport retry_settings unopened_sender"
+    ),
+    "concurrent_sends": "allow_concurrent_sends supports_concurrent_sends",
+    "encoded_messages": "EncodedReceiver encoded_batch lossless_message send_message",
+    "handlers": (
+        "CANCELLED_AT_DEADLINE LinkLimits abort_connection disable_retries empty_batch has_credit hides_pings "
+        "interrupt interrupt_at_deadline is_closed is_open is_retryable keep_alive_of link_limits "
+        "open_aio_link open_sync_link refuse_calls speed_up_opening was_interrupted_at_deadline"
+    ),
+    "messages": (
+        "TransformingBatch amqp_messages batch_messages encoded_body encoded_size id_and_size message_size "
+        "new_batch outgoing_message sdk_value set_data_body"
+    ),
+    "private_names": "SdkVersionError check_confirms_settlement check_version",
+    "sender_credentials": (
+        "TokenIssuers TokenTimeoutError TokenUnavailableError attach_aio_credential timeout_error waits_for_token"
+    ),
+}
+_MODULES: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
+
 
 def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module 'twinbus.sdk' has no attribute {name!r}")
-    return getattr(import_module(f"twinbus.sdk.{module}"), name)
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
