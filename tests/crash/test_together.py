@@ -18,7 +18,7 @@ import pytest
 from tests.amqp.transaction_requests import discharge
 from tests.crash.inspection import check_file
 from tests.namespace.front.amqp_peer import Peer
-from tests.namespace.front.transaction_peer import Transacting
+from tests.namespace.front.transaction_peer import TransactionPeer
 from twinbus.amqp import Connection, build_message, split_sections
 from twinbus.connect import RECEIVE_AND_DELETE, ServiceBusConnection, connect
 from twinbus.message import Message
@@ -103,7 +103,7 @@ class Together:
         _, peer = await loop.create_connection(lambda: Peer(core, port), "127.0.0.1", port)
         try:
             assert await peer.put_token() == 202
-            acting = await Transacting.on(peer)
+            acting = await TransactionPeer.on(peer)
             left, right = await peer.sender("left"), await peer.sender("right")
             receiver = await peer.receiver("in")
             while True:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.fuzz import costs
-from tests.namespace.front.bare_namespace import at_work
-from tests.namespace.front.http_peer import TOKEN, Recorder, converse, handler
+from tests.namespace.front.bare_namespace import start_runtime
+from tests.namespace.front.http_peer import TOKEN, RecordingStream, converse, handler
 from tests.namespace.front.recorded_requests import request, traffic
 from twinbus.namespace import NamespaceRuntime, QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.front import HttpHandler
@@ -139,7 +139,7 @@ def mutate(chance: random.Random) -> list[bytes]:
 
 async def world() -> HttpHandler:
     return handler(
-        await at_work(
+        await start_runtime(
             NamespaceRuntime,
             QueueDescription(path="a/b"),
             TopicDescription(path="t"),
@@ -148,7 +148,7 @@ async def world() -> HttpHandler:
     )
 
 
-def judge(stream: Recorder, tally: Tally) -> None:
+def judge(stream: RecordingStream, tally: Tally) -> None:
     written = bytes(stream.written)
     if not stream.closed:
         raise FuzzError("the connection was not closed")

@@ -1,4 +1,4 @@
-"""A peer that speaks AMQP frame by frame over a socket: for what a well-behaved client does not do."""
+"""A peer that speaks AMQP frame by frame over a socket, for tests of what a well-behaved client does not do."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Symbol, Timestamp
 
 SECONDS = 20.0
-"""No wait in these tests is longer."""
+"""The timeout of every wait in these tests."""
 
 SESSION_FILTER = Symbol("com.microsoft:session-filter")
 Kind = TypeVar("Kind")
 
 
 def accepted_connections(server: NamespaceServer) -> list[AcceptedConnection]:
-    """The open connections of a server, with their insides."""
+    """Return the open connections of a server, with their private parts."""
     return [connection for connection in server._site.connections if isinstance(connection, AcceptedConnection)]
 
 
 class Peer(asyncio.Protocol):
-    """A client's core on a socket. `events` is all that happened; `until` waits for what is to happen."""
+    """A client's protocol core on a socket. `events` holds the events that no method has consumed yet."""
 
     def __init__(self, core: Connection, port: int) -> None:
         self.core = core
@@ -92,7 +92,7 @@ class Peer(asyncio.Protocol):
         self.transport.writelines(self.core.data_to_send())
 
     async def until(self, condition: Callable[[], Any]) -> Any:
-        """What `condition` gives once it gives something."""
+        """Wait until `condition` returns something true, and return it."""
         async with asyncio.timeout(SECONDS):
             while not (found := condition()):
                 self._changed.clear()
@@ -100,7 +100,7 @@ class Peer(asyncio.Protocol):
         return found
 
     async def event(self, kind: type[Kind], link: Link | None = None) -> Kind:
-        """The first event of this kind (on that link), once it is there; it counts as seen from then on."""
+        """Wait for an event of this kind (on this link), and consume it."""
 
         def find() -> Kind | None:
             for event in self.events:
@@ -113,14 +113,14 @@ class Peer(asyncio.Protocol):
         return found
 
     async def echo(self) -> None:
-        """On return the namespace has heard, and answered, everything that was sent before."""
+        """Return when the namespace has handled everything that was sent before."""
         await self.ask("$cbs", "nothing", {})
 
     def close(self) -> None:
         self.transport.abort()
 
     async def closed(self) -> ConnectionClosed:
-        """The close the namespace says, and the end of the socket."""
+        """Wait for the namespace's close and the end of the socket. Returns the close."""
         found = await self.event(ConnectionClosed)
         await asyncio.wait_for(self.lost, SECONDS)
         return found
@@ -157,7 +157,7 @@ class Peer(asyncio.Protocol):
         wanted: Any = ...,
         properties: dict[Any, Any] | None = None,
     ) -> Link:
-        """`wanted` is the session asked for."""
+        """`wanted` is the value of the session filter."""
         filters = None if wanted is ... else {SESSION_FILTER: wanted}
         link = (session or self.session()).attach(
             name or f"receiver-{next(self._numbers)}",
@@ -183,7 +183,7 @@ class Peer(asyncio.Protocol):
         return link
 
     async def refused(self, link: Link) -> str:
-        """The condition and the description of the detach."""
+        """Wait for the detach of a link. Returns the condition and the description of its error."""
         detached = await self.event(LinkDetached, link)
         assert detached.error is not None
         return f"{detached.error.condition} {detached.error.description}"
@@ -193,7 +193,7 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     async def received(self, link: Link, number: int) -> list[Delivered]:
-        """So many deliveries of the link, in their order; all of them count as seen."""
+        """Wait for so many deliveries of the link, and consume them. Returns them in order."""
 
         def found() -> list[Delivered]:
             return [event for event in self.events if isinstance(event, Delivered) and event.link is link]
@@ -212,7 +212,7 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     async def answers(self, number: int) -> list[Disposed]:
-        """Dispositions about so many deliveries sent or settled by this side."""
+        """Wait for dispositions of so many deliveries that this side sent or settled. Returns the dispositions."""
 
         def disposed() -> list[Disposed]:
             return [event for event in self.events if isinstance(event, Disposed)]
@@ -231,13 +231,13 @@ class Peer(asyncio.Protocol):
         expires_at: int = 4_000_000_000,
         audience: str | None = None,
     ) -> int:
-        """Put a token signed for a path (on an audience, if that is another); the status of the answer."""
+        """Put a token that is signed for a path, for that path or another audience. Returns the status of the reply."""
         resource = f"sb://localhost:{self.port}/{path}"
         token = make_sas_token(resource, name, key, expires_at)
-        asked = resource if audience is None else f"sb://localhost:{self.port}/{audience}"
+        token_audience = resource if audience is None else f"sb://localhost:{self.port}/{audience}"
         properties = {
             "type": "servicebus.windows.net:sastoken",
-            "name": asked,
+            "name": token_audience,
             "expiration": Timestamp(expires_at * 1000),
         }
         return int((await self.ask("$cbs", "put-token", token, properties))["statusCode"])
@@ -245,7 +245,7 @@ class Peer(asyncio.Protocol):
     async def ask(
         self, node: str, operation: str, body: Any, properties: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Ask a node; the reply's status, description, condition and `body`."""
+        """Send a request to a node. Returns the reply's status, description, condition and `body`."""
         if node not in self._nodes:
             self._nodes[node] = Node(self, node)
             await self._nodes[node].attached()
@@ -253,7 +253,7 @@ class Peer(asyncio.Protocol):
 
 
 class Node:
-    """Both links to a request/response node."""
+    """The two links to a request/response node."""
 
     def __init__(self, peer: Peer, address: str, session: Session | None = None) -> None:
         self._peer = peer
@@ -272,7 +272,7 @@ class Node:
             self._peer.grant(self.replies, credit)
 
     def request(self, operation: str, body: Any, properties: dict[str, Any], reply_to: str | None = None) -> str:
-        """Send one; its message id."""
+        """Send a request. Returns its message id."""
         number = f"{operation}-{next(self._numbers)}"
         payload = build_message(
             properties=Properties(message_id=number, reply_to=reply_to or self.reply_to),

@@ -1,4 +1,4 @@
-"""A namespace at work without a front: runtime, engine and a store in memory, at one fixed instant."""
+"""A namespace without a network side: runtime, engine and a store in memory, on a clock that stands still."""
 
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ SomeRuntime = TypeVar("SomeRuntime", bound=NamespaceRuntime)
 
 
 class StoppedClock:
-    """It is always the same instant."""
+    """Always returns the same instant."""
 
     def now(self) -> int:
         return BORN
@@ -23,8 +23,8 @@ def _fail(error: Exception) -> None:
     raise error
 
 
-async def at_work(kind: type[SomeRuntime], *descriptions: Description) -> SomeRuntime:
-    """A runtime of this kind with these entities, on the running loop."""
+async def start_runtime(kind: type[SomeRuntime], *descriptions: Description) -> SomeRuntime:
+    """Return a runtime of this class with these entities, on the running event loop."""
     runtime = kind(MemoryStore(), StoppedClock(), OperationMeter(), new_token=LockTokens(), failed=_fail)
     for description in descriptions:
         assert isinstance(await runtime.create(description), EntityInfo)

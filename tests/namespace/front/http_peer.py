@@ -1,4 +1,4 @@
-"""HttpConnection on a real port, and on none."""
+"""HttpConnection on a real port, and on a stream that only records."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter
 
-from tests.namespace.front.bare_namespace import BORN, at_work
+from tests.namespace.front.bare_namespace import BORN, start_runtime
 from twinbus.clock import SystemClock
 from twinbus.connect import make_sas_token
 from twinbus.namespace.engine.descriptions import AuthorizationRule
@@ -35,8 +35,8 @@ def handler(runtime: NamespaceRuntime, *rules: AuthorizationRule, names: OwnName
     return HttpHandler("primary", runtime, verifier, Faults(SystemClock()), registry)
 
 
-class Recorder:
-    """A stream that keeps what is written to it."""
+class RecordingStream:
+    """A byte stream that records what is written to it."""
 
     def __init__(self) -> None:
         self.written = bytearray()
@@ -65,9 +65,9 @@ class Recorder:
         self.closed = True
 
 
-async def converse(http: HttpHandler, *chunks: bytes, end: bool = True, loopback: bool = True) -> Recorder:
-    """Send the chunks, let every answer come, then end."""
-    stream = Recorder()
+async def converse(http: HttpHandler, *chunks: bytes, end: bool = True, loopback: bool = True) -> RecordingStream:
+    """Pass the chunks to a connection, wait for all responses, then end the stream."""
+    stream = RecordingStream()
     connection = HttpConnection(http, stream, NAMES, peer_is_loopback=loopback)
     for chunk in chunks:
         connection.data_received(chunk)
@@ -80,7 +80,7 @@ async def converse(http: HttpHandler, *chunks: bytes, end: bool = True, loopback
 
 
 async def settle() -> None:
-    """Until no task but the caller's has anything left to do."""
+    """Wait until all other tasks are done."""
     while others := asyncio.all_tasks() - {cast(asyncio.Task[Any], asyncio.current_task())}:
         await asyncio.wait(others)
 
@@ -127,25 +127,25 @@ class _Protocol(asyncio.Protocol):
 
 @dataclass
 class Served:
-    """A namespace behind a port, on a loop in a thread of its own."""
+    """A namespace on a port, with an event loop in its own thread."""
 
     runtime: NamespaceRuntime
     port: int
     loop: asyncio.AbstractEventLoop
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run something on the namespace's loop."""
+        """Run a coroutine on the namespace's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
 
 @contextmanager
 def served(tls: ssl.SSLContext) -> Iterator[Served]:
-    """An empty namespace that speaks HTTPS on a port of this machine."""
+    """Serve an empty namespace over HTTPS on a port of this machine."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
 
     async def start() -> tuple[NamespaceRuntime, asyncio.Server]:
-        runtime = await at_work(NamespaceRuntime)
+        runtime = await start_runtime(NamespaceRuntime)
         listener = socket.create_server(("127.0.0.1", 0))
         names = OwnNames(listener.getsockname()[1])
         http = handler(runtime, names=names)
@@ -159,9 +159,9 @@ def served(tls: ssl.SSLContext) -> Iterator[Served]:
     thread.start()
     try:
         runtime, server = asyncio.run_coroutine_threadsafe(start(), loop).result()
-        place = Served(runtime, server.sockets[0].getsockname()[1], loop)
-        yield place
-        place.call(stop(runtime, server))
+        namespace = Served(runtime, server.sockets[0].getsockname()[1], loop)
+        yield namespace
+        namespace.call(stop(runtime, server))
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -56,7 +56,7 @@ async def test_garbage_ends_in_an_answer_and_a_closed_connection(server: Namespa
     assert b"TLS" not in await talk(server, b"\x16\x03\x01\x00\x05garbage that is no handshake")
 
 
-async def test_a_peer_that_never_says_what_it_speaks_is_let_go(
+async def test_a_peer_that_sends_nothing_is_disconnected(
     server: NamespaceServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accepted_connection, "_FIRST_BYTES_SECONDS", 0.05)
@@ -65,7 +65,7 @@ async def test_a_peer_that_never_says_what_it_speaks_is_let_go(
     assert await talk(server, b"\x16") == b""
 
 
-async def test_a_peer_that_speaks_amqp_hears_heartbeats_while_nothing_else_happens(dial: Dial) -> None:
+async def test_an_idle_amqp_peer_gets_heartbeats(dial: Dial) -> None:
     peer = await dial(idle_timeout=0.2)
     heard: list[bytes] = []
     take = peer.data_received
@@ -74,7 +74,9 @@ async def test_a_peer_that_speaks_amqp_hears_heartbeats_while_nothing_else_happe
     assert not peer.lost.done()
 
 
-async def test_a_connection_cut_in_the_middle_of_a_frame_harms_nobody(server: NamespaceServer, peer: Peer) -> None:
+async def test_a_connection_cut_in_the_middle_of_a_frame_does_not_affect_others(
+    server: NamespaceServer, peer: Peer
+) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(AMQP_HEADER + b"\x00\x00\x10\x00\x02\x00")
     await reader.readexactly(8)
@@ -90,7 +92,7 @@ async def test_http_answers_a_peer_that_closed_its_side(server: NamespaceServer)
     writer.close()
 
 
-async def test_tls_ends_with_a_word(server: NamespaceServer, trust: ssl.SSLContext) -> None:
+async def test_tls_ends_with_a_close_notify(server: NamespaceServer, trust: ssl.SSLContext) -> None:
     token = make_sas_token(f"sb://localhost:{server.port}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
     request = (
         f"GET /$faults HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nConnection: close\r\n\r\n".encode()

@@ -61,7 +61,7 @@ def client(place: Place) -> Iterator[ServiceBusAdministrationClient]:
         yield made
 
 
-def test_a_queue_is_born_with_the_defaults_of_the_service(client: ServiceBusAdministrationClient) -> None:
+def test_a_new_queue_has_the_defaults_of_the_service(client: ServiceBusAdministrationClient) -> None:
     queue = client.create_queue("defaults")
     assert queue.name == "defaults"
     assert queue.lock_duration == datetime.timedelta(minutes=1)
@@ -126,7 +126,7 @@ def test_everything_set_on_a_queue_comes_back(client: ServiceBusAdministrationCl
     assert {str(right) for right in kept.rights or ()} == {"Send", "Listen"}
 
 
-def test_what_was_got_can_be_sent_back_as_an_update(client: ServiceBusAdministrationClient) -> None:
+def test_properties_that_were_read_can_be_sent_back_as_an_update(client: ServiceBusAdministrationClient) -> None:
     client.create_queue("updated", requires_session=True, user_metadata="old")
     queue = client.get_queue("updated")
     queue.max_delivery_count = 3
@@ -139,7 +139,7 @@ def test_what_was_got_can_be_sent_back_as_an_update(client: ServiceBusAdministra
     assert after.default_message_time_to_live == NEVER
 
 
-def test_an_update_that_changes_what_cannot_change_is_refused(client: ServiceBusAdministrationClient) -> None:
+def test_an_update_of_a_fixed_property_is_refused(client: ServiceBusAdministrationClient) -> None:
     queue = client.create_queue("fixed")
     queue.requires_session = True
     with pytest.raises(HttpResponseError, match="RequiresSession"):
@@ -259,7 +259,7 @@ def test_errors_are_the_errors_of_the_service(client: ServiceBusAdministrationCl
 
 
 @pytest.mark.parametrize(("part", "other"), [("SAS_KEY_VALUE", "other"), ("RootManageSharedAccessKey", "SomebodyElse")])
-def test_a_key_that_is_not_ours_opens_nothing(place: Place, part: str, other: str) -> None:
+def test_a_wrong_key_is_refused(place: Place, part: str, other: str) -> None:
     text = place.connection_string.replace(part, other)
     with (
         ServiceBusAdministrationClient.from_connection_string(
@@ -271,7 +271,7 @@ def test_a_key_that_is_not_ours_opens_nothing(place: Place, part: str, other: st
     assert place.served.runtime.namespace.info("intruder") is None
 
 
-def test_the_namespace_tells_of_itself(client: ServiceBusAdministrationClient) -> None:
+def test_the_namespace_describes_itself(client: ServiceBusAdministrationClient) -> None:
     properties = client.get_namespace_properties()
     assert (properties.name, properties.messaging_sku) == ("primary", "Standard")
     assert properties.created_at_utc is not None

@@ -126,7 +126,9 @@ def test_the_python_client_s_queue_is_read(wire: Wire, client: ServiceBusAdminis
     assert entry.max_message_kilobytes == 1024
 
 
-def test_the_python_client_s_bare_entities_are_read(wire: Wire, client: ServiceBusAdministrationClient) -> None:
+def test_entities_of_the_python_client_without_properties_are_read(
+    wire: Wire, client: ServiceBusAdministrationClient
+) -> None:
     for create in (client.create_queue, client.create_topic):
         with pytest.raises(InterruptedError):
             create("q")
@@ -173,14 +175,14 @@ def test_the_javascript_client_s_bodies_are_read() -> None:
     assert rule == RuleDescription("r2", SqlFilter("a=@b", {"@b": "x"}))
 
 
-def test_prefixes_mean_nothing_and_namespaces_everything() -> None:
+def test_elements_are_recognised_by_namespace_not_by_prefix() -> None:
     odd = recorded_requests.described("QueueDescription", "<b:MaxDeliveryCount>3</b:MaxDeliveryCount>")
     assert read(odd).fields == {"max_delivery_count": 3}
     foreign = recorded_requests.described("QueueDescription", "<MaxDeliveryCount>3</MaxDeliveryCount>")
     assert read(foreign).fields == {}
 
 
-def test_unknown_and_read_only_elements_are_passed_over() -> None:
+def test_unknown_and_read_only_elements_are_ignored() -> None:
     assert queue("<SizeInBytes>7</SizeInBytes><MessageCount>x</MessageCount><Novelty/><!-- --><?p?>").fields == {}
 
 
@@ -189,7 +191,7 @@ def test_nil_means_left_out_and_an_empty_address_means_none() -> None:
     assert queue("<ForwardTo/><UserMetadata/>").fields == {"forward_to": None, "user_metadata": ""}
 
 
-def test_keys_that_are_left_out_are_made() -> None:
+def test_missing_keys_are_generated() -> None:
     rule = (
         "<AuthorizationRules><AuthorizationRule><Rights><AccessRights>Manage</AccessRights></Rights>"
         "<KeyName>k</KeyName></AuthorizationRule></AuthorizationRules>"
@@ -229,7 +231,7 @@ RULE = "<AuthorizationRules><AuthorizationRule>{}</AuthorizationRule></Authoriza
         (RULE.format("<KeyName>k</KeyName><Rights><AccessRights>Own</AccessRights></Rights>"), "AccessRights: 'Own'"),
     ],
 )
-def test_a_bad_value_is_named(inner: str, says: str) -> None:
+def test_the_error_for_a_bad_value_names_its_element(inner: str, says: str) -> None:
     with pytest.raises(AtomError, match=says):
         queue(inner)
 
@@ -375,7 +377,7 @@ def test_ids_name_subscriptions_and_rules_as_the_javascript_client_wants_them() 
     assert '<Action i:type="EmptyRuleAction"/>' in rule
 
 
-def test_a_topic_tells_its_filters() -> None:
+def test_the_entry_of_a_topic_has_the_counts_of_its_filters() -> None:
     info = EntityInfo(TopicDescription(path="t"), 1, 1, 1, subscriptions=2, sql_filters=3, correlation_filters=4)
     text = render_entity(info, PLACE).decode()
     assert "<SubscriptionCount>2</SubscriptionCount><SqlFilterCount>3</SqlFilterCount>" in text

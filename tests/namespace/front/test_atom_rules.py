@@ -85,7 +85,7 @@ def test_what_was_written_is_read_with_its_types(rule: RuleDescription) -> None:
             assert [*map(type, getattr(after, field, {}).values())] == [*map(type, given_values.values())]
 
 
-def test_a_rule_that_says_nothing_is_the_default_rule() -> None:
+def test_a_rule_without_elements_is_the_default_rule() -> None:
     assert read_rule(element("")) == RuleDescription("$Default", TrueFilter(), None)
     nil = 'i:nil="true"'
     assert read_rule(element(f"<Filter {nil}/><Action {nil}/><Name>r</Name>")) == RuleDescription("r")
@@ -126,7 +126,7 @@ def test_values_are_read_by_their_type(value: str, expected: Any) -> None:
         ('<Action i:type="Script"/>', "'Script' is neither"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_refused(inner: str, told: str) -> None:
+def test_an_invalid_rule_is_refused(inner: str, told: str) -> None:
     with pytest.raises(AtomError, match=told):
         read_rule(element(inner))
 
@@ -148,12 +148,12 @@ def test_a_rule_that_makes_no_sense_is_refused(inner: str, told: str) -> None:
         (f'<Value i:type="x:string">{"x" * 50_000}</Value>', "50000 characters"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused(value: str, told: str) -> None:
+def test_an_invalid_value_is_refused(value: str, told: str) -> None:
     with pytest.raises(AtomError, match=told):
         read_rule(sql(value))
 
 
-def test_a_parameter_cannot_be_there_twice() -> None:
+def test_a_repeated_parameter_is_refused() -> None:
     pair = '<KeyValueOfstringanyType><Key>a</Key><Value i:type="x:int">1</Value></KeyValueOfstringanyType>'
     with pytest.raises(AtomError, match="'a' is there twice"):
         read_rule(element(f'<Filter i:type="CorrelationFilter"><Properties>{pair}{pair}</Properties></Filter>'))

@@ -37,7 +37,7 @@ async def is_open(peer: Peer, link: Link) -> bool:
     ("name", "sends", "listens"),
     [("sends", True, False), ("listens", False, True), ("manages", True, True)],
 )
-async def test_a_rule_of_the_namespace_opens_what_its_claims_say(
+async def test_a_rule_of_the_namespace_allows_what_its_claims_say(
     dial: Dial, name: str, sends: bool, listens: bool
 ) -> None:
     peer = await dial()
@@ -53,7 +53,7 @@ async def test_a_rule_of_the_namespace_opens_what_its_claims_say(
     assert (scheduled["statusCode"] == 401) is not sends
 
 
-async def test_without_a_token_nothing_opens(dial: Dial) -> None:
+async def test_without_a_token_every_attach_is_refused(dial: Dial) -> None:
     peer = await dial()
     assert not await is_open(peer, peer.attach_sender("orders"))
     refused = await peer.ask("orders/$management", "com.microsoft:peek-message", {})
@@ -62,7 +62,7 @@ async def test_without_a_token_nothing_opens(dial: Dial) -> None:
 
 
 @pytest.mark.parametrize("token_for", [None, "bills"])
-async def test_without_a_token_nobody_learns_which_entities_there_are(dial: Dial, token_for: str | None) -> None:
+async def test_without_a_token_a_peer_does_not_learn_which_entities_exist(dial: Dial, token_for: str | None) -> None:
     peer = await dial()
     if token_for is not None:
         assert await peer.put_token(token_for) == 202
@@ -78,7 +78,7 @@ async def test_without_a_token_nobody_learns_which_entities_there_are(dial: Dial
     assert all("Unauthorized access" in text for text in there)
 
 
-async def test_with_a_token_of_the_namespace_a_missing_entity_is_told(peer: Peer) -> None:
+async def test_with_a_token_of_the_namespace_a_missing_entity_is_reported(peer: Peer) -> None:
     for link in (peer.attach_sender("nowhere"), peer.attach_receiver("nowhere")):
         assert (await peer.refused(link)).startswith("amqp:not-found")
     refused = await peer.ask("nowhere/$management", "com.microsoft:peek-message", {})
@@ -95,7 +95,7 @@ async def test_with_a_token_of_the_namespace_a_missing_entity_is_told(peer: Peer
         ("", ["orders", "bills", "ruled/below"], []),
     ],
 )
-async def test_a_token_opens_its_audience_and_what_is_below_it(
+async def test_a_token_is_valid_for_its_audience_and_below(
     dial: Dial, audience: str, opens: list[str], leaves_shut: list[str]
 ) -> None:
     peer = await dial()
@@ -112,7 +112,7 @@ async def test_a_token_is_refused_for_an_audience_it_was_not_signed_for(dial: Di
     assert not await is_open(peer, peer.attach_receiver("bills"))
 
 
-async def test_a_rule_of_an_entity_opens_that_entity_alone(dial: Dial) -> None:
+async def test_a_rule_of_an_entity_allows_that_entity_only(dial: Dial) -> None:
     peer = await dial()
     assert await peer.put_token("ruled", name="of-ruled", key=KEY) == 202
     assert await is_open(peer, peer.attach_sender("ruled"))
@@ -122,7 +122,7 @@ async def test_a_rule_of_an_entity_opens_that_entity_alone(dial: Dial) -> None:
     assert await peer.put_token("", name="of-ruled", key=KEY) == 401
 
 
-async def test_a_rule_of_a_topic_opens_its_subscriptions(dial: Dial) -> None:
+async def test_a_rule_of_a_topic_allows_its_subscriptions(dial: Dial) -> None:
     peer = await dial()
     assert await peer.put_token("events/Subscriptions/first", name="of-events", key=KEY) == 202
     assert await is_open(peer, peer.attach_receiver("events/Subscriptions/first"))
@@ -137,13 +137,15 @@ async def test_a_rule_of_a_topic_opens_its_subscriptions(dial: Dial) -> None:
         (DEFAULT_KEY_NAME, DEFAULT_KEY, 1),
     ],
 )
-async def test_a_bad_token_is_told_so_and_opens_nothing(dial: Dial, name: str, key: str, expires_at: int) -> None:
+async def test_a_bad_token_is_refused_with_the_reason_and_grants_nothing(
+    dial: Dial, name: str, key: str, expires_at: int
+) -> None:
     peer = await dial()
     assert await peer.put_token(name=name, key=key, expires_at=expires_at) == 401
     assert not await is_open(peer, peer.attach_receiver("orders"))
 
 
-async def test_requests_to_put_what_is_no_token_are_refused_with_what_is_missing(dial: Dial) -> None:
+async def test_a_put_token_request_without_a_token_is_refused_with_what_is_missing(dial: Dial) -> None:
     peer = await dial()
     for body, properties in ((None, {"name": "x"}), ("token", {}), (["x"], {"name": 7})):
         told = await peer.ask("$cbs", "put-token", body, properties)
@@ -153,13 +155,13 @@ async def test_requests_to_put_what_is_no_token_are_refused_with_what_is_missing
     assert (jwt["statusCode"], "takes SAS tokens only" in jwt["statusDescription"]) == (401, True)
 
 
-async def test_a_token_for_an_entity_that_is_not_there_says_so(dial: Dial) -> None:
+async def test_a_token_for_a_missing_entity_gets_not_found(dial: Dial) -> None:
     peer = await dial()
     assert await peer.put_token("nowhere") == 404
     assert await peer.put_token("events/Subscriptions/second") == 404
 
 
-async def test_a_token_for_an_entity_that_is_not_there_is_not_kept(server: NamespaceServer, dial: Dial) -> None:
+async def test_a_token_for_a_missing_entity_is_not_kept(server: NamespaceServer, dial: Dial) -> None:
     peer = await dial()
     assert await peer.put_token("later") == 404
     await server.runtime.create(QueueDescription(path="later"))
@@ -168,7 +170,7 @@ async def test_a_token_for_an_entity_that_is_not_there_is_not_kept(server: Names
     assert await is_open(peer, peer.attach_sender("later"))
 
 
-async def test_a_connection_keeps_tokens_for_so_many_audiences(server: NamespaceServer) -> None:
+async def test_a_connection_keeps_a_limited_number_of_tokens(server: NamespaceServer) -> None:
     verifier = SasVerifier((default_rule(),), OwnNames(server.port))
     claims = GrantedClaims(verifier, server.runtime.namespace, peer_is_loopback=True, max_grants=2)
 
@@ -224,7 +226,7 @@ async def test_sasl_plain_with_a_wrong_key_ends_the_connection(dial: Dial, name:
     await peer.lost
 
 
-async def test_a_peer_without_sasl_is_heard_and_needs_tokens(server: NamespaceServer, dial: Dial) -> None:
+async def test_a_peer_without_sasl_is_served_and_needs_tokens(server: NamespaceServer, dial: Dial) -> None:
     peer = await dial(sasl=None)
     assert not await is_open(peer, peer.attach_receiver("orders"))
     assert await peer.put_token("orders") == 202

@@ -55,7 +55,7 @@ def test_another_authority_is_not_trusted(tmp_path: Path) -> None:
         handshake(server_context(tmp_path / "ours"), ca_path(tmp_path / "other"), "localhost")
 
 
-def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_key_files(tmp_path: Path) -> None:
     server_context(tmp_path)
     for name in (CA_KEY_FILE, SERVER_KEY_FILE):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
@@ -86,7 +86,7 @@ def test_the_server_certificate_is_renewed_before_it_expires(tmp_path: Path) -> 
     handshake(context, ca_path(tmp_path), "localhost")
 
 
-def test_an_authority_near_its_end_is_replaced_with_all_it_signed(tmp_path: Path) -> None:
+def test_an_authority_that_expires_soon_is_replaced_with_all_it_signed(tmp_path: Path) -> None:
     server_context(tmp_path, now=NOW - timedelta(days=3400))
     first = ca_path(tmp_path).read_bytes()
     context = server_context(tmp_path, now=NOW)
@@ -96,7 +96,7 @@ def test_an_authority_near_its_end_is_replaced_with_all_it_signed(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["ca.pem", "ca.key", "server.pem", "server.key"])
 @pytest.mark.parametrize("damage", [b"", b"not a certificate", None])
-def test_a_damaged_or_missing_file_is_made_anew(tmp_path: Path, name: str, damage: bytes | None) -> None:
+def test_a_damaged_or_missing_file_is_made_again(tmp_path: Path, name: str, damage: bytes | None) -> None:
     server_context(tmp_path)
     if damage is None:
         (tmp_path / name).unlink()
@@ -118,7 +118,7 @@ def test_certificates_carry_what_rfc_5280_asks_for(tmp_path: Path) -> None:
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
-def test_a_wildcard_host_is_no_name(tmp_path: Path) -> None:
+def test_a_wildcard_host_is_not_in_the_certificate(tmp_path: Path) -> None:
     server_context(tmp_path, "::")
     names = certificate(tmp_path / SERVER_FILE).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert ipaddress.ip_address("::") not in names.get_values_for_type(x509.IPAddress)

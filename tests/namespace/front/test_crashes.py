@@ -42,7 +42,7 @@ async def _until_killed(operations: Coroutine[Any, Any, None], killed: asyncio.E
 
 
 @pytest.mark.parametrize("point", ["connect", "attach", "send", "receive", "settle", "request", "http"])
-async def test_a_crash_waits_for_its_operation_and_comes_before_it_is_carried_out(
+async def test_a_crash_fault_ends_the_process_before_the_operation_is_carried_out(
     server: NamespaceServer, bus: ServiceBusConnection, killed: asyncio.Event, point: str
 ) -> None:
     await bus.open()
@@ -61,7 +61,7 @@ async def _go_through(server: NamespaceServer, bus: ServiceBusConnection) -> Non
     await receiver.peek()
 
 
-async def test_a_crash_after_it_comes_when_it_is_stored_and_not_said(
+async def test_a_crash_fault_with_after_ends_the_process_when_the_operation_is_stored_and_not_answered(
     server: NamespaceServer, bus: ServiceBusConnection, killed: asyncio.Event
 ) -> None:
     sender, receiver = await bus.sender("orders"), await bus.receiver("orders", prefetch=0)
@@ -84,7 +84,7 @@ async def test_a_crash_after_it_comes_when_it_is_stored_and_not_said(
     assert len(await stored(server)) == 1
 
 
-async def test_a_batch_is_there_after_the_crash_that_followed_it(tmp_path: Path) -> None:
+async def test_a_batch_survives_the_crash_that_follows_it(tmp_path: Path) -> None:
     config = {"namespaces": [{"name": "one", "queues": [{"name": "orders"}]}]}
     with LocalNamespace("one", data=tmp_path, config=config) as namespace:
         async with connect(namespace.connection_string, timeout=SECONDS) as bus:

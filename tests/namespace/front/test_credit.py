@@ -32,7 +32,7 @@ async def drained(peer: Peer, link: Link) -> None:
     assert link.credit == 0
 
 
-async def test_credit_right_behind_the_attach_counts(dial: Dial) -> None:
+async def test_credit_that_follows_the_attach_at_once_counts(dial: Dial) -> None:
     peer = await dial(limits=Limits(enforce_credit=False))
     await peer.put_token()
     await filled(peer, "a", "b")
@@ -70,7 +70,7 @@ async def test_an_empty_queue_and_an_empty_credit_are_drained_at_once(peer: Peer
     await drained(peer, link)
 
 
-async def test_after_a_drain_credit_is_as_good_as_new(peer: Peer) -> None:
+async def test_credit_after_a_drain_works(peer: Peer) -> None:
     link = await peer.receiver("orders")
     for number in range(3):
         peer.grant(link, 10, drain=True)
@@ -91,7 +91,7 @@ async def test_credit_taken_back_is_not_used(peer: Peer) -> None:
     assert len(await peer.received(other, 1)) == 1, "it went to who wanted it"
 
 
-async def test_credit_lowered_leaves_the_rest_to_others(peer: Peer) -> None:
+async def test_after_credit_was_lowered_other_receivers_get_the_rest(peer: Peer) -> None:
     link = await peer.receiver("orders")
     peer.grant(link, 100)
     peer.grant(link, 1)
@@ -147,7 +147,7 @@ async def test_a_narrow_session_window_holds_deliveries_back_and_loses_none(dial
     assert numbers == list(range(100))
 
 
-async def test_two_receivers_share_what_comes(bus: ServiceBusConnection) -> None:
+async def test_two_receivers_share_the_messages(bus: ServiceBusConnection) -> None:
     receivers = [await bus.receiver("orders", prefetch=0) for _ in range(2)]
     waiting = [asyncio.ensure_future(receiver.receive(1, 20)) for receiver in receivers]
     await (await bus.sender("orders")).send([Message("a"), Message("b")])

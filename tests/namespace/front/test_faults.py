@@ -63,7 +63,7 @@ def condition(disposed: Disposed) -> str | None:
 
 
 @pytest.mark.parametrize("kind", ["server-busy", "internal-error", "detach"])
-async def test_an_attach_is_refused(peer: Peer, server: NamespaceServer, kind: str) -> None:
+async def test_a_fault_refuses_an_attach(peer: Peer, server: NamespaceServer, kind: str) -> None:
     server.faults.set({"kind": kind, "points": ["attach"], "count": 2})
     for attach in (peer.attach_sender, peer.attach_receiver):
         assert (await peer.refused(attach("orders"))).startswith(CONDITIONS[kind])
@@ -93,7 +93,7 @@ async def test_a_send_detaches_its_link_and_is_not_stored(peer: Peer, server: Na
 
 
 @pytest.mark.parametrize("kind", ["server-busy", "internal-error", "detach"])
-async def test_who_asks_to_receive_is_detached(peer: Peer, server: NamespaceServer, kind: str) -> None:
+async def test_a_fault_detaches_a_receiver(peer: Peer, server: NamespaceServer, kind: str) -> None:
     link = await peer.receiver("orders")
     server.faults.set({"kind": kind, "points": ["receive"], "entity": "orders", "count": 1})
     peer.grant(link, 1)
@@ -137,7 +137,7 @@ async def test_a_request_detaches_its_link(peer: Peer, server: NamespaceServer) 
 # --- stored, and silent --------------------------------------------------------------------------------------------
 
 
-async def test_a_dropped_acknowledgement_is_of_something_stored(peer: Peer, server: NamespaceServer) -> None:
+async def test_a_message_whose_acknowledgement_is_dropped_is_stored(peer: Peer, server: NamespaceServer) -> None:
     sender = await peer.sender("orders")
     server.faults.set({"kind": "drop-ack", "points": ["send", "settle", "request"], "count": 3})
     peer.send(sender, "a")
@@ -183,7 +183,7 @@ async def test_a_delayed_operation_comes_later_and_is_not_lost(peer: Peer, serve
     assert loop.time() - began >= 6 * 0.02, "attach twice, send, receive, settle and request were late"
 
 
-async def test_who_leaves_during_a_delay_is_not_attached(peer: Peer, server: NamespaceServer) -> None:
+async def test_a_peer_that_leaves_during_a_delay_is_not_attached(peer: Peer, server: NamespaceServer) -> None:
     server.faults.set({"kind": "delay", "delay": 0.01, "points": ["attach"], "count": 1})
     link = peer.attach_receiver("orders")
     link.detach()
@@ -224,7 +224,7 @@ async def _send_late(server: NamespaceServer) -> None:
         await (await bus.sender("orders")).send([Message("late")])
 
 
-async def test_a_black_hole_is_over_by_its_duration(bus: ServiceBusConnection, server: NamespaceServer) -> None:
+async def test_a_black_hole_ends_after_its_duration(bus: ServiceBusConnection, server: NamespaceServer) -> None:
     sender = await bus.sender("orders")
     server.faults.set({"kind": "black-hole", "duration": 0.1})
     await sender.send([Message("a")])
@@ -309,7 +309,9 @@ async def test_a_drain_that_meets_a_black_hole_is_answered_behind_what_was_swall
     await peer.until(lambda: link.credit == 0)
 
 
-async def test_what_a_counted_black_hole_swallowed_stays_away(peer: Peer, server: NamespaceServer) -> None:
+async def test_a_black_hole_with_a_count_never_gives_back_what_it_swallowed(
+    peer: Peer, server: NamespaceServer
+) -> None:
     sender = await peer.sender("orders")
     server.faults.set({"kind": "black-hole", "points": ["send"], "count": 1})
     peer.send(sender, "a", "b")
@@ -340,7 +342,7 @@ async def test_a_refused_connection_ends_at_once_and_the_next_one_lives(
     assert await (await dial()).put_token() == 202
 
 
-async def test_who_says_nothing_is_refused_too(server: NamespaceServer) -> None:
+async def test_a_peer_that_sends_nothing_is_refused_too(server: NamespaceServer) -> None:
     server.faults.set({"kind": "refuse"})
     assert await _cut_off(server)
 
@@ -392,7 +394,7 @@ async def test_the_management_api_is_delayed_or_swallowed_and_goes_on(server: Na
     assert (await asked).startswith(b"HTTP/1.1 200")
 
 
-async def test_who_leaves_a_swallowed_request_leaves_nothing_behind(server: NamespaceServer) -> None:
+async def test_a_client_that_gives_up_a_swallowed_request_leaves_nothing_behind(server: NamespaceServer) -> None:
     server.faults.set({"kind": "black-hole", "points": ["http"], "count": 1})
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(queue_request(server, "orders"))
@@ -402,7 +404,7 @@ async def test_who_leaves_a_swallowed_request_leaves_nothing_behind(server: Name
     writer.close()
 
 
-async def test_a_connection_swallowed_for_good_is_let_go_one_day(
+async def test_a_connection_swallowed_forever_is_closed_in_the_end(
     server: NamespaceServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accepted_connection, "_FIRST_BYTES_SECONDS", 0.05)
@@ -411,7 +413,7 @@ async def test_a_connection_swallowed_for_good_is_let_go_one_day(
 
 
 @pytest.mark.parametrize("kind", ["refuse", "black-hole"])
-async def test_faults_are_lifted_whatever_is_in_force_plain_and_in_tls(
+async def test_faults_can_be_cleared_whatever_is_in_force_plain_and_in_tls(
     server: NamespaceServer, trust: ssl.SSLContext, kind: str
 ) -> None:
     for tls in (None, trust):

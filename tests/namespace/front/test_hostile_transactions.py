@@ -6,7 +6,7 @@ import pytest
 
 from tests.amqp.transaction_requests import discharge
 from tests.namespace.front.amqp_peer import Peer
-from tests.namespace.front.transaction_peer import Transacting, condition
+from tests.namespace.front.transaction_peer import TransactionPeer, condition
 from twinbus.amqp import ACCEPTED, RECEIVER, Properties, SessionEnded, build_message, transactional_state
 from twinbus.namespace.front import transactions
 from twinbus.namespace.server import NamespaceServer
@@ -18,8 +18,8 @@ Dial = Callable[..., Awaitable[Peer]]
 
 
 @pytest.fixture
-async def acting(peer: Peer) -> Transacting:
-    return await Transacting.on(peer)
+async def acting(peer: Peer) -> TransactionPeer:
+    return await TransactionPeer.on(peer)
 
 
 async def test_sending_via_an_entity_is_refused_by_name(peer: Peer) -> None:
@@ -30,7 +30,7 @@ async def test_sending_via_an_entity_is_refused_by_name(peer: Peer) -> None:
 
 async def test_two_coordinators_on_one_session_end_what_either_began(peer: Peer) -> None:
     session = peer.session()
-    one, other = await Transacting.on(peer, session), await Transacting.on(peer, session)
+    one, other = await TransactionPeer.on(peer, session), await TransactionPeer.on(peer, session)
     orders = await peer.sender("orders", session)
     first, second = await one.begin(), await other.begin()
     await one.send(orders, first, "a")
@@ -43,12 +43,12 @@ async def test_two_coordinators_on_one_session_end_what_either_began(peer: Peer)
     assert await other.commit(await other.begin()) is None
 
 
-async def test_a_transaction_is_unknown_on_another_connection(acting: Transacting, dial: Dial) -> None:
+async def test_a_transaction_is_unknown_on_another_connection(acting: TransactionPeer, dial: Dial) -> None:
     name = await acting.begin()
     await acting.send(await acting.peer.sender("orders"), name, "a")
     stranger = await dial()
     assert await stranger.put_token() == 202
-    other = await Transacting.on(stranger)
+    other = await TransactionPeer.on(stranger)
     assert await other.roll_back(name) == "amqp:transaction:unknown-id"
     (answer,) = await other.send(await stranger.sender("orders"), name, "b")
     assert condition(answer.state) == "amqp:transaction:unknown-id"
@@ -56,7 +56,7 @@ async def test_a_transaction_is_unknown_on_another_connection(acting: Transactin
     assert await left(stranger, "orders") == ["a"]
 
 
-async def test_a_coordinator_that_leaves_with_its_last_word_is_heard(acting: Transacting) -> None:
+async def test_a_discharge_right_before_the_detach_is_carried_out(acting: TransactionPeer) -> None:
     peer = acting.peer
     name = await acting.begin()
     await acting.send(await peer.sender("orders"), name, "a")
@@ -67,7 +67,7 @@ async def test_a_coordinator_that_leaves_with_its_last_word_is_heard(acting: Tra
     assert await left(peer, "orders") == ["a"]
 
 
-async def test_the_link_a_message_came_on_may_be_gone_when_its_transaction_ends(acting: Transacting) -> None:
+async def test_the_link_a_message_came_on_may_be_gone_when_its_transaction_ends(acting: TransactionPeer) -> None:
     peer = acting.peer
     (found,) = await locked(peer, "orders", "in")
     name = await acting.begin()
@@ -78,7 +78,7 @@ async def test_the_link_a_message_came_on_may_be_gone_when_its_transaction_ends(
     assert await left(peer, "orders") == []
 
 
-async def test_the_session_a_message_came_on_may_be_gone_when_its_transaction_ends(acting: Transacting) -> None:
+async def test_the_session_a_message_came_on_may_be_gone_when_its_transaction_ends(acting: TransactionPeer) -> None:
     peer = acting.peer
     (found,) = await locked(peer, "orders", "in")
     name = await acting.begin()
@@ -90,7 +90,9 @@ async def test_the_session_a_message_came_on_may_be_gone_when_its_transaction_en
     assert await left(peer, "orders") == []
 
 
-async def test_who_gave_up_a_session_cannot_settle_its_messages_in_a_transaction(acting: Transacting) -> None:
+async def test_a_receiver_that_gave_up_a_session_cannot_settle_its_messages_in_a_transaction(
+    acting: TransactionPeer,
+) -> None:
     peer = acting.peer
     peer.send(await peer.sender("visits"), "in", session="s")
     await peer.answers(1)
@@ -106,7 +108,7 @@ async def test_who_gave_up_a_session_cannot_settle_its_messages_in_a_transaction
     assert await left(peer, "visits") == ["in"]
 
 
-async def test_messages_of_a_session_are_settled_and_sent_in_a_transaction(acting: Transacting) -> None:
+async def test_messages_of_a_session_are_settled_and_sent_in_a_transaction(acting: TransactionPeer) -> None:
     peer = acting.peer
     visits = await peer.sender("visits")
     peer.send(visits, "in", session="s")
@@ -128,7 +130,7 @@ async def test_messages_of_a_session_are_settled_and_sent_in_a_transaction(actin
 
 
 async def test_a_scheduled_message_waits_for_its_transaction_and_then_for_its_time(
-    acting: Transacting, server: NamespaceServer
+    acting: TransactionPeer, server: NamespaceServer
 ) -> None:
     peer = acting.peer
     orders = await peer.sender("orders")
@@ -150,7 +152,7 @@ async def test_a_scheduled_message_waits_for_its_transaction_and_then_for_its_ti
     assert (info.counts.active, info.counts.scheduled) == (0, 1)
 
 
-async def test_a_settlement_the_peer_does_not_wait_for_is_carried_out_with_its_transaction(acting: Transacting) -> None:
+async def test_a_presettled_disposition_is_carried_out_with_its_transaction(acting: TransactionPeer) -> None:
     peer = acting.peer
     (found,) = await locked(peer, "orders", "in")
     name = await acting.begin()
@@ -162,7 +164,7 @@ async def test_a_settlement_the_peer_does_not_wait_for_is_carried_out_with_its_t
 
 
 async def test_transactions_that_timed_out_and_were_never_ended_make_room_for_others(
-    acting: Transacting, monkeypatch: pytest.MonkeyPatch
+    acting: TransactionPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "_MAX_OPEN", 2)
     monkeypatch.setattr(transactions.Transactions, "declare", _declare_for_no_time)

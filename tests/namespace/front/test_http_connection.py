@@ -9,8 +9,8 @@ import h11
 import pytest
 
 from tests.namespace.front import recorded_requests
-from tests.namespace.front.bare_namespace import BORN, at_work
-from tests.namespace.front.http_peer import NAMES, TOKEN, Recorder, converse, handler, settle
+from tests.namespace.front.bare_namespace import BORN, start_runtime
+from tests.namespace.front.http_peer import NAMES, TOKEN, RecordingStream, converse, handler, settle
 from tests.namespace.front.recorded_requests import request
 from twinbus.connect import make_sas_token
 from twinbus.namespace.engine.descriptions import (
@@ -37,7 +37,7 @@ V = "api-version=2024-05"
 
 @pytest.fixture
 async def runtime() -> AsyncIterator[NamespaceRuntime]:
-    made = await at_work(
+    made = await start_runtime(
         NamespaceRuntime,
         QueueDescription(path="orders", authorization_rules=(OF_ORDERS,)),
         QueueDescription(path="metrics"),
@@ -66,7 +66,7 @@ class Answer:
         return self.body.decode().partition("<Detail>")[2].partition("</Detail>")[0]
 
 
-def answers(stream: Recorder, *methods: str) -> list[Answer]:
+def answers(stream: RecordingStream, *methods: str) -> list[Answer]:
     """What was written, as the answers to requests with these methods."""
     data = bytes(stream.written)
     found = []
@@ -150,7 +150,7 @@ async def test_a_chunked_body_is_put_together(http: HttpHandler) -> None:
 async def test_a_client_that_waits_is_told_to_continue(http: HttpHandler) -> None:
     data = request("PUT", f"/q?{V}", recorded_requests.PYTHON_QUEUE, [*SIGNED, ("Expect", "100-continue")])
     head, body = data[: -len(recorded_requests.PYTHON_QUEUE)], recorded_requests.PYTHON_QUEUE
-    stream = Recorder()
+    stream = RecordingStream()
     connection = HttpConnection(http, stream, NAMES, peer_is_loopback=True)
     connection.data_received(head)
     assert stream.written.startswith(b"HTTP/1.1 100 ")
@@ -233,14 +233,14 @@ class Stuck(NamespaceRuntime):
 
 
 async def stuck() -> Stuck:
-    made = await at_work(Stuck)
+    made = await start_runtime(Stuck)
     made.word = asyncio.Event()
     return made
 
 
-async def test_what_is_sent_ahead_is_held_only_so_far() -> None:
+async def test_bytes_sent_ahead_are_bounded() -> None:
     runtime = await stuck()
-    stream = Recorder()
+    stream = RecordingStream()
     connection = HttpConnection(handler(runtime), stream, NAMES, peer_is_loopback=True)
     connection.data_received(request("PUT", f"/q?{V}", recorded_requests.PYTHON_QUEUE, SIGNED))
     for _ in range(40):
@@ -251,9 +251,9 @@ async def test_what_is_sent_ahead_is_held_only_so_far() -> None:
     assert stream.closed
 
 
-async def test_a_change_under_way_is_carried_out_though_the_client_is_gone() -> None:
+async def test_a_running_change_is_carried_out_although_the_client_is_gone() -> None:
     runtime = await stuck()
-    stream = Recorder()
+    stream = RecordingStream()
     connection = HttpConnection(handler(runtime), stream, NAMES, peer_is_loopback=True)
     connection.data_received(request("PUT", f"/q?{V}", recorded_requests.PYTHON_QUEUE, SIGNED))
     connection.connection_lost()
@@ -263,9 +263,9 @@ async def test_a_change_under_way_is_carried_out_though_the_client_is_gone() -> 
     assert stream.written == b""
 
 
-async def test_the_answer_under_way_is_the_last_when_the_namespace_stops() -> None:
+async def test_a_running_request_is_the_last_to_be_answered_when_the_namespace_stops() -> None:
     runtime = await stuck()
-    stream = Recorder()
+    stream = RecordingStream()
     connection = HttpConnection(handler(runtime), stream, NAMES, peer_is_loopback=True)
     connection.data_received(request("PUT", f"/q?{V}", recorded_requests.PYTHON_QUEUE, SIGNED) * 2)
     connection.shut_down()
@@ -295,7 +295,7 @@ class Watch:
 async def test_an_idle_connection_is_closed_after_two_minutes(
     http: HttpHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch, stream = Watch(monkeypatch), Recorder()
+    watch, stream = Watch(monkeypatch), RecordingStream()
     connection = HttpConnection(http, stream, NAMES, peer_is_loopback=True)
     for _ in range(3):
         connection.data_received(request("GET", "/$health"))
@@ -310,7 +310,7 @@ async def test_an_idle_connection_is_closed_after_two_minutes(
 async def test_a_request_begun_on_an_idle_connection_has_its_own_minute(
     http: HttpHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch, stream = Watch(monkeypatch), Recorder()
+    watch, stream = Watch(monkeypatch), RecordingStream()
     connection = HttpConnection(http, stream, NAMES, peer_is_loopback=True)
     connection.data_received(request("GET", "/$health"))
     await settle()
@@ -327,7 +327,7 @@ async def test_a_request_begun_on_an_idle_connection_has_its_own_minute(
 
 async def test_an_answer_that_takes_long_does_not_make_its_connection_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = await stuck()
-    watch, stream = Watch(monkeypatch), Recorder()
+    watch, stream = Watch(monkeypatch), RecordingStream()
     connection = HttpConnection(handler(runtime), stream, NAMES, peer_is_loopback=True)
     connection.data_received(request("PUT", f"/q?{V}", recorded_requests.PYTHON_QUEUE, SIGNED))
     await watch.passes(1000)
@@ -343,9 +343,9 @@ class Broken(NamespaceRuntime):
         raise RuntimeError("the secret of the house")
 
 
-async def test_a_failure_inside_is_a_500_without_a_trace(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_error_is_a_500_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     stream = await converse(
-        handler(await at_work(Broken)), request("DELETE", f"/q?{V}", None, SIGNED) + request("GET", "/$health")
+        handler(await start_runtime(Broken)), request("DELETE", f"/q?{V}", None, SIGNED) + request("GET", "/$health")
     )
     failed, alive = answers(stream, "DELETE", "GET")
     assert (failed.status, alive.status) == (500, 200)
@@ -397,7 +397,7 @@ async def test_faults_are_set_listed_and_cleared(http: HttpHandler) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"kind": "nonsense"}', b"\xff", b"[" * 100_000])
-async def test_a_fault_that_makes_no_sense_is_refused(http: HttpHandler, body: bytes) -> None:
+async def test_an_invalid_fault_is_refused(http: HttpHandler, body: bytes) -> None:
     answer = await ask(http, "POST", "/$faults", body, SIGNED)
     assert answer.status == 400
     assert json.loads(answer.body)["error"]
@@ -427,7 +427,7 @@ async def test_faults_need_the_manage_claim(http: HttpHandler) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
-async def test_no_one_manages_without_a_token_for_it(
+async def test_the_management_api_needs_a_token(
     http: HttpHandler, runtime: NamespaceRuntime, token: str | None, says: str, method: str
 ) -> None:
     headers = [] if token is None else [("Authorization", token)]
@@ -512,7 +512,7 @@ async def test_the_default_key_does_not_manage_from_elsewhere(http: HttpHandler)
         ("GET", f"/$Resources/queues?$skip={'9' * 5000}&{V}", None, [], 400, "$skip"),
     ],
 )
-async def test_the_management_api_refuses_by_name(
+async def test_the_management_api_names_what_it_refuses(
     http: HttpHandler,
     method: str,
     target: str,
@@ -532,7 +532,7 @@ async def test_a_title_that_contradicts_the_url_is_refused(http: HttpHandler) ->
     assert (await ask(http, "PUT", f"/q?{V}", titled.replace(b"%s", b"Q"), SIGNED)).status == 201
 
 
-async def test_an_update_replaces_all_but_what_cannot_change(http: HttpHandler, runtime: NamespaceRuntime) -> None:
+async def test_an_update_replaces_all_but_fixed_properties(http: HttpHandler, runtime: NamespaceRuntime) -> None:
     first = recorded_requests.python(
         "QueueDescription", "<RequiresSession>true</RequiresSession><MaxDeliveryCount>3</MaxDeliveryCount>"
     )
@@ -547,7 +547,7 @@ async def test_an_update_replaces_all_but_what_cannot_change(http: HttpHandler, 
 @pytest.mark.parametrize(("size", "pages"), [(1, 7), (3, 3), (7, 1), (100, 1), (5000, 1)])
 async def test_pages_hold_everything_once_and_in_order(size: int, pages: int) -> None:
     names = [f"q{number}" for number in range(7)]
-    http = handler(await at_work(NamespaceRuntime, *(QueueDescription(path=name) for name in names)))
+    http = handler(await start_runtime(NamespaceRuntime, *(QueueDescription(path=name) for name in names)))
     target: str | None = f"/$Resources/queues?$top={size}&{V}"
     seen: list[str] = []
     turned = 0
@@ -561,7 +561,9 @@ async def test_pages_hold_everything_once_and_in_order(size: int, pages: int) ->
 
 
 async def test_a_page_holds_a_hundred_at_most() -> None:
-    http = handler(await at_work(NamespaceRuntime, *(QueueDescription(path=f"q{number}") for number in range(150))))
+    http = handler(
+        await start_runtime(NamespaceRuntime, *(QueueDescription(path=f"q{number}") for number in range(150)))
+    )
     for query in ("", "$top=1000&"):
         body = (await ask(http, "GET", f"/$Resources/queues?{query}{V}", None, SIGNED)).body
         assert body.count(b"<entry ") == 100

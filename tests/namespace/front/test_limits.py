@@ -15,7 +15,7 @@ import pytest
 
 from tests.amqp.transaction_requests import coordinator
 from tests.namespace.front.amqp_peer import SECONDS, Node, Peer, accepted_connections
-from tests.namespace.front.transaction_peer import Transacting
+from tests.namespace.front.transaction_peer import TransactionPeer
 from twinbus.amqp import (
     KIB,
     MIB,
@@ -179,7 +179,7 @@ async def test_x1_the_larger_limits_hold_once_a_token_was_accepted(peer: Peer) -
     assert len(await peer.answers(1)) == 1
 
 
-async def test_x1_replies_that_nobody_takes_end_their_link_early_without_a_token(dial: Dial) -> None:
+async def test_x1_unread_replies_end_their_link_early_without_a_token(dial: Dial) -> None:
     peer = await dial()
     node = Node(peer, "$cbs")
     await node.attached(credit=0)
@@ -228,7 +228,9 @@ async def test_x1_a_tls_handshake_has_its_limit(server: NamespaceServer) -> None
     assert 'twinbus_limit_exceeded_total{limit="tls-handshake-bytes"} 1.0' in await metrics(server)
 
 
-async def test_x1_a_peer_that_says_nothing_is_counted(server: NamespaceServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_x1_a_peer_that_sends_nothing_is_counted(
+    server: NamespaceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(accepted_connection, "_FIRST_BYTES_SECONDS", 0.05)
     for pieces in ((), (b"\x16\x03\x01",)):
         assert await end_of(server, *pieces) == b""
@@ -340,7 +342,7 @@ async def test_x1_memory_of_a_client_with_a_token_returns_to_zero(server: Namesp
     peer = await dial()
     assert await peer.put_token() == 202
     sender = await peer.sender("orders")
-    acting = await Transacting.on(peer)
+    acting = await TransactionPeer.on(peer)
     await acting.send(sender, await acting.begin(), "a" * 20_000)
     assert server.resources.held - server.resources.unauthenticated_held > 20_000
     peer.close()
@@ -355,7 +357,7 @@ async def test_x1_messages_of_open_transactions_have_a_limit(
     server: NamespaceServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "_MAX_BYTES", 50_000)
-    acting = await Transacting.on(peer)
+    acting = await TransactionPeer.on(peer)
     sender = await peer.sender("orders")
     first, second = await acting.begin(), await acting.begin()
     await acting.send(sender, first, "a" * 30_000)

@@ -78,7 +78,7 @@ async def test_x1_a_path_of_many_segments_is_not_looked_up_prefix_by_prefix(serv
     assert calls[0] < 50
 
 
-async def test_a_token_for_an_entity_opens_what_lies_below_it_however_deep(dial: Dial) -> None:
+async def test_a_token_for_an_entity_is_valid_below_it_at_any_depth(dial: Dial) -> None:
     peer = await dial()
     assert await peer.put_token("orders") == 202
     for address in ("orders", "orders/$DeadLetterQueue", "ORDERS"):
@@ -194,7 +194,7 @@ async def test_a_body_that_maps_many_numbers_arrives_as_it_was_sent(bus: Service
 # --- links that end together
 
 
-async def test_x1_deliveries_of_links_that_end_together_are_looked_through_once(dial: Dial) -> None:
+async def test_x1_links_that_end_together_take_one_pass_over_unsettled_deliveries(dial: Dial) -> None:
     peer = await dial()
     assert await peer.put_token() == 202
     sender = await peer.sender("orders")

@@ -60,7 +60,7 @@ async def test_a_receiver_is_refused_with_the_reason(peer: Peer, source: Any, sa
         (None, {TIMEOUT: 2**62}, "amqp:invalid-field 'com.microsoft:timeout'"),
     ],
 )
-async def test_a_session_that_makes_no_sense_is_refused_by_field(
+async def test_the_refusal_of_an_invalid_session_filter_names_the_field(
     peer: Peer, wanted: Any, properties: dict[Any, Any], said: str
 ) -> None:
     link = peer.attach_receiver("visits", wanted=wanted, properties=properties)
@@ -98,7 +98,7 @@ async def test_a_session_that_is_held_and_a_queue_without_sessions_are_refused(p
     assert await peer.refused(peer.attach_receiver("visits"))
 
 
-async def test_who_leaves_while_it_waits_for_a_session_takes_none(peer: Peer) -> None:
+async def test_a_receiver_that_leaves_while_it_waits_gets_no_session(peer: Peer) -> None:
     leaver = peer.attach_receiver("visits", wanted=None)
     await peer.echo()
     leaver.detach()
@@ -117,7 +117,7 @@ async def test_a_link_attached_again_under_its_name_replaces_the_first(peer: Pee
     assert again.state is LinkState.ATTACHED
 
 
-async def test_an_entity_deleted_under_its_links_ends_them(server: NamespaceServer, peer: Peer) -> None:
+async def test_deleting_an_entity_detaches_its_links(server: NamespaceServer, peer: Peer) -> None:
     receiver, sender = await peer.receiver("bills"), await peer.sender("bills")
     await server.runtime.delete("bills")
     assert (await peer.refused(receiver)).startswith("amqp:not-found")

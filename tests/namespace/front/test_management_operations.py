@@ -32,7 +32,7 @@ async def ask(peer: Peer, operation: str, body: dict[Any, Any]) -> dict[str, Any
     return await peer.ask(NODE, f"com.microsoft:{operation}", body)
 
 
-async def test_rules_are_added_told_in_the_words_of_the_service_and_removed(peer: Peer) -> None:
+async def test_rules_are_added_listed_in_the_format_of_the_service_and_removed(peer: Peer) -> None:
     for name, described, _, _ in FILTERS:
         action = {"sql-rule-action": {"expression": "SET b = 1"}} if name == "sql" else {}
         reply = await ask(peer, "add-rule", {"rule-name": name, "rule-description": described | action})
@@ -53,7 +53,7 @@ async def test_rules_are_added_told_in_the_words_of_the_service_and_removed(peer
     assert (await ask(peer, "enumerate-rules", {"skip": Int(4), "top": Int(2)}))["statusCode"] == 204
 
 
-async def test_what_cannot_be_is_refused_with_the_reason(peer: Peer) -> None:
+async def test_an_invalid_rule_request_is_refused_with_the_reason(peer: Peer) -> None:
     wrong = {"rule-name": "r", "rule-description": {"sql-filter": {"expression": "a ="}}}
     reply = await ask(peer, "add-rule", wrong)
     assert (reply["statusCode"], reply["errorCondition"]) == (400, "com.microsoft:argument-error")
@@ -68,7 +68,7 @@ async def test_what_cannot_be_is_refused_with_the_reason(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(("name", "status"), [("listens", 204), ("sends", 401)])
-async def test_who_listens_may_manage_the_rules_and_who_sends_may_not(dial: Dial, name: str, status: int) -> None:
+async def test_the_listen_claim_is_enough_to_manage_rules_and_send_is_not(dial: Dial, name: str, status: int) -> None:
     peer = await dial()
     assert await peer.put_token(name=name, key=KEY) == 202
     reply = await ask(peer, "enumerate-rules", {"skip": Int(5)})

@@ -89,7 +89,7 @@ async def nothing_changed(server: NamespaceServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["evil.example", "localhost.evil.example", "192.0.2.1", "[2001:db8::1]"])
-async def test_x3_under_a_foreign_name_every_route_gives_nothing_but_the_reason(
+async def test_x3_a_request_for_a_foreign_name_gets_only_the_reason_on_every_route(
     server: NamespaceServer, tls: ssl.SSLContext | None, name: str
 ) -> None:
     host = f"{name}:{server.port}"
@@ -164,7 +164,7 @@ async def test_x3_the_namespaces_own_pages_and_programs_are_answered(
             assert (answer[0], "orders" in answer[2].decode()) == (200, True)
 
 
-async def test_x3_a_token_for_a_foreign_name_opens_nothing_under_an_own_one(server: NamespaceServer) -> None:
+async def test_x3_a_token_for_a_foreign_name_grants_nothing_under_an_own_name(server: NamespaceServer) -> None:
     host = f"localhost:{server.port}"
     for method, target, body in ROUTES:
         if target in ("/", "/$health", "/$ca", "/metrics"):
@@ -312,7 +312,7 @@ async def opened_as(server: NamespaceServer, name: str | None, **options: object
 
 
 @pytest.mark.parametrize("name", ["evil.example", "evil.example:5672", "\x1b[31m"])
-async def test_x3_an_amqp_connection_for_a_foreign_name_opens_nothing(server: NamespaceServer, name: str) -> None:
+async def test_x3_an_amqp_connection_for_a_foreign_name_is_granted_nothing(server: NamespaceServer, name: str) -> None:
     peer = await opened_as(server, name)
     link = peer.attach_sender("orders")
     assert "amqp:unauthorized-access" in await peer.refused(link)

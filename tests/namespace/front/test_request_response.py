@@ -101,7 +101,7 @@ BAD: list[tuple[str, dict[Any, Any], str]] = [
 ]
 
 
-async def test_bad_bodies_are_refused_by_the_name_of_the_field(peer: Peer) -> None:
+async def test_the_refusal_of_a_bad_body_names_the_field(peer: Peer) -> None:
     for operation, body, field in BAD:
         reply = await peer.ask(NODE, f"com.microsoft:{operation}", body)
         assert (reply["statusCode"], reply["errorCondition"]) == (400, "com.microsoft:argument-error"), operation
@@ -143,7 +143,7 @@ async def test_unknown_operations_and_missing_entities_are_told_apart(peer: Peer
     assert namespace["statusCode"] == 404
 
 
-async def test_what_is_no_message_is_rejected_and_the_link_stays(peer: Peer) -> None:
+async def test_a_malformed_request_is_rejected_and_the_link_stays(peer: Peer) -> None:
     node = Node(peer, NODE)
     await node.attached()
     node.requests.send(b"bad", b"\x00\x53\x77")
@@ -165,7 +165,9 @@ async def test_replies_wait_for_credit_and_come_in_order(peer: Peer) -> None:
     assert (await node.reply(numbers[2]))["statusCode"] == 204
 
 
-async def test_who_asks_and_never_takes_the_replies_is_let_go(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_never_takes_its_replies_loses_its_reply_link(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(request_response, "_MAX_UNREAD", request_response._Limit(40, 16 * MIB))
     node = Node(peer, NODE)
     await node.attached(credit=0)
@@ -209,7 +211,7 @@ async def test_the_correlation_id_is_the_message_id_whatever_its_type(peer: Peer
         assert split_sections(reply.payload).properties.correlation_id == identity
 
 
-async def test_requests_under_way_when_their_link_ends_are_carried_out(peer: Peer, server: NamespaceServer) -> None:
+async def test_running_requests_are_carried_out_when_their_link_ends(peer: Peer, server: NamespaceServer) -> None:
     peer.send(await peer.sender("orders"), "a")
     await peer.answers(1)
     node = Node(peer, NODE)
@@ -222,7 +224,7 @@ async def test_requests_under_way_when_their_link_ends_are_carried_out(peer: Pee
     assert (await peer.ask(NODE, "com.microsoft:peek-message", {}))["statusCode"] == 204
 
 
-async def test_a_request_whose_properties_are_odd_is_answered_or_dropped_but_harms_nobody(peer: Peer) -> None:
+async def test_a_request_with_odd_properties_is_answered_or_dropped_without_harm(peer: Peer) -> None:
     node = Node(peer, NODE)
     await node.attached()
     for odd in (

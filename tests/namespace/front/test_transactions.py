@@ -7,7 +7,7 @@ import pytest
 
 from tests.amqp.transaction_requests import declare, discharge
 from tests.namespace.front.amqp_peer import Peer
-from tests.namespace.front.transaction_peer import Transacting, condition
+from tests.namespace.front.transaction_peer import TransactionPeer, condition
 from twinbus.amqp import (
     ACCEPTED,
     RECEIVER,
@@ -41,11 +41,11 @@ async def locked(peer: Peer, entity: str, *bodies: str) -> list[Delivered]:
 
 
 @pytest.fixture
-async def acting(peer: Peer) -> Transacting:
-    return await Transacting.on(peer)
+async def acting(peer: Peer) -> TransactionPeer:
+    return await TransactionPeer.on(peer)
 
 
-async def test_what_is_sent_in_a_transaction_is_there_when_it_ends_in_all_entities(acting: Transacting) -> None:
+async def test_a_commit_makes_messages_visible_in_all_entities(acting: TransactionPeer) -> None:
     peer = acting.peer
     orders, bills, events = [await peer.sender(name) for name in ("orders", "bills", "events")]
     name = await acting.begin()
@@ -62,7 +62,7 @@ async def test_what_is_sent_in_a_transaction_is_there_when_it_ends_in_all_entiti
     assert await left(peer, "events/Subscriptions/first") == ["d"]
 
 
-async def test_what_is_rolled_back_was_never_sent(acting: Transacting) -> None:
+async def test_a_rollback_drops_the_messages(acting: TransactionPeer) -> None:
     name = await acting.begin()
     await acting.send(await acting.peer.sender("orders"), name, "a")
     assert await acting.roll_back(name) is None
@@ -70,7 +70,7 @@ async def test_what_is_rolled_back_was_never_sent(acting: Transacting) -> None:
     assert await acting.commit(name) == "amqp:transaction:unknown-id"
 
 
-async def test_receiving_from_one_and_sending_to_another_count_together(acting: Transacting) -> None:
+async def test_a_settlement_and_a_send_are_committed_together(acting: TransactionPeer) -> None:
     peer = acting.peer
     (found,) = await locked(peer, "orders", "in")
     bills = await peer.sender("bills")
@@ -87,7 +87,7 @@ async def test_receiving_from_one_and_sending_to_another_count_together(acting: 
     assert (await left(peer, "orders"), await left(peer, "bills")) == ([], ["out"])
 
 
-async def test_after_a_rollback_the_message_is_still_locked_and_can_be_settled(acting: Transacting) -> None:
+async def test_after_a_rollback_the_message_is_still_locked_and_can_be_settled(acting: TransactionPeer) -> None:
     peer = acting.peer
     (found,) = await locked(peer, "orders", "in")
     name = await acting.begin()
@@ -101,7 +101,7 @@ async def test_after_a_rollback_the_message_is_still_locked_and_can_be_settled(a
     assert await left(peer, "orders") == []
 
 
-async def test_a_lost_lock_undoes_the_whole(acting: Transacting) -> None:
+async def test_a_lost_lock_rolls_back_the_transaction(acting: TransactionPeer) -> None:
     peer = acting.peer
     first, second = await locked(peer, "orders", "a", "b")
     name = await acting.begin()
@@ -115,7 +115,7 @@ async def test_a_lost_lock_undoes_the_whole(acting: Transacting) -> None:
     assert (await left(peer, "orders"), await left(peer, "bills")) == (["a"], [])
 
 
-async def test_a_hundred_messages_are_taken_and_one_more_undoes_the_whole(acting: Transacting) -> None:
+async def test_a_transaction_takes_a_hundred_messages_and_one_more_rolls_it_back(acting: TransactionPeer) -> None:
     peer = acting.peer
     orders = await peer.sender("orders")
     bodies = [str(number) for number in range(100)]
@@ -130,7 +130,7 @@ async def test_a_hundred_messages_are_taken_and_one_more_undoes_the_whole(acting
     assert await left(peer, "orders") == bodies
 
 
-async def test_a_message_that_is_refused_undoes_the_whole(acting: Transacting) -> None:
+async def test_a_refused_message_rolls_back_the_transaction(acting: TransactionPeer) -> None:
     peer = acting.peer
     name = await acting.begin()
     await acting.send(await peer.sender("orders"), name, "good")
@@ -145,7 +145,7 @@ async def test_a_transaction_times_out_by_itself(
     peer = await dial()
     assert await peer.put_token() == 202
     monkeypatch.setattr(transactions.Transactions, "declare", _declare_for_a_moment)
-    acting = await Transacting.on(peer)
+    acting = await TransactionPeer.on(peer)
     name = await acting.begin()
     orders = await peer.sender("orders")
     while condition_of_sent((await acting.send(orders, name, "late"))[0]) is None:
@@ -166,8 +166,8 @@ def condition_of_sent(answer: Disposed) -> str | None:
     return condition(answer.state) if isinstance(answer.state, Rejected) else None
 
 
-async def test_with_its_link_or_connection_a_transaction_comes_to_nothing(
-    acting: Transacting, dial: Callable[..., Awaitable[Peer]]
+async def test_a_transaction_is_rolled_back_when_its_link_or_connection_ends(
+    acting: TransactionPeer, dial: Callable[..., Awaitable[Peer]]
 ) -> None:
     peer = acting.peer
     name = await acting.begin()
@@ -175,7 +175,7 @@ async def test_with_its_link_or_connection_a_transaction_comes_to_nothing(
     await acting.send(orders, name, "a")
     acting.link.detach()
     peer.flush()
-    again = await Transacting.on(peer)
+    again = await TransactionPeer.on(peer)
     assert await again.commit(name) == "amqp:transaction:unknown-id"
     assert await left(peer, "orders") == []
     name = await again.begin()
@@ -187,11 +187,11 @@ async def test_with_its_link_or_connection_a_transaction_comes_to_nothing(
 
 
 @pytest.mark.parametrize("value", [None, "text", Described(ULong(0x32), [1, 2]), Described(ULong(0x99), [])])
-async def test_what_a_coordinator_does_not_understand_is_rejected(acting: Transacting, value: Any) -> None:
-    assert condition(await acting.say(value)) == "amqp:decode-error"
+async def test_an_invalid_coordinator_request_is_rejected(acting: TransactionPeer, value: Any) -> None:
+    assert condition(await acting.request(value)) == "amqp:decode-error"
 
 
-async def test_unknown_transactions_are_refused_for_sends_and_settlements(acting: Transacting) -> None:
+async def test_unknown_transactions_are_refused_for_sends_and_settlements(acting: TransactionPeer) -> None:
     peer = acting.peer
     (found,) = await locked(peer, "orders", "in")
     (answer,) = await acting.send(await peer.sender("bills"), b"nobody", "x")
@@ -200,7 +200,7 @@ async def test_unknown_transactions_are_refused_for_sends_and_settlements(acting
     assert (await left(peer, "orders"), await left(peer, "bills")) == (["in"], [])
 
 
-async def test_a_request_to_a_node_cannot_be_part_of_a_transaction_and_undoes_it(acting: Transacting) -> None:
+async def test_a_request_to_a_node_cannot_be_part_of_a_transaction_and_rolls_it_back(acting: TransactionPeer) -> None:
     peer = acting.peer
     node = peer.attach_sender("orders/$management")
     await peer.event(LinkFlowed, node)
@@ -212,12 +212,12 @@ async def test_a_request_to_a_node_cannot_be_part_of_a_transaction_and_undoes_it
     assert await left(peer, "bills") == []
 
 
-async def test_a_transaction_without_anything_is_carried_out(acting: Transacting, server: NamespaceServer) -> None:
+async def test_an_empty_transaction_is_committed(acting: TransactionPeer, server: NamespaceServer) -> None:
     assert await acting.commit(await acting.begin()) is None
 
 
-async def test_a_connection_has_a_hundred_transactions_at_most(acting: Transacting) -> None:
+async def test_a_connection_has_a_hundred_transactions_at_most(acting: TransactionPeer) -> None:
     names = [await acting.begin() for _ in range(100)]
-    assert condition(await acting.say(declare())) == "amqp:resource-limit-exceeded"
+    assert condition(await acting.request(declare())) == "amqp:resource-limit-exceeded"
     assert await acting.roll_back(names[0]) is None
     await acting.begin()

@@ -86,7 +86,7 @@ async def test_in_a_range_the_lost_lock_is_named_and_the_others_are_settled(
     assert await left(peer) == []
 
 
-async def test_outcomes_one_after_the_other_each_do_what_they_say(peer: Peer) -> None:
+async def test_each_outcome_does_what_it_says(peer: Peer) -> None:
     link = await peer.receiver("orders")
     await locked(peer, link, *"abcde")
     why = {Symbol("DeadLetterReason"): "tired", Symbol("DeadLetterErrorDescription"): "of it"}
@@ -121,7 +121,7 @@ async def test_settled_twice_is_answered_once_and_unknown_deliveries_are_ignored
     assert not [event for event in peer.events if isinstance(event, Disposed)]
 
 
-async def test_a_mere_update_settles_nothing(peer: Peer) -> None:
+async def test_a_state_that_is_no_outcome_settles_nothing(peer: Peer) -> None:
     link = await peer.receiver("orders")
     await locked(peer, link, "a")
     dispose(peer, link, 0, 0, Received(1, 1))
@@ -141,7 +141,7 @@ async def test_settling_without_an_outcome_gives_the_message_back(peer: Peer) ->
     assert split_sections(again.payload).header.delivery_count == 0
 
 
-async def test_a_settlement_that_wants_no_answer_gets_none(peer: Peer) -> None:
+async def test_a_presettled_disposition_gets_no_answer(peer: Peer) -> None:
     link = await peer.receiver("orders")
     await locked(peer, link, "a")
     dispose(peer, link, 0, 0, ACCEPTED, settled=True)
@@ -196,7 +196,7 @@ async def test_links_that_come_and_go_on_one_session_leave_nothing_behind(peer: 
     assert sum(map(len, connection._handler._unsettled._by_session.values())) == 0
 
 
-async def test_deliveries_whose_lock_is_gone_do_not_pile_up(
+async def test_deliveries_whose_lock_is_gone_are_settled(
     peer: Peer, server: NamespaceServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("twinbus.namespace.front.unsettled._CHECK_STEP", 4)

@@ -1,4 +1,4 @@
-"""A peer that takes part in transactions, and how it reads what it is told."""
+"""A peer with a coordinator link: declares and discharges transactions, and sends and settles in them."""
 
 from itertools import count
 from typing import Any, Self
@@ -23,7 +23,7 @@ from twinbus.amqp import (
 )
 
 
-class Transacting:
+class TransactionPeer:
     """A peer with a coordinator link."""
 
     def __init__(self, peer: Peer, link: Link) -> None:
@@ -38,7 +38,7 @@ class Transacting:
         await peer.event(LinkFlowed, link)
         return cls(peer, link)
 
-    async def say(self, value: Any) -> DeliveryState | None:
+    async def request(self, value: Any) -> DeliveryState | None:
         self.link.send(b"%d" % next(self._tags), build_message(value=value))
         self.peer.flush()
         (answer,) = await self.peer.answers(1)
@@ -46,16 +46,16 @@ class Transacting:
         return answer.state
 
     async def begin(self) -> bytes:
-        found = transaction_of(await self.say(declare()))
+        found = transaction_of(await self.request(declare()))
         assert found is not None
         return found
 
     async def commit(self, name: bytes) -> str | None:
-        """Why it was not, if so."""
-        return condition(await self.say(discharge(name, fail=False)))
+        """Commit. Returns the error condition if the transaction was rolled back."""
+        return condition(await self.request(discharge(name, fail=False)))
 
     async def commit_settled(self, name: bytes) -> str | None:
-        """As `commit`, where one settlement of the transaction is confirmed too."""
+        """Commit a transaction with one settlement, whose confirmation also arrives."""
         self.link.send(b"%d" % next(self._tags), build_message(value=discharge(name, fail=False)))
         self.peer.flush()
         answers = await self.peer.answers(2)
@@ -63,7 +63,7 @@ class Transacting:
         return condition(of_coordinator.state)
 
     async def roll_back(self, name: bytes) -> str | None:
-        return condition(await self.say(discharge(name, fail=True)))
+        return condition(await self.request(discharge(name, fail=True)))
 
     async def send(self, link: Link, name: bytes, *bodies: str) -> list[Disposed]:
         for body in bodies:
