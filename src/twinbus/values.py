@@ -1,19 +1,17 @@
-"""The Python faces of the AMQP types that Python itself has no type for.
+"""Vocabulary of AMQP that both ends share: the value types without a Python equivalent, and the error conditions.
 
-Each keeps enough to be encoded as the very type it was decoded from. Ranges are checked when a value is encoded.
+A value keeps its AMQP type, so that it is encoded as the type it was decoded from. Ranges are checked when a value is
+encoded. The codec is in `twinbus.amqp`; this module loads without it.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isnan
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
-
-# Python computes the hash of a number or UUID from its value alone. A peer can therefore choose such keys so that all
-# of them collide in a dict. A decoded dict has at most this many of them; a map with more is a NumberKeyedMap.
-MAX_PREDICTABLE_KEYS: Final = 64
-PREDICTABLE: Final = (int, float, UUID)
 
 
 class UByte(int):
@@ -45,7 +43,7 @@ class Int(int):
 
 
 class Long(int):
-    """Also what a plain `int` is encoded as."""
+    """A plain `int` is encoded as this type."""
 
     __slots__ = ()
 
@@ -88,7 +86,7 @@ class Symbol(str):
 
 
 class Decimal32(bytes):
-    """The IEEE 754-2008 encoding as it stands on the wire: Python has no type that keeps it exactly."""
+    """The IEEE 754-2008 encoding, as on the wire: no Python type keeps it exactly."""
 
     __slots__ = ()
 
@@ -109,17 +107,21 @@ class Described:
     value: Any
 
     def __hash__(self) -> int:
-        return hash((seeded(self.descriptor), seeded(self.value)))
+        return hash((unpredictable_key(self.descriptor), unpredictable_key(self.value)))
 
 
-def seeded(key: Any) -> Any:
-    """Returns a stand-in for a map key. Equal keys have equal stand-ins, and a peer cannot predict their hash."""
+def unpredictable_key(key: Any) -> Any:
+    """Return a stand-in for a map key whose hash a peer cannot predict. Equal keys have equal stand-ins.
+
+    Python computes the hash of a number or UUID from its value alone. A peer could choose many such keys so that all of
+    them collide in a dict. The hash of text and bytes depends on a random seed.
+    """
     if isinstance(key, int):
         return "number", str(int(key))
     if isinstance(key, float):
         if key.is_integer():
             return "number", str(int(key))
-        # As in a dict, a NaN is found by identity only.
+        # As in a dict, a NaN is equal only to itself.
         return ("nan", str(id(key))) if isnan(key) else ("number", float.__repr__(key))
     if isinstance(key, UUID):
         return "uuid", key.bytes
@@ -127,7 +129,7 @@ def seeded(key: Any) -> Any:
 
 
 class NumberKeyedMap(Mapping[Any, Any]):
-    """A decoded map with more than MAX_PREDICTABLE_KEYS keys that are numbers or UUIDs.
+    """A decoded map with many keys that are numbers or UUIDs (docs/decisions/0020-linear-decoding.md).
 
     It is read like a dict and keeps the order of its keys. It cannot be changed. Copying it into a dict takes time
     quadratic in its size if a peer chose the keys for that.
@@ -136,11 +138,11 @@ class NumberKeyedMap(Mapping[Any, Any]):
     __slots__ = ("_entries",)
 
     def __init__(self, entries: Iterable[tuple[Any, Any]] = ()) -> None:
-        self._entries = {seeded(key): (key, value) for key, value in entries}
+        self._entries = {unpredictable_key(key): (key, value) for key, value in entries}
 
     def __getitem__(self, key: Any) -> Any:
         try:
-            return self._entries[seeded(key)][1]
+            return self._entries[unpredictable_key(key)][1]
         except KeyError:
             raise KeyError(key) from None
 
@@ -155,14 +157,14 @@ class NumberKeyedMap(Mapping[Any, Any]):
             return NotImplemented
         return len(self) == len(other) and all(key in other and other[key] == value for key, value in self.items())
 
-    __hash__ = None  # type: ignore[assignment]  # as of dict
+    __hash__ = None  # type: ignore[assignment]  # unhashable, like dict
 
     def __repr__(self) -> str:
         return f"NumberKeyedMap({list(self._entries.values())!r})"
 
 
 class Array(list[Any]):
-    """Values of one type. `element` is its Python type; `descriptors` stand before every element, outermost first."""
+    """Values of one AMQP type. `element` is the Python type; `descriptors` apply to every element, outermost first."""
 
     __slots__ = ("descriptors", "element")
 
@@ -189,6 +191,8 @@ class Array(list[Any]):
 
 
 class Condition(StrEnum):
+    """Error conditions of AMQP 1.0 and of Service Bus, as they are written on the wire."""
+
     # amqp-core-transport §2.8.15
     INTERNAL_ERROR = "amqp:internal-error"
     NOT_FOUND = "amqp:not-found"

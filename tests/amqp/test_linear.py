@@ -13,25 +13,14 @@ from hypothesis import strategies as st
 from tests.amqp.joined import bare_server, closing_error
 from tests.fuzz import hostile_maps
 from twinbus.amqp.connection import Connection
-from twinbus.amqp.decoding import decode
+from twinbus.amqp.decoding import MAX_PREDICTABLE_KEYS, PREDICTABLE_TYPES, decode
 from twinbus.amqp.described_types import decode_described
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.frames import AMQP_HEADER, encode_frame
 from twinbus.amqp.message_sections import split_sections
 from twinbus.amqp.routing_fields import read_routing_fields
-from twinbus.values import (
-    MAX_PREDICTABLE_KEYS,
-    PREDICTABLE,
-    Array,
-    Condition,
-    Described,
-    Float32,
-    NumberKeyedMap,
-    Symbol,
-    UInt,
-    ULong,
-)
+from twinbus.values import Array, Condition, Described, Float32, NumberKeyedMap, Symbol, UInt, ULong
 
 KEYS = 600
 # A dict of 600 keys with one hash compares each of them with all before it: 180,000 times, and again to insert it.
@@ -115,7 +104,7 @@ def test_x1_no_decoded_dict_has_many_keys_whose_hash_a_peer_can_predict(kind: st
     assert [repr(key) for key in value] == [repr(key) for key in keys], "in their order, with their types"
     assert encode(value) == raw
     for found in dicts_of([value]):
-        assert sum(isinstance(key, PREDICTABLE) for key in found) <= MAX_PREDICTABLE_KEYS
+        assert sum(isinstance(key, PREDICTABLE_TYPES) for key in found) <= MAX_PREDICTABLE_KEYS
 
 
 @pytest.mark.parametrize("make", [hostile_maps.maps_of_64, hostile_maps.map_of_size])
@@ -125,7 +114,7 @@ def test_x1_maps_inside_lists_arrays_and_maps_are_held_to_the_same_bound(make: C
     outer = b"\xd1" + (len(outer) - 3 + 4).to_bytes(4) + (2).to_bytes(4) + outer[3:]
     assert comparisons(lambda: decode(outer)) < len(inner) // 18 * MAX_PREDICTABLE_KEYS
     for found in dicts_of(decode(outer)[0]):
-        assert sum(isinstance(key, PREDICTABLE) for key in found) <= MAX_PREDICTABLE_KEYS
+        assert sum(isinstance(key, PREDICTABLE_TYPES) for key in found) <= MAX_PREDICTABLE_KEYS
 
 
 def test_x1_described_keys_with_colliding_values_have_hashes_of_their_own() -> None:
@@ -206,7 +195,7 @@ def test_x1_a_key_that_is_there_twice_is_refused_with_a_short_text(key: Any, num
 def test_a_list_as_the_key_of_a_map_is_refused(number: int) -> None:
     keys: list[Any] = [UInt(index) for index in range(number)]
     for bad in ([1], Described(ULong(1), [1])):
-        with pytest.raises(DecodeError, match="cannot be the key of a map"):
+        with pytest.raises(DecodeError, match="is not supported as a map key"):
             decode(hostile_maps.encoded_map([*keys, bad]))
 
 

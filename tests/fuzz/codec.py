@@ -46,10 +46,9 @@ from twinbus.amqp import (
     split_sections,
     with_message_id,
 )
+from twinbus.amqp.decoding import MAX_PREDICTABLE_KEYS, PREDICTABLE_TYPES
 from twinbus.amqp.described_types import decode_described
 from twinbus.values import (
-    MAX_PREDICTABLE_KEYS,
-    PREDICTABLE,
     Array,
     Char,
     Condition,
@@ -189,7 +188,7 @@ def try_value(chance: Random) -> bool:
 
 def _check_dicts(value: Any) -> None:
     """No dict has so many keys whose hash a peer can predict that they could make it slow."""
-    if isinstance(value, dict) and sum(isinstance(key, PREDICTABLE) for key in value) > MAX_PREDICTABLE_KEYS:
+    if isinstance(value, dict) and sum(isinstance(key, PREDICTABLE_TYPES) for key in value) > MAX_PREDICTABLE_KEYS:
         raise FindingError("a dict has too many keys whose hash can be predicted")
     if isinstance(value, dict | NumberKeyedMap):
         value = list(value.values())

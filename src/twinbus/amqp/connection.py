@@ -1,7 +1,19 @@
-"""A connection (amqp-core-transport §2.4) of either role, without I/O: bytes and time in, bytes and events out.
+"""An AMQP connection (amqp-core-transport §2.4) for client and server, without I/O.
 
-Decides which session a frame belongs to, opens and closes, keeps heartbeats. Nothing the peer sends raises: a
-violation ends in the close the standard names and a ConnectionClosed. What happens inside a session is the session's.
+The driver of a socket uses it like this:
+
+    events = connection.receive(data, now)        # bytes from the socket
+    parts = connection.data_to_send()             # bytes for the socket, after every call
+    at = connection.next_timer()                  # when to call `handle_timer`
+    events = connection.handle_timer(now)
+
+`now` is in seconds on a monotonic clock. No bytes from the peer raise an exception: a violation sends the close that
+the standard demands and reports ConnectionClosed. A violation inside a session ends only the session or link.
+
+The layers below: `negotiation` handles protocol headers and SASL, before the first frame. This module opens and
+closes the connection, keeps its timers, and finds the session of a frame by its channel. `session` finds the link and
+keeps the windows. `link` has credit and messages. Transfer, disposition and flow, the frames of every message, are read
+by `fast_frames`; all others, and those three in unusual encodings, by `described_types`.
 """
 
 from __future__ import annotations
@@ -61,23 +73,23 @@ class Connection:
         first_outgoing_id: int,
         limits_before: Limits | None = None,
     ) -> None:
-        """Made by `client` and `server`."""
+        """Use `client` or `server`."""
         self.local = local
         self.limits = limits_before or limits
         self.remote: Open | None = None  # the peer's open
         self.remote_max_frame_size = MIN_MAX_FRAME_SIZE
-        self.out: list[bytes] = []  # frames that leave once open was sent
-        self.owing: list[Session] = []  # sessions whose window must be renewed with the next output
+        self.out: list[bytes] = []  # frames to send once open was sent
+        self.replenish_due: list[Session] = []  # sessions whose incoming window is renewed with the next output
         self.link_count = 0
         self.attach_bytes = 0
         self.partial_bytes = 0
         self.pending_bytes = 0  # of transfers that wait for the peer's session windows
-        self.exceeded: list[LimitExceededError] = []  # limits the peer exceeded; the application empties it
+        self.exceeded: list[LimitExceededError] = []  # limits that the peer exceeded; the application clears it
         self.is_closed = False
-        self.has_failed = False  # closed by us, for what the peer did or did not do
+        self.has_failed = False  # we closed it because of what the peer did or failed to do
         self._limits_after = limits
         self._open_bytes = 0
-        self._received = 0  # counted while there is a limit for it
+        self._received = 0  # counted only while `limits.received_bytes` is set
         self._negotiation = negotiation
         self._first_outgoing_id = first_outgoing_id
         self._timers = ConnectionTimers(local.idle_time_out, self.limits)
@@ -102,7 +114,7 @@ class Connection:
         limits: Limits = _CLIENT_LIMITS,
         first_outgoing_id: int = 0,
     ) -> Connection:
-        """`sasl` None speaks AMQP at once. `idle_timeout` in seconds is what the peer is told (§2.4.5)."""
+        """Return a client's connection. `sasl` None skips SASL. `idle_timeout` is announced to the peer (§2.4.5)."""
         sasl_layer = None if sasl is None else ClientSasl(sasl, hostname)
         negotiation = Negotiation(sasl_layer, bare_allowed=False)
         local = Open(container_id, hostname, max_frame_size, channel_max, _ms(idle_timeout), properties=properties)
@@ -127,18 +139,19 @@ class Connection:
         limits_before: Limits | None = None,
         first_outgoing_id: int = 0,
     ) -> Connection:
-        """`verifier(mechanism, response)` says whether the client may go on; `bare_allowed` takes AMQP without SASL.
+        """Return a server's connection.
 
-        `limits_before` hold until `authenticate` is called, `limits` afterwards.
+        `verifier(mechanism, response)` returns whether a SASL choice is accepted; None accepts all. `bare_allowed`
+        accepts clients without SASL. `limits_before` apply until `authenticate` is called, `limits` afterwards.
         """
         negotiation = Negotiation(ServerSasl(mechanisms, verifier), bare_allowed=bare_allowed)
         local = Open(container_id, None, max_frame_size, channel_max, _ms(idle_timeout), properties=properties)
         return cls(negotiation, local, limits, first_outgoing_id, limits_before)
 
-    # --- the face to the driver
+    # --- for the driver
 
     def receive(self, data: bytes, now: float) -> list[ConnectionEvent]:
-        """Takes what the transport read, and says what it meant. Never raises for what the peer sent."""
+        """Handle bytes from the transport and return the events. Does not raise for what the peer sent."""
         if self.is_closed or not data:
             return []
         self._timers.heard(now)
@@ -167,27 +180,27 @@ class Connection:
         return events
 
     def data_to_send(self) -> list[bytes]:
-        """What the transport has to write, in order; drained by the call."""
-        if self.owing:
-            for session in self.owing:
+        """Return the bytes to write, in order, and forget them."""
+        if self.replenish_due:
+            for session in self.replenish_due:
                 session.replenish()
-            self.owing.clear()
-        wire = self._negotiation.wire
+            self.replenish_due.clear()
+        first_parts = self._negotiation.output
         if not self._open_sent:
-            self._negotiation.wire = []
-            return wire
+            self._negotiation.output = []
+            return first_parts
         parts, self.out = self.out, []
-        if wire:
-            self._negotiation.wire = []
-            return wire + parts
+        if first_parts:
+            self._negotiation.output = []
+            return first_parts + parts
         return parts
 
     def next_timer(self) -> float | None:
-        """When `handle_timer` has something to do."""
+        """Return when to call `handle_timer`, or None."""
         return None if self.is_closed else self._timers.next()
 
     def handle_timer(self, now: float) -> list[ConnectionEvent]:
-        """Heartbeats, and the end of a peer that fell silent (§2.4.5)."""
+        """Send a heartbeat if it is due; end the connection if the peer is silent or too slow (§2.4.5)."""
         events = self._events = []
         if self.is_closed:
             return events
@@ -199,11 +212,11 @@ class Connection:
         return events
 
     def close(self, error: Error | None = None) -> None:
-        """Says close; ConnectionClosed follows when the peer has answered, or has not within the limit."""
+        """Send close. ConnectionClosed follows when the peer answers, or after `limits.closing_seconds`."""
         if self.is_closed or self._closing:
             return
         for session in self.sessions:
-            session.let_go()
+            session.release()
         if not self._negotiation.amqp_header_sent:
             self.is_closed = True
             return
@@ -222,24 +235,24 @@ class Connection:
 
     @property
     def buffered_bytes(self) -> int:
-        """What the core keeps of the peer's bytes: a frame and deliveries that are not whole, and attaches."""
+        """Bytes of incomplete frames and deliveries, and memory of attaches, that the core keeps for the peer."""
         return len(self._buffer) + self.partial_bytes + self.attach_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Memory the peer makes the core hold: what it sent, and what waits for its session windows."""
+        """Memory that the core holds because of the peer: what it sent, and what waits for its session windows."""
         sessions = SESSION_BYTES * len(self._channels)
         return self.buffered_bytes + self._open_bytes + sessions + self.pending_bytes
 
     def authenticate(self) -> None:
-        """The peer has proved who it is: the larger limits hold from now on."""
+        """The peer is authenticated: apply the larger limits from now on."""
         self.limits = self._limits_after
         self._timers.authenticated(self.limits)
         for session in self.sessions:
             session.limits = self.limits
 
     def drop(self) -> None:
-        """The transport is gone: releases everything that is held. Reports nothing."""
+        """The transport is gone: release all memory. Reports no events."""
         self.is_closed = True
         self._release()
         self._negotiation.drop()
@@ -247,20 +260,20 @@ class Connection:
         self.out.clear()
 
     def begin(self) -> Session:
-        """Begins a session; SessionBegun follows. Frames may be sent on it at once."""
+        """Begin a session. Frames may be sent on it at once. SessionBegun follows."""
         if self.is_closed or self._closing:
             raise AmqpError(Condition.ILLEGAL_STATE, "the connection is closed")
         session = self._new_session(0)
         session.write_begin()
         return session
 
-    # --- what sessions and links need
+    # --- for sessions and links
 
     def report(self, event: ConnectionEvent) -> None:
         self._events.append(event)
 
     def hold(self, size: int) -> None:
-        """Keeps `size` more bytes of unfinished deliveries."""
+        """Count `size` more bytes of unfinished deliveries; fewer if it is negative. Raises LimitExceededError."""
         most = self.limits.partial_bytes
         if size > 0 and self.partial_bytes + size > most:
             text = f"Unfinished deliveries of a connection hold at most {most} bytes{self.until_authenticated}. "
@@ -268,7 +281,7 @@ class Connection:
         self.partial_bytes += size
 
     def exceeded_by_links(self) -> LimitExceededError | None:
-        """The limit that the links of the connection exceed, if they do."""
+        """Return the error if the links of the connection exceed a limit, otherwise None."""
         limits = self.limits
         if self.link_count > limits.max_links:
             text = f"A connection has at most {limits.max_links} links{self.until_authenticated}. Detach some."
@@ -287,7 +300,7 @@ class Connection:
 
     @property
     def until_authenticated(self) -> str:
-        """For the text of an error: nothing once the larger limits hold."""
+        """Words for the text of an error. Empty once the larger limits apply."""
         return "" if self.is_authenticated else " until a token was accepted"
 
     # --- frames
@@ -325,7 +338,7 @@ class Connection:
         session = self._channels.find(channel)
         if session is not None and session.state is SessionState.MAPPED and buf[pos] == 0 and buf[pos + 1] == 0x53:
             code = buf[pos + 2]
-            try:  # the three that come with every message
+            try:  # The three frames that every message needs.
                 if code == _TRANSFER:
                     session.on_transfer(read_transfer(buf, pos + 3, end), buf, end)
                     return
@@ -346,10 +359,10 @@ class Connection:
             raise LimitExceededError("performative-bytes", f"{text} Send fewer properties.")
         performative, payload = decode_described(buf, pos)
         if payload > end or (payload < end and not isinstance(performative, Transfer)):
-            raise DecodeError("a performative does not end where its frame does")
-        self._on_performative(performative, channel, FrameSpan(buf, pos, payload, end))
+            raise DecodeError("a performative does not end where its frame ends")
+        self._on_performative(performative, channel, FrameSpan(buf, payload, end))
 
-    def _on_performative(self, performative: Any, channel: int, place: FrameSpan) -> None:
+    def _on_performative(self, performative: Any, channel: int, span: FrameSpan) -> None:
         if self._closing and not isinstance(performative, (Open, Close)):
             return
         if self.remote is None and not isinstance(performative, (Open, Close)):
@@ -362,14 +375,14 @@ class Connection:
             case Close():
                 self._on_close(performative)
             case Attach() | Flow() | Transfer() | Disposition() | Detach() | End():
-                self._on_session_frame(performative, channel, place)
+                self._on_session_frame(performative, channel, span)
             case _:
-                raise DecodeError("a frame whose performative is unknown")
+                raise DecodeError("a frame with an unknown performative")
 
-    def _on_session_frame(self, performative: SessionFrame, channel: int, place: FrameSpan) -> None:
+    def _on_session_frame(self, performative: SessionFrame, channel: int, span: FrameSpan) -> None:
         session = self._channels.find(channel)
         if session is None:
-            # The Python SDK ends a session and then detaches its links.
+            # The Python SDK detaches the links of a session after it has ended the session.
             if self._channels.has_ended(channel) and not isinstance(performative, (Attach, Transfer)):
                 return
             raise AmqpError(
@@ -380,13 +393,13 @@ class Connection:
         elif session.state is not SessionState.MAPPED:
             return
         try:
-            dispatch_session_frame(session, performative, place)
+            dispatch_session_frame(session, performative, span)
         except SessionViolationError as fault:
             session.fail(Error.of(fault))
 
     def _on_open(self, remote: Open) -> None:
         if self.remote is not None:
-            raise AmqpError(Condition.ILLEGAL_STATE, "open came twice")
+            raise AmqpError(Condition.ILLEGAL_STATE, "a second open")
         if remote.max_frame_size < MIN_MAX_FRAME_SIZE:
             raise AmqpError(Condition.INVALID_FIELD, f"max-frame-size {remote.max_frame_size} is below 512")
         self._timers.opened(remote.idle_time_out)
@@ -400,12 +413,12 @@ class Connection:
             self.report(Opened(remote))
 
     def _on_begin(self, begin: Begin, channel: int) -> None:
-        asked = self._channels.check_begin(begin, channel)
-        session = asked or self._new_session(channel)
+        answered = self._channels.check_begin(begin, channel)
+        session = answered or self._new_session(channel)
         was_live = session.is_live
         session.on_begin(begin, channel)
         self._channels.bind(session, channel)
-        if asked is None:
+        if answered is None:
             session.write_begin()
         if was_live:
             self.report(SessionBegun(session))
@@ -422,14 +435,14 @@ class Connection:
     # --- opening and closing
 
     def _open_if_possible(self) -> None:
-        """The client sends open with its AMQP header; the server answers the client's."""
+        """Send a client's open behind its AMQP header. A server sends open as the answer to the client's."""
         if self._negotiation.amqp_header_sent and self._negotiation.is_client:
             self._send_open()
 
     def _send_open(self) -> None:
         if not self._open_sent:
             self._open_sent = True
-            self._negotiation.wire.append(performative_frame(0, self.local))
+            self._negotiation.output.append(performative_frame(0, self.local))
 
     def _on_close(self, close: Close) -> None:
         self._release()
@@ -441,14 +454,14 @@ class Connection:
 
     def _release(self) -> None:
         for session in self.sessions:
-            session.let_go()
+            session.release()
         self._channels.clear()
-        self.owing.clear()
+        self.replenish_due.clear()
         self._buffer = bytearray()
         self._open_bytes = 0
 
     def fail(self, fault: AmqpError) -> list[ConnectionEvent]:
-        """Ends the connection for what the peer did or made us hold: close with the error, without waiting for its."""
+        """End the connection because of the peer: send close with the error, and wait for no answer."""
         events = self._events = []
         if not self.is_closed:
             self._fail(fault)
@@ -456,7 +469,8 @@ class Connection:
 
     def _fail(self, fault: AmqpError) -> None:
         error = Error.of(fault)
-        fault.__traceback__ = None  # its frames know the fault: only the garbage collector would free them
+        # The traceback's frames refer to the fault: such a cycle lives until the garbage collector runs.
+        fault.__traceback__ = None
         if isinstance(fault, LimitExceededError):
             self.exceeded.append(fault)
         self._release()
@@ -472,11 +486,13 @@ def _ms(seconds: float | None) -> int | None:
 
 
 class ChannelTable:
+    """Sessions by channel number (§2.5.1). Each peer numbers them on its own; a begin's answer ties both numbers."""
+
     def __init__(self, channel_max: int) -> None:
         self._channel_max = channel_max
         self._ours: dict[int, Session] = {}
         self._theirs: dict[int, Session] = {}
-        self._ended = 0  # one bit for each of the peer's channels
+        self._ended = 0  # one bit for each channel of the peer whose session ended
         self.find = self._theirs.get  # by the peer's channel
 
     def __len__(self) -> int:
@@ -487,44 +503,46 @@ class ChannelTable:
         return list(self._ours.values())
 
     def free(self, preferred: int, highest: int) -> int:
+        """Return a free channel, `preferred` if possible. Raises AmqpError if all up to `highest` are in use."""
         channel = preferred
         if channel in self._ours:
             channel = next(channel for channel in count() if channel not in self._ours)
         if channel > highest:
-            raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "the peer takes no more sessions")
+            raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "the peer accepts no more sessions")
         return channel
 
     def add(self, session: Session) -> None:
         self._ours[session.channel] = session
 
     def check_begin(self, begin: Begin, channel: int) -> Session | None:
-        """The session of ours that this begin answers; None when the peer begins one."""
+        """Return our session that this begin answers, or None if the peer begins one."""
         if channel > self._channel_max:  # §2.7.1
             raise AmqpError(Condition.FRAMING_ERROR, f"channel {channel} is above the channel-max")
         if channel in self._theirs:
             raise AmqpError(Condition.NOT_ALLOWED, f"channel {channel} has a session already")
         if begin.remote_channel is None:
             return None
-        asked = self._ours.get(begin.remote_channel)
-        if asked is None or asked.remote_channel is not None:
-            raise AmqpError(Condition.INVALID_FIELD, f"begin answers channel {begin.remote_channel}, which did not ask")
-        return asked
+        answered = self._ours.get(begin.remote_channel)
+        if answered is None or answered.remote_channel is not None:
+            text = f"begin answers channel {begin.remote_channel}, which waits for no answer"
+            raise AmqpError(Condition.INVALID_FIELD, text)
+        return answered
 
     def bind(self, session: Session, channel: int) -> None:
         self._theirs[channel] = session
 
     def remove(self, session: Session, channel: int) -> None:
-        """Both peers ended the session."""
+        """Forget a session that both peers have ended."""
         del self._theirs[channel]
         del self._ours[session.channel]
         self._ended |= 1 << channel
 
     def has_ended(self, channel: int) -> bool:
-        """Whether a session had this channel, and none has it now."""
+        """Return whether a session had this channel of the peer, and none has it now."""
         return bool(self._ended >> channel & 1) and channel not in self._theirs
 
     def clear(self) -> None:
-        """The connection is over."""
+        """Forget all sessions: the connection has ended."""
         self._ours.clear()
         self._theirs.clear()
 
@@ -533,15 +551,15 @@ SessionFrame = Attach | Flow | Transfer | Disposition | Detach | End
 
 
 class FrameSpan(NamedTuple):
-    """Where a frame body lies in the bytes that were read."""
+    """The payload of a frame: `buf[payload:end]`."""
 
     buf: bytes
-    start: int
     payload: int
     end: int
 
 
-def dispatch_session_frame(session: Session, performative: SessionFrame, place: FrameSpan) -> None:
+def dispatch_session_frame(session: Session, performative: SessionFrame, span: FrameSpan) -> None:
+    """Give a decoded frame to the session's handler for it."""
     match performative:
         case Attach():
             session.on_attach(performative)
@@ -552,7 +570,7 @@ def dispatch_session_frame(session: Session, performative: SessionFrame, place: 
         case Transfer() as t:
             extras = TransferExtras(t.state, t.resume, t.aborted)
             fields = (t.handle, t.delivery_id, t.delivery_tag, t.message_format, t.settled, t.more, extras)
-            session.on_transfer((*fields, place.payload), place.buf, place.end)
+            session.on_transfer((*fields, span.payload), span.buf, span.end)
         case Disposition() as d:
             session.on_disposition(d.role, d.first, d.first if d.last is None else d.last, d.settled, d.state)
         case Flow() as f:
@@ -565,9 +583,11 @@ def dispatch_session_frame(session: Session, performative: SessionFrame, place: 
 
 
 class ConnectionTimers:
+    """Times of a connection (§2.4.5): heartbeats to the peer, silence of the peer, and time limits for slow peers."""
+
     def __init__(self, local_idle_ms: int | None, limits: Limits) -> None:
-        # §2.4.5: what the peer is told should be half of when we give up.
-        self._patience = None if local_idle_ms is None else 2 * local_idle_ms / 1000
+        # §2.4.5: the idle-time-out that we announce should be half of the time after which we give up.
+        self._silence_limit = None if local_idle_ms is None else 2 * local_idle_ms / 1000
         self._limits = limits
         self._now = 0.0
         self._handshake_until: float | None = None
@@ -575,10 +595,11 @@ class ConnectionTimers:
         self._opened = False
         self._closing_until: float | None = None
         self._heard: float | None = None
-        self._beat_every: float | None = None
-        self._next_beat: float | None = None
+        self._heartbeat_interval: float | None = None
+        self._next_heartbeat: float | None = None
 
     def heard(self, now: float) -> None:
+        """Bytes arrived from the peer."""
         if self._heard is None and not self._opened:
             self._handshake_until = now + self._limits.handshake_seconds
             if self._limits.authentication_seconds is not None:
@@ -586,39 +607,43 @@ class ConnectionTimers:
         self._now = self._heard = now
 
     def opened(self, remote_idle_ms: int | None) -> None:
+        """The peer's open arrived, with the idle-time-out it announces."""
         self._opened = True
         self._handshake_until = None
         if remote_idle_ms:
             if remote_idle_ms / 1000 < self._limits.shortest_idle_seconds:
                 raise AmqpError(Condition.NOT_ALLOWED, f"an idle-time-out of {remote_idle_ms} ms is too short")
-            self._beat_every = remote_idle_ms / 2000
-            self._next_beat = self._now + self._beat_every
+            self._heartbeat_interval = remote_idle_ms / 2000
+            self._next_heartbeat = self._now + self._heartbeat_interval
 
     def authenticated(self, limits: Limits) -> None:
+        """The peer is authenticated: `limits` apply from now on."""
         self._limits = limits
         self._authentication_until = None
 
     def closing(self) -> None:
+        """We sent close: no more heartbeats, and the peer must answer in time."""
         self._closing_until = self._now + self._limits.closing_seconds
-        self._next_beat = None
+        self._next_heartbeat = None
 
     def next(self) -> float | None:
+        """Return the earliest time at which something is due."""
         times = (
             self._handshake_until,
             self._authentication_until,
             self._closing_until,
             self._silence_ends(),
-            self._next_beat,
+            self._next_heartbeat,
         )
         return min((time for time in times if time is not None), default=None)
 
     def _silence_ends(self) -> float | None:
-        if self._patience is None or self._heard is None or not self._opened:
+        if self._silence_limit is None or self._heard is None or not self._opened:
             return None
-        return self._heard + self._patience
+        return self._heard + self._silence_limit
 
     def expired(self, now: float) -> AmqpError | None:
-        """Why the connection must end now, if it must."""
+        """Return why the connection must end now, or None."""
         self._now = max(self._now, now)
         if self._handshake_until is not None and now >= self._handshake_until:
             seconds = self._limits.handshake_seconds
@@ -641,7 +666,8 @@ class ConnectionTimers:
         return None
 
     def heartbeat_due(self, now: float) -> bool:
-        if self._next_beat is None or self._beat_every is None or now < self._next_beat:
+        """Return whether to send a heartbeat now, and schedule the next one."""
+        if self._next_heartbeat is None or self._heartbeat_interval is None or now < self._next_heartbeat:
             return False
-        self._next_beat = now + self._beat_every
+        self._next_heartbeat = now + self._heartbeat_interval
         return True

@@ -1,8 +1,11 @@
-"""AMQP bytes to Python values (amqp-core-types §1.6), and skipping over a value without building it.
+"""Decoding AMQP values (amqp-core-types §1.6): `decode` builds a Python value, `skip` finds its end.
 
-Whatever the bytes are, the outcome is a value or a DecodeError, in time and memory linear in their number: a count
-is checked against the bytes that are there, nesting ends at MAX_DEPTH, and a map with many keys whose hash the peer can
-predict becomes a NumberKeyedMap instead of a dict (docs/decisions/0020-linear-decoding.md).
+Any bytes give a value or a DecodeError, in time and memory linear in their number. Therefore a count is checked against
+the bytes that are there, nesting ends at MAX_DEPTH, and a map with more than MAX_PREDICTABLE_KEYS keys whose hash the
+peer can predict becomes a NumberKeyedMap instead of a dict (docs/decisions/0020-linear-decoding.md).
+
+A value starts with a constructor byte, its type code. Code 0 is a described value: a descriptor and a value follow. The
+upper half of any other code gives the width of the value (`WIDTHS`).
 """
 
 from collections.abc import Callable
@@ -14,8 +17,6 @@ from uuid import UUID
 from twinbus.amqp.encoding import MAX_DEPTH
 from twinbus.amqp.errors import DecodeError
 from twinbus.values import (
-    MAX_PREDICTABLE_KEYS,
-    PREDICTABLE,
     Array,
     Byte,
     Char,
@@ -34,11 +35,14 @@ from twinbus.values import (
     UInt,
     ULong,
     UShort,
-    seeded,
+    unpredictable_key,
 )
 
-# Elements that take no bytes (null, true, uint0…) would let a short array claim four thousand million of them.
+# Elements such as null, true and uint0 need no bytes: a short array could claim four thousand million of them.
 MAX_EMPTY_ELEMENTS = 16
+# A decoded dict has at most this many keys that are numbers or UUIDs.
+MAX_PREDICTABLE_KEYS = 64
+PREDICTABLE_TYPES = (int, float, UUID)
 
 _U32 = Struct(">I").unpack_from
 
@@ -46,7 +50,7 @@ Decoder = Callable[[bytes, int, int], tuple[Any, int]]
 
 
 def decode(buf: bytes, pos: int = 0) -> tuple[Any, int]:
-    """The value at `pos` and the position after it."""
+    """Return the value at `pos` and the position after it. Raises DecodeError."""
     try:
         return _decode(buf, pos, 0)
     except (IndexError, struct_error):
@@ -54,7 +58,7 @@ def decode(buf: bytes, pos: int = 0) -> tuple[Any, int]:
 
 
 def decode_all(buf: bytes) -> Any:
-    """The one value that `buf` is."""
+    """Return the value that fills all of `buf`. Raises DecodeError."""
     value, pos = decode(buf, 0)
     if pos != len(buf):
         raise DecodeError(f"{len(buf) - pos} bytes are left over after the value")
@@ -66,7 +70,7 @@ def _decode(buf: bytes, pos: int, depth: int) -> tuple[Any, int]:
 
 
 def skip(buf: bytes, pos: int) -> int:
-    """The position after the value at `pos`. Walks lengths only: what is inside is not looked at."""
+    """Return the position after the value at `pos`. Reads lengths only; the content is not checked."""
     try:
         code = buf[pos]
         if code == 0:
@@ -88,7 +92,7 @@ def skip(buf: bytes, pos: int) -> int:
 
 
 def _skip_described(buf: bytes, pos: int) -> int:
-    """A descriptor and a value, either of which may be described again: counted, not recursed into."""
+    """Skip a descriptor and a value, each of which may be described again. Counts them instead of recursing."""
     open_values, descriptors = 1, 0
     while open_values:
         if buf[pos] == 0:
@@ -96,7 +100,7 @@ def _skip_described(buf: bytes, pos: int) -> int:
             open_values += 1
             descriptors += 1
             if descriptors > MAX_DEPTH:
-                raise DecodeError("descriptors are nested too deep")
+                raise DecodeError("descriptors are nested too deeply")
         else:
             pos = skip(buf, pos)
             open_values -= 1
@@ -104,7 +108,7 @@ def _skip_described(buf: bytes, pos: int) -> int:
 
 
 def _unknown(code: int) -> NoReturn:
-    raise DecodeError(f"0x{code:02x} is no AMQP type")
+    raise DecodeError(f"0x{code:02x} is not an AMQP type code")
 
 
 def _fixed(layout: str, kind: Callable[[Any], Any]) -> Decoder:
@@ -134,14 +138,14 @@ def _raw(width: int, kind: Callable[[bytes], Any]) -> Decoder:
 def _boolean(buf: bytes, pos: int, depth: int) -> tuple[bool, int]:
     value = buf[pos]
     if value > 1:
-        raise DecodeError(f"0x{value:02x} is no boolean")
+        raise DecodeError(f"0x{value:02x} is not a boolean")
     return value == 1, pos + 1
 
 
 def _char(buf: bytes, pos: int, depth: int) -> tuple[Char, int]:
     point = _U32(buf, pos)[0]
     if point > 0x10FFFF or 0xD800 <= point < 0xE000:
-        raise DecodeError(f"0x{point:x} is no Unicode character")
+        raise DecodeError(f"0x{point:x} is not a Unicode character")
     return Char(chr(point)), pos + 4
 
 
@@ -174,8 +178,8 @@ def _variable(wide: bool, kind: Callable[[bytes], Any]) -> Decoder:
     return read
 
 
-def _frame_of(buf: bytes, pos: int, wide: bool, depth: int) -> tuple[int, int, int]:
-    """Count, start and end of a list, map or array."""
+def _read_compound_header(buf: bytes, pos: int, wide: bool, depth: int) -> tuple[int, int, int]:
+    """Return count, start and end of the content of a list, map or array."""
     if depth >= MAX_DEPTH:
         raise DecodeError(f"nested deeper than {MAX_DEPTH}")
     if wide:
@@ -187,13 +191,13 @@ def _frame_of(buf: bytes, pos: int, wide: bool, depth: int) -> tuple[int, int, i
         count = buf[pos + 1]
         start = pos + 2
     if end > len(buf) or start > end:
-        raise DecodeError("a compound value is longer than its bytes")
+        raise DecodeError("a compound value extends beyond the bytes")
     return count, start, end
 
 
 def _list(wide: bool) -> Decoder:
     def read(buf: bytes, pos: int, depth: int) -> tuple[list[Any], int]:
-        count, pos, end = _frame_of(buf, pos, wide, depth)
+        count, pos, end = _read_compound_header(buf, pos, wide, depth)
         if count > end - pos:
             raise DecodeError(f"a list of {count} values in {end - pos} bytes")
         items = []
@@ -201,7 +205,7 @@ def _list(wide: bool) -> Decoder:
             item, pos = _decode(buf, pos, depth + 1)
             items.append(item)
         if pos != end:
-            raise DecodeError("a list does not end where it says")
+            raise DecodeError("the size of a list does not match its values")
         return items, end
 
     return read
@@ -209,7 +213,7 @@ def _list(wide: bool) -> Decoder:
 
 def _map(wide: bool) -> Decoder:
     def read(buf: bytes, pos: int, depth: int) -> tuple[dict[Any, Any] | NumberKeyedMap, int]:
-        count, pos, end = _frame_of(buf, pos, wide, depth)
+        count, pos, end = _read_compound_header(buf, pos, wide, depth)
         if count & 1 or count > end - pos:
             raise DecodeError(f"a map of {count} keys and values in {end - pos} bytes")
         if count > 2 * MAX_PREDICTABLE_KEYS:
@@ -221,7 +225,7 @@ def _map(wide: bool) -> Decoder:
             try:
                 items[key] = item
             except TypeError:
-                raise _no_key(key) from None
+                raise _unhashable_key(key) from None
         _check_map(items, count, pos, end)
         return items, end
 
@@ -229,20 +233,20 @@ def _map(wide: bool) -> Decoder:
 
 
 def _large_map(buf: bytes, pos: int, depth: int, count: int, end: int) -> tuple[dict[Any, Any] | NumberKeyedMap, int]:
-    """Reads a map with so many keys that they must not reach a dict before it is known which of them can collide."""
+    """Read a map with many keys. No key reaches a dict before it is known how many of them can collide."""
     entries: dict[Any, tuple[Any, Any]] = {}
     predictable = 0
     for _ in range(count >> 1):
         key, pos = _decode(buf, pos, depth + 1)
         item, pos = _decode(buf, pos, depth + 1)
         stand_in = key
-        if isinstance(key, PREDICTABLE):
+        if isinstance(key, PREDICTABLE_TYPES):
             predictable += 1
-            stand_in = seeded(key)
+            stand_in = unpredictable_key(key)
         try:
             entries[stand_in] = key, item
         except TypeError:
-            raise _no_key(key) from None
+            raise _unhashable_key(key) from None
     _check_map(entries, count, pos, end)
     if predictable > MAX_PREDICTABLE_KEYS:
         return NumberKeyedMap(entries.values()), end
@@ -250,14 +254,14 @@ def _large_map(buf: bytes, pos: int, depth: int, count: int, end: int) -> tuple[
 
 
 def _check_map(items: dict[Any, Any], count: int, pos: int, end: int) -> None:
-    if 2 * len(items) != count:  # §1.6.23: two identical keys make a map invalid
+    if 2 * len(items) != count:  # §1.6.23: two identical keys make a map invalid.
         raise DecodeError("a map has a key twice")
     if pos != end:
-        raise DecodeError("a map does not end where it says")
+        raise DecodeError("the size of a map does not match its entries")
 
 
-def _no_key(key: Any) -> DecodeError:
-    return DecodeError(f"a {type(key).__name__} cannot be the key of a map here")
+def _unhashable_key(key: Any) -> DecodeError:
+    return DecodeError(f"a {type(key).__name__} is not supported as a map key")
 
 
 def _described(buf: bytes, pos: int, depth: int) -> tuple[Described, int]:
@@ -270,11 +274,11 @@ def _described(buf: bytes, pos: int, depth: int) -> tuple[Described, int]:
 
 def _array(wide: bool) -> Decoder:
     def read(buf: bytes, pos: int, depth: int) -> tuple[Array, int]:
-        count, pos, end = _frame_of(buf, pos, wide, depth)
+        count, pos, end = _read_compound_header(buf, pos, wide, depth)
         descriptors: list[Any] = []
         while buf[pos] == 0:
             if len(descriptors) >= MAX_DEPTH:
-                raise DecodeError("descriptors are nested too deep")
+                raise DecodeError("descriptors are nested too deeply")
             descriptor, pos = _decode(buf, pos + 1, depth + 1)
             descriptors.append(descriptor)
         code = buf[pos]
@@ -290,20 +294,20 @@ def _array(wide: bool) -> Decoder:
             item, pos = read_item(buf, pos, depth + 1)
             items.append(item)
         if pos != end:
-            raise DecodeError("an array does not end where it says")
+            raise DecodeError("the size of an array does not match its values")
         return Array(element, items, tuple(descriptors)), end
 
     return read
 
 
-def _no_type(code: int) -> Decoder:
+def _unknown_type(code: int) -> Decoder:
     def read(buf: bytes, pos: int, depth: int) -> tuple[Any, int]:
         _unknown(code)
 
     return read
 
 
-# code → element type of an array, decoder
+# By type code: the Python type of the value, as an element of an array, and its decoder.
 _TYPES: dict[int, tuple[type, Decoder]] = {
     0x40: (type(None), _constant(None)),
     0x41: (bool, _constant(True)),
@@ -347,9 +351,9 @@ _TYPES: dict[int, tuple[type, Decoder]] = {
 }
 _ELEMENTS = {code: element for code, (element, _) in _TYPES.items()}
 _DECODERS: tuple[Decoder, ...] = tuple(
-    _described if code == 0 else _TYPES[code][1] if code in _TYPES else _no_type(code) for code in range(256)
+    _described if code == 0 else _TYPES[code][1] if code in _TYPES else _unknown_type(code) for code in range(256)
 )
 
-# Bytes after the constructor, by its upper half (§1.2); -1 and -4: as many as the next 1 or 4 bytes say.
-_CLASSES = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16, 0xA: -1, 0xB: -4, 0xC: -1, 0xD: -4, 0xE: -1, 0xF: -4}
-WIDTHS: tuple[int, ...] = tuple(_CLASSES[code >> 4] if code in _TYPES else -9 for code in range(256))
+# Bytes after the constructor, by its upper half (§1.2). -1 and -4: the next 1 or 4 bytes hold the number of bytes.
+_WIDTHS_BY_CLASS = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16, 0xA: -1, 0xB: -4, 0xC: -1, 0xD: -4, 0xE: -1, 0xF: -4}
+WIDTHS: tuple[int, ...] = tuple(_WIDTHS_BY_CLASS[code >> 4] if code in _TYPES else -9 for code in range(256))

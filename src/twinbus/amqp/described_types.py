@@ -1,7 +1,8 @@
-"""Composite types (amqp-core-types §1.4): how a dataclass stands on the wire as a described list.
+"""Composite types (amqp-core-types §1.4): dataclasses that are described lists on the wire.
 
-Written with every field, null where there is nothing: the Python SDK reads some fields by position.
-Read with every field checked against its type. Which composites exist is said in `performatives`.
+`described_type` registers a dataclass with its descriptor and the AMQP type of each field. Encoding writes every field,
+null for a missing one: the Python SDK reads some fields by position. Decoding checks every field against its type.
+`performatives` has the dataclasses.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class FieldType(NamedTuple):
-    """A field type: how it is written, and how a decoded value becomes it (raising TypeError otherwise)."""
+    """AMQP type of a field. `write` encodes a value; `read` converts a decoded one, or raises TypeError."""
 
     write: Callable[[Any], bytes]
     read: Callable[[Any], Any]
@@ -52,7 +53,7 @@ def _read_text(value: Any) -> str:
 
 
 def _read_symbols(value: Any) -> list[str]:
-    """A field with multiple="true" is one symbol or an array of them."""
+    """A field with multiple="true" holds one symbol or an array of them."""
     if isinstance(value, Symbol):
         return [str(value)]
     if not isinstance(value, Array) or value.element is not Symbol or value.descriptors:
@@ -65,7 +66,7 @@ def _write_symbols(value: list[str]) -> bytes:
 
 
 def _write_symbol_map(value: Mapping[Any, Any]) -> bytes:
-    """The fields of the standard that are maps have symbols for keys; plain `str` keys are taken as such."""
+    """Map fields of the standard have symbols as keys. A plain `str` key is written as a symbol."""
     parts = []
     for key, item in value.items():
         parts.append(encode_symbol(key) if isinstance(key, str) else encode(key))
@@ -92,13 +93,13 @@ ANY = FieldType(encode, _anything)
 
 class FieldSpec(NamedTuple):
     name: str
-    kind: FieldType
+    field_type: FieldType
     mandatory: bool
     default: Any
 
 
 class DescribedTypeSpec(NamedTuple):
-    kind: type
+    python_type: type
     descriptor: bytes
     fields: tuple[FieldSpec, ...]
 
@@ -107,49 +108,53 @@ _BY_TYPE: dict[type, DescribedTypeSpec] = {}
 _BY_DESCRIPTOR: dict[int | str, DescribedTypeSpec] = {}
 
 
-def described_type(code: int, symbol: str, /, **kinds: FieldType) -> Callable[[type[_T]], type[_T]]:
-    """Registers a dataclass. Its fields follow the order of `kinds`; one without a default is mandatory."""
+def described_type(code: int, symbol: str, /, **field_types: FieldType) -> Callable[[type[_T]], type[_T]]:
+    """Register a dataclass. Its fields must follow the order of `field_types`. A field without default is mandatory."""
 
-    def register(kind: type[_T]) -> type[_T]:
-        declared = fields(kind)  # type: ignore[arg-type]  # the decorator stands on dataclasses only
-        assert [field.name for field in declared] == list(kinds), kind
+    def register(python_type: type[_T]) -> type[_T]:
+        declared = fields(python_type)  # type: ignore[arg-type]  # used on dataclasses only
+        assert [field.name for field in declared] == list(field_types), python_type
         specs = tuple(
             FieldSpec(
                 field.name,
-                kinds[field.name],
+                field_types[field.name],
                 field.default is MISSING and field.default_factory is MISSING,
                 None if field.default is MISSING else field.default,
             )
             for field in declared
         )
-        entry = DescribedTypeSpec(kind, b"\x00\x53" + bytes((code,)), specs)
-        _BY_TYPE[kind] = _BY_DESCRIPTOR[code] = _BY_DESCRIPTOR[symbol] = entry
-        return kind
+        entry = DescribedTypeSpec(python_type, b"\x00\x53" + bytes((code,)), specs)
+        _BY_TYPE[python_type] = _BY_DESCRIPTOR[code] = _BY_DESCRIPTOR[symbol] = entry
+        return python_type
 
     return register
 
 
 def encode_described(value: Any) -> bytes:
+    """Encode a registered dataclass, or a plain `Described` of a type without a class here. Raises EncodeError."""
     entry = _BY_TYPE.get(type(value))
     if entry is None:
-        return encode(value)  # a described type this library has no class for passes as it is
+        return encode(value)
     parts = []
-    for name, kind, mandatory, _ in entry.fields:
+    for name, field_type, mandatory, _ in entry.fields:
         item = getattr(value, name)
         if item is None:
             if mandatory:
-                raise EncodeError(f"{entry.kind.__name__}.{name} is mandatory")
+                raise EncodeError(f"{entry.python_type.__name__}.{name} is mandatory")
             parts.append(b"\x40")
             continue
         try:
-            parts.append(kind.write(item))
+            parts.append(field_type.write(item))
         except (struct_error, AttributeError, TypeError, UnicodeEncodeError, OverflowError) as fault:
-            raise EncodeError(f"{entry.kind.__name__}.{name} cannot be encoded: {fault}") from fault
+            raise EncodeError(f"{entry.python_type.__name__}.{name} cannot be encoded: {fault}") from fault
     return entry.descriptor + encode_list_of(parts)
 
 
 def from_described(value: Any) -> Any:
-    """The composite a described list stands for; a described value of an unknown type stays as it is."""
+    """Return the dataclass for a decoded described list. A described value of an unknown type is returned as it is.
+
+    Raises TypeError if the value is not described, DecodeError or AmqpError if its fields are not valid.
+    """
     if not isinstance(value, Described):
         raise TypeError
     descriptor = value.descriptor
@@ -158,9 +163,9 @@ def from_described(value: Any) -> Any:
     entry = _BY_DESCRIPTOR.get(descriptor)
     if entry is None:
         return value
-    name = entry.kind.__name__
+    name = entry.python_type.__name__
     if not isinstance(value.value, list) or isinstance(value.value, Array):
-        raise DecodeError(f"{name} is no list")
+        raise DecodeError(f"{name} is not a list")
     given = value.value
     if len(given) > len(entry.fields):
         raise DecodeError(f"{name} has {len(given)} fields")
@@ -173,25 +178,26 @@ def from_described(value: Any) -> Any:
             arguments[spec.name] = spec.default
             continue
         try:
-            arguments[spec.name] = spec.kind.read(item)
+            arguments[spec.name] = spec.field_type.read(item)
         except TypeError:
             raise DecodeError(f"{name}.{spec.name} has a wrong type") from None
-    return entry.kind(**arguments)
+    return entry.python_type(**arguments)
 
 
 def decode_described(buf: bytes, pos: int) -> tuple[Any, int]:
+    """Return the described type at `pos` and the position after it."""
     value, pos = decode(buf, pos)
     if not isinstance(value, Described):
-        raise DecodeError("a frame body must begin with a described list")
+        raise DecodeError("a frame body does not start with a described list")
     return from_described(value), pos
 
 
-def described_field(*kinds: type) -> FieldType:
-    """A field that holds one of these composites; `Described` among them lets types without a class here pass."""
+def described_field(*python_types: type) -> FieldType:
+    """Return the type of a field that holds one of these. `Described` among them allows types without a class here."""
 
     def read(value: Any) -> Any:
         found = from_described(value)
-        if not isinstance(found, kinds):
+        if not isinstance(found, python_types):
             raise TypeError
         return found
 

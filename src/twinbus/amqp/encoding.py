@@ -1,6 +1,7 @@
-"""Python values to AMQP bytes, in the smallest encoding the type has (amqp-core-types §1.6).
+"""Encoding AMQP values (amqp-core-types §1.6), each in the smallest encoding of its type.
 
-`encode` of a type not listed here is the caller's error. Performatives and sections have encoders of their own.
+`encode` chooses the AMQP type by the Python type. The `encode_…` functions write one type each; they raise struct.error
+for a value out of range.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from twinbus.values import (
     UShort,
 )
 
-MAX_DEPTH = 64  # of nesting, also when decoding
+MAX_DEPTH = 64  # of nested values, when encoding and when decoding
 
 _U8 = Struct(">B").pack
 _I8 = Struct(">b").pack
@@ -48,6 +49,7 @@ ONE_BYTE = tuple(bytes((i,)) for i in range(256))
 
 
 def encode(value: Any) -> bytes:
+    """Return the encoded value. Raises EncodeError if its type has no AMQP equivalent or it is out of range."""
     try:
         return _encode(value, 0)
     except (struct_error, OverflowError, UnicodeEncodeError) as fault:
@@ -64,7 +66,7 @@ def _encode(value: Any, depth: int) -> bytes:
     compound = _COMPOUNDS.get(kind)
     if compound is not None:
         return compound(value, depth + 1)
-    for known in kind.__mro__[1:]:  # a subclass, an enum for instance, is written as what it extends
+    for known in kind.__mro__[1:]:  # A subclass, such as an enum, is written as the type it extends.
         if known in _SCALARS:
             return _SCALARS[known](value)
         if known in _COMPOUNDS:
@@ -128,7 +130,7 @@ encode_binary = _variable(b"\xa0", b"\xb0")
 
 
 def binary_head(size: int) -> bytes:
-    """What stands before so many bytes of a binary."""
+    """Return the bytes before the content of a binary of this size."""
     return b"\xa0" + ONE_BYTE[size] if size < 256 else b"\xb0" + _U32(size)
 
 
@@ -145,19 +147,19 @@ def encode_symbol(value: str) -> bytes:
 
 
 def encode_list_of(items: list[bytes]) -> bytes:
-    """A list whose elements are already encoded."""
+    """Encode a list of values that are encoded already."""
     if not items:
         return b"\x45"
     return _compound(0xC0, 0xD0, len(items), b"".join(items))
 
 
 def encode_fields(count: int, content: bytes) -> bytes:
-    """A list of `count` elements, at least one, that are already encoded and joined."""
+    """Encode a list of `count` values (at least one) that are encoded and joined already."""
     return _compound(0xC0, 0xD0, count, content)
 
 
 def encode_map_of(count: int, content: bytes) -> bytes:
-    """A map of `count` keys and values (both counted) that are already encoded."""
+    """Encode a map of encoded and joined entries. `count` counts keys and values, as AMQP does."""
     return _compound(0xC1, 0xD1, count, content)
 
 
@@ -207,14 +209,14 @@ def _encode_array(value: Array, depth: int) -> bytes:
 
 
 def _array_items(value: Array, depth: int) -> tuple[bytes, list[bytes]]:
-    """One constructor for all: the widest encoding of the type, then the elements without their codes (§1.6.24)."""
+    """Return one constructor for all elements, of the type's widest encoding, and the elements without it (§1.6.24)."""
     if value.element is type(None):
         if any(item is not None for item in value):
-            raise EncodeError("an array of null holds null only")
+            raise EncodeError("an array of null can hold only null")
         return b"\x40", [b""] * len(value)
     widest = _WIDEST.get(value.element)
     if widest is None:
-        raise EncodeError(f"no array of {value.element.__name__}")
+        raise EncodeError(f"an array of {value.element.__name__} is not supported")
     code, write = widest
     for item in value:
         if not _fits(item, value.element):
@@ -223,7 +225,7 @@ def _array_items(value: Array, depth: int) -> tuple[bytes, list[bytes]]:
 
 
 def _fits(item: Any, element: type) -> bool:
-    """A symbol array takes `str`, a uint array `int`; the array's type is what is written."""
+    """Return whether an array accepts the item. A symbol array accepts `str`, a uint array `int`."""
     if element is Array or isinstance(item, Array):
         return element is Array and isinstance(item, Array)
     if element is dict and isinstance(item, NumberKeyedMap):

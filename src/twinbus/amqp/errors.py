@@ -1,8 +1,4 @@
-"""The error conditions of AMQP 1.0 and of Service Bus, and the error that carries one.
-
-Which condition belongs to which violation is decided where the violation is found; what a client makes of a
-condition is decided by the client.
-"""
+"""Errors of the codec and the AMQP core. Their conditions are in `twinbus.values.Condition`."""
 
 from collections.abc import Mapping
 
@@ -10,7 +6,7 @@ from twinbus.values import Condition
 
 
 class AmqpError(Exception):
-    """Something the peer, or the caller, did that AMQP has a condition for."""
+    """A violation of AMQP by the peer, or by the caller, with the condition that the standard names for it."""
 
     def __init__(self, condition: str, description: str, info: Mapping[object, object] | None = None) -> None:
         super().__init__(f"{condition}: {description}")
@@ -20,11 +16,11 @@ class AmqpError(Exception):
 
 
 class DecodeError(AmqpError):
-    """The bytes are not AMQP (§2.8.15, amqp:decode-error)."""
+    """The bytes are not valid AMQP (amqp:decode-error)."""
 
     def __init__(self, description: str) -> None:
         super().__init__(Condition.DECODE_ERROR, description)
 
 
 class EncodeError(ValueError):
-    """The value cannot be written as the AMQP type it claims to be: the caller's fault."""
+    """The caller's value cannot be written as the AMQP type it is meant to be."""

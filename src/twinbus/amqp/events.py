@@ -1,4 +1,4 @@
-"""What the peer did, as a connection reports it to the application. In the past tense, in the order it happened."""
+"""Events: what the peer did, as `Connection.receive` returns it to the application, in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SaslReceived:
-    """What the client chose, before the verifier's word."""
+    """The client chose a SASL mechanism. The outcome is not decided yet."""
 
     mechanism: str
     response: bytes
@@ -23,21 +23,21 @@ class SaslReceived:
 
 @dataclass(slots=True)
 class Opened:
-    """The peer's open arrived; ours was sent."""
+    """The peer's open arrived, and ours was sent."""
 
     remote: Open
 
 
 @dataclass(slots=True)
 class SessionBegun:
-    """The peer began a session (answered already), or answered ours."""
+    """The peer began a session, which is answered already, or answered our begin."""
 
     session: Session
 
 
 @dataclass(slots=True)
 class SessionEnded:
-    """`links` are those that ended with it; no LinkDetached is reported for them."""
+    """The session ended, and `links` with it. No LinkDetached is reported for them."""
 
     session: Session
     error: Error | None
@@ -46,21 +46,21 @@ class SessionEnded:
 
 @dataclass(slots=True)
 class LinkAttached:
-    """The peer asks for a link: answer with `link.accept` or `link.refuse`, now or later."""
+    """The peer requests a link. Answer with `link.accept` or `link.refuse`, now or later."""
 
     link: Link
 
 
 @dataclass(slots=True)
 class LinkAccepted:
-    """The peer took the link we asked for."""
+    """The peer accepted a link that we requested."""
 
     link: Link
 
 
 @dataclass(slots=True)
 class LinkFlowed:
-    """The peer changed the flow state of the link: credit, drain, or what is available."""
+    """The peer changed the link's credit, drain mode or number of available messages."""
 
     link: Link
     properties: dict[Any, Any] | None = None
@@ -69,7 +69,7 @@ class LinkFlowed:
 
 @dataclass(slots=True)
 class Delivered:
-    """A whole message arrived."""
+    """A message arrived completely."""
 
     link: Link
     delivery_id: int
@@ -82,9 +82,9 @@ class Delivered:
 
 @dataclass(slots=True)
 class Disposed:
-    """The peer told the state of deliveries. `role` is the peer's: a receiver speaks about what we sent.
+    """The peer reported the state of deliveries `first` to `last`.
 
-    `delivery_ids` are those of the range that are not settled yet; first and last are its ends.
+    `role` is the peer's: a receiver reports on what we sent. `delivery_ids` are those of the range that were unsettled.
     """
 
     session: Session
@@ -98,7 +98,7 @@ class Disposed:
 
 @dataclass(slots=True)
 class LinkDetached:
-    """The link is gone: the peer detached it, answered our detach, or broke a rule of the link (`error`)."""
+    """The link is gone: the peer detached it, answered our detach, or violated a rule of the link (`error`)."""
 
     link: Link
     closed: bool
@@ -107,7 +107,7 @@ class LinkDetached:
 
 @dataclass(slots=True)
 class ConnectionClosed:
-    """Nothing more comes. Send what `data_to_send` still has, then close the transport."""
+    """The connection ended. Send what `data_to_send` returns, then close the transport."""
 
     error: Error | None
 

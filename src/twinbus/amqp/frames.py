@@ -1,7 +1,4 @@
-"""Frames and protocol headers (amqp-core-transport §2.2, §2.3): eight bytes before everything else.
-
-Decides whether a frame header is well formed. What a frame means is not known here.
-"""
+"""Frame headers and protocol headers (amqp-core-transport §2.2, §2.3). Both have eight bytes."""
 
 from struct import Struct
 from typing import Any
@@ -23,27 +20,30 @@ HEARTBEAT = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 FRAME_HEADER = Struct(">IBBH")
 
 
-def encode_frame(channel: int, body: bytes, kind: int = AMQP_FRAME) -> bytes:
-    return FRAME_HEADER.pack(len(body) + 8, 2, kind, channel) + body
+def encode_frame(channel: int, body: bytes, frame_type: int = AMQP_FRAME) -> bytes:
+    return FRAME_HEADER.pack(len(body) + 8, 2, frame_type, channel) + body
 
 
-def performative_frame(channel: int, performative: Any, kind: int = AMQP_FRAME) -> bytes:
-    return encode_frame(channel, encode_described(performative), kind)
+def performative_frame(channel: int, performative: Any, frame_type: int = AMQP_FRAME) -> bytes:
+    return encode_frame(channel, encode_described(performative), frame_type)
 
 
 def frame_size(buf: bytes | bytearray, pos: int, max_frame_size: int) -> int:
-    """Size of the frame whose four size bytes are at `pos`. Checked before any of the frame is kept."""
+    """Return the size of the frame at `pos`, of which at least 4 bytes are there.
+
+    Raises AmqpError if the size is not allowed: call this before any of the frame is buffered.
+    """
     size = int.from_bytes(buf[pos : pos + 4])
     if not 8 <= size <= max_frame_size:
-        raise AmqpError(Condition.FRAMING_ERROR, f"a frame of {size} bytes; 8 to {max_frame_size} are taken")
+        raise AmqpError(Condition.FRAMING_ERROR, f"a frame of {size} bytes; 8 to {max_frame_size} are allowed")
     return size
 
 
-def frame_body(buf: bytes, pos: int, size: int, kind: int) -> tuple[int, int]:
-    """Channel and start of the body of the frame at `pos`."""
+def frame_body(buf: bytes, pos: int, size: int, frame_type: int) -> tuple[int, int]:
+    """Return channel and start of the body of the frame at `pos`. Raises AmqpError if its header is not valid."""
     _, doff, found, channel = FRAME_HEADER.unpack_from(buf, pos)
     if doff < 2 or doff * 4 > size:
         raise AmqpError(Condition.FRAMING_ERROR, f"a frame with a data offset of {doff}")
-    if found != kind:
-        raise AmqpError(Condition.FRAMING_ERROR, f"a frame of type {found} where type {kind} belongs")
+    if found != frame_type:
+        raise AmqpError(Condition.FRAMING_ERROR, f"a frame of type {found}; type {frame_type} is expected")
     return channel, pos + doff * 4

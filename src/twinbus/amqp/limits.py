@@ -1,9 +1,9 @@
-"""Limits of one connection: every buffer and table of the core has its bound here.
+"""Limits of one connection: every buffer and table of the AMQP core has its limit here.
 
-A server may hold a connection to smaller limits until `Connection.authenticate` is called. The counts that `open` and
-`begin` announce (frame size, channels, handles, window) cannot change later, so the core announces the larger value
-and enforces the smaller one until then. A peer that exceeds a limit before that loses the connection; afterwards it
-loses the link or session where that is enough.
+A server may apply smaller limits until `Connection.authenticate` is called. The values that `open` and `begin` announce
+(frame size, channels, handles, window) cannot change later, so the core announces the larger value and enforces the
+smaller one until then. Before authentication, a peer that exceeds a limit loses the connection; afterwards it loses
+only the link or session, if that is enough.
 """
 
 import sys
@@ -19,33 +19,35 @@ MIB = 1024 * KIB
 # Memory of a session and of a link without anything the peer sent, rounded up.
 SESSION_BYTES = 2 * KIB
 LINK_BYTES = 1 * KIB
-# Memory that a NumberKeyedMap needs for an entry, beside the key and the value. Measured: 190 to 206.
+# Memory of one entry of a NumberKeyedMap without its key and value. Measured: 190 to 206.
 ENTRY_BYTES = 208
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    max_frame_size: int | None = None  # largest frame taken; None: what our open announces
-    performative_bytes: int | None = None  # of a frame without payload, which is decoded whole; None: no other limit
-    received_bytes: int | None = None  # most bytes the peer may send on this connection; may be exceeded by one read
+    """Limits of a connection. None means no limit beyond the others, unless the field says otherwise."""
+
+    max_frame_size: int | None = None  # largest frame accepted; None: as our open announces
+    performative_bytes: int | None = None  # of a frame without payload, which is decoded as a whole
+    received_bytes: int | None = None  # that the peer may send on this connection; one read may exceed it
     max_sessions: int = 5000  # of the connection
     handle_max: int = 8191  # of each session
     max_links: int = 10_000  # of the connection
-    attach_bytes: int = 32 * MIB  # memory of the peer's open, and of the attaches of links that are alive
-    incoming_window: int = 65_536  # transfers a session may send before our next flow; renewed by itself
-    max_unsettled: int = 262_144  # deliveries of a session and direction that nobody has settled
-    max_message_size: int = 128 * MIB  # where the link names none
-    partial_bytes: int = 256 * MIB  # of all deliveries whose last frame has not come
-    # False: deliveries beyond the credit are taken, because the Python SDK's sender grants itself new credit.
+    attach_bytes: int = 32 * MIB  # memory of the peer's open and of the attaches of all links
+    incoming_window: int = 65_536  # transfers that the peer may send on a session before our next flow
+    max_unsettled: int = 262_144  # unsettled deliveries of a session in one direction
+    max_message_size: int = 128 * MIB  # if the link announces none
+    partial_bytes: int = 256 * MIB  # of all deliveries whose last frame has not arrived
+    # False: deliveries beyond the credit are accepted, because the Python SDK's sender grants itself new credit.
     enforce_credit: bool = True
     handshake_seconds: float = 60.0  # from the first byte to open
-    authentication_seconds: float | None = None  # from the first byte to `Connection.authenticate`; None: no limit
+    authentication_seconds: float | None = None  # from the first byte to `Connection.authenticate`
     closing_seconds: float = 10.0  # from our close to the peer's
-    shortest_idle_seconds: float = 0.1  # a peer that wants heartbeats more often than this is refused
+    shortest_idle_seconds: float = 0.1  # a peer that demands more frequent heartbeats is refused
 
 
 class LimitExceededError(AmqpError):
-    """The peer exceeded a limit. `limit` names it for metrics; the description names limit and value for the peer."""
+    """The peer exceeded a limit. `limit` is its name in metrics; the description tells the peer limit and value."""
 
     def __init__(self, limit: str, description: str, condition: str = Condition.RESOURCE_LIMIT_EXCEEDED) -> None:
         super().__init__(condition, description)
@@ -53,9 +55,9 @@ class LimitExceededError(AmqpError):
 
 
 def memory_of(value: Any) -> int:
-    """Memory of a decoded value with everything inside it, in bytes.
+    """Return the memory of a decoded value with everything inside it, in bytes.
 
-    Decoded values take far more memory than their bytes: an empty list is one byte on the wire and 56 in memory.
+    A decoded value takes far more memory than its encoding: an empty list has 1 byte on the wire and 56 in memory.
     """
     total, open_values = 0, [value]
     while open_values:

@@ -1,7 +1,10 @@
-"""A link (amqp-core-transport §2.6): one direction of deliveries, with its credit.
+"""An AMQP link (amqp-core-transport §2.6): deliveries in one direction, and their credit.
 
-Decides what a link may send, and when the peer broke a rule of the link. Handles, windows and delivery ids are the
-session's. `role` is ours: our sender link sends.
+A receiver grants credit; a sender may send that many deliveries. A delivery is one message, in one transfer frame or
+several. The receiving side collects the parts of a delivery in a `PartialDelivery` and reports the complete message. A
+violation of the link's rules raises AmqpError, upon which the session detaches the link.
+
+`role` is always ours: a link with role SENDER sends to the peer.
 """
 
 from __future__ import annotations
@@ -40,22 +43,26 @@ if TYPE_CHECKING:
 
 
 class LinkState(Enum):
-    ATTACH_RECEIVED = auto()  # the peer asked; the application has not answered
-    ATTACH_SENT = auto()  # we asked
+    ATTACH_RECEIVED = auto()  # the peer requested the link; the application has not answered
+    ATTACH_SENT = auto()  # we requested the link
     ATTACHED = auto()
-    DETACH_SENT = auto()  # what still comes is thrown away until the peer's detach
+    DETACH_SENT = auto()  # frames are ignored until the peer's detach
     DETACHED = auto()
 
 
 class Link:
+    """One link of a session. Made by `Session.attach`, or by the session when the peer attaches."""
+
     __slots__ = (
         "_credit",
-        "_limit",
+        "_incoming_size_limit",
         "_partial",
+        "attach_bytes",
         "available",
         "context",
         "delivery_count",
         "drain",
+        "end_reported",
         "handle",
         "name",
         "pending_bytes",
@@ -66,8 +73,6 @@ class Link:
         "role",
         "session",
         "state",
-        "told",
-        "weight",
     )
 
     def __init__(self, session: Session, name: str, role: bool, handle: int) -> None:
@@ -78,20 +83,20 @@ class Link:
         self.remote_handle: int | None = None
         self.remote: Attach | None = None  # the peer's attach
         self.state = LinkState.ATTACH_SENT
-        self.refused = False  # the peer answered our attach with a null terminus: its detach follows
+        self.refused = False  # the peer answered our attach with a null terminus; its detach follows
         self.delivery_count = 0
         self.drain = False
         self.available: int | None = None
-        self.pending_bytes = 0  # sent by the application, waiting for the session's window
+        self.pending_bytes = 0  # sent by the application, but waiting for the session's window
         self.pending_frames = 0
-        self.told = False  # the application knows that the link is gone
-        self.weight = 0  # memory of the peer's attach
-        self.context: Any = None  # the application's own
+        self.end_reported = False
+        self.attach_bytes = 0  # memory of the peer's attach
+        self.context: Any = None  # free for the application
         self._credit = 0
-        self._limit = session.limits.max_message_size
+        self._incoming_size_limit = session.limits.max_message_size
         self._partial: PartialDelivery | None = None
 
-    # --- what the peer said
+    # --- the peer's attach
 
     @property
     def source(self) -> Source | Described | None:
@@ -115,7 +120,7 @@ class Link:
 
     @property
     def max_message_size(self) -> int | None:
-        """The largest message the peer takes; None when it names no limit."""
+        """Largest message that the peer accepts; None if it announces no limit."""
         return (self.remote.max_message_size if self.remote else None) or None
 
     @property
@@ -124,7 +129,7 @@ class Link:
 
     @property
     def credit(self) -> int:
-        """Sender: how many deliveries may be sent now. Receiver: how many the peer may still send."""
+        """Number of deliveries that may be sent now: by us if we are the sender, otherwise by the peer."""
         if self.state is not LinkState.ATTACHED:
             return 0
         if self.role is SENDER:
@@ -147,7 +152,7 @@ class Link:
         snd_settle_mode: int | None = None,
         rcv_settle_mode: int | None = None,
     ) -> None:
-        """Answers the peer's attach. A terminus that is not given is echoed. Without effect once the link is gone."""
+        """Accept the peer's attach. A terminus that is not given is echoed. No effect once the link is gone."""
         remote = self.remote
         if self.state is not LinkState.ATTACH_RECEIVED or remote is None:
             return
@@ -172,20 +177,20 @@ class Link:
         )
 
     def limit_messages(self, max_message_size: int | None) -> None:
-        """The largest message taken from the peer; 0 and None stand for the connection's own limit."""
+        """Set the largest message accepted from the peer. 0 and None mean the connection's limit."""
         if max_message_size:
-            self._limit = max_message_size
+            self._incoming_size_limit = max_message_size
 
     def refuse(self, error: Error) -> None:
-        """§2.6.3: an attach whose own terminus is null, and a closing detach that says why."""
+        """Refuse the peer's attach: answer with a null terminus, then detach with the error (§2.6.3)."""
         if self.state is not LinkState.ATTACH_RECEIVED:
             return
-        self.answer_with_nothing()
+        self.answer_without_terminus()
         self.state = LinkState.DETACH_SENT
-        self.told = True
+        self.end_reported = True
         self.session.write(Detach(self.handle, True, error))
 
-    def answer_with_nothing(self) -> None:
+    def answer_without_terminus(self) -> None:
         remote = self.remote
         assert remote is not None
         self.session.write(
@@ -214,16 +219,16 @@ class Link:
     def flow(
         self, credit: int, *, drain: bool = False, echo: bool = False, properties: dict[Any, Any] | None = None
     ) -> None:
-        """Receiver: the peer may send `credit` deliveries from now on."""
+        """Grant `credit` deliveries to the peer, as the receiver of the link."""
         if self.role is SENDER:
-            raise ValueError("credit is granted by the receiver of a link")
+            raise ValueError("only the receiver of a link grants credit")
         if self.state is LinkState.ATTACHED:
             self._credit = credit
             self.drain = drain
             self.session.write_flow(self, echo=echo, properties=properties)
 
     def drained(self) -> None:
-        """Sender: there is nothing more to send; the credit that is left is given back (§2.6.7)."""
+        """Give the remaining credit back, as the sender of the link: there is nothing more to send (§2.6.7)."""
         if self.role is SENDER and self.drain and self.state is LinkState.ATTACHED:
             self.delivery_count = (self.delivery_count + self._credit) & MASK
             self._credit = 0
@@ -231,11 +236,11 @@ class Link:
 
     @property
     def flow_credit(self) -> int:
-        """Link credit as a flow frame tells it."""
+        """Link credit as written in a flow frame."""
         return self._credit
 
     def on_flow(self, flow: FlowFields) -> None:
-        # A receiver may grant credit right behind its attach, before the application has answered it.
+        # A receiver may grant credit right after its attach, before the application has answered it.
         if self.state not in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED):
             return
         if self.role is SENDER:
@@ -265,7 +270,7 @@ class Link:
         settled: bool = False,
         state: DeliveryState | None = None,
     ) -> int:
-        """One delivery. Its frames wait, in order, while the session's window is closed."""
+        """Send one delivery and return its id. Its frames wait, in order, while the session's window is closed."""
         if self.credit <= 0:
             raise AmqpError(Condition.TRANSFER_LIMIT_EXCEEDED, f"link {self.name} has no credit")
         if len(tag) > MAX_TAG:
@@ -314,7 +319,7 @@ class Link:
     # --- receiving
 
     def on_transfer(self, fields: TransferFields, buf: bytes, end: int) -> None:
-        """A violation of the link's rules raises an AmqpError, upon which the session detaches the link."""
+        """Handle a transfer. Raises AmqpError if the peer violates a rule of the link: the session detaches it."""
         _, delivery_id, tag, message_format, settled, more, extras, start = fields
         if more or self._partial is not None or extras.resume or extras.aborted:
             self._on_part(fields, buf, end)
@@ -322,7 +327,7 @@ class Link:
         if delivery_id is None or tag is None:
             raise AmqpError(Condition.INVALID_FIELD, "the first transfer of a delivery has no id or no tag")
         self._take_credit()
-        if end - start > self._limit:
+        if end - start > self._incoming_size_limit:
             raise self._too_large()
         session = self.session
         if not settled:
@@ -345,12 +350,12 @@ class Link:
                 self.session.connection.hold(partial.state_bytes)
             self._partial = partial
         elif delivery_id is not None and delivery_id != partial.delivery_id:
-            raise AmqpError(Condition.ILLEGAL_STATE, "a delivery began before the one before it was whole")
+            raise AmqpError(Condition.ILLEGAL_STATE, "a delivery began before the previous one was complete")
         if extras.aborted:
             self.drop_partial()
             return
         partial.settled = partial.settled or settled is True
-        # §2.6.13: nothing is unsettled here from an earlier attachment, so what is resumed is ignored
+        # §2.6.13: no delivery of an earlier attach is unsettled here, so a resumed delivery is ignored.
         if not partial.extras.resume:
             self._keep(partial, memoryview(buf)[start:end])
         if not more:
@@ -362,19 +367,18 @@ class Link:
         if self._credit > 0:
             self._credit -= 1
         elif self.session.limits.enforce_credit:
-            raise AmqpError(Condition.TRANSFER_LIMIT_EXCEEDED, "a delivery came without credit")
+            raise AmqpError(Condition.TRANSFER_LIMIT_EXCEEDED, "a delivery without credit")
         self.delivery_count = (self.delivery_count + 1) & MASK
 
     def _keep(self, partial: PartialDelivery, piece: memoryview) -> None:
-        if len(partial.payload) + len(piece) > self._limit:
+        if len(partial.payload) + len(piece) > self._incoming_size_limit:
             raise self._too_large()
         self.session.connection.hold(len(piece))
         partial.payload += piece
 
     def _too_large(self) -> AmqpError:
-        return AmqpError(
-            Condition.MESSAGE_SIZE_EXCEEDED, f"the message is larger than the link takes ({self._limit} bytes)"
-        )
+        text = f"the message is larger than the link accepts ({self._incoming_size_limit} bytes)"
+        return AmqpError(Condition.MESSAGE_SIZE_EXCEEDED, text)
 
     def drop_partial(self) -> None:
         if self._partial is not None:
@@ -392,14 +396,16 @@ class Link:
     # --- the end
 
     def fail(self, error: Error) -> None:
-        """The peer broke a rule of the link: it is detached, and the application told."""
+        """Detach the link because the peer violated its rules, and report that to the application."""
         self.detach(closed=True, error=error)
         self.session.forget_unsettled(self)
-        self.told = True
+        self.end_reported = True
         self.session.report(LinkDetached(self, True, error))
 
 
 class PartialDelivery:
+    """A delivery whose last frame has not arrived: the fields of its first frame, and the payload so far."""
+
     __slots__ = ("delivery_id", "extras", "message_format", "payload", "settled", "state_bytes", "tag")
 
     def __init__(self, delivery_id: int, tag: bytes, message_format: int, extras: TransferExtras) -> None:

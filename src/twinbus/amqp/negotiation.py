@@ -1,6 +1,16 @@
-"""What comes before AMQP frames: protocol headers and SASL (amqp-core-transport §2.2, amqp-core-security §5.3).
+"""The start of a connection: protocol headers (amqp-core-transport §2.2) and SASL (amqp-core-security §5.3).
 
-Decides whether the two peers speak the same protocol and whether the client may go on. Open is the connection's.
+    client                     server
+    SASL header      ------->
+                     <-------  SASL header, sasl-mechanisms
+    sasl-init        ------->
+                     <-------  sasl-outcome
+    AMQP header      ------->
+                     <-------  AMQP header
+
+Without SASL, both sides begin with the AMQP header. AMQP frames follow, which `connection` handles. SASL is limited to
+one choice of the client, with at most one response in it, and one outcome. The application's verifier judges the
+response.
 """
 
 from __future__ import annotations
@@ -24,39 +34,45 @@ from twinbus.amqp.frames import (
 from twinbus.amqp.performatives import SaslInit, SaslMechanisms, SaslOutcome
 from twinbus.values import Condition
 
+SaslVerifier = Callable[[str, bytes], bool]
+SaslCredential = Literal["ANONYMOUS", "EXTERNAL", "MSSBCBS"] | tuple[Literal["PLAIN"], str, str]
+
+MECHANISMS = ("ANONYMOUS", "PLAIN", "EXTERNAL", "MSSBCBS")
+OUTCOME_OK, OUTCOME_AUTH = 0, 1
+
 
 class NegotiationPhase(Enum):
-    HEADER = auto()  # the peer's first protocol header is awaited
+    HEADER = auto()  # waits for the peer's first protocol header
     SASL = auto()
-    AMQP_HEADER = auto()  # SASL is done; the AMQP header is awaited
+    AMQP_HEADER = auto()  # SASL is done; waits for the AMQP header
     DONE = auto()
     REFUSED = auto()
 
 
 class PeerRefusedError(AmqpError):
-    """The peer will not be spoken to: no AMQP close can be sent, the transport is just closed."""
+    """The negotiation failed: close the transport without an AMQP close."""
 
 
 class Negotiation:
-    """Bytes in; bytes out in `wire`. `phase` says where it stands."""
+    """Takes bytes until `phase` is DONE or REFUSED. Bytes to send are appended to `output`."""
 
     def __init__(self, sasl: ServerSasl | ClientSasl | None, *, bare_allowed: bool) -> None:
         self.phase = NegotiationPhase.HEADER
-        self.wire: list[bytes] = []
+        self.output: list[bytes] = []
         self._sasl = sasl
         self._bare_allowed = bare_allowed
         self.is_client = not isinstance(sasl, ServerSasl)
         self._header_sent = False
 
     def start_client(self) -> None:
-        """The client speaks first."""
+        """Send the client's first protocol header."""
         if self._sasl is None:
             self.send_amqp_header()
         else:
-            self.wire.append(SASL_HEADER)
+            self.output.append(SASL_HEADER)
 
     def drop(self) -> None:
-        """The transport is gone: lets go of the verifier."""
+        """Release the verifier: the transport is gone."""
         self._sasl = None
 
     @property
@@ -70,22 +86,22 @@ class Negotiation:
     def send_amqp_header(self) -> None:
         if not self._header_sent:
             self._header_sent = True
-            self.wire.append(AMQP_HEADER)
+            self.output.append(AMQP_HEADER)
 
     def receive(self, buf: bytes, pos: int, events: list[ConnectionEvent]) -> tuple[int, int]:
-        """Consumes from `pos` while not done. Returns the new position and how many bytes it needs to go on."""
+        """Consume bytes from `pos` on. Returns the new position and the number of bytes needed to continue."""
         while self.phase not in (NegotiationPhase.DONE, NegotiationPhase.REFUSED):
-            left = len(buf) - pos
+            available = len(buf) - pos
             if self.phase is NegotiationPhase.SASL:
-                if left < 4:
+                if available < 4:
                     return pos, 8
                 size = frame_size(buf, pos, MIN_MAX_FRAME_SIZE)
-                if left < size:
+                if available < size:
                     return pos, size
                 self._on_sasl_frame(buf, pos, size, events)
                 pos += size
             else:
-                if left < 8:
+                if available < 8:
                     return pos, 8
                 self._on_header(buf[pos : pos + 8])
                 pos += 8
@@ -95,18 +111,20 @@ class Negotiation:
         if self.phase is NegotiationPhase.HEADER and header == SASL_HEADER and self._sasl is not None:
             self.phase = NegotiationPhase.SASL
             if isinstance(self._sasl, ServerSasl):
-                self.wire.append(SASL_HEADER)
-                self.wire.append(performative_frame(0, self._sasl.start(), SASL_FRAME))
+                self.output.append(SASL_HEADER)
+                self.output.append(performative_frame(0, self._sasl.start(), SASL_FRAME))
             return
         bare = self.phase is NegotiationPhase.HEADER and (self._sasl is None or self._bare_allowed)
         if header == AMQP_HEADER and (self.phase is NegotiationPhase.AMQP_HEADER or bare):
             self.send_amqp_header()
             self.phase = NegotiationPhase.DONE
             return
-        if not self.is_client:  # §2.2: answer with the header that would do, and close
-            wanted = AMQP_HEADER if self.phase is NegotiationPhase.AMQP_HEADER or self._sasl is None else SASL_HEADER
-            if not (wanted == AMQP_HEADER and self._header_sent):
-                self.wire.append(wanted)
+        if not self.is_client:  # §2.2: answer with a header that is supported, and close.
+            supported = SASL_HEADER
+            if self.phase is NegotiationPhase.AMQP_HEADER or self._sasl is None:
+                supported = AMQP_HEADER
+            if not (supported == AMQP_HEADER and self._header_sent):
+                self.output.append(supported)
         self.phase = NegotiationPhase.REFUSED
         raise PeerRefusedError(Condition.FRAMING_ERROR, f"the peer's protocol header is {header!r}")
 
@@ -114,34 +132,27 @@ class Negotiation:
         _, start = frame_body(buf, pos, size, SASL_FRAME)
         performative, end = decode_described(buf, start)
         if end != pos + size:
-            raise DecodeError("a SASL frame does not end where it says")
+            raise DecodeError("the size of a SASL frame does not match its body")
         sasl = self._sasl
         assert sasl is not None
         if isinstance(sasl, ServerSasl):
             received, outcome = sasl.receive(performative)
             events.append(received)
-            self.wire.append(performative_frame(0, outcome, SASL_FRAME))
+            self.output.append(performative_frame(0, outcome, SASL_FRAME))
             if not sasl.outcome:
                 self.phase = NegotiationPhase.REFUSED
                 raise PeerRefusedError(Condition.UNAUTHORIZED_ACCESS, f"SASL {received.mechanism} was refused")
         else:
             answer = sasl.receive(performative)
             if answer is not None:
-                self.wire.append(performative_frame(0, answer, SASL_FRAME))
+                self.output.append(performative_frame(0, answer, SASL_FRAME))
                 return
             self.send_amqp_header()
         self.phase = NegotiationPhase.AMQP_HEADER
 
 
-SaslVerifier = Callable[[str, bytes], bool]
-SaslCredential = Literal["ANONYMOUS", "EXTERNAL", "MSSBCBS"] | tuple[Literal["PLAIN"], str, str]
-
-MECHANISMS = ("ANONYMOUS", "PLAIN", "EXTERNAL", "MSSBCBS")
-OUTCOME_OK, OUTCOME_AUTH = 0, 1
-
-
 class ServerSasl:
-    """Offers mechanisms, reports the client's choice, gives the outcome."""
+    """The server's side of SASL: offers mechanisms and answers the client's choice with an outcome."""
 
     def __init__(self, mechanisms: tuple[str, ...], verifier: SaslVerifier | None) -> None:
         self._mechanisms = mechanisms
@@ -152,18 +163,19 @@ class ServerSasl:
         return SaslMechanisms(list(self._mechanisms))
 
     def receive(self, performative: Any) -> tuple[SaslReceived, SaslOutcome]:
+        """Return the client's choice and the outcome. Raises AmqpError for anything but one sasl-init."""
         if not isinstance(performative, SaslInit) or self.outcome is not None:
-            raise AmqpError(Condition.ILLEGAL_STATE, f"{type(performative).__name__} where sasl-init belongs")
+            raise AmqpError(Condition.ILLEGAL_STATE, f"{type(performative).__name__}; sasl-init is expected")
         response = performative.initial_response or b""
-        chosen = performative.mechanism
-        taken = chosen in self._mechanisms and (self._verifier is None or self._verifier(chosen, response))
-        self.outcome = taken
-        received = SaslReceived(chosen, response, performative.hostname)
-        return received, SaslOutcome(OUTCOME_OK if taken else OUTCOME_AUTH)
+        mechanism = performative.mechanism
+        accepted = mechanism in self._mechanisms and (self._verifier is None or self._verifier(mechanism, response))
+        self.outcome = accepted
+        received = SaslReceived(mechanism, response, performative.hostname)
+        return received, SaslOutcome(OUTCOME_OK if accepted else OUTCOME_AUTH)
 
 
 class ClientSasl:
-    """Chooses the configured mechanism and waits for the outcome."""
+    """The client's side of SASL: chooses the configured mechanism and waits for the outcome."""
 
     def __init__(self, credential: SaslCredential, hostname: str | None) -> None:
         if isinstance(credential, tuple):
@@ -175,6 +187,7 @@ class ClientSasl:
         self.outcome: bool | None = None
 
     def receive(self, performative: Any) -> SaslInit | None:
+        """Return the frame to answer with, or None after a good outcome. Raises AmqpError if the server refuses."""
         if isinstance(performative, SaslMechanisms) and not self._sent:
             self._sent = True
             if self._init.mechanism not in performative.sasl_server_mechanisms:

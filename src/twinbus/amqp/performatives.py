@@ -1,7 +1,7 @@
-"""The composites of AMQP 1.0 as dataclasses: performatives, SASL frames, delivery states, termini, errors.
+"""Composite types of AMQP 1.0 as dataclasses: performatives, SASL frames, delivery states, termini, errors.
 
-Fields are in the order of the standard, plain Python values inside. What a field means to a connection is not
-decided here. Transfer, Disposition and Flow have faster codecs in `transfers`.
+The fields have the names and the order of the standard, and plain Python values. Transfer, Disposition and Flow also
+have faster codecs, in `fast_frames`.
 """
 
 from dataclasses import dataclass
@@ -43,6 +43,7 @@ class Error:
 
     @classmethod
     def of(cls, fault: AmqpError) -> "Error":
+        """Return the AMQP error that reports an exception to the peer."""
         return cls(fault.condition, fault.description, dict(fault.info) if fault.info else None)
 
 

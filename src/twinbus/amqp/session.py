@@ -1,7 +1,8 @@
-"""A session (amqp-core-transport §2.5): windows, handles, delivery ids and the dispositions about them.
+"""An AMQP session (amqp-core-transport §2.5): windows, handles, delivery ids and dispositions.
 
-Decides which link a frame belongs to, when frames may leave, and when the peer broke a rule of the session.
-Credit and messages are the link's; channels are the connection's.
+A session finds the link of a frame by its handle. It sends transfers while the peer's incoming window is open and keeps
+them in order otherwise. A violation of the session's rules raises SessionViolationError, upon which the connection
+ends the session. A violation of a link's rules detaches the link.
 """
 
 from __future__ import annotations
@@ -49,18 +50,19 @@ if TYPE_CHECKING:
     from twinbus.amqp.link import Link
 
 
-OUTGOING_WINDOW = 0x7FFFFFFF  # what waits for the peer's window is bounded by the application, not told to the peer
+# The application bounds what waits for the peer's window. The peer is told no bound.
+OUTGOING_WINDOW = 0x7FFFFFFF
 
 
 class SessionState(Enum):
     BEGIN_SENT = auto()
     MAPPED = auto()
-    END_SENT = auto()  # what still comes is thrown away until the peer's end
+    END_SENT = auto()  # frames are ignored until the peer's end
     ENDED = auto()
 
 
 class SessionViolationError(AmqpError):
-    """The peer broke a rule of the session: it ends, the connection goes on."""
+    """The peer violated a rule of the session. The session ends; the connection continues."""
 
 
 class Session:
@@ -78,12 +80,13 @@ class Session:
         self.remote_incoming_window = 0
         self.unsettled_out = UnsettledDeliveries()
         self.unsettled_in = UnsettledDeliveries()
-        self.context: Any = None  # the application's own
+        self.context: Any = None  # free for the application
         self._first_outgoing_id = first_outgoing_id
         self._handles = HandleTable()
-        self._told = False  # the application knows that the session is gone
+        self._end_reported = False
         self._low_window = self.incoming_window // 2
-        # Frames that wait for the peer's window: (link, parts, payload size); size -1 marks a detach in line.
+        # Frames that wait for the peer's window: (link, parts, payload size). Size -1 marks a detach, which waits for
+        # the link's transfers.
         self._pending: deque[tuple[Link, list[bytes], int]] = deque()
 
     @property
@@ -125,27 +128,27 @@ class Session:
 
     def end(self, error: Error | None = None) -> None:
         if self.is_live:
-            self.let_go()
+            self.release()
             self.write(End(error))
             self.state = SessionState.END_SENT
 
     def fail(self, error: Error) -> None:
-        """The peer broke a rule of the session: it ends, and the application is told."""
+        """End the session because the peer violated its rules, and report that to the application."""
         links = self.links
         self.end(error)
-        self._told = True
+        self._end_reported = True
         self.report(SessionEnded(self, error, links))
 
     def on_end(self, end: End) -> None:
         links = self.links
         if self.is_live:
             self.write(End())
-        self.let_go()
-        if not self._told:
+        self.release()
+        if not self._end_reported:
             self.report(SessionEnded(self, end.error, links))
 
-    def let_go(self) -> None:
-        """Nothing leaves or is kept any more."""
+    def release(self) -> None:
+        """Forget all links, transfers and deliveries."""
         for link in self.links:
             link.drop_partial()
             link.state = LinkState.DETACHED
@@ -172,7 +175,7 @@ class Session:
         max_message_size: int | None = None,
         desired_capabilities: list[str] | None = None,
     ) -> Link:
-        """Asks the peer for a link. LinkAccepted or LinkDetached follows. `role` is ours."""
+        """Request a link. LinkAccepted or LinkDetached follows. `role` is ours."""
         if not self.is_live:
             raise AmqpError(Condition.ILLEGAL_STATE, "the session has ended")
         if self._handles.named(name, role) is not None:
@@ -180,7 +183,7 @@ class Session:
         link = self._new_link(name, role, 0)
         if link.handle > self.remote_handle_max:
             self._remove(link)
-            raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "the peer takes no more links on this session")
+            raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "the peer accepts no more links on this session")
         link.delivery_count = initial_delivery_count
         link.limit_messages(max_message_size)
         self.write(
@@ -210,7 +213,7 @@ class Session:
             raise SessionViolationError(Condition.INVALID_FIELD, "a sender's attach has no initial-delivery-count")
         holder = self._handles.find(handle)
         if holder is not None:
-            # The Python SDK never answers the detach of a link that was refused, and takes its handle again.
+            # The Python SDK never answers the detach of a refused link, and uses its handle again.
             if holder.state is not LinkState.DETACH_SENT:
                 raise SessionViolationError(Condition.HANDLE_IN_USE, f"handle {handle} is attached already")
             self._remove(holder)
@@ -226,7 +229,7 @@ class Session:
         if (exceeded := self.connection.exceeded_by_links()) is not None:
             self._note(exceeded)
             link.refuse(Error.of(exceeded))
-            # Forgotten at once: a peer that never answers the detach must not make us keep the link.
+            # Forget it at once: a peer that never answers the detach must not make us keep the link.
             self._remove(link)
             self._handles.mark_refused(handle)
         else:
@@ -241,10 +244,10 @@ class Session:
         if not link.refused:
             self.report(LinkAccepted(link))
 
-    def _bind(self, link: Link, attach: Attach, weight: int) -> None:
+    def _bind(self, link: Link, attach: Attach, memory: int) -> None:
         link.remote = attach
-        link.weight = weight
-        self.connection.attach_bytes += weight
+        link.attach_bytes = memory
+        self.connection.attach_bytes += memory
         if link.role is RECEIVER:
             link.delivery_count = attach.initial_delivery_count or 0
         self._handles.bind(link, attach.handle)
@@ -261,13 +264,13 @@ class Session:
         self.forget_unsettled(link)
         state, link.state = link.state, LinkState.DETACHED
         if state is LinkState.ATTACH_RECEIVED:
-            link.answer_with_nothing()
+            link.answer_without_terminus()
         if state is not LinkState.DETACH_SENT:
             self.write_after_pending(link, Detach(link.handle, detach.closed))
         elif not link.pending_frames:
             self._remove(link)
-        if not link.told:
-            link.told = True
+        if not link.end_reported:
+            link.end_reported = True
             self.report(LinkDetached(link, detach.closed, detach.error))
 
     def _new_link(self, name: str, role: bool, preferred_handle: int) -> Link:
@@ -279,7 +282,7 @@ class Session:
     def _remove(self, link: Link) -> None:
         if self._handles.remove(link):
             self.connection.link_count -= 1
-            self.connection.attach_bytes -= link.weight
+            self.connection.attach_bytes -= link.attach_bytes
 
     def forget_unsettled(self, link: Link) -> None:
         (self.unsettled_out if link.role is SENDER else self.unsettled_in).forget(link)
@@ -292,7 +295,7 @@ class Session:
         self.incoming_window -= 1
         self.next_incoming_id = ((self.next_incoming_id or 0) + 1) & MASK
         if self.incoming_window == self._low_window:
-            self.connection.owing.append(self)
+            self.connection.replenish_due.append(self)
         link = self._handles.find(fields[0])
         if link is None:
             if self._handles.was_refused(fields[0]):
@@ -317,7 +320,7 @@ class Session:
             self.report(LinkDetached(link, True, error))
 
     def _note(self, exceeded: LimitExceededError) -> None:
-        """The peer exceeded a limit. Before it has authenticated that ends the connection."""
+        """Record that the peer exceeded a limit. Raises before authentication: that ends the connection."""
         if not self.connection.is_authenticated:
             raise exceeded
         self.connection.exceeded.append(exceeded)
@@ -331,10 +334,12 @@ class Session:
         self.unsettled_in[delivery_id] = link
 
     def replenish(self) -> None:
+        """Renew the incoming window."""
         if self.state is SessionState.MAPPED:
             self.write_flow()
 
     def write_transfer(self, link: Link, parts: list[bytes], size: int) -> None:
+        """Send a transfer, or keep it until the peer's window opens."""
         if self.remote_incoming_window > 0 and not self._pending:
             self.remote_incoming_window -= 1
             self.next_outgoing_id = (self.next_outgoing_id + 1) & MASK
@@ -346,7 +351,7 @@ class Session:
             self._pending.append((link, parts, size))
 
     def write_after_pending(self, link: Link, detach: Detach) -> None:
-        """A detach leaves after the link's own transfers: delivery ids have no gaps."""
+        """Send a detach after the link's waiting transfers: a delivery id must not be left out."""
         if link.pending_frames:
             self._pending.append((link, [performative_frame(self.channel, detach)], -1))
             return
@@ -412,7 +417,7 @@ class Session:
     def dispose(
         self, role: bool, first: int, last: int | None = None, *, settled: bool, state: DeliveryState | None = None
     ) -> None:
-        """Tells the state of deliveries first to last. `role` is ours: RECEIVER speaks about what we received."""
+        """Send the state of deliveries `first` to `last`. `role` is ours: RECEIVER concerns what we received."""
         if self.state is not SessionState.MAPPED:
             return
         last = first if last is None else last
@@ -429,9 +434,11 @@ class Session:
         self.connection.out.append(performative_frame(self.channel, performative))
 
 
-class UnsettledDeliveries(dict[int, "Link"]):
+class UnsettledDeliveries(dict[int, Link]):
+    """Links by the ids of their unsettled deliveries, in one direction of a session."""
+
     def within(self, first: int, last: int) -> list[int]:
-        """The ids from first to last that are here; a wide range costs no more than what is unsettled."""
+        """Return the ids from `first` to `last` that are unsettled. A wide range costs no more than their number."""
         if first == last:
             return [first] if first in self else []
         width = distance(first, last) + 1
@@ -440,6 +447,7 @@ class UnsettledDeliveries(dict[int, "Link"]):
         return [number for number in self if (number - first) & MASK < width]
 
     def settle(self, first: int, last: int) -> list[int]:
+        """Remove and return the unsettled ids from `first` to `last`."""
         found = self.within(first, last)
         for number in found:
             del self[number]
@@ -451,13 +459,18 @@ class UnsettledDeliveries(dict[int, "Link"]):
 
 
 class HandleTable:
+    """Links of a session by our handle, by the peer's handle, and by name and role (§2.6.2).
+
+    Each peer numbers links on its own.
+    """
+
     def __init__(self) -> None:
         self._ours: dict[int, Link] = {}
         self._theirs: dict[int, Link] = {}
         self._by_name: dict[tuple[str, bool], Link] = {}
-        # One bit for each handle: a set of 8,192 numbers would take 700 KB.
-        self._past = 0  # bound once
-        self._refused = 0  # refused and forgotten; the peer's detach is still to come
+        # Bit sets, one bit for each handle: a Python set of 8,192 numbers would take 700 KB.
+        self._past = 0  # was bound at some time
+        self._refused = 0  # link was refused and forgotten; the peer's detach has not arrived
         self.find = self._theirs.get  # by the peer's handle
 
     @property
@@ -468,7 +481,7 @@ class HandleTable:
         return self._by_name.get((name, role))
 
     def free(self, preferred: int) -> int:
-        """The peer's own number where it is free: easier to follow in a trace."""
+        """Return a free handle: the peer's own number if possible, which makes traces easier to read."""
         if preferred not in self._ours:
             return preferred
         return next(handle for handle in count() if handle not in self._ours)
@@ -478,7 +491,7 @@ class HandleTable:
         self._by_name[link.name, link.role] = link
 
     def bind(self, link: Link, handle: int) -> None:
-        """The peer attached the link under this handle."""
+        """The peer attached the link with this handle."""
         link.remote_handle = handle
         self._theirs[handle] = link
         self._past |= 1 << handle
@@ -490,11 +503,11 @@ class HandleTable:
         return self._theirs.pop(handle, None)
 
     def was_bound(self, handle: int) -> bool:
-        """Whether a link had this handle, and none has it now."""
+        """Return whether a link had this handle of the peer, and none has it now."""
         return bool(self._past >> handle & 1) and handle not in self._theirs
 
     def mark_refused(self, handle: int) -> None:
-        """The link of this handle was refused and forgotten: what still comes for it is ignored."""
+        """The link of this handle was refused and forgotten: its transfers are ignored."""
         self._refused |= 1 << handle
 
     def was_refused(self, handle: int) -> bool:
@@ -505,7 +518,7 @@ class HandleTable:
             self._refused ^= 1 << handle
 
     def remove(self, link: Link) -> bool:
-        """Frees the link's numbers and name. False if that was done before."""
+        """Free the link's handles and name. Returns False if that was done before."""
         if self._by_name.get((link.name, link.role)) is link:
             del self._by_name[link.name, link.role]
         if link.remote_handle is not None and self._theirs.get(link.remote_handle) is link:
