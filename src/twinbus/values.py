@@ -1,4 +1,4 @@
-"""Vocabulary of AMQP that both ends share: the value types without a Python equivalent, and the error conditions.
+"""Vocabulary that both ends share: AMQP value types without a Python equivalent, .NET ticks, and error conditions.
 
 A value keeps its AMQP type, so that it is encoded as the type it was decoded from. Ranges are checked when a value is
 encoded. The codec is in `twinbus.amqp`; this module loads without it.
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isnan
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 
