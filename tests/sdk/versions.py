@@ -23,6 +23,8 @@ from twinbus.sdk.private_names import TESTED_VERSIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ("tests/sdk", "tests/pairing", "tests/compat/python")
+IGNORED = "tests/pairing/simulation"
+"""Simulated worlds send nothing through the SDK."""
 OLDER_VERSIONS = ("7.13", "7.14")
 """Versions that need `tests.sdk.older_versions` to use a local namespace."""
 
@@ -68,7 +70,7 @@ def installed(python: Path) -> str:
 
 
 def run_tests(python: Path, tests: list[str], workers: int) -> int:
-    options = ["-q", "-p", "no:cacheprovider", "-n", str(workers), "--dist", "loadgroup"]
+    options = ["-q", "-p", "no:cacheprovider", "-n", str(workers), "--dist", "loadgroup", f"--ignore={IGNORED}"]
     command = [str(python), "-m", "pytest", *options, *tests]
     # The project itself is installed by a .pth file, which is not read from a folder that a .pth file names.
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
