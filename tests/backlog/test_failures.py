@@ -175,7 +175,7 @@ def test_s2_every_kind_is_judged_with_a_reason() -> None:
 
 
 def test_s2_what_counts_is_the_services_and_evicts_a_backlog_queue() -> None:
-    assert all(row.blame is Responsible.SERVICE and row.evicts for row in FAILURE_RULES.values() if row.counts)
+    assert all(row.responsible is Responsible.SERVICE and row.evicts for row in FAILURE_RULES.values() if row.counts)
 
 
 def test_s2_an_exception_that_the_caller_was_handling_is_no_evidence() -> None:

@@ -41,10 +41,10 @@ paths = st.text(min_size=1, max_size=260)
 
 
 @given(sendables, paths, st.none() | st.just("deflate"))
-def test_s7_what_was_diverted_comes_back_as_it_was(message: MessageFields, path: str, packed: str | None) -> None:
-    back = restore(divert(message, path, packed))
+def test_s7_what_was_diverted_comes_back_as_it_was(message: MessageFields, path: str, compression: str | None) -> None:
+    back = restore(divert(message, path, compression))
     kept = message.absolute_expiry_time if message.time_to_live is None else None
-    assert (back.path, back.packed) == (path, packed)
+    assert (back.path, back.compression) == (path, compression)
     assert back.message == MessageFields(
         session_id=message.session_id,
         time_to_live=message.time_to_live,

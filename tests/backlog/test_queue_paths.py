@@ -11,7 +11,6 @@ from twinbus.backlog.queue_paths import (
     backlog_queue_paths,
     extra_backlog_queues,
     primary_name,
-    same_endpoint,
 )
 
 
@@ -82,4 +81,4 @@ def test_p6_extras_are_those_beyond_the_count() -> None:
 def test_p3_an_endpoint_is_host_and_port_in_any_spelling(
     one: tuple[str, int], other: tuple[str, int], same: bool
 ) -> None:
-    assert same_endpoint(Endpoint.of(*one), Endpoint.of(*other)) is same
+    assert (Endpoint.of(*one) == Endpoint.of(*other)) is same

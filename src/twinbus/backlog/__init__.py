@@ -1,7 +1,11 @@
-"""What a pair writes to the backlog and a syphon reads from it: the vocabulary that both share.
+"""What a pair writes to the backlog and a syphon reads from it, and the kinds of failure that both tell apart.
 
-Queue paths, the format of a diverted message, the compression of its body, and the kinds of failure. Everything here is
-pure: no I/O, no clock, no SDK.
+    queue_paths        where the backlog queues are, and namespace endpoints in one spelling
+    message_format     how the properties of a diverted message become aliases, and back
+    body_compression   a body that would not fit, compressed
+    failures           what an exception means: its kind, whether it counts towards failover, who must act
+
+Everything here is pure: no I/O, no clock, no SDK.
 """
 
 from __future__ import annotations
@@ -29,9 +33,7 @@ from twinbus.backlog.message_format import (
     RESERVED_PROPERTIES,
     SCHEDULED_TIME_PROPERTY,
     SESSION_ID_PROPERTY,
-    TICKS_PER_MILLISECOND,
     TIME_TO_LIVE_PROPERTY,
-    TIMESPAN,
     AliasError,
     AliasInUseError,
     MessageFields,
@@ -48,7 +50,6 @@ from twinbus.backlog.queue_paths import (
     backlog_queue_paths,
     extra_backlog_queues,
     primary_name,
-    same_endpoint,
 )
 
 __all__ = [
@@ -65,8 +66,6 @@ __all__ = [
     "RESERVED_PROPERTIES",
     "SCHEDULED_TIME_PROPERTY",
     "SESSION_ID_PROPERTY",
-    "TICKS_PER_MILLISECOND",
-    "TIMESPAN",
     "TIME_TO_LIVE_PROPERTY",
     "TRANSFER_SEGMENT",
     "UNUSABLE_FAILURES",
@@ -90,6 +89,5 @@ __all__ = [
     "failure_kind",
     "primary_name",
     "restore",
-    "same_endpoint",
     "was_refused",
 ]

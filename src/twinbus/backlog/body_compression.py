@@ -1,6 +1,7 @@
-"""A body made smaller so that it fits the backlog with its aliases, and back, byte for byte (S9).
+"""Compress a message body that would not fit into the backlog together with its aliases (S9).
 
-It works on the encoded body sections as they stand on the wire, so a body of any AMQP kind comes back as it was.
+Compression works on the encoded body sections, so a body of any AMQP type comes back byte for byte. The compressed body
+is one data section; the property `x-twinbus-packed` names the algorithm.
 """
 
 from __future__ import annotations
@@ -11,26 +12,26 @@ from typing import Final
 from twinbus.backlog.message_format import COMPRESSION_PROPERTY, AliasError
 
 DEFLATE: Final = "deflate"
-"""The value of the mark `x-twinbus-packed`."""
+"""The only algorithm, as the value of `x-twinbus-packed`."""
 _LEVEL: Final = 6
 
 
 def compress_body(sections: bytes) -> bytes:
-    """The content of the one data section that stands for these body sections, marked DEFLATE."""
+    """Return the content of the data section that replaces these body sections. Its algorithm is DEFLATE."""
     return zlib.compress(sections, _LEVEL)
 
 
-def decompress_body(packed: bytes, mark: str, limit: int) -> bytes:
-    """The body sections again. AliasError for a mark or content that is not ours, or one beyond `limit` bytes."""
-    if mark != DEFLATE:
-        raise AliasError(COMPRESSION_PROPERTY, f"is {mark!r}, not {DEFLATE!r}")
-    inflating = zlib.decompressobj()
+def decompress_body(content: bytes, algorithm: str, limit: int) -> bytes:
+    """Return the body sections. AliasError for an unknown algorithm, damaged content, or more than `limit` bytes."""
+    if algorithm != DEFLATE:
+        raise AliasError(COMPRESSION_PROPERTY, f"is {algorithm!r}, not {DEFLATE!r}")
+    stream = zlib.decompressobj()
     try:
-        sections = inflating.decompress(packed, limit)
-        # With the room used up, only the check sum may be left.
-        rest = inflating.decompress(inflating.unconsumed_tail, 1) if not inflating.eof else b""
+        sections = stream.decompress(content, limit)
+        # With exactly `limit` bytes the checksum is still unread. This reads it, and finds out whether more follows.
+        rest = stream.decompress(stream.unconsumed_tail, 1) if not stream.eof else b""
     except zlib.error as error:
         raise AliasError(COMPRESSION_PROPERTY, f"marks a body that cannot be unpacked ({error})") from error
-    if rest or not inflating.eof or inflating.unused_data:
+    if rest or not stream.eof or stream.unused_data:
         raise AliasError(COMPRESSION_PROPERTY, f"marks a body that does not end within {limit} bytes")
     return sections

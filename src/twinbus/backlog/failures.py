@@ -1,6 +1,15 @@
-"""S2 as one total table: what a failure is called, whether it counts towards failover, whose it is.
+"""Classify a failed operation: its kind, whether it counts towards failover, and who must act (S2).
 
-It judges by AMQP condition, status and the names of exceptions along the chain of causes, so that no SDK comes in here.
+An exception becomes a `FailureKind` in two steps:
+
+    evidence_of(exception)  ->  FailureEvidence    names of the exception and its causes, AMQP condition, status, errno
+    classify(evidence)      ->  FailureKind        the first table below that knows something of the evidence
+
+`FAILURE_RULES` has one row per kind, and every decision that depends on a kind reads a set that is made from the rows:
+failover, rotation of backlog queues, what the ledger records.
+
+The tables name exceptions by the names of their classes. So this module serves both clients, azure-servicebus and
+`twinbus.connect`, and imports neither.
 """
 
 from __future__ import annotations
@@ -40,7 +49,7 @@ class FailureKind(StrEnum):
 
 
 class Responsible(Enum):
-    """Who mends it."""
+    """Who must act so that the operation can succeed."""
 
     SERVICE = "service"
     OPERATOR = "operator"
@@ -48,64 +57,59 @@ class Responsible(Enum):
 
 
 class FailureRule(NamedTuple):
-    """One row of the table.
-
-    `counts`: towards failover, S2's first list. `evicts`: a backlog queue that fails so leaves the rotation (S6): S2's
-    first list, and what one queue can suffer alone while its neighbours still take the message.
-    """
+    """What follows from a failure of one kind."""
 
     counts: bool
+    """The failure counts towards failover (S2)."""
     evicts: bool
-    blame: Responsible
+    """A backlog queue that fails so leaves the rotation (S6): also where one queue may fail while the others work."""
+    responsible: Responsible
     reason: str
 
 
 _SERVICE, _OPERATOR, _CALLER = Responsible.SERVICE, Responsible.OPERATOR, Responsible.CALLER
 
 FAILURE_RULES: Final[Mapping[FailureKind, FailureRule]] = {
-    FailureKind.TIMEOUT: FailureRule(True, True, _SERVICE, "S2: nobody answered in time"),
-    FailureKind.CONNECTION_LOST: FailureRule(True, True, _SERVICE, "S2: the connection broke and stayed broken"),
-    FailureKind.DETACHED: FailureRule(True, True, _SERVICE, "S2: the link is thrown off again and again"),
-    FailureKind.INTERNAL: FailureRule(
-        True, True, _SERVICE, "S2: the service says that it failed, or says nothing known"
-    ),
-    FailureKind.ENTITY_DISABLED: FailureRule(True, True, _SERVICE, "S2: the entity takes nothing for now"),
-    FailureKind.QUOTA_EXCEEDED: FailureRule(True, True, _SERVICE, "S2: the entity is full for now"),
-    FailureKind.DNS: FailureRule(True, True, _SERVICE, "a name that resolved and no longer does is an outage like any"),
-    FailureKind.TLS: FailureRule(True, True, _SERVICE, "a handshake that breaks off is a connection that broke"),
-    FailureKind.CBS: FailureRule(True, True, _SERVICE, "$cbs broke or was silent: no verdict about the credential"),
-    FailureKind.PROTOCOL: FailureRule(True, True, _SERVICE, "whoever answers there does not speak AMQP: no service"),
-    FailureKind.UNAUTHORIZED: FailureRule(
-        False, True, _OPERATOR, "S2: a right is missing; one queue may lack it alone"
-    ),
-    FailureKind.AUTHENTICATION: FailureRule(False, True, _OPERATOR, "S2: the credential is refused or has expired"),
+    FailureKind.TIMEOUT: FailureRule(True, True, _SERVICE, "no answer in time"),
+    FailureKind.CONNECTION_LOST: FailureRule(True, True, _SERVICE, "the connection broke or could not be opened"),
+    FailureKind.DETACHED: FailureRule(True, True, _SERVICE, "the service closes the link again and again"),
+    FailureKind.INTERNAL: FailureRule(True, True, _SERVICE, "the service reports an internal or an unknown error"),
+    FailureKind.ENTITY_DISABLED: FailureRule(True, True, _SERVICE, "the entity accepts no messages for now"),
+    FailureKind.QUOTA_EXCEEDED: FailureRule(True, True, _SERVICE, "the entity is full for now"),
+    FailureKind.DNS: FailureRule(True, True, _SERVICE, "the host name does not resolve any more: an outage"),
+    FailureKind.TLS: FailureRule(True, True, _SERVICE, "a TLS handshake that breaks is a broken connection"),
+    FailureKind.CBS: FailureRule(True, True, _SERVICE, "$cbs broke or was silent: the credential was not judged"),
+    FailureKind.PROTOCOL: FailureRule(True, True, _SERVICE, "the other end does not speak AMQP: it is no service"),
+    FailureKind.UNAUTHORIZED: FailureRule(False, True, _OPERATOR, "a right is missing, perhaps on one queue only"),
+    FailureKind.AUTHENTICATION: FailureRule(False, True, _OPERATOR, "the credential is refused or has expired"),
     FailureKind.TOKEN_UNAVAILABLE: FailureRule(
-        False, False, _OPERATOR, "the token's issuer is away: neither namespace is, and the other would want one too"
+        False, False, _OPERATOR, "the token issuer is away; the other namespace needs a token from it too"
     ),
     FailureKind.CERTIFICATE: FailureRule(
-        False, False, _OPERATOR, "trust is mended by a person, and a stranger's certificate must be seen by one"
+        False, False, _OPERATOR, "a person must see a certificate that is not trusted, and decide"
     ),
-    FailureKind.SERVER_BUSY: FailureRule(False, False, _SERVICE, "S2, S6: wait and send again"),
+    FailureKind.SERVER_BUSY: FailureRule(False, False, _SERVICE, "wait and send again (S2, S6)"),
     FailureKind.ENTITY_NOT_FOUND: FailureRule(
-        False, True, _OPERATOR, "S2: create it; one backlog queue may be gone alone"
+        False, True, _OPERATOR, "create the entity; one backlog queue may be missing alone"
     ),
-    FailureKind.MESSAGE_TOO_LARGE: FailureRule(False, False, _CALLER, "S2, S6: the message's fault"),
-    FailureKind.BAD_MESSAGE: FailureRule(False, False, _CALLER, "S2, S6: a bad argument, or it cannot be encoded"),
+    FailureKind.MESSAGE_TOO_LARGE: FailureRule(False, False, _CALLER, "the message is at fault (S2, S6)"),
+    FailureKind.BAD_MESSAGE: FailureRule(False, False, _CALLER, "a bad argument, or a message that cannot be encoded"),
     FailureKind.UNKNOWN: FailureRule(
-        False, False, _CALLER, "no service spoke: an exception of the program itself must be seen, not diverted"
+        False, False, _CALLER, "no service was involved: an exception of the program itself must not be hidden"
     ),
-    FailureKind.CANCELLED: FailureRule(False, False, _CALLER, "the caller took the call back (S13)"),
-    FailureKind.CLOSED: FailureRule(False, False, _CALLER, "the sender or client was closed by its owner (C1)"),
-    FailureKind.NO_TURN: FailureRule(False, False, _SERVICE, "calls of this process held the link: nobody was asked"),
+    FailureKind.CANCELLED: FailureRule(False, False, _CALLER, "the caller cancelled the call (S13)"),
+    FailureKind.CLOSED: FailureRule(False, False, _CALLER, "the owner closed the sender or the client (C1)"),
+    FailureKind.NO_TURN: FailureRule(
+        False, False, _SERVICE, "other calls of this process held the link: the service was not asked"
+    ),
 }
 
 COUNTING_FAILURES: Final = frozenset(kind for kind, row in FAILURE_RULES.items() if row.counts)
 EVICTING_FAILURES: Final = frozenset(kind for kind, row in FAILURE_RULES.items() if row.evicts)
-CALLER_FAILURES: Final = frozenset(kind for kind, row in FAILURE_RULES.items() if row.blame is Responsible.CALLER)
+CALLER_FAILURES: Final = frozenset(kind for kind, row in FAILURE_RULES.items() if row.responsible is Responsible.CALLER)
 CREDENTIAL_REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
-# G4: the entity is gone, or the credential refused.
 UNUSABLE_FAILURES: Final = CREDENTIAL_REFUSED | {FailureKind.ENTITY_NOT_FOUND}
-# The service says no so, or was never asked. Where it may have taken the messages all the same, `was_refused` tells.
+"""A ping that fails so shows that the primary's entity cannot be used until a person acts (G4)."""
 REFUSED_FAILURES: Final = frozenset(
     {
         FailureKind.DNS,
@@ -121,10 +125,11 @@ REFUSED_FAILURES: Final = frozenset(
         FailureKind.BAD_MESSAGE,
     }
 )
+"""The service answers no, or was not asked. `was_refused` also checks that it was an answer."""
 
 
 def counting_kinds(failover_on: Iterable[str] = ()) -> frozenset[FailureKind]:
-    """S2's first list with `failover_on=`: `kind` is added, `-kind` taken away; ValueError for an unknown one."""
+    """Return the kinds that count towards failover: `kind` is added, `-kind` removed. ValueError if unknown."""
     kinds = set(COUNTING_FAILURES)
     for entry in failover_on:
         kind = FailureKind(entry.removeprefix("-").removeprefix("+"))
@@ -135,49 +140,52 @@ def counting_kinds(failover_on: Iterable[str] = ()) -> frozenset[FailureKind]:
     return frozenset(kinds)
 
 
-# --- what a failure shows --------------------------------------------------------------------------------------------
+# --- evidence --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FailureEvidence:
-    """`names` are those of the exceptions from the outermost to the innermost, each with its parents' after it.
-
-    `cut_off`: `twinbus.connect` says that it ended a link with what was under way on it.
-    """
+    """What an exception and its causes show."""
 
     names: tuple[str, ...]
+    """Class names from the outermost exception to the innermost cause, each followed by those of its base classes."""
     condition: str | None = None
+    """AMQP error condition."""
     status: int | None = None
+    """HTTP-like status, of a refused token or a management request."""
     errno: str | None = None
     text: str = ""
     cut_off: bool = False
+    """`twinbus.connect` ended the link together with the operations that were running on it."""
 
 
 _LONGEST_CHAIN: Final = 16
-# The SDK's own, where nobody said anything: a cause behind it may know more.
-_UNTOLD: Final = "amqp:unknown-error"
-_ROOTS: Final = frozenset({"Exception", "BaseException", "object"})
+# The SDK's condition where the service named none. A cause behind it may have a better one.
+_UNKNOWN_CONDITION: Final = "amqp:unknown-error"
+_ROOT_NAMES: Final = frozenset({"Exception", "BaseException", "object"})
 
 
 def evidence_of(error: BaseException) -> FailureEvidence:
-    """Read from an exception and from what it names as its cause: the SDK's `inner_exception`, AMQP's `inner_error`.
+    """Read an exception and its causes: `inner_exception` of the SDK, `inner_error` of AMQP, and `__cause__`.
 
-    `__context__` is left out: it may be an exception that the caller was handling when it sent.
+    `__context__` is not read: it may be an exception that the caller was handling when the operation started.
     """
     names: list[str] = []
-    condition = number = status = None
+    condition = errno_name = status = None
     cut_off = False
     for link in _chain(error):
-        names += (parent.__name__ for parent in type(link).__mro__ if parent.__name__ not in _ROOTS)
-        told = _text(getattr(link, "_condition", None) or getattr(link, "condition", None))
-        condition = condition or (None if told == _UNTOLD else told)
-        status = status or _number(getattr(link, "status_code", None) or getattr(link, "_status_code", None))
-        number = number or (errno.errorcode.get(link.errno or 0) if isinstance(link, OSError) else None)
+        names += (parent.__name__ for parent in type(link).__mro__ if parent.__name__ not in _ROOT_NAMES)
+        # `_condition` and `_status_code` are private parts of the SDK's ServiceBusError; tests/sdk has a test for them.
+        named = _text(getattr(link, "_condition", None) or getattr(link, "condition", None))
+        condition = condition or (None if named == _UNKNOWN_CONDITION else named)
+        status = status or _integer(getattr(link, "status_code", None) or getattr(link, "_status_code", None))
+        errno_name = errno_name or (errno.errorcode.get(link.errno or 0) if isinstance(link, OSError) else None)
         cut_off = cut_off or getattr(link, "cut_off", False)
-    return FailureEvidence(tuple(names), condition, status, number, str(error), cut_off)
+    return FailureEvidence(tuple(names), condition, status, errno_name, str(error), cut_off)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exception and its causes, breadth first, each once."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < _LONGEST_CHAIN:
         link = waiting.pop(0)
@@ -194,15 +202,15 @@ def _text(value: object) -> str | None:
     return plain.decode("utf-8", "replace") if isinstance(plain, bytes) else str(plain) if plain else None
 
 
-def _number(value: object) -> int | None:
-    # The SDK puts a condition into TokenAuthFailure.status_code when its link broke.
+def _integer(value: object) -> int | None:
+    # The SDK puts a condition into TokenAuthFailure.status_code when the link broke.
     return int(value) if isinstance(value, int) else None
 
 
-# --- what it is called -----------------------------------------------------------------------------------------------
+# --- classification --------------------------------------------------------------------------------------------------
 
-# ValueError and TypeError of the SDK that are no bad argument. The second is all it says when a link to `$management`
-# ends; the last is its own state, gone with the connection.
+# Errors of the SDK that only their text tells apart from a bad argument. The second is all that it reports when a link
+# to `$management` ends. The last comes from its own state, which was lost with the connection.
 TEXTS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("handler has already been shutdown", FailureKind.CLOSED),
     ("Management Operation error occurred", FailureKind.DETACHED),
@@ -210,15 +218,15 @@ TEXTS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("Handler failed: 'NoneType' object", FailureKind.INTERNAL),
 )
 
-# These say more than the condition beside them: the SDK gives an expired token `amqp:internal-error`, and calls a
-# namespace that its gateway does not know `amqp:not-found`, like an entity.
+# These names are more precise than the condition beside them: the SDK gives an expired token `amqp:internal-error`, and
+# an unknown namespace `amqp:not-found`, as it does an entity.
 NAMES_BEFORE_CONDITIONS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("CancelledError", FailureKind.CANCELLED),
     ("NoTurnError", FailureKind.NO_TURN),
     ("TokenExpired", FailureKind.AUTHENTICATION),
     ("ClientAuthenticationError", FailureKind.AUTHENTICATION),
     ("CredentialUnavailableError", FailureKind.AUTHENTICATION),
-    # A sender speaks HTTP to nobody but the issuer of its tokens.
+    # A sender uses HTTP only to request tokens from their issuer.
     ("HttpResponseError", FailureKind.TOKEN_UNAVAILABLE),
     ("ServiceRequestError", FailureKind.TOKEN_UNAVAILABLE),
     ("ServiceResponseError", FailureKind.TOKEN_UNAVAILABLE),
@@ -231,7 +239,7 @@ NAMES_BEFORE_CONDITIONS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("ServiceBusCommunicationError", FailureKind.CONNECTION_LOST),
 )
 
-# A token that was refused names a status instead of a condition.
+# A refused token has a status instead of a condition.
 TOKEN_STATUSES: Final[Mapping[int, FailureKind]] = {
     401: FailureKind.AUTHENTICATION,
     403: FailureKind.UNAUTHORIZED,
@@ -286,7 +294,7 @@ CONDITIONS: Final[Mapping[str, FailureKind]] = {
     Condition.PARTITION_NOT_OWNED: FailureKind.CONNECTION_LOST,
 }
 
-# In this order: a more telling name before the parents it shares with others.
+# The order matters: a precise name comes before the base classes that it shares with others.
 NAMES: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("OperationTimeoutError", FailureKind.TIMEOUT),
     ("ServiceBusServerBusyError", FailureKind.SERVER_BUSY),
@@ -311,7 +319,7 @@ NAMES: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("ValueError", FailureKind.BAD_MESSAGE),
     ("TypeError", FailureKind.BAD_MESSAGE),
     ("error", FailureKind.BAD_MESSAGE),  # struct.error: a number that does not fit its AMQP type
-    # What is left of these came from a service, or from an SDK whose connection broke under it.
+    # The rest came from a service, or from an SDK whose connection broke.
     ("ServiceBusInternalError", FailureKind.INTERNAL),
     ("ServiceBusError", FailureKind.INTERNAL),
     ("AMQPException", FailureKind.INTERNAL),
@@ -325,14 +333,14 @@ def failure_kind(error: BaseException) -> FailureKind:
 
 
 def classify(evidence: FailureEvidence) -> FailureKind:
-    """Total: whatever the evidence, one kind."""
+    """Return the kind of failure. Total: every evidence has a kind, UNKNOWN if no table knows anything of it."""
     for text, kind in TEXTS:
         if text in evidence.text:
             return kind
     if kind_by_name := _first(NAMES_BEFORE_CONDITIONS, evidence.names):
         return kind_by_name
     if "AuthenticationException" in evidence.names:
-        # Refused with a status, or `$cbs` broke before it could say one.
+        # Without a known status `$cbs` broke before it answered.
         return TOKEN_STATUSES.get(evidence.status or 0, FailureKind.CBS)
     if kind_by_condition := CONDITIONS.get(evidence.condition or ""):
         return kind_by_condition
@@ -341,17 +349,18 @@ def classify(evidence: FailureEvidence) -> FailureKind:
     return _first(NAMES, evidence.names) or FailureKind.UNKNOWN
 
 
-# What ends a link, a session or a connection, or fails to prolong the right to them, answers nothing that was asked on
-# them.
+# An exception with one of these names ended a link, a session or a connection, or failed to renew the right to use it.
+# It is no answer to an operation that was running there.
 _NO_ANSWERS: Final = frozenset(
     {"AMQPLinkError", "AMQPSessionError", "AMQPConnectionError", "AuthenticationException"}
 ).union(name for name, _ in NAMES_BEFORE_CONDITIONS)
 
 
 def was_refused(error: BaseException) -> bool:
-    """Of an operation that began on an open link: it was answered with no, or cannot have left.
+    """Return whether an operation that began on an open link certainly did not happen.
 
-    Of one that failed otherwise nobody knows whether the service carried it out, whatever the condition says.
+    True if the service answered no, or the operation cannot have left this process. After any other failure nobody
+    knows whether the service carried it out, whatever the condition says.
     """
     evidence = evidence_of(error)
     unanswered = evidence.cut_off or not _NO_ANSWERS.isdisjoint(evidence.names)

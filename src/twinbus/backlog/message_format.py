@@ -1,6 +1,18 @@
-"""What a diverted message carries instead of its own properties, and back again (S7, Y3).
+"""The format of a message in the backlog: how its own properties become aliases, and back (S7, Y3).
 
-Plain data on both ways: which fields of which SDK these are, and the body, do not come in here.
+A backlog queue must not interpret some properties of a diverted message: a session would need a session queue, a
+scheduled time would delay it, and the time to live would run out there. So diverting clears these properties and keeps
+their values in application properties, the aliases:
+
+    session id                x-ms-sessionid
+    time to live              x-ms-timetolive                in ticks of 100 ns
+    scheduled enqueue time    x-ms-scheduledenqueuetimeutc   a timestamp
+    destination               x-ms-path                      always
+    compressed body           x-twinbus-packed               the algorithm; our own addition (S9)
+
+The names are those of the .NET client's paired namespaces, so either client reads what the other wrote.
+
+Both directions work on plain data. Which fields of which SDK these are, and the body, do not matter here.
 """
 
 from __future__ import annotations
@@ -11,13 +23,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from twinbus.errors import CallerError, OperatorError
-from twinbus.values import Char, Described, Long, Symbol, Timestamp
+from twinbus.values import TICKS_PER_MILLISECOND, Char, Described, Long, Symbol, Timestamp
 
 PATH_PROPERTY: Final = "x-ms-path"
 SESSION_ID_PROPERTY: Final = "x-ms-sessionid"
 TIME_TO_LIVE_PROPERTY: Final = "x-ms-timetolive"
 SCHEDULED_TIME_PROPERTY: Final = "x-ms-scheduledenqueuetimeutc"
-# Ours: the body was packed to fit (S9); the value names the packing.
 COMPRESSION_PROPERTY: Final = "x-twinbus-packed"
 RESERVED_PROPERTIES: Final = (
     PATH_PROPERTY,
@@ -27,8 +38,7 @@ RESERVED_PROPERTIES: Final = (
     COMPRESSION_PROPERTY,
 )
 
-TICKS_PER_MILLISECOND: Final = 10_000
-TIMESPAN: Final = "com.microsoft:timespan"
+_TIMESPAN: Final = "com.microsoft:timespan"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 PropertyName = str | bytes
@@ -36,9 +46,9 @@ PropertyName = str | bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFields:
-    """What diverting touches of a message. None is "not set".
+    """The fields of a message that diverting may change. None means not set.
 
-    `time_to_live` is in milliseconds, as in the AMQP header; the two instants are milliseconds since the epoch, UTC.
+    `time_to_live` is in milliseconds, as in the AMQP header. The two times are milliseconds since the epoch, UTC.
     """
 
     session_id: str | None = None
@@ -49,7 +59,7 @@ class MessageFields:
 
 
 class AliasInUseError(CallerError, ValueError):
-    """The message already uses names that diverting needs (S7)."""
+    """The message already uses application properties that diverting needs (S7)."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(
@@ -67,15 +77,17 @@ class AliasError(OperatorError):
 
 
 class RestoredMessage(NamedTuple):
-    """A message of the backlog as it was meant, where it was meant to go, and how its body is packed."""
+    """A message of the backlog as its sender meant it."""
 
     path: str
+    """The destination."""
     message: MessageFields
-    packed: str | None
+    compression: str | None
+    """Algorithm of a compressed body."""
 
 
-def divert(message: MessageFields, path: str, packed: str | None = None) -> MessageFields:
-    """The copy for the backlog: the caller's own is not altered. AliasInUseError if it uses one of the names."""
+def divert(message: MessageFields, path: str, compression: str | None = None) -> MessageFields:
+    """Return the fields of the copy for the backlog. AliasInUseError if the message uses a reserved property."""
     properties = message.application_properties
     if taken := [name for name in RESERVED_PROPERTIES if name in properties or name.encode() in properties]:
         raise AliasInUseError(taken)
@@ -86,19 +98,19 @@ def divert(message: MessageFields, path: str, packed: str | None = None) -> Mess
         aliases[TIME_TO_LIVE_PROPERTY] = Long(message.time_to_live * TICKS_PER_MILLISECOND)
     if message.scheduled_enqueue_time is not None:
         aliases[SCHEDULED_TIME_PROPERTY] = Timestamp(message.scheduled_enqueue_time)
-    if packed is not None:
-        aliases[COMPRESSION_PROPERTY] = packed
+    if compression is not None:
+        aliases[COMPRESSION_PROPERTY] = compression
     return MessageFields(
-        # Cleared with the time to live; one that stands alone is a property like any other.
+        # The expiry belongs to the time to live and is cleared with it. Alone it is a property like any other.
         absolute_expiry_time=message.absolute_expiry_time if message.time_to_live is None else None,
         application_properties={**properties, **aliases},
     )
 
 
 def restore(message: MessageFields) -> RestoredMessage:
-    """The way back. AliasError where the path is missing or an alias is of a wrong type (Y6).
+    """Undo `divert`. AliasError if the path is missing or an alias has a wrong type (Y6).
 
-    Values are read as AMQP types: a transport whose strings or timestamps come as something else translates first.
+    Values must have AMQP types. A transport that reads strings or timestamps as something else translates them first.
     """
     aliases: dict[str, object] = {}
     properties: dict[PropertyName, object] = {}
@@ -133,7 +145,7 @@ def _string(aliases: Mapping[str, object], name: str, unset: str | None) -> str 
         return unset
     value = aliases[name]
     if not isinstance(value, str) or isinstance(value, Symbol | Char):
-        raise _wrong(name, value, "a string")
+        raise _wrong_type(name, value, "a string")
     return value
 
 
@@ -141,10 +153,10 @@ def _milliseconds(aliases: Mapping[str, object], unset: int | None) -> int | Non
     if TIME_TO_LIVE_PROPERTY not in aliases:
         return unset
     value = aliases[TIME_TO_LIVE_PROPERTY]
-    ticks = value.value if isinstance(value, Described) and value.descriptor == TIMESPAN else value
+    ticks = value.value if isinstance(value, Described) and value.descriptor == _TIMESPAN else value
     if not isinstance(ticks, int) or type(ticks) not in (int, Long) or ticks < 0:
-        raise _wrong(TIME_TO_LIVE_PROPERTY, value, "a span in ticks: a long, or com.microsoft:timespan")
-    # Rounded up: a message never lives shorter than it was given.
+        raise _wrong_type(TIME_TO_LIVE_PROPERTY, value, "a span in ticks: a long, or com.microsoft:timespan")
+    # Rounded up, so that a message never expires too early.
     return -(-int(ticks) // TICKS_PER_MILLISECOND)
 
 
@@ -156,8 +168,8 @@ def _instant(aliases: Mapping[str, object], unset: int | None) -> int | None:
         return int(value)
     if isinstance(value, datetime) and value.tzinfo is not None:
         return (value - _EPOCH) // timedelta(milliseconds=1)
-    raise _wrong(SCHEDULED_TIME_PROPERTY, value, "a timestamp")
+    raise _wrong_type(SCHEDULED_TIME_PROPERTY, value, "a timestamp")
 
 
-def _wrong(name: str, value: object, wanted: str) -> AliasError:
+def _wrong_type(name: str, value: object, wanted: str) -> AliasError:
     return AliasError(name, f"is {value!r}, not {wanted}")

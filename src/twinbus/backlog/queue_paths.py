@@ -1,4 +1,8 @@
-"""Where a pair's backlog queues are, and whether two endpoints are one (P3, P4). Nothing is looked up here."""
+"""Paths of backlog queues, and namespace endpoints in one spelling (P3, P4).
+
+The secondary holds `<primary name>/x-servicebus-transfer/<index>` for each backlog queue. The primary's name is the
+first label of its host name, so every client of the same primary finds the same queues without talking to anybody.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +14,39 @@ from typing import Final
 
 PRIMARY_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 TRANSFER_SEGMENT: Final = "x-servicebus-transfer"
-LOOPBACK: Final = "localhost"
+_LOOPBACK: Final = "localhost"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Host and port of a namespace, in one spelling of each: `Endpoint.of("127.0.0.1", 5672)` is localhost's."""
+    """Host and port of a namespace. Two endpoints made by `of` are equal if they name the same place (P3)."""
 
     host: str
     port: int
 
     @classmethod
     def of(cls, host: str, port: int) -> Endpoint:
+        """Return the endpoint with the host in its one spelling: lower case, no trailing dot, `localhost`."""
         plain = host.strip().strip("[]").rstrip(".").lower()
-        address = _address(plain)
+        address = _ip_address(plain)
         if address is None:
             return cls(plain, port)
-        return cls(LOOPBACK if address.is_loopback else str(address), port)
-
-
-def same_endpoint(one: Endpoint, other: Endpoint) -> bool:
-    """P3: a namespace cannot be its own secondary."""
-    return one == other
+        return cls(_LOOPBACK if address.is_loopback else str(address), port)
 
 
 def primary_name(primary: Endpoint) -> str:
-    """`contoso` of contoso.servicebus.windows.net; an address or localhost has no label: host and port."""
-    if primary.host == LOOPBACK or _address(primary.host) is not None:
-        # A colon is no character of an entity's path.
+    """Return the first part of the backlog queues' paths: `contoso` for contoso.servicebus.windows.net (P4).
+
+    An IP address or localhost has no label. Its name is host and port.
+    """
+    if primary.host == _LOOPBACK or _ip_address(primary.host) is not None:
+        # A colon is not allowed in a path.
         return f"{primary.host.replace(':', '-')}-{primary.port}"
     return primary.host.partition(".")[0]
 
 
 def backlog_queue_path(name: str, index: int) -> str:
+    """Return the path of the backlog queue with this index, for the primary with this name."""
     return f"{name}/{TRANSFER_SEGMENT}/{index}"
 
 
@@ -51,7 +55,7 @@ def backlog_queue_paths(name: str, count: int) -> tuple[str, ...]:
 
 
 def backlog_queue_index(name: str, path: str) -> int | None:
-    """Which backlog queue of this primary a path is, if it is one. Paths are case-insensitive."""
+    """Return the index of a backlog queue of this primary, or None for any other path. Paths ignore case."""
     start = backlog_queue_path(name, 0)[:-1].lower()
     number = path.strip("/").lower()
     if not number.startswith(start):
@@ -61,12 +65,12 @@ def backlog_queue_index(name: str, path: str) -> int | None:
 
 
 def extra_backlog_queues(name: str, count: int, paths: Iterable[str]) -> list[str]:
-    """P6: those with an index of `count` or more, in the order of their indices."""
+    """Return those of the paths that are backlog queues with an index of `count` or more, by index (P6)."""
     found = [(index, path) for path in paths if (index := backlog_queue_index(name, path)) is not None]
     return [path for index, path in sorted(found) if index >= count]
 
 
-def _address(host: str) -> IPv4Address | IPv6Address | None:
+def _ip_address(host: str) -> IPv4Address | IPv6Address | None:
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

@@ -80,9 +80,7 @@ def backlog_name(primary: str, given: str | None) -> str:
 
 def require_two_namespaces(primary: str, secondary: str) -> None:
     """Raise if both connection strings are of the same namespace (P3)."""
-    from twinbus.backlog import same_endpoint  # noqa: PLC0415 - other verbs start without it
-
-    if same_endpoint(endpoint("primary", primary), endpoint("secondary", secondary)):
+    if endpoint("primary", primary) == endpoint("secondary", secondary):
         raise OperatorError("--primary and --secondary are the same namespace", "Give two different namespaces.")
 
 

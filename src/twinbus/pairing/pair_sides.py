@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from twinbus.backlog import Endpoint, same_endpoint
+from twinbus.backlog import Endpoint
 from twinbus.errors import CallerError, OperatorError
 
 T = TypeVar("T")
@@ -180,7 +180,7 @@ _registering = threading.Lock()
 
 def register(primary: Endpoint, secondary: Endpoint) -> None:
     """PairingRefusedError where P3 forbids it."""
-    if same_endpoint(primary, secondary):
+    if primary == secondary:
         raise PairingRefusedError(f"{_name(primary)} cannot be its own secondary")
     with _registering:
         if any(primary == paired for paired, _ in _registry):

@@ -128,7 +128,7 @@ def _translate(sections: Sections, now: int, ttl: TimeToLive) -> TranslatedMessa
     )
     annotations, enqueued = _annotations(sections, meant.message.scheduled_enqueue_time)
     lifetime = _lifetime(meant.path, meant.message, enqueued, now, ttl)
-    body = None if meant.packed is None else _unpacked(sections, meant.packed)
+    body = None if meant.compression is None else _unpacked(sections, meant.compression)
     return TranslatedMessage(
         meant.path,
         _composed(
