@@ -1,10 +1,10 @@
-"""The queues and the topic that the load is for, as the server is configured with them and as the books know them."""
+"""The queues and the topic that the load is for, as the server is configured with them and as the oracle know them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.crash.books import Books
+from tests.crash.oracle import Oracle
 
 PLAIN, DELETED, SCHEDULED, SESSIONS, UNIQUE, TOPIC = "plain", "deleted", "scheduled", "sessions", "unique", "topic"
 COMPLETING, DELETING, BURYING = (f"{TOPIC}/Subscriptions/{name}" for name in ("completing", "deleting", "burying"))
@@ -46,7 +46,7 @@ CONFIG = {
 }
 
 
-def new_books() -> Books:
+def new_oracle() -> Oracle:
     routes: dict[str, Sequence[str]] = {name: (name,) for name in (PLAIN, DELETED, SCHEDULED, SESSIONS, UNIQUE)}
     routes[TOPIC] = (COMPLETING, DELETING, BURYING)
-    return Books(routes, deletes=(DELETED, DELETING), detects_duplicates=(UNIQUE,))
+    return Oracle(routes, deletes=(DELETED, DELETING), detects_duplicates=(UNIQUE,))

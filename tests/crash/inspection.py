@@ -1,6 +1,6 @@
 """What a namespace holds while nobody uses it: every message by peeking, its figures, its sessions, its file.
 
-Whether that is right is decided by the books.
+Whether that is right is decided by the oracle.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 import apsw
 from defusedxml import ElementTree  # type: ignore[import-untyped]  # it ships no types
 
-from tests.crash.books import Account, Books, Sighting, Where
 from tests.crash.entities import SESSIONS, TOPIC
 from tests.crash.load import TIMEOUT, settlement, sighting
+from tests.crash.oracle import EntityOracle, ObservedMessage, Oracle, Where
 from twinbus.connect import (
     ConnectionString,
     MessageState,
@@ -38,27 +38,27 @@ _COUNTS = "{http://schemas.microsoft.com/netservices/2011/06/servicebus}"
 _ATOM = "{http://www.w3.org/2005/Atom}"
 
 
-async def inspect(books: Books, connection_string: str) -> None:
+async def inspect(oracle: Oracle, connection_string: str) -> None:
     """Everything, after a restart and before the next load."""
     async with connect(connection_string, timeout=TIMEOUT) as bus:
-        seen = {name: await _peek_all(bus, name) for name in books.accounts}
-        for name, account in books.accounts.items():
+        seen = {name: await _peek_all(bus, name) for name in oracle.accounts}
+        for name, account in oracle.accounts.items():
             account.found(seen[name])
             account.check_numbers()
-        books.check_wholes()
+        oracle.check_wholes()
         counts = _counts(connection_string)
-        for name, account in books.accounts.items():
+        for name, account in oracle.accounts.items():
             account.counted(counts[name.lower()], seen[name])
-        sessions = books.accounts[SESSIONS]
+        sessions = oracle.accounts[SESSIONS]
         for session in list(sessions.states):
             async with await bus.receiver(SESSIONS, session=session, prefetch=0) as receiver:
                 sessions.state_certain(session, await receiver.get_session_state())
 
 
-async def drain(books: Books, connection_string: str) -> None:
-    """Receive all that is left, wherever it is; it has to be what the books say."""
+async def drain(oracle: Oracle, connection_string: str) -> None:
+    """Receive all that is left, wherever it is; it has to be what the oracle say."""
     async with connect(connection_string, timeout=TIMEOUT) as bus:
-        for account in books.accounts.values():
+        for account in oracle.accounts.values():
             sessions: list[str | None] = [*account.states]
             for session in sessions or [None]:
                 async with await bus.receiver(account.name, session=session) as receiver:
@@ -69,19 +69,19 @@ async def drain(books: Books, connection_string: str) -> None:
                     await _complete(account, receiver, await receiver.receive(100, DRAIN_SECONDS), Where.DEAD)
 
 
-async def _drain_active(account: Account, receiver: Receiver) -> None:
+async def _drain_active(account: EntityOracle, receiver: Receiver) -> None:
     while _left(account, receiver.session_id, Where.ACTIVE, Where.SCHEDULED):
         messages = await receiver.receive(100, DRAIN_SECONDS)
         await _complete(account, receiver, messages, Where.ACTIVE)
 
 
-async def _drain_deferred(account: Account, receiver: Receiver) -> None:
+async def _drain_deferred(account: EntityOracle, receiver: Receiver) -> None:
     numbers = [account.open[id].numbers[False] for id in _left(account, receiver.session_id, Where.DEFERRED)]
     if numbers:
         await _complete(account, receiver, await receiver.receive_deferred(numbers), Where.DEFERRED)
 
 
-def _left(account: Account, session: str | None, *places: Where) -> list[str]:
+def _left(account: EntityOracle, session: str | None, *places: Where) -> list[str]:
     return [
         entry.id
         for entry in account.open.values()
@@ -89,7 +89,9 @@ def _left(account: Account, session: str | None, *places: Where) -> list[str]:
     ]
 
 
-async def _complete(account: Account, receiver: Receiver, messages: Sequence[ReceivedMessage], where: Where) -> None:
+async def _complete(
+    account: EntityOracle, receiver: Receiver, messages: Sequence[ReceivedMessage], where: Where
+) -> None:
     assert messages, f"{account.name}: {_left(account, receiver.session_id, *Where)} never came"
     for message in messages:
         account.sighted(sighting(message, where))
@@ -97,8 +99,8 @@ async def _complete(account: Account, receiver: Receiver, messages: Sequence[Rec
         await receiver.complete(messages)
 
 
-async def _peek_all(bus: ServiceBusConnection, name: str) -> list[Sighting]:
-    seen: list[Sighting] = []
+async def _peek_all(bus: ServiceBusConnection, name: str) -> list[ObservedMessage]:
+    seen: list[ObservedMessage] = []
     for address in (name, f"{name}/$DeadLetterQueue"):
         node, start = bus.management(name, address=address), 0
         while messages := await node.peek(start, _PAGE):

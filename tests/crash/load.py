@@ -1,6 +1,6 @@
-"""The load of one life of the server: everything at once, each step in the books, until the connections break.
+"""The load of one life of the server: everything at once, each step in the oracle, until the connections break.
 
-What has to be true is said in `books`; when the server dies, in `test_kill`.
+What has to be true is said in `oracle`; when the server dies, in `test_kill`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from itertools import count
 from random import Random
 
-from tests.crash.books import Account, Books, Entry, Sent, Sighting, Where
 from tests.crash.entities import (
     BURYING,
     COMPLETING,
@@ -25,6 +24,7 @@ from tests.crash.entities import (
     TOPIC,
     UNIQUE,
 )
+from tests.crash.oracle import EntityOracle, ExpectedMessage, ObservedMessage, Oracle, Sent, Where
 from twinbus.connect import (
     NEXT_AVAILABLE,
     RECEIVE_AND_DELETE,
@@ -52,9 +52,9 @@ def now_ms() -> int:
     return round(datetime.now(UTC).timestamp() * 1000)
 
 
-def sighting(message: ReceivedMessage, where: Where) -> Sighting:
+def sighting(message: ReceivedMessage, where: Where) -> ObservedMessage:
     enqueued = message.enqueued_time
-    return Sighting(
+    return ObservedMessage(
         str(message.message_id),
         message.sequence_number or 0,
         where,
@@ -65,8 +65,8 @@ def sighting(message: ReceivedMessage, where: Where) -> Sighting:
 
 
 @contextmanager
-def settlement(account: Account, messages: Sequence[ReceivedMessage], where: Where) -> Iterator[None]:
-    """What leaves is in the books before, and what came of it after."""
+def settlement(account: EntityOracle, messages: Sequence[ReceivedMessage], where: Where) -> Iterator[None]:
+    """What leaves is in the oracle before, and what came of it after."""
     ids = [str(message.message_id) for message in messages]
     account.asked(ids, where)
     failed = set(ids)
@@ -82,26 +82,28 @@ def settlement(account: Account, messages: Sequence[ReceivedMessage], where: Whe
 
 
 @contextmanager
-def sending(books: Books, sent: Sent) -> Iterator[list[int]]:
+def sending(oracle: Oracle, sent: Sent) -> Iterator[list[int]]:
     """The numbers of a schedule are put into the list."""
     numbers: list[int] = []
     try:
         yield numbers
     except BaseException:
-        books.send_unanswered(sent)
+        oracle.send_unanswered(sent)
         raise
-    books.send_confirmed(sent, numbers)
+    oracle.send_confirmed(sent, numbers)
 
 
 class Load:
     """All tasks of one life. `begun` is set after some acknowledgements; `broken` has what no kill explains."""
 
-    def __init__(self, books: Books, connection_string: str, life: int, seed: str, unsure: dict[str, Message]) -> None:
-        """`unsure` are the messages of the duplicate-detecting queue that were never acknowledged, of all lives."""
+    def __init__(
+        self, oracle: Oracle, connection_string: str, life: int, seed: str, unsure: dict[str, Message]
+    ) -> None:
+        """`unsure` are the messages of the duplicate-detecting queue that were never acknowledged, of all server."""
         self.begun = asyncio.Event()
         self.is_dying = False
         self.broken: list[str] = []
-        self._books = books
+        self._oracle = oracle
         self._connection_string = connection_string
         self._seed = seed
         self._unsure = unsure
@@ -155,10 +157,10 @@ class Load:
     async def _room(self, bus: ServiceBusConnection, entity: str, rng: Random) -> bool:
         """A pause between two steps; whether the entity is not full already. Who lost the server is to notice it."""
         await asyncio.sleep(rng.random() * 0.004)
-        return self._books.depth(entity) <= DEEPEST or not bus.is_connected
+        return self._oracle.depth(entity) <= DEEPEST or not bus.is_connected
 
     def _sent(self, entity: str, messages: Sequence[Message], due: int | None = None) -> Sent:
-        return self._books.send_asked(entity, [(str(m.message_id), m.body, m.session_id) for m in messages], due)
+        return self._oracle.send_asked(entity, [(str(m.message_id), m.body, m.session_id) for m in messages], due)
 
     def _count(self) -> None:
         self._acknowledged += 1
@@ -166,7 +168,7 @@ class Load:
             self.begun.set()
 
     async def _settle(
-        self, receiver: Receiver, account: Account, messages: Sequence[ReceivedMessage], fate: str
+        self, receiver: Receiver, account: EntityOracle, messages: Sequence[ReceivedMessage], fate: str
     ) -> None:
         if not messages:
             return
@@ -188,7 +190,7 @@ class Load:
         self._count()
 
     async def _receive(
-        self, receiver: Receiver, account: Account, rng: Random, hold: int = 0, wait: float = 1.0
+        self, receiver: Receiver, account: EntityOracle, rng: Random, hold: int = 0, wait: float = 1.0
     ) -> list[ReceivedMessage]:
         messages = await receiver.receive(rng.randint(1, 12), wait)
         for message in messages:
@@ -201,12 +203,12 @@ class Load:
             if not await self._room(bus, entity, rng):
                 continue
             messages = [self._new(entity, rng) for _ in range(rng.choice((1, 1, rng.randint(2, largest))))]
-            with sending(self._books, self._sent(entity, messages)):
+            with sending(self._oracle, self._sent(entity, messages)):
                 await sender.send(messages)
             self._count()
 
     async def _receive_forever(self, bus: ServiceBusConnection, name: str, rng: Random, fates: Sequence[str]) -> None:
-        account = self._books.accounts[name]
+        account = self._oracle.accounts[name]
         receiver = await bus.receiver(name, prefetch=rng.choice((0, 5, 50)))
         while True:
             messages = await self._receive(receiver, account, rng)
@@ -215,7 +217,7 @@ class Load:
             await self._settle(receiver, account, messages[cut:], rng.choice(fates))
 
     async def _delete_forever(self, bus: ServiceBusConnection, name: str, rng: Random) -> None:
-        account = self._books.accounts[name]
+        account = self._oracle.accounts[name]
         receiver = await bus.receiver(name, mode=RECEIVE_AND_DELETE)
         while True:
             await asyncio.sleep(rng.random() * 0.01)
@@ -240,19 +242,19 @@ class Load:
 
     async def _receive_put_aside(self, bus: ServiceBusConnection, rng: Random) -> None:
         """Deferred messages by their numbers, and those of the dead-letter queues."""
-        plain = self._books.accounts[PLAIN]
+        plain = self._oracle.accounts[PLAIN]
         receiver = await bus.receiver(PLAIN, prefetch=0)
         dead = {name: await bus.receiver(name, prefetch=0, dead_letter=True) for name in (PLAIN, SESSIONS, BURYING)}
         while True:
             await self._receive_deferred(receiver, plain, rng)
             for name, one in dead.items():
-                account = self._books.accounts[name]
+                account = self._oracle.accounts[name]
                 messages = await one.receive(rng.randint(1, 8), 0.005)
                 for message in messages:
                     account.sighted(sighting(message, Where.DEAD))
                 await self._settle(one, account, messages, "complete")
 
-    async def _receive_deferred(self, receiver: Receiver, account: Account, rng: Random) -> None:
+    async def _receive_deferred(self, receiver: Receiver, account: EntityOracle, rng: Random) -> None:
         """Nobody else receives deferred ones of this queue, or of this session: what is known is there."""
         deferred = [
             entry.numbers[False]
@@ -272,21 +274,21 @@ class Load:
         await self._delete_forever(bus, DELETED, rng)
 
     async def _schedule(self, bus: ServiceBusConnection, rng: Random) -> None:
-        account = self._books.accounts[SCHEDULED]
+        account = self._oracle.accounts[SCHEDULED]
         sender = await bus.sender(SCHEDULED)
         while True:
             if not await self._room(bus, SCHEDULED, rng):
                 continue
             due = now_ms() + rng.randint(20, LATEST_DUE_MS)
             messages = [self._new(SCHEDULED, rng) for _ in range(rng.randint(1, 4))]
-            with sending(self._books, self._sent(SCHEDULED, messages, due)) as numbers:
+            with sending(self._oracle, self._sent(SCHEDULED, messages, due)) as numbers:
                 numbers.extend(await sender.schedule(messages, datetime.fromtimestamp(due / 1000, UTC)))
             self._count()
             waiting = [entry for entry in account.open.values() if entry.known == {Where.SCHEDULED}]
             if waiting and rng.random() < 0.4:
                 await self._cancel(sender, account, rng.choice(waiting))
 
-    async def _cancel(self, sender: Sender, account: Account, entry: Entry) -> None:
+    async def _cancel(self, sender: Sender, account: EntityOracle, entry: ExpectedMessage) -> None:
         account.asked([entry.id], Where.NOWHERE)
         try:
             await sender.cancel_scheduled([entry.numbers[True]])
@@ -297,7 +299,7 @@ class Load:
             raise
         else:
             account.confirmed([entry.id], Where.NOWHERE)
-            self._books.figures["cancelled"] += 1
+            self._oracle.figures["cancelled"] += 1
             self._count()
 
     async def _receive_scheduled(self, bus: ServiceBusConnection, rng: Random) -> None:
@@ -314,9 +316,9 @@ class Load:
             for known in (list(self._unsure.values()), acknowledged[-20:]):
                 if known and rng.random() < 0.5:
                     messages.append(rng.choice(known))
-                    self._books.figures["ids sent again"] += 1
+                    self._oracle.figures["ids sent again"] += 1
             self._unsure |= {str(message.message_id): message for message in messages}
-            with sending(self._books, self._sent(UNIQUE, messages)):
+            with sending(self._oracle, self._sent(UNIQUE, messages)):
                 await sender.send(messages)
             for message in messages:
                 self._unsure.pop(str(message.message_id), None)
@@ -356,7 +358,7 @@ class Load:
                 continue
             size = rng.choice((1, 1, 6))
             messages = [self._new(SESSIONS, rng, rng.choice(sessions)) for _ in range(size)]
-            with sending(self._books, self._sent(SESSIONS, messages)):
+            with sending(self._oracle, self._sent(SESSIONS, messages)):
                 await sender.send(messages)
             self._count()
 
@@ -370,7 +372,7 @@ class Load:
             await receiver.close()
 
     async def _hold(self, receiver: Receiver, rng: Random) -> None:
-        account, hold = self._books.accounts[SESSIONS], next(self._holds)
+        account, hold = self._oracle.accounts[SESSIONS], next(self._holds)
         session = receiver.session_id or ""
         account.state_certain(session, await receiver.get_session_state())
         fates = ("complete", "complete", "complete", "abandon", "defer", "dead-letter")
@@ -382,6 +384,6 @@ class Load:
                 account.state_asked(session, state)
                 await receiver.set_session_state(state)
                 account.state_certain(session, state)
-                self._books.figures["states set"] += 1
+                self._oracle.figures["states set"] += 1
                 self._count()
             await self._receive_deferred(receiver, account, rng)

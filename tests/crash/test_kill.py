@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.lives import Lives
+from tests.crash.killed_server import KilledServer
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -38,17 +38,17 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_again(
     crash_seed: int, kills: int, tmp_path: Path
 ) -> None:
     print(f"again with: pytest tests/crash --crash-seed {crash_seed}")
-    async with Lives(crash_seed, tmp_path) as lives:
+    async with KilledServer(crash_seed, tmp_path) as server:
         for life in range(kills):
-            await lives.live(life)
-        await lives.end()
-    told = lives.figures + lives.books.figures
+            await server.live(life)
+        await server.end()
+    told = server.figures + server.oracle.figures
     print(dict(sorted(told.items())))
     assert told["kills"] == kills
     if kills >= FEWEST_FOR_FIGURES:
         # The kills came while everything was under way.
         assert [figure for figure in DONE if not told[figure]] == []
-        assert [name for name in lives.books.accounts if told[f"sends to {name} acknowledged"] <= kills] == []
+        assert [name for name in server.oracle.accounts if told[f"sends to {name} acknowledged"] <= kills] == []
         assert told["crashes at an operation"] > 0
         assert told["copies that share a body"] > 0
 
@@ -56,18 +56,18 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_again(
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 async def test_a_store_that_falls_back_to_an_earlier_instant_is_found_out(tmp_path: Path) -> None:
-    async with Lives(WITH_A_LONG_LAST_LIFE, tmp_path) as lives:
-        await lives.live(0)
-        await lives.until_killed(1)
-        shutil.copytree(lives.data, tmp_path / "earlier")
-        await lives.start(1)
-        await lives.look("life 1")
-        await lives.until_killed(2)
-        shutil.rmtree(lives.data)
-        shutil.copytree(tmp_path / "earlier", lives.data)
-        await lives.start(2)
+    async with KilledServer(WITH_A_LONG_LAST_LIFE, tmp_path) as server:
+        await server.live(0)
+        await server.until_killed(1)
+        shutil.copytree(server.data, tmp_path / "earlier")
+        await server.start(1)
+        await server.look("life 1")
+        await server.until_killed(2)
+        shutil.rmtree(server.data)
+        shutil.copytree(tmp_path / "earlier", server.data)
+        await server.start(2)
         with pytest.raises(AssertionError, match="wrong"):
-            await lives.look("life 2")
-    wrong = lives.books.wrong
+            await server.look("life 2")
+    wrong = server.oracle.wrong
     assert any("is lost" in line for line in wrong)
     assert any("has to be nowhere, and is active" in line for line in wrong)

@@ -8,7 +8,7 @@ import apsw
 import pytest
 
 from tests.crash.power_loss import Disk, Loss
-from tests.namespace.store.model import Engine, Model, assert_shows
+from tests.namespace.store.store_model import Engine, Model, assert_shows
 from tests.tiers import budget
 from twinbus.namespace.engine.storage_protocol import OpenedStore
 from twinbus.namespace.store import SqliteStore, StoreError
@@ -98,7 +98,7 @@ class Machine:
 
 
 def survived(seed: int, folder: Path, loss: Loss, *, syncs: bool = True) -> Counter[str]:
-    """All lives of one machine; raises where something was lost."""
+    """All server of one machine; raises where something was lost."""
     folder = folder / str(seed)
     folder.mkdir()
     machine = Machine(seed, folder, syncs=syncs)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.namespace.store.building import Home, counters, entity
+from tests.namespace.store.sample_writes import Home, counters, entity
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -8,8 +8,18 @@ from pathlib import Path
 import apsw
 import pytest
 
-from tests.namespace.store.building import everything
-from tests.namespace.store.older import FIRST, LAYOUTS, OTHER_TOPIC, OWN, QUEUE, SECOND, SHARED, TOPIC, older_store
+from tests.namespace.store.older_layouts import (
+    FIRST,
+    LAYOUTS,
+    OTHER_TOPIC,
+    OWN,
+    QUEUE,
+    SECOND,
+    SHARED,
+    TOPIC,
+    older_store,
+)
+from tests.namespace.store.sample_writes import everything
 from twinbus.namespace.engine.registry import EntityRegistry
 from twinbus.namespace.engine.storage_protocol import (
     COPY_BYTES,

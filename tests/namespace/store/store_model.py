@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from tests.namespace.store.building import everything, row
+from tests.namespace.store.sample_writes import everything, row
 from twinbus.namespace.engine.storage_protocol import (
     DropEntity,
     DropRow,

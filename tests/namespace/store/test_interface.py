@@ -2,17 +2,7 @@
 
 import pytest
 
-from tests.namespace.store.building import (
-    ALL_LANES,
-    Home,
-    counters,
-    entity,
-    everything,
-    move,
-    next_seqs,
-    put,
-    row,
-)
+from tests.namespace.store.sample_writes import ALL_LANES, Home, counters, entity, everything, move, next_seqs, put, row
 from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
     DropEntity,

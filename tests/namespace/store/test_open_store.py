@@ -11,8 +11,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from tests.namespace.store.building import counters, entity, everything, next_seqs, put, row
-from tests.namespace.store.failing import FailingDisk, failing_disk
+from tests.namespace.store.failing_disk import FailingDisk, failing_disk
+from tests.namespace.store.sample_writes import counters, entity, everything, next_seqs, put, row
 from twinbus.errors import OperatorError
 from twinbus.namespace.engine.storage_protocol import DropRow, NextRows, QueueLane
 from twinbus.namespace.store import open_store

@@ -62,7 +62,7 @@ CONFIG = {
 
 
 class Together:
-    """What was asked and answered over all lives."""
+    """What was asked and answered over all server."""
 
     def __init__(self) -> None:
         self.forwarded: dict[str, bool] = {}
@@ -77,8 +77,8 @@ class Together:
 
     async def send_forever(self, connection_string: str, life: int, rng: Random) -> None:
         async with connect(connection_string, timeout=TIMEOUT) as bus:
-            books = {"entry": self.forwarded, "in": self.put_in, "twice": self.doubled, "broken": self.broken}
-            senders = [(await bus.sender(name), book, 2 if name == "twice" else 1) for name, book in books.items()]
+            oracle = {"entry": self.forwarded, "in": self.put_in, "twice": self.doubled, "broken": self.broken}
+            senders = [(await bus.sender(name), book, 2 if name == "twice" else 1) for name, book in oracle.items()]
             for number in range(100_000):
                 names = [f"{life}-{number}-{index}" for index in range(rng.choice((1, 1, 7)))]
                 for sender, book, times in senders:

@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from tests.namespace.store.building import counters, entity, next_seqs, put
+from tests.namespace.store.sample_writes import counters, entity, next_seqs, put
 from twinbus.namespace.engine.storage_protocol import (
     DropEntity,
     DropRow,

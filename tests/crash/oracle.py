@@ -1,4 +1,4 @@
-"""The books of one run: what was asked, what was confirmed and what was seen, and whatever contradicts (`wrong`).
+"""The oracle of one run: what was asked, what was confirmed and what was seen, and whatever contradicts (`wrong`).
 
 A message has an entry in the account of every queue or subscription it was sent to; the entry says where the message
 may be by all that is known. Neither client nor server nor clock comes in here: time is the order of the entries made.
@@ -22,7 +22,7 @@ class Where(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class ObservedMessage:
     """One message as a receiver or a peek saw it. `enqueued` is in ms since the epoch."""
 
     id: str
@@ -34,7 +34,7 @@ class Sighting:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ExpectedMessage:
     """One message in one account."""
 
     id: str
@@ -80,36 +80,36 @@ class Entry:
 class Sent:
     """One send or schedule under way: the entries of each account."""
 
-    entries: tuple[tuple[Account, Entry], ...]
+    entries: tuple[tuple[EntityOracle, ExpectedMessage], ...]
     where: Where
 
 
-class Account:
+class EntityOracle:
     """A queue or a subscription."""
 
-    def __init__(self, books: Books, name: str, *, deletes: bool, detects_duplicates: bool) -> None:
+    def __init__(self, oracle: Oracle, name: str, *, deletes: bool, detects_duplicates: bool) -> None:
         self.name = name
         self.deletes = deletes
         """It is received from with receive-and-delete: what was asked for and did not come may be gone."""
         self.detects_duplicates = detects_duplicates
         self.outstanding = 0
-        self.open: dict[str, Entry] = {}
+        self.open: dict[str, ExpectedMessage] = {}
         self.states: defaultdict[str, set[bytes | None]] = defaultdict(lambda: {None})
-        self._books = books
+        self._oracle = oracle
         self._schedules = False
-        self._entries: dict[str, Entry] = {}
-        self._numbers: dict[int, tuple[Entry, int]] = {}
-        self._lines: defaultdict[str, list[Entry]] = defaultdict(list)
+        self._entries: dict[str, ExpectedMessage] = {}
+        self._numbers: dict[int, tuple[ExpectedMessage, int]] = {}
+        self._lines: defaultdict[str, list[ExpectedMessage]] = defaultdict(list)
 
     # --- asked and answered ------------------------------------------------------------------------------------
 
-    def entry(self, id: str) -> Entry | None:
+    def entry(self, id: str) -> ExpectedMessage | None:
         return self._entries.get(id)
 
-    def entered(self, id: str, body: bytes, session: str | None, due: int | None) -> Entry:
+    def entered(self, id: str, body: bytes, session: str | None, due: int | None) -> ExpectedMessage:
         entry = self._entries.get(id)
         if entry is None:
-            entry = self._entries[id] = Entry(id, body, self._books.tick(), session, due)
+            entry = self._entries[id] = ExpectedMessage(id, body, self._oracle.tick(), session, due)
             self._schedules |= due is not None
             if session is not None:
                 self._lines[session].append(entry)
@@ -132,13 +132,13 @@ class Account:
             else:
                 entry.known = {where}
             self.close_if_gone(entry)
-            self._books.figures[f"{where.value} confirmed"] += 1
+            self._oracle.figures[f"{where.value} confirmed"] += 1
 
     def unanswered(self, ids: Iterable[str], where: Where) -> None:
         for entry in self._known(ids):
             entry.settling.remove(where)
             entry.known.add(where)
-            self._books.figures[f"{where.value} unanswered"] += 1
+            self._oracle.figures[f"{where.value} unanswered"] += 1
 
     def cancel_refused(self, id: str, now: int) -> None:
         """It is not scheduled any more: so it was due, at `now` at the latest (ms since the epoch)."""
@@ -148,7 +148,7 @@ class Account:
                 self._wrong(id, f"is not scheduled though due at {entry.due}, after {now}")
             self.close_if_gone(entry)
 
-    def deleted(self, sighting: Sighting) -> None:
+    def deleted(self, sighting: ObservedMessage) -> None:
         """Received and deleted in one: seen here, and never again."""
         self.outstanding -= 1
         self.sighted(sighting)
@@ -156,11 +156,11 @@ class Account:
         if entry is not None:
             entry.known = {Where.NOWHERE}
             self.close_if_gone(entry)
-            self._books.figures["received and deleted"] += 1
+            self._oracle.figures["received and deleted"] += 1
 
     # --- seen --------------------------------------------------------------------------------------------------
 
-    def sighted(self, sighting: Sighting, hold: int = 0) -> None:
+    def sighted(self, sighting: ObservedMessage, hold: int = 0) -> None:
         """A receiver was given it, or a peek showed it. `hold` tells holders of sessions apart."""
         entry = self._entries.get(sighting.id)
         if entry is None:
@@ -183,19 +183,19 @@ class Account:
         entry.known = {sighting.where}
         self.open[entry.id] = entry
 
-    def numbered(self, entry: Entry, sighting: Sighting) -> None:
+    def numbered(self, entry: ExpectedMessage, sighting: ObservedMessage) -> None:
         scheduled = sighting.where is Where.SCHEDULED
         number = entry.numbers.setdefault(scheduled, sighting.number)
         if number != sighting.number:
             self._wrong(entry.id, f"had number {number} and now has {sighting.number}")
-        now = self._books.tick()
+        now = self._oracle.tick()
         if entry.due is None or scheduled:
             entry.stored_by = min(entry.stored_by, now)
         other, _ = self._numbers.setdefault(sighting.number, (entry, now))
         if other is not entry:
             self._wrong(entry.id, f"has number {sighting.number}, which {other.id} had")
 
-    def _in_line(self, entry: Entry, hold: int) -> None:
+    def _in_line(self, entry: ExpectedMessage, hold: int) -> None:
         entry.hold = hold
         line = self._lines[entry.session or ""] = [one for one in self._lines[entry.session or ""] if not one.is_gone]
         for earlier in line:
@@ -217,7 +217,7 @@ class Account:
 
     # --- all that is there -------------------------------------------------------------------------------------
 
-    def found(self, sightings: Sequence[Sighting]) -> None:
+    def found(self, sightings: Sequence[ObservedMessage]) -> None:
         """Everything this account holds while nothing goes on: what is not there is gone for good."""
         seen: dict[str, Where] = {}
         for sighting in sightings:
@@ -233,7 +233,7 @@ class Account:
             for entry in vanished:
                 told = " or ".join(sorted(where.value for where in entry.may_be))
                 self._wrong(entry.id, f"is lost: it has to be {told}")
-        self._books.figures["asked for, deleted and not received"] += len(vanished)
+        self._oracle.figures["asked for, deleted and not received"] += len(vanished)
         self.outstanding = 0
         for entry in missing:
             entry.known = {Where.NOWHERE}
@@ -250,7 +250,7 @@ class Account:
             if entry.asked_at > latest:
                 latest, latest_entry = entry.asked_at, entry
 
-    def counted(self, counts: dict[Where, int], sightings: Sequence[Sighting]) -> None:
+    def counted(self, counts: dict[Where, int], sightings: Sequence[ObservedMessage]) -> None:
         """The figures of the management API against what is there; deferred messages count as active."""
         there = Counter(sighting.where for sighting in {one.id: one for one in sightings}.values())
         there[Where.ACTIVE] += there.pop(Where.DEFERRED, 0)
@@ -264,18 +264,18 @@ class Account:
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _known(self, ids: Iterable[str]) -> list[Entry]:
+    def _known(self, ids: Iterable[str]) -> list[ExpectedMessage]:
         return [self._entries[id] for id in ids if id in self._entries]
 
-    def close_if_gone(self, entry: Entry) -> None:
+    def close_if_gone(self, entry: ExpectedMessage) -> None:
         if entry.is_gone:
             self.open.pop(entry.id, None)
 
     def _wrong(self, what: str, text: str) -> None:
-        self._books.wrong.append(f"{self.name}: {what} {text}")
+        self._oracle.wrong.append(f"{self.name}: {what} {text}")
 
 
-class Books:
+class Oracle:
     """All accounts of a run. A topic has an account for each of its subscriptions, under `topic/Subscriptions/name`."""
 
     def __init__(
@@ -286,11 +286,11 @@ class Books:
         self._ticks = 0
         names = [name for targets in routes.values() for name in targets]
         self.accounts = {
-            name: Account(self, name, deletes=name in deletes, detects_duplicates=name in detects_duplicates)
+            name: EntityOracle(self, name, deletes=name in deletes, detects_duplicates=name in detects_duplicates)
             for name in names
         }
         self._routes = {entity: [self.accounts[name] for name in targets] for entity, targets in routes.items()}
-        self._unresolved: list[list[Entry]] = []
+        self._unresolved: list[list[ExpectedMessage]] = []
 
     def tick(self) -> int:
         self._ticks += 1
@@ -322,7 +322,7 @@ class Books:
             entry.stored_by = min(entry.stored_by, now)
             account.close_if_gone(entry)
             if numbers:
-                account.numbered(entry, Sighting(entry.id, numbers[index], Where.SCHEDULED, entry.body))
+                account.numbered(entry, ObservedMessage(entry.id, numbers[index], Where.SCHEDULED, entry.body))
             self.figures[f"sends to {account.name} acknowledged"] += 1
         self.figures["sends acknowledged"] += len(sent.entries)
 

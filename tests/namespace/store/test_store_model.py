@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.namespace.store.building import Home
-from tests.namespace.store.model import Engine, Model, assert_shows
+from tests.namespace.store.sample_writes import Home
+from tests.namespace.store.store_model import Engine, Model, assert_shows
 from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
     DueRows,

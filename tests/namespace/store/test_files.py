@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.namespace.store.building import counters, entity, next_seqs, put
+from tests.namespace.store.sample_writes import counters, entity, next_seqs, put
 from twinbus.namespace.store.errors import StoreGoneError
 from twinbus.namespace.store.sqlite import SqliteStore
 

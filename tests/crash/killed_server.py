@@ -1,6 +1,6 @@
-"""The lives of one namespace: loaded, killed, started again and looked through.
+"""The server of one namespace: loaded, killed, started again and looked through.
 
-When and how it dies comes from the seed. What each life did stays in the books; what is wrong is theirs to say.
+When and how it dies comes from the seed. What each life did stays in the oracle; what is wrong is theirs to say.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
-from tests.crash.entities import CONFIG, DELETED, PLAIN, SCHEDULED, SESSIONS, TOPIC, UNIQUE, new_books
+from tests.crash.entities import CONFIG, DELETED, PLAIN, SCHEDULED, SESSIONS, TOPIC, UNIQUE, new_oracle
 from tests.crash.inspection import check_file, drain, inspect
 from tests.crash.load import Load
 from twinbus.message import Message
@@ -34,13 +34,13 @@ _STRUCK: dict[str, tuple[str | None, ...]] = {
 }
 
 
-class Lives:
-    """`async with Lives(seed, folder) as lives` starts the namespace; `figures` tells what the kills met."""
+class KilledServer:
+    """`async with Lives(seed, folder) as server` starts the namespace; `figures` tells what the kills met."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.seed = seed
         self.data = folder / "data"
-        self.books = new_books()
+        self.oracle = new_oracle()
         self.figures: Counter[str] = Counter()
         self._scratch = folder / "copy"
         self._namespace = LocalNamespace(data=self.data, config=CONFIG, log_level="warning")
@@ -62,7 +62,7 @@ class Lives:
 
     async def until_killed(self, life: int) -> None:
         rng = Random(f"{self.seed}-{life}")
-        load = Load(self.books, self._namespace.connection_string, life, f"{self.seed}-{life}", self._unsure)
+        load = Load(self.oracle, self._namespace.connection_string, life, f"{self.seed}-{life}", self._unsure)
         running = asyncio.create_task(load.run())
         began = asyncio.create_task(load.begun.wait())
         try:
@@ -76,7 +76,7 @@ class Lives:
             for task in (running, began):
                 task.cancel()
             await asyncio.gather(running, began, return_exceptions=True)
-        self.books.wrong += load.broken
+        self.oracle.wrong += load.broken
         messages, shared, bodies = check_file(self.data, self._scratch)
         self.figures["messages at a kill"] += messages
         self.figures["copies that share a body"] += shared - bodies
@@ -98,13 +98,13 @@ class Lives:
         await asyncio.to_thread(self._namespace.start)
 
     async def look(self, when: str) -> None:
-        await inspect(self.books, self._namespace.connection_string)
-        shown = "\n  ".join(self.books.wrong[:20])
-        assert not self.books.wrong, f"seed {self.seed}, {when}: {len(self.books.wrong)} wrong\n  {shown}"
+        await inspect(self.oracle, self._namespace.connection_string)
+        shown = "\n  ".join(self.oracle.wrong[:20])
+        assert not self.oracle.wrong, f"seed {self.seed}, {when}: {len(self.oracle.wrong)} wrong\n  {shown}"
 
     async def end(self) -> None:
         """Receive all that is left, and end in good order: nothing may be left in the file."""
-        await drain(self.books, self._namespace.connection_string)
+        await drain(self.oracle, self._namespace.connection_string)
         await self.look("the end")
         assert await asyncio.to_thread(self._namespace.stop) == 0
         assert check_file(self.data, self._scratch) == (0, 0, 0)
