@@ -1,4 +1,4 @@
-"""The runtime: one decision at a time per family, effects in their order, nothing said before it is on disk."""
+"""The runtime: one decision at a time for each root entity, effects in their order, after their writes are on disk."""
 
 import asyncio
 import gc
@@ -42,7 +42,7 @@ Answers = asyncio.Queue[Any]
 
 
 class StillClock:
-    """A clock that shows one instant until it is set."""
+    """A clock that shows the same instant until a test sets it."""
 
     def __init__(self) -> None:
         self.instant = 1_000_000
@@ -52,7 +52,7 @@ class StillClock:
 
 
 class UnreadableStore(MemoryStore):
-    """A store that cannot read what is due."""
+    """A store that fails to read scheduled messages that are due."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ async def send(runtime: NamespaceRuntime, path: str, *bodies: str) -> None:
 
 
 class Greedy:
-    """A receiver that grants as much credit again in the middle of being delivered to, as a link does."""
+    """A receiver that grants new credit while it is given messages, as a link does."""
 
     def __init__(self, runtime: NamespaceRuntime, path: str, wanted: int) -> None:
         self._runtime, self._path, self._wanted = runtime, path, wanted
@@ -125,13 +125,15 @@ class Greedy:
             self.done.set()
 
     def drain(self) -> None:
-        raise AssertionError("nobody asked to be drained")
+        raise AssertionError("no receiver asked for a drain")
 
     def detach(self, refusal: Refusal) -> None:
         raise AssertionError(refusal)
 
 
-async def test_what_an_effect_brings_about_does_not_overtake_the_effects_after_it(runtime: NamespaceRuntime) -> None:
+async def test_an_event_submitted_by_an_effect_does_not_overtake_the_effects_after_it(
+    runtime: NamespaceRuntime,
+) -> None:
     await runtime.create(QueueDescription(path="q"))
     total = 900
     receiver = Greedy(runtime, "q", total)
@@ -161,7 +163,7 @@ async def test_a_backlog_on_disk_is_delivered_once_and_in_order(runtime: Namespa
     assert await ask(runtime, "q", MessagesPeeked, 0, 10, False) == []
 
 
-async def test_created_updated_and_deleted_entities_are_answered_from_disk(tmp_path: Path) -> None:
+async def test_created_updated_and_deleted_entities_are_on_disk_after_a_restart(tmp_path: Path) -> None:
     runtime = open_runtime(SqliteStore(tmp_path / "n.sqlite"))
     await runtime.create(TopicDescription(path="news"))
     await runtime.create(SubscriptionDescription(topic="news", name="all"))
@@ -182,7 +184,7 @@ async def test_created_updated_and_deleted_entities_are_answered_from_disk(tmp_p
     await again.close()
 
 
-async def test_two_changes_at_once_are_both_answered(runtime: NamespaceRuntime) -> None:
+async def test_two_deletions_at_the_same_time_are_both_answered(runtime: NamespaceRuntime) -> None:
     await runtime.create(QueueDescription(path="q"))
     first, second = await asyncio.gather(runtime.delete("q"), runtime.delete("q"))
     assert sorted(isinstance(outcome, Refusal) for outcome in (first, second)) == [False, True]
@@ -209,7 +211,7 @@ async def test_a_deleted_entity_leaves_no_lock_and_no_timer_behind(runtime: Name
     assert (entity_locks(), len(runtime._timers)) == before
 
 
-async def test_what_cannot_be_read_is_not_asked_for_without_a_pause() -> None:
+async def test_a_read_that_fails_is_repeated_only_after_a_pause() -> None:
     store, clock = UnreadableStore(), StillClock()
     runtime = open_runtime(store, clock)
     await runtime.create(QueueDescription(path="q"))
@@ -230,7 +232,7 @@ async def test_what_cannot_be_read_is_not_asked_for_without_a_pause() -> None:
     await runtime.close()
 
 
-async def test_a_rule_that_changes_under_load_holds_for_whole_messages_and_for_all_after_it(
+async def test_a_rule_that_changes_under_load_applies_to_whole_messages_and_to_all_later_ones(
     runtime: NamespaceRuntime,
 ) -> None:
     await runtime.create(TopicDescription(path="t"))
@@ -254,7 +256,7 @@ async def test_a_rule_that_changes_under_load_holds_for_whole_messages_and_for_a
     assert len(set(versions)) > 1
 
 
-async def test_a_full_topic_has_room_again_once_the_last_copy_of_a_body_is_off_the_disk(
+async def test_a_topic_is_not_charged_for_a_body_after_its_last_copy_was_deleted(
     runtime: NamespaceRuntime,
 ) -> None:
     await runtime.create(TopicDescription(path="t"))
@@ -263,7 +265,7 @@ async def test_a_full_topic_has_room_again_once_the_last_copy_of_a_body_is_off_t
     await send(runtime, "t", "x" * 100)
     assert await ask(runtime, "t/Subscriptions/a", BatchDeleted, 10, runtime.now() + 1_000, False) == 1
     assert size_of(runtime, "t") > 100
-    await runtime.delete("t/Subscriptions/b")  # its rows go by and by, when nothing else is to be done
+    await runtime.delete("t/Subscriptions/b")  # its rows are deleted in pieces, while there is nothing to commit
     for _ in range(1_000):
         if size_of(runtime, "t") == 0:
             return
@@ -281,20 +283,20 @@ def envelope(name: str) -> RoutingFields:
     return read_routing_fields(build_message(properties=Properties(message_id=name), data=b"x"))
 
 
-async def count(runtime: NamespaceRuntime, path: str) -> int:
+async def message_count(runtime: NamespaceRuntime, path: str) -> int:
     return len(await ask(runtime, path, MessagesPeeked, 0, 1000, False))
 
 
 async def until(runtime: NamespaceRuntime, path: str, number: int) -> None:
     for _ in range(500):
-        if await count(runtime, path) == number:
+        if await message_count(runtime, path) == number:
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"{path} has {await count(runtime, path)} messages, not {number}")
+    raise AssertionError(f"{path} has {await message_count(runtime, path)} messages, not {number}")
 
 
 def commit(runtime: NamespaceRuntime, *paths: str, name: str) -> asyncio.Future[Any]:
-    """A transaction that sends one message to each of these, in their order."""
+    """Commit a transaction that sends one message to each of these entities, in their order."""
     entities = [entity for path in paths if (entity := runtime.namespace.find(path)) is not None]
     operations = [(entity, MessagesSent(None, (envelope(name),))) for entity in entities]
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -302,7 +304,7 @@ def commit(runtime: NamespaceRuntime, *paths: str, name: str) -> asyncio.Future[
     return done
 
 
-async def test_many_that_want_the_same_families_in_any_order_all_come_to_an_end(runtime: NamespaceRuntime) -> None:
+async def test_transactions_over_the_same_entities_in_any_order_all_finish(runtime: NamespaceRuntime) -> None:
     for path in ("a", "b", "c"):
         await runtime.create(QueueDescription(path=path, requires_duplicate_detection=True))
     orders = (("a", "b", "c"), ("c", "b", "a"), ("b", "c"), ("c", "a"))
@@ -311,10 +313,10 @@ async def test_many_that_want_the_same_families_in_any_order_all_come_to_an_end(
     async with asyncio.timeout(20):
         assert await asyncio.gather(*waiting) == [None] * 100
         await asyncio.gather(*sends)
-    assert [await count(runtime, path) for path in ("a", "b", "c")] == [75, 75 + 20, 100]
+    assert [await message_count(runtime, path) for path in ("a", "b", "c")] == [75, 75 + 20, 100]
 
 
-async def test_a_chain_through_topics_moves_everything_while_it_is_sent_to_at_every_link(
+async def test_a_forwarding_chain_moves_every_message_while_all_its_entities_are_sent_to(
     runtime: NamespaceRuntime,
 ) -> None:
     await runtime.create(QueueDescription(path="end"))
@@ -330,11 +332,11 @@ async def test_a_chain_through_topics_moves_everything_while_it_is_sent_to_at_ev
     await asyncio.gather(*sends)
     await until(runtime, "end", 150)
     await until(runtime, "t/Subscriptions/kept", 100)
-    assert await count(runtime, "first") == await count(runtime, "t/Subscriptions/on") == 0
+    assert await message_count(runtime, "first") == await message_count(runtime, "t/Subscriptions/on") == 0
 
 
 class OnceUnreadable(MemoryStore):
-    """A store that fails the first time it is asked about ids."""
+    """A store that fails the first read of known message ids."""
 
     failed = False
 
@@ -347,7 +349,7 @@ class OnceUnreadable(MemoryStore):
 
 @pytest.fixture
 async def shaky() -> NamespaceRuntime:
-    """What its target knows is in the store alone, as after a restart."""
+    """A runtime that was restarted: the message ids that `target` knows are only in the store."""
     store = OnceUnreadable()
     first = open_runtime(store)
     await first.create(QueueDescription(path="target", requires_duplicate_detection=True))
@@ -356,16 +358,16 @@ async def shaky() -> NamespaceRuntime:
     return open_runtime(store)
 
 
-async def test_a_forward_that_failed_is_made_later(shaky: NamespaceRuntime) -> None:
+async def test_a_forward_that_failed_is_repeated_later(shaky: NamespaceRuntime) -> None:
     await ask(shaky, "source", MessagesSent, (envelope("a"),))
     await until(shaky, "target", 1)
-    assert await count(shaky, "source") == 0
+    assert await message_count(shaky, "source") == 0
     await shaky.close()
 
 
-async def test_a_transaction_that_failed_did_nothing_and_leaves_its_families_at_work(shaky: NamespaceRuntime) -> None:
+async def test_a_transaction_that_failed_changes_nothing_and_its_entities_go_on(shaky: NamespaceRuntime) -> None:
     assert isinstance(await commit(shaky, "target", name="a"), Refusal)
-    assert await count(shaky, "target") == 0
+    assert await message_count(shaky, "target") == 0
     assert await commit(shaky, "target", name="a") is None
-    assert await count(shaky, "target") == 1
+    assert await message_count(shaky, "target") == 1
     await shaky.close()
