@@ -1,4 +1,4 @@
-"""One port, many tongues: first bytes that come slowly, are garbage, or never come."""
+"""Protocol detection on one port: first bytes that come slowly, are garbage, or never come."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""What link addresses mean."""
+"""Parsing of link addresses."""
 
 import pytest
 

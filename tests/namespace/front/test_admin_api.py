@@ -1,4 +1,4 @@
-"""Which resource a path means, in each client's spelling."""
+"""Routes of the management API: which resource a path means, as each client writes it."""
 
 import pytest
 
@@ -35,7 +35,7 @@ from twinbus.namespace.front.http_messages import BadTargetError, parse_target
             "/t/subscriptions/s/rules/%24Default",
             AdminRoute(ResourceKind.RULE, "t/subscriptions/s/rules/$Default", "t", "s", "$Default"),
         ),
-        # Not a part of the API: there is no topic before the word.
+        # Not a route of the API: no topic before the fixed word.
         ("/subscriptions", AdminRoute(ResourceKind.ENTITY, "subscriptions", "subscriptions")),
         ("/subscriptions/s", AdminRoute(ResourceKind.ENTITY, "subscriptions/s", "subscriptions/s")),
     ],

@@ -1,4 +1,4 @@
-"""The official administration client, sync and aio, against the HTTP front over TLS, unmodified."""
+"""The official administration client, sync and aio and unmodified, against the management API over TLS."""
 
 import asyncio
 import datetime

@@ -1,4 +1,4 @@
-"""Entries read from every client's spelling and written so that every client reads them."""
+"""ATOM entries: read as each client writes them, and written so that each client can read them."""
 
 import itertools
 import xml.etree.ElementTree as ET
@@ -66,7 +66,7 @@ def queue(inner: str) -> EntityEntry:
 
 
 class Wire(HttpTransport[Any, Any]):
-    """Keeps the request that a client would send."""
+    """Records the request that a client would send."""
 
     bodies: list[bytes]
 

@@ -1,4 +1,4 @@
-"""Rules in the XML of the management API: read as they were written, whatever their values; nonsense told by name."""
+"""Rules in the XML of the management API: a rule that was written is read back; errors name what is wrong."""
 
 from __future__ import annotations
 

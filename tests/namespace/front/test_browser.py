@@ -33,7 +33,7 @@ CONFIG = {"namespaces": [{"name": "primary", "queues": [{"name": "orders"}]}]}
 
 
 class Attacker:
-    """Serves the page at `/page`, takes `/results`, and passes all else on to the namespace's port."""
+    """Serves the page at `/page`, receives `/results`, and forwards all other requests to the namespace's port."""
 
     def __init__(self, host: str, port: int, namespace_port: int) -> None:
         self.results: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ class Attacker:
         self._threads.shutdown(cancel_futures=True)
 
     def wait_for(self, number: int) -> dict[str, dict[str, Any]]:
-        """The results of so many pages, by their origin."""
+        """Wait for the results of so many pages. Returns them by origin."""
         with self.arrived:
             assert self.arrived.wait_for(lambda: len(self.results) >= number, SECONDS), "the page did not report"
         return {found["origin"]: found["results"] for found in self.results}
@@ -126,14 +126,14 @@ def namespace() -> Iterator[LocalNamespace]:
 
 
 def page(origin: str, target: str, reports_to: Attacker, **more: Any) -> str:
-    """The address of the page on this origin, which attacks the namespace under that name."""
+    """Return the URL of the page on this origin that attacks the namespace under this name."""
     token = make_sas_token(f"{target}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
     report = f"http://127.0.0.1:{reports_to.port}/results"
     return f"{origin}/page#{quote(json.dumps({'target': target, 'token': token, 'report': report, **more}))}"
 
 
 def statuses(namespace: LocalNamespace) -> list[str]:
-    """The statuses of all answers that the namespace has given, from its log."""
+    """Return the statuses of all responses of the namespace, from its log."""
     lines = namespace.log.read_text(encoding="utf-8").splitlines()
     return [line.partition(" status=")[2].split()[0] for line in lines if " status=" in line]
 
@@ -188,7 +188,7 @@ def test_x3_pages_of_another_origin_read_nothing_and_change_nothing(namespace: L
 def test_x3_the_same_page_under_an_own_name_reads_and_changes_all_of_it(
     namespace: LocalNamespace, tmp_path: Path
 ) -> None:
-    """What the other test looks for would be found: here the same attempts succeed, up to the crash."""
+    """Proves that the other test can fail: from an own origin the same attempts succeed, up to the crash."""
     port = namespace.port
     own = f"http://127.0.0.2:{port}"
     with attacking(("127.0.0.2", port), ("127.0.0.1", 0), namespace_port=port) as (_, elsewhere):

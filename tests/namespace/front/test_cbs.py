@@ -1,4 +1,4 @@
-"""What a token opens, and for how long."""
+"""Tokens on `$cbs`: what they grant, and for how long."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ DEAD = "/$DeadLetterQueue"
 
 
 async def is_open(peer: Peer, link: Link) -> bool:
-    """Whether the link was attached; a link that was not was refused for want of a claim."""
+    """Return whether the link was attached. Otherwise it must have been refused for a missing claim."""
     await peer.until(
         lambda: any(isinstance(event, LinkAccepted | LinkDetached) and event.link is link for event in peer.events)
     )

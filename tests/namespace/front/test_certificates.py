@@ -1,4 +1,4 @@
-"""The local authority: strict verifiers accept what it signs, it is made once, and renewed in time."""
+"""The local certificate authority: strict verifiers accept what it signs; it is made once and renewed in time."""
 
 import ipaddress
 import os
@@ -18,7 +18,7 @@ NOW = datetime.now(UTC)
 
 
 def handshake(server: ssl.SSLContext, ca: Path, name: str) -> None:
-    """Both sides joined in memory, the client as strict as OpenSSL can be."""
+    """Do a TLS handshake in memory, with a client as strict as OpenSSL can be."""
     client = ssl.create_default_context(cafile=ca)
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -1,4 +1,4 @@
-"""Crashes on demand (N4): before anything is stored, or after it is stored and before it is said."""
+"""Crash faults (N4): before an operation is stored, or after it is stored and before it is answered."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from .test_faults import queue_request, stored
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Set when the process would have been killed; it lives on, to be looked at."""
+    """Set when the process would have been killed. It lives on, so that the test can examine it."""
     killed = asyncio.Event()
 
     def kill(pid: int, number: int) -> None:
@@ -48,7 +48,7 @@ async def test_a_crash_fault_ends_the_process_before_the_operation_is_carried_ou
     await bus.open()
     server.faults.set({"kind": "crash", "points": [point], "count": 1})
     await _until_killed(_go_through(server, bus), killed)
-    # As far as the operations came before the one that was struck.
+    # The operations before the one that the fault hit were carried out.
     assert len(await stored(server)) == (1 if point in ("receive", "settle") else 0)
 
 

@@ -1,4 +1,4 @@
-"""Credit: what is granted, lowered, drained; and readers that are slower than their credit."""
+"""Credit that is granted, lowered and drained, and peers that read more slowly than they grant."""
 
 import asyncio
 import socket
@@ -27,7 +27,7 @@ async def filled(peer: Peer, *bodies: str, entity: str = "orders") -> None:
 
 
 async def drained(peer: Peer, link: Link) -> None:
-    """The namespace gave the rest of the credit back."""
+    """Wait until the namespace has given the rest of the credit back."""
     await peer.event(LinkFlowed, link)
     assert link.credit == 0
 
@@ -120,7 +120,7 @@ async def test_a_reader_that_does_not_read_fills_no_memory_and_loses_nothing(
     link = await peer.receiver("orders")
     peer.transport.pause_reading()
     peer.grant(link, 10_000)
-    # The other connection is served all the while; what is written to the first one stays within bounds.
+    # Meanwhile the other connection is served, and the bytes written to the first one stay bounded.
     for _ in range(20):
         await bus.management("bills").peek()
     assert max(map(_unsent, accepted_connections(server))) < 8 * MIB
@@ -172,6 +172,6 @@ def test_a_message_that_the_disk_damaged_takes_no_credit_from_the_next(tmp_path:
             ServiceBusClient.from_connection_string(namespace.connection_string) as client,
             client.get_queue_receiver("orders") as receiver,
         ):
-            # Each grants one, and no more until something came.
+            # Each receiver grants one credit, and no more until it has a message.
             found = [receiver.receive_messages(1, max_wait_time=20) for _ in range(2)]
         assert [message.sequence_number for some in found for message in some] == [1, 3]

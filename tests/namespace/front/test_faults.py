@@ -1,4 +1,4 @@
-"""Faults as peers feel them (N4): every kind on every point, for all, one entity or one link, and over when over."""
+"""Faults as peers see them (N4): each kind at each point, for all, for one entity or for one link, until it ends."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ PEEK = "com.microsoft:peek-message"
 
 
 async def stored(server: NamespaceServer, entity: str = "orders") -> list[str]:
-    """What the entity holds, whatever faults are in force."""
+    """Return the messages in the entity, without passing through faults."""
     async with asyncio.timeout(SECONDS):
         found = server.runtime.namespace.find(entity)
         assert found is not None
@@ -51,7 +51,7 @@ async def stored(server: NamespaceServer, entity: str = "orders") -> list[str]:
 
 
 def condition(disposed: Disposed) -> str | None:
-    """None if it was accepted."""
+    """Return the error condition, or None if the message was accepted."""
     if isinstance(disposed.state, Accepted):
         return None
     assert isinstance(disposed.state, Rejected)
@@ -219,7 +219,7 @@ async def test_a_black_hole_over_the_namespace_freezes_everything_and_loses_noth
 
 
 async def _send_late(server: NamespaceServer) -> None:
-    """By a client that connects in the silence."""
+    """Clear the faults with a client that connects during the blackout."""
     async with connect(server.connection_string, timeout=SECONDS) as bus:
         await (await bus.sender("orders")).send([Message("late")])
 
@@ -262,7 +262,7 @@ async def test_a_black_hole_over_an_entity_holds_what_it_swallows(
 
 
 async def _go_through(peer: Peer, entity: str, number: int = 0) -> None:
-    """Attach, send, receive, settle, ask."""
+    """Attach, send, receive, settle, and send a request."""
     sender, link = await peer.sender(entity), await peer.receiver(entity)
     peer.grant(link, 1)
     sender.send(entity.encode(), _message(entity))
@@ -324,7 +324,7 @@ async def test_a_black_hole_with_a_count_never_gives_back_what_it_swallowed(
 
 
 async def _cut_off(server: NamespaceServer, *pieces: bytes, tls: ssl.SSLContext | None = None) -> bool:
-    """Whether the connection ended without a word."""
+    """Return whether the connection ended without any bytes."""
     try:
         return await talk(server, *pieces, tls=tls) == b""
     except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""Transactions whose peers do what they should not: nothing counts by half, and the connection goes on."""
+"""Transactions of peers that misbehave: nothing is carried out in part, and the connection stays usable."""
 
 from collections.abc import Awaitable, Callable
 

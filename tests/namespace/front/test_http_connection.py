@@ -1,4 +1,4 @@
-"""HTTP/1.1 on a connection without a network: framing, order, bounds, and who may ask for what."""
+"""HTTP/1.1 on a connection without a network: framing, order, bounds, and authorization."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def http(runtime: NamespaceRuntime) -> HttpHandler:
 
 
 class Answer:
-    """One response, read by h11's own client."""
+    """One response, parsed by h11's client."""
 
     def __init__(self, head: h11.Response, body: bytes) -> None:
         self.status = head.status_code
@@ -67,7 +67,7 @@ class Answer:
 
 
 def answers(stream: RecordingStream, *methods: str) -> list[Answer]:
-    """What was written, as the answers to requests with these methods."""
+    """Parse what was written, as the responses to requests with these methods."""
     data = bytes(stream.written)
     found = []
     for method in methods:
@@ -223,7 +223,7 @@ async def test_a_body_at_the_bound_is_read(http: HttpHandler) -> None:
 
 
 class Stuck(NamespaceRuntime):
-    """Creation waits for a word."""
+    """A runtime whose `create` waits for an event."""
 
     word: asyncio.Event
 
@@ -276,7 +276,7 @@ async def test_a_running_request_is_the_last_to_be_answered_when_the_namespace_s
 
 
 class Watch:
-    """The loop's clock, put forward by hand."""
+    """The event loop's clock, moved by the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()
@@ -285,7 +285,7 @@ class Watch:
         monkeypatch.setattr(loop, "time", lambda: real() + self._ahead)
 
     async def passes(self, seconds: float) -> None:
-        """On return every timer due by then has fired."""
+        """Move the clock. On return, every timer that was due has fired."""
         self._ahead += seconds
         done = asyncio.Event()
         asyncio.get_running_loop().call_later(0, done.set)

@@ -1,4 +1,4 @@
-"""Transfers are answered one by one, while their link stays."""
+"""Transfers that are too large, and empty batches: each is answered by itself, and the link stays."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PROPERTIES_ALONE = build_message(properties=Properties(message_id="m")).removesu
 
 
 def sized(size: int, *, batched: bool) -> bytes:
-    """One message, or a batch of two, of exactly that size on the wire."""
+    """Return one message, or a batch of two, of exactly this size on the wire."""
 
     def made(length: int) -> bytes:
         raw = build_message(properties=Properties(message_id="m"), data=b"x" * length)

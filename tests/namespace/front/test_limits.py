@@ -1,4 +1,4 @@
-"""Limits before and after a token was accepted (X1), on a real port: what peers are told, and what memory is held."""
+"""Limits before and after a token was accepted (X1), on a real port: the errors that peers get, and the memory held."""
 
 import asyncio
 import gc
@@ -62,7 +62,7 @@ async def serving(tls: Path, queues: Sequence[str] = ("orders",), **limits: Any)
 
 
 async def end_of(server: NamespaceServer, *pieces: bytes, tls: ssl.SSLContext | None = None) -> bytes:
-    """All that the namespace says to these pieces until it ends the connection."""
+    """Send these pieces. Returns everything that the namespace sends until it ends the connection."""
     host = "localhost" if tls else None
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=tls, server_hostname=host)
     try:
@@ -253,7 +253,7 @@ async def test_x1_the_largest_of_the_peers_without_a_token_makes_room(tls_folder
         assert closed.error.description is not None
         assert "may hold 100000 bytes together; this one held most of them" in closed.error.description
         assert not small.lost.done()
-        # A client with a token of its own is served all the while.
+        # Meanwhile a client with a token is served.
         async with connect(server.connection_string, timeout=SECONDS) as bus:
             await (await bus.sender("orders")).send([Message(b"x" * 200_000)])
         small.close()

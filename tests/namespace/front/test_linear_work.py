@@ -1,4 +1,4 @@
-"""X1: what a peer makes the front do is linear in the bytes it sends, whatever they are."""
+"""X1: the work that a peer causes is linear in the bytes it sends, whatever they are."""
 
 import socket
 import sys
@@ -34,7 +34,7 @@ NODE = "orders/$management"
 
 @contextmanager
 def counted(code: CodeType | None = None) -> Iterator[list[int]]:
-    """Counts calls of the function with this code; without one, all calls of Python and C functions."""
+    """Count the calls of the function with this code; without one, the calls of all Python and C functions."""
     found = [0]
 
     def profile(frame: FrameType, event: str, _: object) -> None:
@@ -50,7 +50,7 @@ def counted(code: CodeType | None = None) -> Iterator[list[int]]:
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:
-    """The least of three measurements."""
+    """Return the smallest of three measurements."""
     found = []
     for _ in range(3):
         start = time.process_time()
@@ -216,7 +216,7 @@ async def test_x1_links_that_end_together_take_one_pass_over_unsettled_deliverie
 
 
 def test_x1_opens_made_to_freeze_the_server_do_not_delay_others() -> None:
-    """A process of its own; before the keys were told apart by text, the second frame took it more than a minute."""
+    """Runs a server process. Before keys were compared as text, the second frame took it more than a minute."""
     opens = [
         AMQP_HEADER
         + encode_frame(0, hostile_maps.PERFORMATIVES["open properties"](hostile_maps.map_of_size("uuid", size)))

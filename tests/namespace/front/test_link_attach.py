@@ -1,4 +1,4 @@
-"""Links that are attached, and links that are refused: always an attach, then a detach that says why."""
+"""Attach of links: accepted, or refused with an attach and then a detach that carries the reason."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

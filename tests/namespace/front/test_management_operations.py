@@ -1,4 +1,4 @@
-"""Rules over `$management`, by a client of the codec: added, listed with every filter, removed; what is refused."""
+"""Rules over `$management`: added, listed with each kind of filter, removed; and what is refused."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ ROUTES = [
 
 
 def signed(host: str) -> tuple[str, str]:
-    """An Authorization header made with the public default key for everything on this host."""
+    """Return an Authorization header for everything on this host, made with the public default key."""
     return "Authorization", make_sas_token(f"http://{host}/", DEFAULT_KEY_NAME, DEFAULT_KEY, 4_000_000_000)
 
 
@@ -56,7 +56,7 @@ async def ask(
     tls: ssl.SSLContext | None = None,
     version: str = "1.1",
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers (with names in lower case) and body of the answer; headers are sent as they are given."""
+    """Send a request with exactly these headers. Returns status, headers (names in lower case) and body."""
     reader, writer = await asyncio.open_connection(
         "127.0.0.1", server.port, ssl=tls, server_hostname=None if tls is None else "localhost"
     )
@@ -80,7 +80,7 @@ def tls(request: pytest.FixtureRequest, trust: ssl.SSLContext) -> ssl.SSLContext
 
 
 async def nothing_changed(server: NamespaceServer) -> None:
-    """It is alive, has its entities and no fault."""
+    """Assert that the namespace is alive, has its entities and no fault."""
     host = f"localhost:{server.port}"
     status, _, body = await ask(server, "GET", "/$faults", ("Host", host), signed(host))
     assert (status, json.loads(body)) == (200, {"faults": []})
@@ -304,7 +304,7 @@ async def test_x3_the_certificate_is_for_the_names_of_the_option(named: Namespac
 
 
 async def opened_as(server: NamespaceServer, name: str | None, **options: object) -> Peer:
-    """A raw peer whose open has this hostname."""
+    """Return a peer whose open has this host name."""
     core = Connection.client("raw", name, **options)  # type: ignore[arg-type]  # options of the core
     loop = asyncio.get_running_loop()
     _, peer = await loop.create_connection(lambda: Peer(core, server.port), "127.0.0.1", server.port)

@@ -1,4 +1,4 @@
-"""`$management`: what is wrong with a request is told by field; replies find who asked, as it takes them."""
+"""Requests to `$management`: refusals name the wrong field, and replies reach the peer as it takes them."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tokens of the official clients are believed; every other spelling of a lie is named."""
+"""Tokens of the official clients are accepted; every other token is refused with the reason."""
 
 from contextlib import suppress
 from urllib.parse import quote, quote_plus

@@ -1,4 +1,4 @@
-"""Transactions: sends and settlements over several entities count together or not at all."""
+"""Transactions: sends and settlements on several entities are committed together or not at all."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

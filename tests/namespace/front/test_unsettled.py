@@ -31,7 +31,7 @@ MANAGEMENT = "orders/$management"
 
 
 async def locked(peer: Peer, link: Link, *bodies: str) -> list[Delivered]:
-    """Send these, and receive them under lock."""
+    """Send messages, and receive them in peek-lock mode."""
     peer.send(await peer.sender("orders"), *bodies)
     await peer.answers(len(bodies))
     peer.grant(link, len(bodies))
@@ -44,14 +44,14 @@ def dispose(peer: Peer, link: Link, first: int, last: int, state: DeliveryState 
 
 
 async def left(peer: Peer, node: str = MANAGEMENT) -> list[str]:
-    """The bodies that can still be peeked."""
+    """Return the bodies that can be peeked."""
     reply = await peer.ask(node, "com.microsoft:peek-message", {"message-count": 100})
     found = (reply["body"] or {}).get("messages", ())
     return [str(split_sections(entry["message"]).properties.message_id) for entry in found]
 
 
 def outcomes(answers: Sequence[Disposed]) -> list[tuple[int, int, str | None]]:
-    """First, last and the condition of each confirmation."""
+    """Return first id, last id and error condition of each confirmation."""
     return [
         (
             answer.first,
@@ -170,7 +170,7 @@ async def test_a_message_whose_link_is_gone_is_settled_by_its_token(peer: Peer, 
     link.detach()
     peer.flush()
     await peer.event(LinkDetached, link)
-    # On the link that is gone it means nothing; its token still does.
+    # A disposition on the link that is gone does nothing; the lock token still works.
     dispose(peer, link, first.delivery_id, first.delivery_id, ACCEPTED)
     body: dict[str, Any] = {
         "disposition-status": "completed",
