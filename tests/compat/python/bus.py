@@ -1,4 +1,4 @@
-"""What a compat test holds in its hand: one flavour's clients, entities of its own, and waiting for what it expects."""
+"""What a compat test works with: clients of one flavour, entities of its own, and functions that wait for a result."""
 
 import asyncio
 import contextlib
@@ -30,13 +30,13 @@ T = TypeVar("T")
 Handler = ServiceBusSender | ServiceBusReceiver
 
 _OUR_FIXTURES = ("request", "namespace", "side_by_side")
-# Asked for by a plugin in every test.
+# A plugin adds this fixture to every test.
 _PYTESTS_OWN = ("event_loop_policy",)
 _SCENARIOS: dict[Callable[..., None], Callable[..., Coroutine[Any, Any, None]]] = {}
 
 
 class Bus:
-    """One flavour of the SDK on one namespace. It is typed as the aio flavour, whichever it is."""
+    """One flavour of the SDK on one namespace. The types are those of the aio flavour for both flavours."""
 
     def __init__(self, flavour: Flavour, namespace: LocalNamespace, connection_string: str | None = None) -> None:
         self.flavour = flavour
@@ -50,15 +50,15 @@ class Bus:
         self.client = self.connect()
 
     def connect(self, connection_string: str | None = None, **options: Any) -> ServiceBusClient:
-        """One attempt only, unless asked otherwise: the SDK's retries would hide an error for eleven seconds."""
+        """Return a client that tries once by default: the SDK's retries would hide an error for eleven seconds."""
         sdk = sync_sdk if self.flavour == "sync" else aio_sdk
         target = connection_string or self.connection_string
-        # The CA, though nothing is encrypted: otherwise the aio SDK reads all of certifi's for every link.
+        # Nothing is encrypted. But without a CA file the aio SDK reads all certificates of certifi for every link.
         defaults = {"retry_total": 0, "connection_verify": str(self.namespace.ca)}
         return self.keep(sdk.ServiceBusClient.from_connection_string(target, **{**defaults, **options}))
 
     def keep(self, client: sync_sdk.ServiceBusClient | ServiceBusClient) -> ServiceBusClient:
-        """The client with the aio face, closed with the bus."""
+        """Return the client with the aio interface. The bus closes it."""
         kept = cast(ServiceBusClient, awaited(client))
         self._clients.append(kept)
         return kept
@@ -91,7 +91,7 @@ class Bus:
         return name
 
     async def make_topic(self, *subscriptions: str, **subscription_properties: Any) -> str:
-        """A topic with subscriptions of these names, all with the same properties."""
+        """Make a topic with subscriptions of these names, all with the same properties."""
         name = unique("topic")
         await self.admin.create_topic(name)
         self._topics.append(name)
@@ -100,14 +100,14 @@ class Bus:
         return name
 
     def forget_later(self, *, queue: str | None = None, topic: str | None = None) -> None:
-        """An entity the test made itself is deleted with those of the bus."""
+        """Delete this entity, which the test made itself, when the bus closes."""
         if queue:
             self._queues.append(queue)
         if topic:
             self._topics.append(topic)
 
     async def open(self, *handlers: Handler) -> None:
-        """All links at the same time."""
+        """Open all links at the same time."""
         await asyncio.gather(*map(self._open, handlers))
 
     async def _open(self, handler: Handler) -> None:
@@ -115,7 +115,7 @@ class Bus:
         self._handlers.append(handler)
 
     async def use(self, handler: Handler) -> None:
-        """Open it and do what it is for: AMQP refuses a link by attaching, then detaching it, so it may seem open."""
+        """Open a handler and send or receive. A refused link is attached first and then detached, so it seems open."""
         await self.open(handler)
         if hasattr(handler, "receive_messages"):
             await handler.receive_messages(max_wait_time=PATIENCE)
@@ -129,7 +129,7 @@ class Bus:
         return sender, receiver
 
     async def close(self) -> None:
-        # A handler that cannot be closed because its link failed is forgiven, as by the SDK's own client.close().
+        # Errors of handlers whose link failed are ignored, as the SDK's own client.close() ignores them.
         await asyncio.gather(*(handler.close() for handler in self._handlers), return_exceptions=True)
         await asyncio.gather(*(client.close() for client in self._clients))
         deletions: list[Coroutine[Any, Any, None]] = [self.admin.delete_queue(name) for name in self._queues]
@@ -139,9 +139,9 @@ class Bus:
 
 
 def both_flavours(scenario: Callable[Concatenate[Bus, ...], Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Turns `async def test_…(bus, …)` into a test that runs it with the sync and with the aio SDK, side by side.
+    """Turn `async def test_…(bus, …)` into a test that runs with the sync and with the aio SDK at the same time.
 
-    The next few scenarios begin with it, if they ask for nothing that pytest has yet to make.
+    The next few scenarios start together with it, unless they need a fixture that pytest has not made yet.
     """
 
     async def in_both(namespace: LocalNamespace, side_by_side: SideBySide, asked_for: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ def both_flavours(scenario: Callable[Concatenate[Bus, ...], Coroutine[Any, Any, 
         side_by_side.finish(request.node.nodeid)
 
     own = list(inspect.signature(scenario).parameters)[1:]
-    test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # pytest finds the fixtures by it
+    test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # pytest reads the fixtures from it
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in (*_OUR_FIXTURES, *own)]
     )
     _SCENARIOS[test] = in_both
@@ -196,7 +196,7 @@ async def unless_gone(deletion: Coroutine[Any, Any, None]) -> None:
 
 
 async def few_at_a_time(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Many requests without as many connections."""
+    """Run many requests over a few connections."""
     places = asyncio.Semaphore(8)
 
     async def in_turn(request: Coroutine[Any, Any, T]) -> T:
@@ -223,7 +223,7 @@ def texts(messages: list[ServiceBusReceivedMessage]) -> list[str]:
 
 
 async def receive_all(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceivedMessage]:
-    """Exactly so many messages: one receive may bring fewer than it was asked for."""
+    """Receive exactly `count` messages. One receive may return fewer than it was asked for."""
     received: list[ServiceBusReceivedMessage] = []
     while len(received) < count:
         more = await receiver.receive_messages(max_message_count=count - len(received), max_wait_time=PATIENCE)
@@ -238,12 +238,12 @@ async def receive_one(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage
 
 
 async def peek_all(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
-    """Whatever is in the entity, locked, deferred and scheduled messages too."""
+    """Return everything in the entity, also locked, deferred and scheduled messages."""
     return await receiver.peek_messages(max_message_count=100, sequence_number=1)
 
 
 async def until(ask: Callable[[], Awaitable[T]], satisfied: Callable[[T], bool]) -> T:
-    """Asks again and again until the answer satisfies; fails with the last answer when patience is at its end."""
+    """Repeat `ask` until `satisfied` accepts the answer. Fails with the last answer after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not satisfied(answer := await ask()):
         assert time.monotonic() < deadline, f"the last answer was {answer!r}"

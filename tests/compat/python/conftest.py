@@ -1,4 +1,4 @@
-"""One namespace for each worker, served by `twinbus serve` in a process of its own, and the official SDK on it."""
+"""Fixtures: one namespace per worker, in its own process `twinbus serve`, and clients of the official SDK for it."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -21,7 +21,7 @@ def namespace() -> Iterator[LocalNamespace]:
 
 @pytest.fixture(scope="session")
 def side_by_side(namespace: LocalNamespace) -> Iterator[SideBySide]:
-    """Asks for the namespace, so that it is still there when the last links close."""
+    """Depends on the namespace, so that the namespace outlives the last links."""
     loop = SideBySide()
     yield loop
     loop.stop()

@@ -1,8 +1,8 @@
-"""One scenario, both flavours of the SDK: the sync classes are given the face of their aio twins.
+"""Run one scenario with both flavours of the SDK. `AwaitedSync` gives the sync classes the aio interface.
 
-Nothing of the SDK is replaced; a sync call runs in a thread, as a program with threads would run it. Both flavours, and
-several scenarios, run side by side on one event loop, because the SDK mostly sleeps: nine pauses of 50 ms to open a
-link, up to 1 s to close it.
+Nothing of the SDK is replaced. A sync call runs in a thread, as in a program with threads. Both flavours, and several
+scenarios, run at the same time on one event loop, because the SDK mostly sleeps: nine pauses of 50 ms to open a link,
+up to 1 s to close it.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ AIO_TWIN: dict[type, type] = {
     sync_management.ServiceBusAdministrationClient: aio_management.ServiceBusAdministrationClient,
 }
 
-# A scenario takes eight seconds at most; the sync SDK would wait for an answer that never comes for ever.
+# A scenario takes at most eight seconds. The sync SDK waits for an answer without a limit.
 LONGEST_SCENARIO = 40.0
 
 _END = object()
 
 
 async def _in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """In a daemon thread, which a call without an answer cannot keep from ending with the process."""
+    """Call in a daemon thread: a call without an answer must not keep the process from ending."""
     call = functools.partial(function, *map(_bare, args), **{name: _bare(value) for name, value in kwargs.items()})
     outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # so that who waits may give up, and the thread still has where to answer
+    outcome.set_running_or_notify_cancel()  # the waiting task may be cancelled; the thread can still set the result
 
     def run() -> None:
         try:
@@ -59,14 +59,14 @@ def _bare(value: Any) -> Any:
 
 
 def awaited(value: Any) -> Any:
-    """The aio face of an object of the sync SDK; anything that has no aio twin stays as it is."""
+    """Return the aio interface of an object of the sync SDK; any other value unchanged."""
     if type(value) in AIO_TWIN:
         return AwaitedSync(value)
     return AwaitedPages(value) if isinstance(value, ItemPaged) else value
 
 
 class AwaitedSync:
-    """What is a coroutine in the aio twin is run in a thread and awaited; the rest is called at once."""
+    """Runs a method in a thread if it is a coroutine function in the aio class; calls any other method directly."""
 
     def __init__(self, sdk_object: Any) -> None:
         self.sdk_object = sdk_object
@@ -116,9 +116,9 @@ async def _iterated(items: Iterable[Any]) -> AsyncIterator[Any]:
 
 
 class SideBySide:
-    """An event loop in a thread of its own, where scenarios run before it is their turn to be reported and close after.
+    """An event loop in a thread. Scenarios start there before pytest reaches their test, and close after it.
 
-    Every scenario has entities of its own, so that none disturbs another.
+    Every scenario has its own entities, so scenarios do not disturb each other.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class SideBySide:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def begin(self, name: str, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Unless it has begun already."""
+        """Start the scenario, unless it has started already."""
 
         async def noted() -> None:
             self._ahead[name] = cast("asyncio.Task[None]", asyncio.current_task())
@@ -149,11 +149,11 @@ class SideBySide:
             self._ahead.pop(name)
 
     def leave_to_close(self, work: Coroutine[Any, Any, None]) -> None:
-        """To be called on the loop."""
+        """Close in the background. Call this on the loop."""
         self._closing.add(self._loop.create_task(work))
 
     async def _close_everything(self) -> None:
-        """What was begun here and never had its turn is reported by another worker."""
+        """Cancel scenarios that started ahead but whose tests another worker runs, then wait for all closings."""
         for scenario in self._ahead.values():
             scenario.cancel()
         async with asyncio.timeout(LONGEST_SCENARIO):
@@ -168,7 +168,7 @@ class SideBySide:
 
 
 async def in_every_flavour(scenario: Callable[[Flavour], Awaitable[None]], flavours: Iterable[Flavour]) -> None:
-    """Lets each flavour come to its end, then raises what failed, with the flavour's name on it."""
+    """Run every flavour to its end, then raise the failures, each with a note that names its flavour."""
     chosen = list(flavours)
 
     async def bounded(flavour: Flavour) -> None:

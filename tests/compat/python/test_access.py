@@ -1,4 +1,4 @@
-"""Who may do what: keys, signatures, the rules of one queue, and TLS. Rules of the namespace are in test_claims.py."""
+"""Access: keys, signatures, authorization rules of a queue, and TLS. test_claims.py has the namespace's own rules."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Keys of the whole namespace that may only send or only listen, on a namespace that was started with them."""
+"""Authorization rules of the namespace whose keys may only send or only listen."""
 
 from typing import Any
 

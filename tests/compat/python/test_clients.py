@@ -1,4 +1,4 @@
-"""Making clients, senders and receivers as the documentation shows it, and closing them again."""
+"""Make clients, senders and receivers as the documentation shows, and close them."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What the administration client counts and lists: runtime figures, and lists of more than a page."""
+"""Runtime counts and lists of the administration client, also lists of more than one page."""
 
 import itertools
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Duplicate detection: the second message of an id is accepted and left out."""
+"""Duplicate detection: a second message with the same id is accepted and dropped."""
 
 import asyncio
 from datetime import timedelta

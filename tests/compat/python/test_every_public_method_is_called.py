@@ -1,7 +1,8 @@
-"""The SDK's public surface, found by introspection, against the calls found in the compat tests.
+"""Every public method of the SDK is called by a compat test. A method without a call fails here.
 
-A test says by its decorator or its fixtures which flavour it drives, and by the last word of a name what the name
-holds (`dead_receiver` is a receiver, `bus.admin` an administration client). A method nobody calls fails here.
+The public methods come from introspection, the calls from the source of the compat tests. The decorator or the fixtures
+of a test show which flavour it uses. The last word of a name shows what the name holds: `dead_receiver` is a receiver,
+`bus.admin` an administration client.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Time to live: of a message, of an entity, dropping what expired or keeping it as a dead letter."""
+"""Time to live of a message and of an entity: an expired message is dropped or dead-lettered."""
 
 import asyncio
 from datetime import timedelta
@@ -42,7 +42,7 @@ async def test_an_expired_message_becomes_a_dead_letter_where_the_queue_says_so(
     await sender.send_messages(message)
     await empty(receiver)
 
-    # The service moves expired messages when somebody pulls at the queue.
+    # The service moves expired messages when somebody receives from the queue.
     assert await receiver.receive_messages(max_wait_time=0.2) == []
     received = await receive_one(dead_receiver)
 

@@ -1,4 +1,4 @@
-"""Auto-forward: messages, dead letters, what cannot be moved, and what the administration client says of it."""
+"""Auto-forward of messages and dead letters, messages that cannot be forwarded, and their counts."""
 
 import pytest
 from azure.core.exceptions import HttpResponseError

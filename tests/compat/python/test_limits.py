@@ -1,4 +1,4 @@
-"""The official SDK beside peers that make the namespace hold all it holds for peers without a token (X1)."""
+"""The official SDK works while other peers use up all memory that peers without a token may use (X1)."""
 
 import socket
 from collections.abc import Callable, Iterator

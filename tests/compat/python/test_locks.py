@@ -20,7 +20,7 @@ from tests.compat.python.bus import SHORTEST_LOCK, Bus, both_flavours, from_now,
 
 
 async def two_receivers(bus: Bus, **options: Any) -> tuple[ServiceBusSender, ServiceBusReceiver, ServiceBusReceiver]:
-    """On a queue of the shortest lock, so that one can see what the other holds."""
+    """Open two receivers on a queue with the shortest lock, so that one sees what the other has locked."""
     queue = await bus.make_queue(lock_duration=SHORTEST_LOCK)
     other_receiver = bus.client.get_queue_receiver(queue)
     (sender, receiver), _ = await asyncio.gather(bus.open_pair(queue, **options), bus.open(other_receiver))

@@ -1,4 +1,4 @@
-"""What a message is made of comes back as it was sent: every property, annotation and section beside the body."""
+"""Every property, annotation and section of a message, except the body, is received as it was sent."""
 
 import uuid
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""X3: the official clients under a name that is not the namespace's own, and under one that the operator gave it."""
+"""Official clients that use another host name than the namespace's own, with and without the operator's leave (X3)."""
 
 import socket
 from typing import Any
@@ -17,7 +17,7 @@ NAME = "bus.example"
 
 @pytest.fixture(autouse=True)
 def resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the clients of this test the name means this machine."""
+    """Make the name resolve to this machine, for the clients of this test."""
     real = socket.getaddrinfo
 
     def resolve(host: Any, *args: Any, **options: Any) -> Any:
@@ -27,7 +27,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_x3_clients_are_refused_under_a_name_that_is_not_the_namespaces_own() -> None:
-    # The certificate is for the name, so that it is the namespace that refuses: the name is for another port.
+    # The certificate matches the name, so TLS succeeds and the namespace itself refuses: its name has another port.
     with LocalNamespace(memory=True, host_names=[f"{NAME}:1"]) as namespace:
 
         async def scenario(flavour: Flavour) -> None:

@@ -1,4 +1,4 @@
-"""Making, reading, changing and deleting queues through the administration client, and what it must refuse."""
+"""Create, read, update and delete queues through the administration client, and refused requests."""
 
 from datetime import timedelta
 from typing import Any

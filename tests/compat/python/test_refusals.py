@@ -1,4 +1,4 @@
-"""What an entity refuses: because it is disabled, because it is not there, because the handler is closed."""
+"""Refused operations: the entity is disabled or missing, or the handler is closed."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The server is killed and started again on the same port and data; the SDK finds its way back by itself."""
+"""The server is killed and restarted on the same port and data. The SDK reconnects by itself."""
 
 import asyncio
 

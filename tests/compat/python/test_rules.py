@@ -1,4 +1,4 @@
-"""Rules through the administration client, and what they make of the messages that subscriptions then receive."""
+"""Rules made through the administration client, and the messages that subscriptions receive because of them."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

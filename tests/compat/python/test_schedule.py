@@ -1,4 +1,4 @@
-"""Messages that are to come later, and those that are called off before."""
+"""Scheduled messages, and scheduled messages that are cancelled in time."""
 
 import asyncio
 from datetime import timedelta

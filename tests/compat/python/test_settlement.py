@@ -1,4 +1,4 @@
-"""Completing, abandoning, deferring and dead-lettering, and what can no longer be settled."""
+"""Complete, abandon, defer, dead-letter; and messages that can no longer be settled."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A subscription has all a queue has: expiry, too many deliveries, deferral, status, sessions that are required."""
+"""A subscription does what a queue does: expiry, delivery count, deferral, status, required sessions."""
 
 from datetime import timedelta
 

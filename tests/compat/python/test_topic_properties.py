@@ -1,4 +1,4 @@
-"""Making, reading, changing and deleting topics and subscriptions through the administration client."""
+"""Create, read, update and delete topics and subscriptions through the administration client."""
 
 from datetime import timedelta
 from typing import Any

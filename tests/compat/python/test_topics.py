@@ -1,4 +1,4 @@
-"""Topics: every subscription gets a copy of its own and has all that a queue has."""
+"""Topics: every subscription gets its own copy of a message, and is received from like a queue."""
 
 import asyncio
 
