@@ -1,4 +1,4 @@
-"""A namespace without I/O: the engine over a store, the time in the test's hand, effects collected per receiver."""
+"""A namespace without I/O for tests: the engine over a memory store. The test sets the time; receivers keep effects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Delivery(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Receiver:
-    """What a link of the front would be: it keeps what it was told."""
+    """Stands for a receiver link of the front. It keeps the effects that it got."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     drained: int = 0
@@ -109,7 +109,7 @@ def ping(session: str | None = "a session") -> RoutingFields:
 
 
 def text_of(row: Row) -> str:
-    """The body: what follows the marker of its only data section (all test bodies are short)."""
+    """The body of a message with one data section. All bodies of the tests are short."""
     at = row.raw.rindex(b"\x00\x53\x75\xa0")
     return row.raw[at + 5 :].decode()
 
@@ -120,14 +120,14 @@ def overlay_of(row: Row) -> dict[str, Any]:
 
 
 class Bus:
-    """The runtime's part, without a loop: decisions run to their end, writes are committed before effects leave."""
+    """Does the work of the runtime: completes decisions, commits writes, then carries out effects."""
 
     def __init__(self, *descriptions: Description, read_ahead_bytes: int | None = None) -> None:
         self.store = MemoryStore()
         self.now = START
         self.meters: list[Meter] = []
         self.answers: list[Any] = []
-        self.needs: list[Any] = []
+        self.reads: list[Any] = []
         self._tokens = count(1)
         self._read_ahead_bytes = read_ahead_bytes
         self.restart()
@@ -135,7 +135,7 @@ class Bus:
             assert not isinstance(self.create(description), Refusal)
 
     def restart(self) -> None:
-        """The process is gone with all it held in memory; what was committed is there."""
+        """Open the namespace again from the store, as after a crash: everything in memory is lost."""
         limits = {} if self._read_ahead_bytes is None else {"read_ahead_bytes": self._read_ahead_bytes}
         self.namespace = EntityRegistry(self.store.open(), new_token=self.token, **limits)
 
@@ -147,10 +147,10 @@ class Bus:
         assert found is not None, path
         return found
 
-    # --- driving -------------------------------------------------------------------------------------------------
+    # --- decisions -----------------------------------------------------------------------------------------------
 
-    def tell(self, path: str | Entity, event: events.Event) -> Any:
-        """One event, and whatever follows at once. Returns the answer to the event."""
+    def submit(self, path: str | Entity, event: events.Event) -> Any:
+        """Give an entity an event, and fire every timer that is due. Returns the answer to the event."""
         entity = self.entity(path) if isinstance(path, str) else path
         self.answers.clear()
         self.carry_out(entity.advance(event, self.now))
@@ -158,34 +158,35 @@ class Bus:
         self.settle()
         return answer
 
-    def carry_out(self, decision: PendingDecision) -> EngineDecision:
+    def carry_out(self, pending: PendingDecision) -> EngineDecision:
+        """Complete a decision with the reads it needs, and apply it."""
         answer = None
         while True:
             try:
-                need = decision.send(answer)
+                read = pending.send(answer)
             except StopIteration as decided:
-                step: EngineDecision = decided.value
-                self.apply(step)
-                return step
-            self.needs.append(need)
-            answer = self.store.load(need)
+                decision: EngineDecision = decided.value
+                self.apply(decision)
+                return decision
+            self.reads.append(read)
+            answer = self.store.load(read)
 
-    def fail(self, decision: PendingDecision) -> None:
-        """Every read fails from here on; what was decided all the same is carried out."""
-        next(decision)
+    def fail(self, pending: PendingDecision) -> None:
+        """Let every read of a decision fail. Applies what it decides all the same."""
+        next(pending)
         while True:
             try:
-                decision.throw(OSError("disk"))
+                pending.throw(OSError("disk"))
             except StopIteration as decided:
                 self.apply(decided.value)
                 return
 
-    def apply(self, step: EngineDecision) -> None:
-        touched = [write.queue for write in step.writes if isinstance(write, PutCounters)]
-        assert len(touched) == len(set(touched)), "counters are written once per queue and step"
-        self.store.commit(step.writes)
+    def apply(self, decision: EngineDecision) -> None:
+        touched = [write.queue for write in decision.writes if isinstance(write, PutCounters)]
+        assert len(touched) == len(set(touched)), "counters are written once per queue and decision"
+        self.store.commit(decision.writes)
         self.namespace.free(self.store.take_freed())
-        for effect in step.effects:
+        for effect in decision.effects:
             match effect:
                 case AnswerRequest(reply, result):
                     self.answers.append(result)
@@ -203,22 +204,22 @@ class Bus:
                     self.meters.append(effect)
 
     def settle(self) -> None:
-        """Fire every timer whose instant has come."""
+        """Carry out pending forwards and fire every timer that is due, until nothing is left."""
         for _ in range(1000):
-            for source, feed, target in self.namespace.pending_forwards():
-                self.carry_out(forward(source, feed, target, self.now))
+            for source, lane, target in self.namespace.pending_forwards():
+                self.carry_out(forward(source, lane, target, self.now))
             due = [each for each in self.namespace.root_entities() if each.next_timer is not None]
-            due = [family for family in due if (family.next_timer or 0) <= self.now]
+            due = [root for root in due if (root.next_timer or 0) <= self.now]
             if not due:
                 if self.namespace.has_pending_forwards:
                     continue
                 return
-            for family in due:
-                self.carry_out(family.advance(events.EntityTimerFired(), self.now))
+            for root in due:
+                self.carry_out(root.advance(events.EntityTimerFired(), self.now))
         raise AssertionError("timers fire without end")
 
     def wait(self, milliseconds: int, look: Callable[[], None] = lambda: None) -> None:
-        """Time passes, timers fire punctually; `look` after each."""
+        """Let time pass and fire timers when they are due. Calls `look` after each."""
         end = self.now + milliseconds
         while (at := self.next_timer()) is not None and at <= end:
             self.now = max(self.now, at)
@@ -227,7 +228,7 @@ class Bus:
         self.now = end
 
     def next_timer(self) -> int | None:
-        instants = [family.next_timer for family in self.namespace.root_entities()]
+        instants = [root.next_timer for root in self.namespace.root_entities()]
         return min((instant for instant in instants if instant is not None), default=None)
 
     # --- administration ------------------------------------------------------------------------------------------
@@ -255,24 +256,24 @@ class Bus:
         self.carry_out(outcome)
         return None
 
-    # --- the words of a client -----------------------------------------------------------------------------------
+    # --- what a client does --------------------------------------------------------------------------------------
 
     def send(self, path: str, *messages: RoutingFields | str) -> Refusal | None:
         sent = tuple(envelope(each) if isinstance(each, str) else each for each in messages)
-        answer: Refusal | None = self.tell(path, events.MessagesSent("reply", sent))
+        answer: Refusal | None = self.submit(path, events.MessagesSent("reply", sent))
         return answer
 
     def schedule(self, path: str, *messages: RoutingFields) -> Any:
-        return self.tell(path, events.MessagesScheduled("reply", messages))
+        return self.submit(path, events.MessagesScheduled("reply", messages))
 
     def cancel(self, path: str, *seqs: int) -> Any:
-        return self.tell(path, events.ScheduleCancelled("reply", seqs))
+        return self.submit(path, events.ScheduleCancelled("reply", seqs))
 
     def receiver(
         self, path: str, credit: int = 0, *, dead: bool = False, peek_lock: bool = True, transfer: bool = False
     ) -> Receiver:
         receiver = Receiver()
-        receiver.refusal = self.tell(path, events.ReceiverAttached("reply", receiver, dead, peek_lock, transfer))
+        receiver.refusal = self.submit(path, events.ReceiverAttached("reply", receiver, dead, peek_lock, transfer))
         if credit and receiver.refusal is None:
             self.credit(path, receiver, credit)
         return receiver
@@ -282,47 +283,49 @@ class Bus:
     ) -> Receiver:
         receiver = Receiver()
         attached = events.SessionReceiverAttached(receiver, session, self.now + wait, peek_lock)
-        self.tell(path, attached)
+        self.submit(path, attached)
         if credit and receiver.refusal is None:
             self.credit(path, receiver, credit)
         return receiver
 
     def credit(self, path: str, receiver: Receiver, more: int, *, drain: bool = False) -> None:
-        """Enough for so many more than it has had."""
-        self.tell(path, events.CreditGranted(receiver, len(receiver.deliveries) + more, drain))
+        """Grant credit for `more` messages beyond those delivered."""
+        self.submit(path, events.CreditGranted(receiver, len(receiver.deliveries) + more, drain))
 
     def receive(
         self, path: str, most: int = 1000, *, dead: bool = False, peek_lock: bool = True, transfer: bool = False
     ) -> Receiver:
-        """What is there now, through a receiver of its own."""
+        """Receive everything available through a new receiver, which is then detached."""
         receiver = self.receiver(path, dead=dead, peek_lock=peek_lock, transfer=transfer)
         self.credit(path, receiver, most, drain=True)
-        self.tell(path, events.ReceiverDetached(receiver))
+        self.submit(path, events.ReceiverDetached(receiver))
         return receiver
 
     def detach(self, path: str, receiver: Receiver) -> None:
-        self.tell(path, events.ReceiverDetached(receiver))
+        self.submit(path, events.ReceiverDetached(receiver))
 
     def settle_tokens(
         self, path: str, tokens: Sequence[bytes], outcome: events.MessageOutcome, session: str | None = None
     ) -> list[Refusal | None]:
-        answer: list[Refusal | None] = self.tell(path, events.MessagesSettled("reply", tuple(tokens), outcome, session))
+        answer: list[Refusal | None] = self.submit(
+            path, events.MessagesSettled("reply", tuple(tokens), outcome, session)
+        )
         return answer
 
     def peek(
         self, path: str, start: int = 0, count: int = 100, *, dead: bool = False, session: str | None = None
     ) -> Any:
-        return self.tell(path, events.MessagesPeeked("reply", start, count, dead, session))
+        return self.submit(path, events.MessagesPeeked("reply", start, count, dead, session))
 
     def deferred(
         self, path: str, *seqs: int, peek_lock: bool = True, dead: bool = False, session: str | None = None
     ) -> Any:
-        return self.tell(path, events.DeferredRequested("reply", seqs, peek_lock, dead, session))
+        return self.submit(path, events.DeferredRequested("reply", seqs, peek_lock, dead, session))
 
-    # --- looking -------------------------------------------------------------------------------------------------
+    # --- inspection ----------------------------------------------------------------------------------------------
 
     def counts(self, path: str) -> tuple[int, int, int, int]:
-        """Active, deferred, scheduled, dead-lettered."""
+        """Numbers of active, deferred, scheduled and dead-lettered messages."""
         info = self.namespace.info(path)
         assert info is not None
         return info.counts.active, info.counts.deferred, info.counts.scheduled, info.counts.dead_letter

@@ -1,4 +1,4 @@
-"""What must be true of a queue or subscription, in the plainest words: messages in a dict, time passing over all."""
+"""A simple model of a queue or subscription: a dict of messages, and functions that let time pass and settle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LANES: dict[str, int] = {"active": 0, "deferred": 1, "scheduled": 2, "dead": 3, 
 
 
 @dataclass
-class Message:
+class ModelMessage:
     body: str
     session: str | None
     ttl: int | None
@@ -31,7 +31,7 @@ class Message:
         return self.state in ("active", "deferred")
 
     def is_over(self, now: int) -> bool:
-        """A deferred message's time is looked at only when somebody asks for it by number."""
+        """Whether the message expires without a request. A deferred message does so only when it is received."""
         return self.state == "active" and self.is_overdue(now)
 
     def is_overdue(self, now: int) -> bool:
@@ -39,49 +39,49 @@ class Message:
 
 
 @dataclass
-class Holder:
-    """A receiver's claim on a session, as the model sees it."""
+class SessionHolder:
+    """The session that a receiver holds."""
 
     session: str
     until: int
 
 
 @dataclass
-class Model:
+class EntityModel:
     lock_duration: int
     max_delivery_count: int
     dead_letters_expired: bool
     sessions: bool
-    messages: dict[str, Message] = field(default_factory=dict)
-    holders: dict[object, Holder] = field(default_factory=dict)
+    messages: dict[str, ModelMessage] = field(default_factory=dict)
+    holders: dict[object, SessionHolder] = field(default_factory=dict)
     """By receiver."""
 
     def arrive(self, body: str, session: str | None, ttl: int | None, due: int | None, now: int) -> None:
         if self.sessions and not session:
-            self.messages[body] = Message(body, None, ttl, "dead")
+            self.messages[body] = ModelMessage(body, None, ttl, "dead")
             return
-        message = Message(body, session if self.sessions else None, ttl)
+        message = ModelMessage(body, session if self.sessions else None, ttl)
         self.messages[body] = message
         if due is not None and due > now:
             message.state, message.due = "scheduled", due
         else:
             message.expires = None if ttl is None else now + ttl
 
-    def in_state(self, *states: str) -> list[Message]:
+    def in_state(self, *states: str) -> list[ModelMessage]:
         return [message for message in self.messages.values() if message.state in states]
 
-    def by_token(self, token: bytes) -> Message | None:
+    def by_token(self, token: bytes) -> ModelMessage | None:
         return next((message for message in self.messages.values() if message.token == token), None)
 
-    def until_of(self, message: Message) -> int:
-        """A session's messages are held as long as the session."""
+    def until_of(self, message: ModelMessage) -> int:
+        """When the lock of a message ends. The messages of a session are locked as long as the session."""
         for holder in self.holders.values():
             if message.state in ("active", "deferred") and self.sessions and holder.session == message.session:
                 return holder.until
         return message.until
 
     def pass_time(self, now: int) -> None:
-        """Everything that ends by itself has ended."""
+        """Let everything expire whose time has come."""
         for message in self.messages.values():
             if message.held and self.until_of(message) <= now:
                 self.let_go(message, now, failed=True)
@@ -95,10 +95,10 @@ class Model:
         for receiver in [receiver for receiver, holder in self.holders.items() if holder.until <= now]:
             del self.holders[receiver]
 
-    def expire(self, message: Message) -> None:
+    def expire(self, message: ModelMessage) -> None:
         message.state = "dead" if self.dead_letters_expired else "gone"
 
-    def let_go(self, message: Message, now: int, *, failed: bool) -> None:
+    def let_go(self, message: ModelMessage, now: int, *, failed: bool) -> None:
         message.token = None
         message.deliveries += failed
         if message.is_over(now):
@@ -106,8 +106,8 @@ class Model:
         elif message.mortal and failed and message.deliveries >= self.max_delivery_count:
             message.state = "dead"
 
-    def settle(self, message: Message, outcome: str, now: int) -> bool:
-        """False if it is refused."""
+    def settle(self, message: ModelMessage, outcome: str, now: int) -> bool:
+        """Settle a message. Returns False if that is refused."""
         if outcome == "dead-letter" and message.state in ("dead", "dead-deferred"):
             return False
         if outcome in ("abandon", "release"):
@@ -133,7 +133,7 @@ class Model:
         for message in self.messages.values():
             message.token = None
 
-    def available(self, state: str, session: str | None = None) -> list[Message]:
+    def available(self, state: str, session: str | None = None) -> list[ModelMessage]:
         return [
             message
             for message in self.messages.values()

@@ -1,4 +1,4 @@
-"""Deadlines against a plain dict, and that they do not grow with what was taken back."""
+"""The heap of deadlines behaves like a plain dict, and does not grow with cancelled deadlines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ operations = st.lists(
 
 
 @given(operations)
-def test_deadlines_come_in_the_order_of_their_last_setting(steps: list[tuple[str, int, int]]) -> None:
+def test_deadlines_are_due_in_the_order_of_their_last_setting(steps: list[tuple[str, int, int]]) -> None:
     deadlines: DeadlineHeap[int] = DeadlineHeap()
     plain: dict[int, int] = {}
     for kind, key, at in steps:

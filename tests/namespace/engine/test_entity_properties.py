@@ -53,5 +53,5 @@ def test_every_default_is_within_its_range() -> None:
             assert row.default in row.choices
 
 
-def test_what_an_update_cannot_change() -> None:
+def test_an_update_cannot_change_the_fixed_properties() -> None:
     assert set(FIXED_FIELDS) == {"requires_duplicate_detection", "requires_session", "enable_partitioning"}

@@ -1,4 +1,4 @@
-"""Auto-forward: messages and dead letters move on in one step, four hops at most, and nothing is lost on the way."""
+"""Auto-forward: messages and dead letters move in one decision, at most four hops, and none is lost."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def transferred(bus: Bus, path: str) -> list[tuple[str, str]]:
     return [(text_of(row), (overlay_properties(row.overlay) or {})["DeadLetterReason"]) for row in rows]
 
 
-def test_what_is_sent_to_a_forwarding_queue_is_received_from_its_target() -> None:
+def test_a_message_sent_to_a_forwarding_queue_is_received_from_its_target() -> None:
     bus = forwarding_bus()
     assert bus.send("source", "a", "b") is None
     assert bus.receive("target").bodies == ["a", "b"]
@@ -47,7 +47,7 @@ def test_a_forwarded_message_keeps_the_number_of_its_origin_and_counts_deliverie
     assert (row.seq, row.origin_seq, row.delivery_count) == (2, 1, 0)
 
 
-def test_what_stood_there_before_forwarding_began_moves_on_but_what_is_locked_stays_until_it_is_free() -> None:
+def test_messages_from_before_forwarding_move_on_and_locked_ones_when_they_are_free() -> None:
     bus = Bus(queue("target"), queue("source"))
     bus.send("source", "locked", "free")
     holder = bus.receiver("source", 1)
@@ -76,12 +76,12 @@ def test_many_pages_move_in_order() -> None:
     assert bus.receive("target").bodies == bodies
 
 
-def test_source_and_target_change_in_one_step() -> None:
+def test_source_and_target_change_in_one_decision() -> None:
     bus = forwarding_bus()
     bus.carry_out(bus.entity("source").advance(events.MessagesSent("reply", (envelope("a"),)), bus.now))
-    ((source, feed, target),) = bus.namespace.pending_forwards()
-    step = bus.carry_out(forward(source, feed, target, bus.now))
-    touched = {type(write).__name__ for write in step.writes}
+    ((source, lane, target),) = bus.namespace.pending_forwards()
+    decision = bus.carry_out(forward(source, lane, target, bus.now))
+    touched = {type(write).__name__ for write in decision.writes}
     assert touched == {"PutRow", "DropRow", "PutCounters"}
 
 
@@ -89,11 +89,11 @@ def test_a_read_that_fails_leaves_the_messages_where_they_are() -> None:
     bus = Bus(queue("target", requires_duplicate_detection=True), queue("source", forward_to="target"))
     bus.carry_out(bus.entity("source").advance(events.MessagesSent("reply", (envelope("a"),)), bus.now))
     bus.restart()
-    ((source, feed, target),) = bus.namespace.pending_forwards()
-    decision = forward(source, feed, target, bus.now)
+    ((source, lane, target),) = bus.namespace.pending_forwards()
+    decision = forward(source, lane, target, bus.now)
     with pytest.raises(OSError, match="disk"):
         bus.fail(decision)
-    bus.carry_out(forward(source, feed, target, bus.now))
+    bus.carry_out(forward(source, lane, target, bus.now))
     assert bus.receive("target").bodies == ["a"]
 
 
@@ -137,14 +137,14 @@ def test_a_circle_of_dead_letters_ends() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"rules": (RuleDescription("r", SqlFilter("n > 1")),)}, {"requires_session": True}])
-def test_a_circle_of_what_a_subscription_cannot_take_ends(wrong: dict[str, Any]) -> None:
+def test_a_forwarding_circle_of_messages_that_a_subscription_refuses_ends(wrong: dict[str, Any]) -> None:
     bus = Bus(TopicDescription(path="t"), queue("back", forward_to="t"))
     assert bus.create(SubscriptionDescription(topic="t", name="s", forward_dead_letters_to="back", **wrong)) is None
     bus.send("t", envelope("round", properties={"n": "no number"}))
     assert transferred(bus, "t/Subscriptions/s") == [("round", "MaxTransferHopCountExceeded")]
 
 
-def test_a_full_topic_is_a_target_that_does_not_take_it() -> None:
+def test_a_full_topic_refuses_forwarded_messages() -> None:
     described = [SubscriptionDescription(topic="t", name=name) for name in "ab"]
     bus = Bus(TopicDescription(path="t"), *described, queue("source", forward_to="t"))
     topic = bus.entity("t")
@@ -173,7 +173,7 @@ def test_a_dead_letter_whose_properties_cannot_be_read_is_forwarded_as_it_is() -
         (lambda bus: setattr(bus.entity("target").counters, "size", 1024**3), "QuotaExceededException"),
     ],
 )
-def test_what_the_target_does_not_take_is_in_the_transfer_dead_letter_queue(trouble: Any, reason: str) -> None:
+def test_a_message_that_the_target_refuses_goes_to_the_transfer_dead_letter_queue(trouble: Any, reason: str) -> None:
     bus = forwarding_bus()
     trouble(bus)
     assert bus.send("source", "stuck") is None
@@ -183,7 +183,7 @@ def test_what_the_target_does_not_take_is_in_the_transfer_dead_letter_queue(trou
     assert transferred(bus, "source") == [("stuck", reason)]
 
 
-def test_one_message_a_session_queue_cannot_take_does_not_hold_up_the_others() -> None:
+def test_one_forwarded_message_that_a_session_queue_refuses_does_not_stop_the_others() -> None:
     bus = Bus(queue("target", requires_session=True), queue("source", forward_to="target"))
     bus.send("source", envelope("a", session="s"), envelope("none"), envelope("b", session="s"))
     assert bus.session("target", "s", 10).bodies == ["a", "b"]
@@ -198,10 +198,10 @@ def test_transfer_dead_letters_are_settled_deferred_peeked_and_survive_a_restart
     bus.settle_tokens("source", held.tokens[:1], events.Complete())
     bus.settle_tokens("source", held.tokens[1:], events.Defer())
     bus.restart()
-    peeked = bus.tell("source", events.MessagesPeeked("reply", 0, 10, False, None, transfer=True))
+    peeked = bus.submit("source", events.MessagesPeeked("reply", 0, 10, False, None, transfer=True))
     assert [text_of(row) for row in peeked] == ["y"]
     asked = events.DeferredRequested("reply", (peeked[0].seq,), True, False, None, transfer=True)
-    ((row, token, _),) = bus.tell("source", asked)
+    ((row, token, _),) = bus.submit("source", asked)
     assert text_of(row) == "y"
     assert bus.settle_tokens("source", [token], events.Complete()) == [None]
     info = bus.namespace.info("source")
@@ -222,7 +222,7 @@ def test_dead_letters_are_forwarded_with_their_reason_and_where_they_come_from()
     assert bus.receiver("q", dead=True).refusal is not None
 
 
-def test_what_abandoning_set_goes_with_the_message() -> None:
+def test_properties_set_by_abandon_are_forwarded_with_the_message() -> None:
     bus = Bus(queue("target"), queue("source"))
     bus.send("source", "a")
     bus.settle_tokens("source", bus.receive("source").tokens, events.Abandon({"tried": True}))
@@ -232,7 +232,7 @@ def test_what_abandoning_set_goes_with_the_message() -> None:
     assert overlay_properties(row.overlay) is None
 
 
-def test_a_life_is_not_longer_for_being_forwarded() -> None:
+def test_forwarding_does_not_prolong_the_time_to_live() -> None:
     bus = Bus(queue("target", default_time_to_live=60_000), queue("source"))
     bus.send("source", envelope("short", ttl=5_000), envelope("long"))
     bus.wait(2_000)
@@ -280,7 +280,7 @@ def test_each_hop_is_metered_as_a_send() -> None:
     assert bus.metered(MeteredOperation.SEND) == 2
 
 
-def test_nobody_receives_from_a_forwarding_entity_but_its_dead_letters_are_open() -> None:
+def test_a_forwarding_entity_has_no_receivers_except_of_its_dead_letters() -> None:
     bus = forwarding_bus()
     refusal = bus.receiver("source").refusal
     assert isinstance(refusal, Refusal)
@@ -288,7 +288,7 @@ def test_nobody_receives_from_a_forwarding_entity_but_its_dead_letters_are_open(
     assert bus.receiver("source", dead=True).refusal is None
 
 
-def test_a_source_that_gives_nothing_out_does_not_forward_until_it_does() -> None:
+def test_a_receive_disabled_source_does_not_forward() -> None:
     bus = forwarding_bus()
     bus.update("source", status=EntityStatus.RECEIVE_DISABLED)
     bus.send("source", "a")

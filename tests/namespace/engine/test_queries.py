@@ -1,4 +1,4 @@
-"""Peeking, receiving deferred messages by number, and deleting many at once."""
+"""Peek, receive deferred messages by sequence number, delete many messages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_deferred_message_is_received_by_its_number(peek_lock: bool, dead: boo
     assert bus.metered(MeteredOperation.RECEIVE_DEFERRED) == 2
 
 
-def test_a_request_for_a_number_that_is_not_deferred_takes_nothing() -> None:
+def test_a_request_with_a_number_that_is_not_deferred_receives_nothing() -> None:
     bus = Bus(queue())
     bus.send("q", "deferred", "held deferred", "active")
     one, two, _ = bus.receive("q").tokens
@@ -115,9 +115,9 @@ def test_deleting_a_batch_spares_held_and_younger_messages(dead: bool, read_ahea
     if dead:
         bus.settle_tokens("q", bus.receive("q").tokens, events.MoveToDeadLetter())
     receiver = bus.receiver("q", 1, dead=dead)
-    assert bus.tell("q", events.BatchDeleted("reply", 2, bus.now, dead)) == 2
-    assert bus.tell("q", events.BatchDeleted("reply", 100, bus.now, dead)) == 2
-    assert bus.tell("q", events.BatchDeleted("reply", 100, bus.now, dead)) == 0
+    assert bus.submit("q", events.BatchDeleted("reply", 2, bus.now, dead)) == 2
+    assert bus.submit("q", events.BatchDeleted("reply", 100, bus.now, dead)) == 2
+    assert bus.submit("q", events.BatchDeleted("reply", 100, bus.now, dead)) == 0
     bus.credit("q", receiver, 10)
     assert receiver.bodies == ["held", "young"]
     assert sum(bus.counts("q")) == 2
@@ -127,7 +127,7 @@ def test_deleting_a_batch_of_thousands_goes_through_the_store_in_pages() -> None
     bus = Bus(queue())
     for _ in range(10):
         bus.send("q", *["m"] * 100)
-    assert bus.tell("q", events.BatchDeleted("reply", 4_000, bus.now + 1, False)) == 1_000
+    assert bus.submit("q", events.BatchDeleted("reply", 4_000, bus.now + 1, False)) == 1_000
     assert bus.counts("q") == (0, 0, 0, 0)
     bus.send("q", "after")
     assert bus.receive("q").bodies == ["after"]

@@ -1,4 +1,4 @@
-"""Credit, fairness, drains, status: who is given what, and when nothing."""
+"""Credit, fairness, drain and status: which receiver gets which messages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_messages_come_in_order_and_only_as_far_as_credit_reaches() -> None:
     assert receiver.deliveries[0].locked_until == bus.now + 60_000
 
 
-def test_a_waiting_receiver_gets_a_message_in_the_step_that_stores_it() -> None:
+def test_a_waiting_receiver_gets_a_message_in_the_decision_that_stores_it() -> None:
     bus = Bus(queue())
     receiver = bus.receiver("q", 1)
-    bus.needs.clear()
+    bus.reads.clear()
     bus.send("q", "a", "b")
     assert receiver.bodies == ["a"]
-    assert bus.needs == [], "it was at hand"
+    assert bus.reads == [], "it was at hand"
 
 
 def test_credit_is_cumulative() -> None:
@@ -37,7 +37,7 @@ def test_credit_is_cumulative() -> None:
     bus.send("q", "a", "b", "c")
     receiver = bus.receiver("q")
     for _ in range(3):
-        bus.tell("q", events.CreditGranted(receiver, 2, False))
+        bus.submit("q", events.CreditGranted(receiver, 2, False))
     assert receiver.bodies == ["a", "b"]
 
 
@@ -64,11 +64,11 @@ def test_a_drain_gives_what_is_there_and_ends_the_credit(stored: int, delivered:
     if stored:
         bus.send("q", *["m"] * stored)
     receiver = bus.receiver("q")
-    bus.tell("q", events.CreditGranted(receiver, 4, True))
+    bus.submit("q", events.CreditGranted(receiver, 4, True))
     assert (len(receiver.deliveries), receiver.drained) == (delivered, 1)
     bus.send("q", "late")
     assert len(receiver.deliveries) == delivered
-    bus.tell("q", events.CreditGranted(receiver, 5, False))
+    bus.submit("q", events.CreditGranted(receiver, 5, False))
     assert len(receiver.deliveries) == delivered + 1, "drained credit counts as used"
 
 
@@ -76,35 +76,35 @@ def test_a_drain_of_a_deep_queue_is_answered_after_the_last_message() -> None:
     bus = Bus(queue(), read_ahead_bytes=0)
     bus.send("q", *["m"] * 700)
     receiver = bus.receiver("q", peek_lock=False)
-    bus.tell("q", events.CreditGranted(receiver, 1_000, True))
+    bus.submit("q", events.CreditGranted(receiver, 1_000, True))
     assert (len(receiver.deliveries), receiver.drained) == (700, 1)
 
 
-def test_a_receive_that_brought_nothing_is_metered_once_per_grant() -> None:
+def test_an_empty_receive_is_metered_once_per_credit_grant() -> None:
     bus = Bus(queue())
     receiver = bus.receiver("q", 5)
     bus.wait(15 * 60_000)
-    bus.tell("q", events.CreditGranted(receiver, 5, True))
+    bus.submit("q", events.CreditGranted(receiver, 5, True))
     assert bus.metered(MeteredOperation.RECEIVE_EMPTY) == 1
-    bus.tell("q", events.CreditGranted(receiver, 6, False))
+    bus.submit("q", events.CreditGranted(receiver, 6, False))
     bus.detach("q", receiver)
     assert bus.metered(MeteredOperation.RECEIVE_EMPTY) == 2
 
 
-def test_a_grant_after_one_that_brought_something_can_be_empty() -> None:
+def test_a_credit_grant_can_be_empty_after_one_that_was_not() -> None:
     bus = Bus(queue())
     receiver = bus.receiver("q", 1)
     bus.send("q", "m")
-    bus.tell("q", events.CreditGranted(receiver, 2, False))
-    bus.tell("q", events.CreditGranted(receiver, 2, True))
+    bus.submit("q", events.CreditGranted(receiver, 2, False))
+    bus.submit("q", events.CreditGranted(receiver, 2, True))
     assert bus.metered(MeteredOperation.RECEIVE_EMPTY) == 1
 
 
-def test_a_receive_that_brought_something_is_not_empty() -> None:
+def test_a_receive_with_messages_is_not_metered_as_empty() -> None:
     bus = Bus(queue())
     receiver = bus.receiver("q", 5)
     bus.send("q", "m")
-    bus.tell("q", events.CreditGranted(receiver, 5, True))
+    bus.submit("q", events.CreditGranted(receiver, 5, True))
     bus.detach("q", receiver)
     assert bus.metered(MeteredOperation.RECEIVE_EMPTY) == 0
     assert bus.metered(MeteredOperation.RECEIVE) == 1
@@ -113,7 +113,7 @@ def test_a_receive_that_brought_something_is_not_empty() -> None:
 def test_taking_credit_back_ends_the_grant() -> None:
     bus = Bus(queue())
     receiver = bus.receiver("q", 5)
-    bus.tell("q", events.CreditGranted(receiver, 0, True))
+    bus.submit("q", events.CreditGranted(receiver, 0, True))
     assert bus.metered(MeteredOperation.RECEIVE_EMPTY) == 1
     assert receiver.drained == 1
     bus.send("q", "m")
@@ -133,7 +133,7 @@ def test_a_detached_receiver_gets_nothing_more() -> None:
     receiver = bus.receiver("q", 5)
     bus.detach("q", receiver)
     bus.send("q", "m")
-    bus.tell("q", events.CreditGranted(receiver, 9, False))
+    bus.submit("q", events.CreditGranted(receiver, 9, False))
     assert receiver.deliveries == []
 
 
@@ -168,7 +168,7 @@ def test_a_store_that_cannot_be_read_for_a_while_loses_nothing(returned: bool) -
     assert receiver.bodies == ["a", "b"]
 
 
-def test_a_read_that_fails_takes_no_answer_from_what_is_settled() -> None:
+def test_a_failed_read_does_not_suppress_the_answer_to_a_settlement() -> None:
     bus = Bus(queue())
     bus.send("q", "a", "b")
     receiver = bus.receiver("q", 5)
@@ -195,7 +195,7 @@ def test_memory_holds_no_more_than_its_budget_and_gives_it_back() -> None:
     assert budget.used == 0
 
 
-def test_what_was_read_for_a_receiver_is_given_up_when_the_last_one_leaves() -> None:
+def test_rows_in_memory_are_given_up_when_the_last_receiver_leaves() -> None:
     bus = Bus(queue(), read_ahead_bytes=100_000)
     bus.send("q", *["m"] * 100)
     bus.restart()
@@ -213,11 +213,11 @@ def test_reading_ahead_asks_the_store_once_for_many_small_receives() -> None:
     bus.send("q", *["m"] * 200)
     bus.restart()
     receiver = bus.receiver("q")
-    bus.needs.clear()
+    bus.reads.clear()
     for _ in range(200):
         bus.credit("q", receiver, 1)
     assert len(receiver.deliveries) == 200
-    assert sum(isinstance(need, NextRows) for need in bus.needs) == 1
+    assert sum(isinstance(need, NextRows) for need in bus.reads) == 1
 
 
 @pytest.mark.parametrize("status", [EntityStatus.RECEIVE_DISABLED, EntityStatus.DISABLED])
@@ -230,7 +230,7 @@ def test_an_entity_closed_for_receives_refuses_receivers_peeks_and_requests(stat
     for answer in (
         bus.peek("q"),
         bus.deferred("q", 1),
-        bus.tell("q", events.BatchDeleted("reply", 10, bus.now, False)),
+        bus.submit("q", events.BatchDeleted("reply", 10, bus.now, False)),
     ):
         assert answer.condition is Condition.ENTITY_DISABLED
 

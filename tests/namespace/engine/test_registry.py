@@ -1,4 +1,4 @@
-"""The registry: creating, finding, changing, listing and removing entities, and what survives a restart."""
+"""The registry: creating, finding, changing, listing and deleting entities, and restarts."""
 
 from __future__ import annotations
 
@@ -140,11 +140,11 @@ def test_removing_a_queue_detaches_its_receivers_and_frees_the_path() -> None:
     ],
 )
 @pytest.mark.parametrize("description", [queue("e"), TopicDescription(path="e")])
-def test_whoever_still_has_a_removed_entity_in_hand_is_told(description: Description, event: events.Event) -> None:
+def test_events_of_a_deleted_entity_are_refused(description: Description, event: events.Event) -> None:
     bus = Bus(description)
     entity = bus.entity("e")
     bus.delete("e")
-    assert bus.tell(entity, event).condition is Condition.NOT_FOUND
+    assert bus.submit(entity, event).condition is Condition.NOT_FOUND
 
 
 def test_a_session_receiver_of_a_removed_entity_is_detached_and_other_events_are_ignored() -> None:
@@ -152,7 +152,7 @@ def test_a_session_receiver_of_a_removed_entity_is_detached_and_other_events_are
     entity = bus.entity("q")
     bus.delete("q")
     receiver = Receiver()
-    bus.tell(entity, events.SessionReceiverAttached(receiver, None, bus.now, True))
+    bus.submit(entity, events.SessionReceiverAttached(receiver, None, bus.now, True))
     assert condition(receiver.refusal) is Condition.NOT_FOUND
     for event in (
         events.EntityTimerFired(),
@@ -216,7 +216,7 @@ def test_an_idle_entity_is_removed_exactly_when_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("access", ["send", "receive", "peek", "update", "schedule"])
-def test_every_use_of_an_entity_puts_its_end_off(access: str) -> None:
+def test_every_use_of_an_entity_postpones_its_idle_deletion(access: str) -> None:
     bus = idle_bus()
     uses: dict[str, Any] = {
         "send": lambda: bus.send("q", "m"),

@@ -1,4 +1,4 @@
-"""Rules on subscriptions: what each takes of its topic, kept over a restart, made and removed while it works."""
+"""Rules of subscriptions: which messages each takes, restarts, adding and removing rules."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def properties_of(bus: Bus, path: str) -> list[dict[str, Any]]:
 
 
 def names(bus: Bus, path: str) -> list[str]:
-    return [each.name for each in bus.tell(path, events.RulesListed("reply", 0, 100))]
+    return [each.name for each in bus.submit(path, events.RulesListed("reply", 0, 100))]
 
 
-def test_a_subscription_takes_what_its_rules_choose() -> None:
+def test_a_subscription_takes_the_messages_that_its_rules_select() -> None:
     bus = topic(a=rule("red", "color = 'red'"), b=rule("blue", "color = 'blue'"), c=rule("all"))
     bus.send("t", colored("red", "r"), colored("blue", "b"), colored("green", "g"))
     assert [bus.receive(path).bodies for path in (A, B, C)] == [["r"], ["b"], ["r", "b", "g"]]
@@ -97,16 +97,16 @@ def test_a_changed_copy_is_private_to_its_subscription() -> None:
     assert properties_of(bus, B) == [{"color": "red"}]
 
 
-def test_a_body_is_shared_by_those_who_take_the_message_as_it_is() -> None:
+def test_a_body_is_shared_by_subscriptions_that_take_the_message_unchanged() -> None:
     bus = topic(a=rule("r", "color = 'red'"), b=rule("r", "color <> 'blue'"), c=rule("r", TrueFilter(), "SET n = 1"))
-    step = bus.carry_out(bus.entity("t").advance(events.MessagesSent(None, (colored("red"),)), bus.now))
-    assert len([write for write in step.writes if isinstance(write, PutBody)]) == 1
+    decision = bus.carry_out(bus.entity("t").advance(events.MessagesSent(None, (colored("red"),)), bus.now))
+    assert len([write for write in decision.writes if isinstance(write, PutBody)]) == 1
     [one], [two], [three] = (bus.peek(path) for path in (A, B, C))
     assert one.body is not None
     assert one.body == two.body
     assert three.body is None
-    step = bus.carry_out(bus.entity("t").advance(events.MessagesSent(None, (colored("blue"),)), bus.now))
-    assert not [write for write in step.writes if isinstance(write, PutBody)]
+    decision = bus.carry_out(bus.entity("t").advance(events.MessagesSent(None, (colored("blue"),)), bus.now))
+    assert not [write for write in decision.writes if isinstance(write, PutBody)]
 
 
 def test_an_action_decides_session_and_time_to_live_of_its_copy() -> None:
@@ -126,7 +126,7 @@ def test_an_action_decides_session_and_time_to_live_of_its_copy() -> None:
 def test_a_scheduled_message_is_filtered_when_it_is_due_by_the_rules_of_then() -> None:
     bus = topic(a=rule("red", "color = 'red'"))
     bus.schedule("t", colored("blue", due=bus.now + 1_000))
-    bus.tell(A, events.RuleAdded("reply", rule("blue", "color = 'blue' AND sys.SequenceNumber = 1")))
+    bus.submit(A, events.RuleAdded("reply", rule("blue", "color = 'blue' AND sys.SequenceNumber = 1")))
     bus.wait(1_000)
     assert properties_of(bus, A) == [{"color": "blue"}]
 
@@ -151,7 +151,7 @@ def test_g3_a_ping_reaches_no_subscription_whatever_its_rules(rules: list[RuleDe
 # --- rules that cannot be evaluated ------------------------------------------------------------------------------
 
 
-def test_what_a_filter_fails_on_is_dead_lettered_with_the_reason() -> None:
+def test_a_message_that_a_filter_fails_on_is_dead_lettered_with_the_reason() -> None:
     bus = topic(a=rule("number", "color > 5"), b=rule("all"))
     bus.send("t", colored("red"), colored(6), colored(4))
     assert bus.counts(A) == (1, 0, 0, 1)
@@ -163,7 +163,7 @@ def test_what_a_filter_fails_on_is_dead_lettered_with_the_reason() -> None:
     assert split_sections(dead.raw).application_properties == {"color": "red"}
 
 
-def test_what_a_filter_fails_on_is_passed_over_where_that_is_chosen() -> None:
+def test_a_message_that_a_filter_fails_on_is_dropped_without_dead_lettering_on_filter_errors() -> None:
     bus = Bus(
         TopicDescription(path="t"),
         SubscriptionDescription(
@@ -207,7 +207,7 @@ def test_a_copy_larger_than_a_message_may_be_is_not_made() -> None:
     assert "is larger than" in overlay_of(bus.peek(A, dead=True)[0])["DeadLetterErrorDescription"]
 
 
-def test_a_copy_beyond_the_limits_is_passed_over_where_that_is_chosen() -> None:
+def test_a_copy_beyond_the_limits_is_dropped_without_dead_lettering_on_filter_errors() -> None:
     rules = (rule("r", TrueFilter(), "SET a = text + text"), rule("s", TrueFilter(), "SET a = 1"))
     described = SubscriptionDescription(topic="t", name="a", dead_lettering_on_filter_errors=False, rules=rules)
     bus = Bus(TopicDescription(path="t"), described)
@@ -216,7 +216,7 @@ def test_a_copy_beyond_the_limits_is_passed_over_where_that_is_chosen() -> None:
     assert properties_of(bus, A)[0]["RuleName"] == "s"
 
 
-def test_a_disabled_subscription_takes_nothing_and_its_rules_are_not_asked() -> None:
+def test_a_disabled_subscription_takes_nothing_and_its_rules_are_not_evaluated() -> None:
     bus = topic(a=rule("number", "color > 5"))
     bus.update(A, status=EntityStatus.DISABLED)
     bus.send("t", colored("red"), colored(6))
@@ -226,9 +226,9 @@ def test_a_disabled_subscription_takes_nothing_and_its_rules_are_not_asked() -> 
 # --- making, changing, removing ----------------------------------------------------------------------------------
 
 
-def test_a_subscription_is_born_with_the_default_rule() -> None:
+def test_a_subscription_is_created_with_the_default_rule() -> None:
     bus = Bus(TopicDescription(path="t"), SubscriptionDescription(topic="t", name="a"))
-    assert bus.tell(A, events.RulesListed("reply", 0, 100)) == [
+    assert bus.submit(A, events.RulesListed("reply", 0, 100)) == [
         RuleDescription("$Default", TrueFilter(), None, bus.now)
     ]
 
@@ -236,19 +236,19 @@ def test_a_subscription_is_born_with_the_default_rule() -> None:
 def test_rules_are_added_changed_removed_and_listed_in_pages() -> None:
     bus = topic(a=rule("one", FalseFilter()))
     bus.now += 5
-    assert bus.tell(A, events.RuleAdded("reply", rule("two", "color = 'red'"))) is None
+    assert bus.submit(A, events.RuleAdded("reply", rule("two", "color = 'red'"))) is None
     bus.send("t", colored("red"), colored("blue"))
     assert properties_of(bus, A) == [{"color": "red"}]
-    assert bus.tell(A, events.RuleChanged("reply", rule("TWO", "color = 'blue'"))) is None
+    assert bus.submit(A, events.RuleChanged("reply", rule("TWO", "color = 'blue'"))) is None
     bus.send("t", colored("red"), colored("blue"))
     assert properties_of(bus, A) == [{"color": "red"}, {"color": "blue"}]
-    [second] = bus.tell(A, events.RulesListed("reply", 1, 1))
+    [second] = bus.submit(A, events.RulesListed("reply", 1, 1))
     assert second == RuleDescription("two", SqlFilter("color = 'blue'"), None, bus.now)
-    assert bus.tell(A, events.RuleRemoved("reply", "Two")) is None
+    assert bus.submit(A, events.RuleRemoved("reply", "Two")) is None
     bus.send("t", colored("red"), colored("blue"))
     assert len(bus.peek(A)) == 2
     assert names(bus, A) == ["one"]
-    assert bus.tell(A, events.RulesListed("reply", 1, 5)) == []
+    assert bus.submit(A, events.RulesListed("reply", 1, 5)) == []
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_rules_are_added_changed_removed_and_listed_in_pages() -> None:
 )
 def test_a_value_that_no_message_could_have_is_refused_in_rules_too(wrong: RuleDescription) -> None:
     bus = topic(a=rule("all"))
-    refusal = bus.tell(A, events.RuleAdded("reply", wrong))
+    refusal = bus.submit(A, events.RuleAdded("reply", wrong))
     assert isinstance(refusal, Refusal)
     assert refusal.condition is Condition.ARGUMENT_ERROR
     assert "A value of rule 'r' is no value of a message" in refusal.description
@@ -269,10 +269,10 @@ def test_a_value_that_no_message_could_have_is_refused_in_rules_too(wrong: RuleD
     assert names(bus, A) == ["all"]
 
 
-def test_two_thousand_rules_on_one_subscription_choose_and_are_kept() -> None:
+def test_two_thousand_rules_of_one_subscription_select_and_survive_a_restart() -> None:
     bus = topic(a=[rule(f"r{n}", CorrelationFilter(properties={"color": f"{n}"})) for n in range(2_000)])
-    assert bus.tell(A, events.RuleAdded("reply", rule("sql", "color = 'red'"))) is None
-    assert bus.tell(A, events.RuleRemoved("reply", "r7")) is None
+    assert bus.submit(A, events.RuleAdded("reply", rule("sql", "color = 'red'"))) is None
+    assert bus.submit(A, events.RuleRemoved("reply", "r7")) is None
     bus.send("t", colored("1999"), colored("7"), colored("red"), colored("blue"))
     assert [each["color"] for each in properties_of(bus, A)] == ["1999", "red"]
     bus.restart()
@@ -283,12 +283,12 @@ def test_two_thousand_rules_on_one_subscription_choose_and_are_kept() -> None:
 
 def test_the_last_rule_may_be_removed() -> None:
     bus = Bus(TopicDescription(path="t"), SubscriptionDescription(topic="t", name="a"))
-    assert bus.tell(A, events.RuleRemoved("reply", "$Default")) is None
+    assert bus.submit(A, events.RuleRemoved("reply", "$Default")) is None
     bus.send("t", "m")
     assert bus.counts(A) == (0, 0, 0, 0)
 
 
-def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
+def test_an_invalid_rule_is_refused_and_changes_nothing() -> None:
     bus = topic(a=rule("one"))
     refused: list[tuple[events.Event, Condition, str]] = [
         (events.RuleAdded("reply", rule("ONE")), Condition.ENTITY_ALREADY_EXISTS, "already exists"),
@@ -303,7 +303,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         (events.RuleRemoved("reply", "two"), Condition.NOT_FOUND, "could not be found"),
     ]
     for event, condition, told in refused:
-        answer = bus.tell(A, event)
+        answer = bus.submit(A, event)
         assert isinstance(answer, Refusal)
         assert answer.condition is condition
         assert told in answer.description
@@ -324,12 +324,12 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
 @pytest.mark.parametrize("path", ["q", "t"])
 def test_queues_and_topics_have_no_rules(event: events.Event, path: str) -> None:
     bus = Bus(queue(), TopicDescription(path="t"))
-    answer = bus.tell(path, event)
+    answer = bus.submit(path, event)
     assert isinstance(answer, Refusal)
     assert answer.condition is Condition.NOT_ALLOWED
 
 
-def test_no_subscription_is_born_with_rules_that_cannot_be() -> None:
+def test_a_subscription_with_invalid_rules_is_not_created() -> None:
     bus = Bus(TopicDescription(path="t"))
     for rules in ((rule("a"), rule("A")), (rule("a", "color ="),)):
         assert isinstance(bus.create(SubscriptionDescription(topic="t", name="a", rules=rules)), Refusal)
@@ -340,11 +340,11 @@ def test_an_update_of_the_subscription_leaves_its_rules() -> None:
     bus = topic(a=rule("red", "color = 'red'"))
     assert bus.update(A, max_delivery_count=3, rules=(rule("other"),)) is None
     assert names(bus, A) == ["red"]
-    bus.tell(A, events.RuleAdded("reply", rule("blue")))
+    bus.submit(A, events.RuleAdded("reply", rule("blue")))
     assert bus.entity(A).description.max_delivery_count == 3  # type: ignore[union-attr]  # it is a subscription
 
 
-def test_a_topic_tells_how_many_filters_of_each_kind_its_subscriptions_have() -> None:
+def test_a_topic_reports_the_number_of_filters_of_each_kind() -> None:
     bus = topic(a=[rule("one"), rule("two", FalseFilter()), rule("three", CorrelationFilter(label="x"))], b=rule("all"))
     info = bus.namespace.info("t")
     assert info is not None
@@ -396,16 +396,16 @@ def test_a_record_from_before_there_were_rules_has_the_default_rule() -> None:
     assert read_description("subscription", json.dumps(values)) == SubscriptionDescription(topic="t", name="a")
 
 
-def test_a_kind_of_filter_that_is_not_known_is_not_read_as_if_it_were() -> None:
+def test_an_unknown_kind_of_filter_in_a_record_is_refused() -> None:
     values = json.loads(write_description(SubscriptionDescription(topic="t", name="a")))
     values["rules"][0]["filter"] = {"kind": "newer"}
     with pytest.raises(ValueError, match="'newer' is no kind of filter"):
         read_description("subscription", json.dumps(values))
 
 
-def test_rules_are_there_after_a_restart_and_choose_as_before() -> None:
+def test_rules_survive_a_restart() -> None:
     bus = topic(a=rule("red", "color = 'red'"))
-    bus.tell(A, events.RuleAdded("reply", rule("blue", "color = 'blue'", "SET n = 1")))
+    bus.submit(A, events.RuleAdded("reply", rule("blue", "color = 'blue'", "SET n = 1")))
     bus.restart()
     assert names(bus, A) == ["red", "blue"]
     bus.send("t", colored("red"), colored("blue"), colored("green"))

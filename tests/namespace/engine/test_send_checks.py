@@ -1,4 +1,4 @@
-"""What is asked of a message on arrival: limits, quota, duplicates, ids, pings, the status of the entity."""
+"""Checks of sent messages: limits, quota, duplicates, message ids, pings, status of the entity."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_message_within_the_limits_is_taken(sent: RoutingFields) -> None:
 
 
 @pytest.mark.parametrize("status", [EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED])
-def test_an_entity_open_for_sends_takes_them(status: EntityStatus) -> None:
+def test_an_entity_that_is_not_disabled_for_sends_accepts_them(status: EntityStatus) -> None:
     bus = Bus(queue(status=status))
     assert bus.send("q", "m") is None
 
@@ -171,7 +171,7 @@ def test_two_equal_ids_of_one_batch_are_one_message() -> None:
     assert bus.receive("q").bodies == ["a1", "b1"]
 
 
-def test_an_id_is_free_again_after_the_window_and_a_duplicate_does_not_prolong_it() -> None:
+def test_an_id_can_be_used_again_after_the_window_and_a_duplicate_does_not_prolong_it() -> None:
     bus = detecting()
     bus.send("q", envelope("1", message_id="one"))
     bus.wait(20_000)
@@ -191,7 +191,7 @@ def test_a_completed_message_is_still_remembered_also_after_a_restart() -> None:
     assert bus.receive("q").bodies == ["other"]
 
 
-def test_what_was_seen_before_a_restart_is_known_as_long_as_the_window_reaches_back() -> None:
+def test_ids_seen_before_a_restart_are_duplicates_within_the_window() -> None:
     bus = detecting()
     bus.send("q", envelope("m", message_id="one"))
     bus.wait(1_000)
@@ -230,16 +230,16 @@ def test_a_scheduled_message_counts_as_seen_and_its_duplicate_gets_a_number() ->
     assert bus.counts("q") == (0, 0, 1, 0)
 
 
-def test_the_store_is_asked_only_about_times_that_memory_does_not_cover() -> None:
+def test_the_store_is_read_only_for_times_that_memory_does_not_cover() -> None:
     bus = detecting()
     bus.send("q", envelope(message_id="one"))
-    assert not [need for need in bus.needs if isinstance(need, KnownIds)]
+    assert not [need for need in bus.reads if isinstance(need, KnownIds)]
     bus.restart()
     bus.send("q", envelope(message_id="two"))
-    assert len([need for need in bus.needs if isinstance(need, KnownIds)]) == 1
+    assert len([need for need in bus.reads if isinstance(need, KnownIds)]) == 1
     bus.wait(20_001)
     bus.send("q", envelope(message_id="three"))
-    assert len([need for need in bus.needs if isinstance(need, KnownIds)]) == 1
+    assert len([need for need in bus.reads if isinstance(need, KnownIds)]) == 1
 
 
 def test_more_ids_than_memory_remembers_are_still_found() -> None:
@@ -253,7 +253,7 @@ def test_more_ids_than_memory_remembers_are_still_found() -> None:
     assert bus.counts("q") == (30, 0, 0, 0)
 
 
-def test_all_entities_together_keep_so_many_ids_in_memory_and_find_every_one() -> None:
+def test_all_entities_share_the_seen_id_budget_and_find_every_duplicate() -> None:
     detects: dict[str, Any] = {"requires_duplicate_detection": True, "duplicate_window": 20_000}
     bus = Bus(queue("a", **detects), queue("b", **detects), TopicDescription(path="t", **detects))
     ids = bus.namespace._resources.seen_id_budget
@@ -268,9 +268,9 @@ def test_all_entities_together_keep_so_many_ids_in_memory_and_find_every_one() -
         for number in range(8):
             bus.send(path, envelope(message_id=str(number)))
     assert bus.counts("a") == bus.counts("b") == (8, 0, 0, 0)
-    asked = len([need for need in bus.needs if isinstance(need, KnownIds)])
+    asked = len([need for need in bus.reads if isinstance(need, KnownIds)])
     bus.send("t", envelope(message_id="7"))
-    assert len([need for need in bus.needs if isinstance(need, KnownIds)]) == asked, "the newest are in memory"
+    assert len([need for need in bus.reads if isinstance(need, KnownIds)]) == asked, "the newest are in memory"
     bus.wait(50_000)
     for path in ("a", "b", "t"):
         queue_id = bus.entity(path).counters.queue
@@ -279,7 +279,7 @@ def test_all_entities_together_keep_so_many_ids_in_memory_and_find_every_one() -
 
 
 @pytest.mark.parametrize("path", ["a", "t"])
-def test_a_removed_entity_gives_back_its_room_for_ids(path: str) -> None:
+def test_a_deleted_entity_frees_its_share_of_the_seen_id_budget(path: str) -> None:
     bus = Bus(
         queue("a", requires_duplicate_detection=True), TopicDescription(path="t", requires_duplicate_detection=True)
     )
@@ -301,15 +301,15 @@ def test_ids_the_window_has_passed_are_forgotten_in_the_store(restarted: bool) -
     assert bus.next_timer() is None, "nothing is left to forget"
 
 
-def test_forgetting_spares_what_is_within_the_window() -> None:
+def test_a_purge_keeps_ids_within_the_window() -> None:
     bus = detecting()
     bus.send("q", envelope(message_id="old"))
     bus.wait(15_000)
     bus.send("q", envelope(message_id="young"))
     queue_id = bus.entity("q").counters.queue
     bus.wait(5_000)
-    step = bus.carry_out(bus.entity("q").advance(events.EntityTimerFired(), bus.now))
-    assert not [write for write in step.writes if isinstance(write, ForgetSeenIds)]
+    decision = bus.carry_out(bus.entity("q").advance(events.EntityTimerFired(), bus.now))
+    assert not [write for write in decision.writes if isinstance(write, ForgetSeenIds)]
     assert bus.store.load(KnownIds(queue_id, ("old", "young"), 0)) == {"old", "young"}
     bus.wait(1)
     assert bus.store.load(KnownIds(queue_id, ("old", "young"), 0)) == {"young"}

@@ -1,4 +1,4 @@
-"""Sessions: who is given which, in what order, for how long, and what becomes of the messages when it ends."""
+"""Sessions: which receiver gets which session, in which order, for how long, and what happens to its messages."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_receiver_that_stops_waiting_is_passed_over() -> None:
     assert (first.session, second.session) == (None, "red")
 
 
-def test_a_released_session_goes_to_whoever_waits() -> None:
+def test_a_released_session_goes_to_a_waiting_receiver() -> None:
     bus = sessions("red1")
     holder = bus.session("q", "red", 1)
     waiting = bus.session("q", None, wait=60_000)
@@ -141,7 +141,7 @@ def test_a_released_session_goes_to_whoever_waits() -> None:
     assert waiting.rows[0].delivery_count == 0, "giving a session back is no failed delivery"
 
 
-def test_a_released_session_without_messages_is_not_given_to_whoever_waits() -> None:
+def test_a_released_session_without_messages_is_not_assigned_to_a_waiting_receiver() -> None:
     bus = sessions("red1")
     holder = bus.session("q", "red", 1)
     waiting = bus.session("q", None, wait=60_000)
@@ -178,7 +178,7 @@ def test_a_session_lock_that_ends_detaches_its_receiver_and_counts_a_delivery() 
     assert [row.delivery_count for row in again.rows] == [1, 0]
 
 
-def test_a_lost_session_can_be_taken_before_its_timer_has_come() -> None:
+def test_a_session_with_an_expired_lock_can_be_accepted_before_its_timer_fires() -> None:
     bus = sessions("red1", lock_duration=5_000)
     loser = bus.session("q", "red", 1)
     bus.now += 5_000
@@ -193,7 +193,7 @@ def test_renewing_a_session_holds_its_messages_too() -> None:
     receiver = bus.session("q", "red", 1)
     for _ in range(5):
         bus.wait(9_000)
-        assert bus.tell("q", events.SessionLockRenewed("reply", "red")) == bus.now + 10_000
+        assert bus.submit("q", events.SessionLockRenewed("reply", "red")) == bus.now + 10_000
     assert bus.settle_tokens("q", receiver.tokens, events.Complete(), "red") == [None]
     assert receiver.refusal is None
 
@@ -201,16 +201,16 @@ def test_renewing_a_session_holds_its_messages_too() -> None:
 def test_the_lock_of_a_sessions_message_is_not_renewed_by_itself() -> None:
     bus = sessions("red1")
     receiver = bus.session("q", "red", 1)
-    refusal = bus.tell("q", events.LocksRenewed("reply", tuple(receiver.tokens)))
+    refusal = bus.submit("q", events.LocksRenewed("reply", tuple(receiver.tokens)))
     assert refusal.condition is Condition.NOT_ALLOWED
 
 
 def test_renewing_a_session_nobody_holds_is_refused() -> None:
     bus = sessions("red1", lock_duration=5_000)
-    assert bus.tell("q", events.SessionLockRenewed("reply", "red")).condition is Condition.SESSION_LOCK_LOST
+    assert bus.submit("q", events.SessionLockRenewed("reply", "red")).condition is Condition.SESSION_LOCK_LOST
     bus.session("q", "red")
     bus.now += 5_000
-    assert bus.tell("q", events.SessionLockRenewed("reply", "red")).condition is Condition.SESSION_LOCK_LOST
+    assert bus.submit("q", events.SessionLockRenewed("reply", "red")).condition is Condition.SESSION_LOCK_LOST
 
 
 def test_too_many_lost_sessions_dead_letter_the_message() -> None:
@@ -249,22 +249,22 @@ def test_disabling_detaches_holders_and_waiting_receivers() -> None:
 def test_state_is_kept_for_the_holder_of_the_session() -> None:
     bus = sessions()
     bus.session("q", "red")
-    assert bus.tell("q", events.SessionStateRequested("reply", "red")) is None
-    assert bus.tell("q", events.SessionStateSet("reply", "red", b"step 2")) is None
-    assert bus.tell("q", events.SessionStateRequested("reply", "red")) == b"step 2"
+    assert bus.submit("q", events.SessionStateRequested("reply", "red")) is None
+    assert bus.submit("q", events.SessionStateSet("reply", "red", b"decision 2")) is None
+    assert bus.submit("q", events.SessionStateRequested("reply", "red")) == b"decision 2"
     bus.restart()
-    assert bus.tell("q", events.SessionStateRequested("reply", "red")).condition is Condition.SESSION_LOCK_LOST
-    assert bus.tell("q", events.SessionStateSet("reply", "red", b"")).condition is Condition.SESSION_LOCK_LOST
+    assert bus.submit("q", events.SessionStateRequested("reply", "red")).condition is Condition.SESSION_LOCK_LOST
+    assert bus.submit("q", events.SessionStateSet("reply", "red", b"")).condition is Condition.SESSION_LOCK_LOST
     bus.session("q", "red")
-    assert bus.tell("q", events.SessionStateRequested("reply", "red")) == b"step 2"
-    bus.tell("q", events.SessionStateSet("reply", "red", None))
-    assert bus.tell("q", events.SessionStateRequested("reply", "red")) is None
+    assert bus.submit("q", events.SessionStateRequested("reply", "red")) == b"decision 2"
+    bus.submit("q", events.SessionStateSet("reply", "red", None))
+    assert bus.submit("q", events.SessionStateRequested("reply", "red")) is None
 
 
 def test_state_beyond_the_limit_is_refused() -> None:
     bus = sessions()
     bus.session("q", "red")
-    refusal = bus.tell("q", events.SessionStateSet("reply", "red", bytes(256 * 1024 + 1)))
+    refusal = bus.submit("q", events.SessionStateSet("reply", "red", bytes(256 * 1024 + 1)))
     assert refusal.condition is Condition.ARGUMENT_OUT_OF_RANGE
 
 
@@ -273,11 +273,11 @@ def test_sessions_are_listed_with_messages_or_state_and_by_the_time_of_their_sta
     bus.session("q", "green")
     before = bus.now
     bus.wait(10)
-    bus.tell("q", events.SessionStateSet("reply", "green", b"x"))
-    assert bus.tell("q", events.SessionsListed("reply", 0, 10, None)) == ["blue", "green", "red"]
-    assert bus.tell("q", events.SessionsListed("reply", 1, 1, None)) == ["green"]
-    assert bus.tell("q", events.SessionsListed("reply", 0, 10, before)) == ["green"]
-    assert bus.tell("q", events.SessionsListed("reply", 0, 10, bus.now)) == []
+    bus.submit("q", events.SessionStateSet("reply", "green", b"x"))
+    assert bus.submit("q", events.SessionsListed("reply", 0, 10, None)) == ["blue", "green", "red"]
+    assert bus.submit("q", events.SessionsListed("reply", 1, 1, None)) == ["green"]
+    assert bus.submit("q", events.SessionsListed("reply", 0, 10, before)) == ["green"]
+    assert bus.submit("q", events.SessionsListed("reply", 0, 10, bus.now)) == []
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_sessions_are_listed_with_messages_or_state_and_by_the_time_of_their_sta
     ],
 )
 def test_an_entity_without_sessions_has_no_session_state(event: events.Event) -> None:
-    answer = Bus(queue()).tell("q", event)
+    answer = Bus(queue()).submit("q", event)
     assert isinstance(answer, Refusal)
     assert answer.condition is Condition.NOT_ALLOWED
 
@@ -314,7 +314,7 @@ def test_deferred_messages_of_a_session_are_for_its_holder_only() -> None:
 def test_accepting_a_session_is_metered() -> None:
     bus = sessions("red1")
     receiver = bus.session("q", None)
-    bus.tell("q", events.SessionLockRenewed("reply", "red"))
+    bus.submit("q", events.SessionLockRenewed("reply", "red"))
     bus.detach("q", receiver)
     assert bus.metered(MeteredOperation.ACCEPT_SESSION) == 1
     assert bus.metered(MeteredOperation.RENEW_SESSION_LOCK) == 1
@@ -333,7 +333,7 @@ def test_a_long_session_is_delivered_whole_to_one_receiver_after_the_other() -> 
 
 
 @pytest.mark.parametrize("path", ["q", "t/Subscriptions/s"])
-def test_a_receiver_is_told_of_its_lost_session_though_the_next_cannot_be_found(path: str) -> None:
+def test_a_receiver_learns_of_its_lost_session_although_the_search_for_the_next_fails(path: str) -> None:
     settings: dict[str, Any] = {"requires_session": True, "lock_duration": 5_000}
     bus = Bus(queue(**settings), TopicDescription(path="t"), SubscriptionDescription(topic="t", name="s", **settings))
     bus.send(path.partition("/")[0], envelope("m", session="red"))

@@ -1,4 +1,4 @@
-"""What settling, losing a lock and too many deliveries make of a message, by lane and by outcome."""
+"""Settlement, lost locks and too many deliveries, for every lane and outcome."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def held_in(bus: Bus, lane: str) -> tuple[bytes, int]:
         ("dead deferred", RELEASE, (0, 0, 0, 1)),
     ],
 )
-def test_a_settled_message_stands_where_its_outcome_puts_it(
+def test_a_settled_message_is_in_the_lane_of_its_outcome(
     lane: str, outcome: events.MessageOutcome, counts: tuple[int, int, int, int]
 ) -> None:
     bus = Bus(queue())
@@ -183,7 +183,7 @@ def test_lost_locks_count_towards_the_last_delivery_and_releases_do_not() -> Non
     assert bus.counts("q") == (0, 0, 0, 1)
 
 
-def test_in_the_dead_letter_queue_no_number_of_deliveries_is_too_many() -> None:
+def test_a_dead_letter_can_be_delivered_any_number_of_times() -> None:
     bus = Bus(queue(max_delivery_count=1))
     bus.send("q", "m")
     bus.settle_tokens("q", bus.receive("q").tokens, ABANDON)
@@ -220,7 +220,7 @@ def test_a_token_is_good_after_its_link_is_gone_until_the_lock_ends() -> None:
     assert refusal.condition is Condition.MESSAGE_LOCK_LOST
 
 
-def test_a_lock_whose_time_is_up_is_lost_even_before_the_timer_comes() -> None:
+def test_an_expired_lock_is_lost_even_before_its_timer_fires() -> None:
     bus = Bus(queue(lock_duration=5_000))
     bus.send("q", "m")
     [token] = bus.receive("q").tokens
@@ -249,7 +249,7 @@ def test_messages_given_back_together_come_again_in_order() -> None:
     assert receiver.bodies == [*"abc", *"abcd"]
 
 
-def test_what_is_held_is_not_given_to_another_when_the_queue_is_read_again() -> None:
+def test_a_locked_message_is_not_delivered_again_when_the_queue_is_read_again() -> None:
     bus = Bus(queue())
     bus.send("q", *"abcd")
     holder = bus.receiver("q", 4)
@@ -278,7 +278,7 @@ def test_renewing_a_lock_prolongs_it_from_now() -> None:
     bus.send("q", "m")
     [token] = bus.receive("q").tokens
     bus.wait(9_000)
-    assert bus.tell("q", events.LocksRenewed("reply", (token,))) == [bus.now + 10_000]
+    assert bus.submit("q", events.LocksRenewed("reply", (token,))) == [bus.now + 10_000]
     bus.wait(9_999)
     assert bus.settle_tokens("q", [token], COMPLETE) == [None]
 
@@ -289,7 +289,7 @@ def test_renewing_is_refused_as_a_whole_if_one_lock_is_lost() -> None:
     one, two = bus.receive("q").tokens
     bus.wait(5_000)
     bus.settle_tokens("q", [two], COMPLETE)
-    refusal = bus.tell("q", events.LocksRenewed("reply", (one, two)))
+    refusal = bus.submit("q", events.LocksRenewed("reply", (one, two)))
     assert refusal.condition is Condition.MESSAGE_LOCK_LOST
     bus.wait(5_000)
     assert bus.receive("q").bodies == ["a"], "its lock ended when it would have"

@@ -1,4 +1,4 @@
-"""Topics: a message goes to every subscription, which then has all a queue has."""
+"""Topics: every subscription gets a copy of each message, and works like a queue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_message_reaches_every_subscription_and_each_settles_its_own() -> None
     assert refusal is not None
 
 
-def test_numbers_are_the_subscriptions_own_and_remember_the_topics() -> None:
+def test_a_copy_has_a_sequence_number_of_the_subscription_and_keeps_that_of_the_topic() -> None:
     bus = topic("a")
     bus.send("t", "m")
     bus.create(SubscriptionDescription(topic="t", name="b"))
@@ -52,9 +52,9 @@ def test_numbers_are_the_subscriptions_own_and_remember_the_topics() -> None:
 @pytest.mark.parametrize(("names", "bodies"), [((), 0), (("a",), 0), (("a", "b"), 1), (("a", "b", "c"), 1)])
 def test_a_body_is_stored_once_where_several_subscriptions_take_it(names: tuple[str, ...], bodies: int) -> None:
     bus = topic(*names)
-    step = bus.carry_out(bus.entity("t").advance(events.MessagesSent("reply", (envelope("m"),)), bus.now))
-    assert len([write for write in step.writes if isinstance(write, PutBody)]) == bodies
-    rows = [write.row for write in step.writes if isinstance(write, PutRow)]
+    decision = bus.carry_out(bus.entity("t").advance(events.MessagesSent("reply", (envelope("m"),)), bus.now))
+    assert len([write for write in decision.writes if isinstance(write, PutBody)]) == bodies
+    rows = [write.row for write in decision.writes if isinstance(write, PutRow)]
     assert len(rows) == len(names)
     assert all((row.body is not None) == bool(bodies) for row in rows)
     bus.restart()
@@ -62,7 +62,7 @@ def test_a_body_is_stored_once_where_several_subscriptions_take_it(names: tuple[
         assert bus.receive(f"t/subscriptions/{name}").bodies == ["m"]
 
 
-def test_bodies_after_a_restart_do_not_take_the_ids_of_stored_ones() -> None:
+def test_body_ids_are_not_reused_after_a_restart() -> None:
     bus = topic("a", "b")
     bus.send("t", "old")
     bus.restart()
@@ -89,7 +89,7 @@ def test_a_disabled_subscription_takes_nothing(status: EntityStatus, taken: int)
     assert (bus.counts(A)[0], bus.counts(B)[0]) == (1, taken)
 
 
-def test_the_shortest_life_of_message_topic_and_subscription_counts() -> None:
+def test_the_shortest_time_to_live_of_message_topic_and_subscription_counts() -> None:
     bus = topic("a", "b", default_time_to_live=5_000)
     bus.update(B, default_time_to_live=2_000)
     bus.send("t", envelope("m", ttl=10_000), envelope("short", ttl=1_000))
@@ -110,7 +110,7 @@ def test_a_message_without_session_is_dead_lettered_by_a_subscription_that_requi
     assert overlay_of(dead.rows[0])["DeadLetterReason"] == "Session ID is null"
 
 
-def test_a_topic_detects_duplicates_before_it_hands_them_on() -> None:
+def test_a_topic_detects_duplicates_before_it_publishes() -> None:
     bus = topic("a", "b", requires_duplicate_detection=True)
     for _ in range(2):
         bus.send("t", envelope("m", message_id="one"))
@@ -134,7 +134,7 @@ def test_scheduled_messages_wait_in_the_topic_and_go_to_the_subscriptions_of_tha
     assert bus.counts("t") == (0, 0, 0, 0)
 
 
-def test_what_is_due_takes_turns_with_what_time_brings_to_subscriptions() -> None:
+def test_due_messages_of_a_topic_take_turns_with_the_timers_of_its_subscriptions() -> None:
     bus = topic("a")
     bus.send("t", *[envelope(f"{n}", ttl=1_000 + n) for n in range(10)])
     bus.schedule("t", envelope("due", due=bus.now + 1_000))
@@ -185,8 +185,8 @@ def test_a_body_that_only_one_subscription_takes_is_charged_as_in_a_queue() -> N
 def test_a_copy_that_an_action_changed_is_charged_whole() -> None:
     bus = topic("a", "b")
     rule = RuleDescription("changes", SqlFilter("1=1"), SqlAction("SET x = 'changed'"))
-    bus.tell(A, events.RuleRemoved("reply", "$Default"))
-    bus.tell(A, events.RuleAdded("reply", rule))
+    bus.submit(A, events.RuleRemoved("reply", "$Default"))
+    bus.submit(A, events.RuleAdded("reply", rule))
     message = envelope("m", message_id="id")
     bus.send("t", message)
     [changed] = bus.peek(A)
@@ -203,7 +203,7 @@ def test_a_dead_letter_is_charged_until_it_is_gone() -> None:
     assert size_of(bus) == whole - COPY_BYTES
 
 
-def test_a_subscription_that_is_deleted_gives_back_what_only_it_held() -> None:
+def test_a_deleted_subscription_frees_the_bodies_that_only_it_held() -> None:
     bus = topic("a", "b")
     bus.send("t", "m")
     whole = size_of(bus)
@@ -247,7 +247,7 @@ def test_a_disabled_topic_refuses_sends_while_subscriptions_still_give() -> None
     ],
 )
 def test_nothing_is_received_from_a_topic(event: events.Event) -> None:
-    answer = topic("a").tell("t", event)
+    answer = topic("a").submit("t", event)
     assert isinstance(answer, Refusal)
     assert answer.condition is Condition.NOT_ALLOWED
 
@@ -267,7 +267,7 @@ def test_no_session_is_given_by_a_topic() -> None:
     ],
 )
 def test_nothing_is_sent_to_a_subscription(event: events.Event) -> None:
-    answer = topic("a").tell(A, event)
+    answer = topic("a").submit(A, event)
     assert isinstance(answer, Refusal)
     assert answer.condition is Condition.NOT_ALLOWED
 
@@ -292,7 +292,7 @@ def test_removing_a_topic_removes_its_subscriptions_and_all_they_hold() -> None:
     assert receiver.refusal.condition is Condition.NOT_FOUND
     assert bus.namespace.find("t") is bus.namespace.find(A) is bus.namespace.find(B) is None
     assert bus.store.open().entities == []
-    answer = bus.tell(gone, events.MessagesSettled("reply", tuple(receiver.tokens), events.Complete()))
+    answer = bus.submit(gone, events.MessagesSettled("reply", tuple(receiver.tokens), events.Complete()))
     assert answer.condition is Condition.NOT_FOUND
 
 
@@ -305,7 +305,7 @@ def test_removing_a_subscription_leaves_the_others_alone() -> None:
     assert bus.receive(B).bodies == ["m", "n"]
 
 
-def test_a_read_that_fails_for_one_subscription_takes_nothing_from_the_others() -> None:
+def test_a_failed_read_of_one_subscription_does_not_affect_the_others() -> None:
     bus = Bus(
         TopicDescription(path="t"),
         SubscriptionDescription(topic="t", name="a", max_delivery_count=1),

@@ -1,4 +1,4 @@
-"""A transaction in the engine: one step for all entities, everything checked and read before anything changes."""
+"""Transactions: one decision for all entities; everything is checked and read before anything changes."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def settled(bus: Bus, path: str, token: bytes, outcome: events.MessageOutcome | 
     return bus.entity(path), events.MessagesSettled(None, (token,), outcome or events.Complete())
 
 
-def test_sends_and_settlements_of_several_entities_are_one_step() -> None:
+def test_sends_and_settlements_of_several_entities_are_one_decision() -> None:
     bus = Bus(queue("in"), queue("out"), TopicDescription(path="t"), SubscriptionDescription(topic="t", name="s"))
     bus.send("in", "a", "b")
     tokens = bus.receive("in").tokens
@@ -50,7 +50,7 @@ def test_sends_and_settlements_of_several_entities_are_one_step() -> None:
     assert bus.receive("t/Subscriptions/s").bodies == ["y"]
 
 
-def test_a_settled_message_is_not_given_out_again_by_the_same_step() -> None:
+def test_a_settled_message_is_not_delivered_again_by_the_same_decision() -> None:
     bus = Bus(queue(), read_ahead_bytes=1)
     bus.send("q", "a", "b", "c")
     holder = bus.receiver("q", 2)
@@ -77,7 +77,7 @@ def test_a_settled_message_is_not_given_out_again_by_the_same_step() -> None:
         ),
     ],
 )
-def test_whatever_is_refused_leaves_everything_as_it_was(spoil: Any, said: Condition) -> None:
+def test_a_refused_transaction_changes_nothing(spoil: Any, said: Condition) -> None:
     bus = Bus(
         queue(),
         queue("sessions", requires_session=True),
@@ -103,7 +103,7 @@ def test_the_quota_counts_the_whole_transaction() -> None:
     assert "amqp:resource-limit-exceeded" in refusal.description
 
 
-def test_a_message_settled_twice_or_a_deleted_entity_undoes_the_whole() -> None:
+def test_a_message_settled_twice_or_a_deleted_entity_rolls_back_the_transaction() -> None:
     bus = Bus(queue(), queue("other"))
     bus.send("q", "held")
     holder = bus.receiver("q", 1)
@@ -134,13 +134,13 @@ def test_a_read_that_fails_changes_nothing() -> None:
     assert bus.receive("plain").bodies == ["a"]
 
 
-def test_what_a_transaction_sends_is_forwarded() -> None:
+def test_messages_sent_in_a_transaction_are_forwarded() -> None:
     bus = Bus(queue("target"), queue("source", forward_to="target"))
     assert commit(bus, sent(bus, "source", "a")) is None
     assert bus.receive("target").bodies == ["a"]
 
 
-def test_a_lock_that_runs_out_before_the_end_undoes_the_whole_and_the_message_comes_again() -> None:
+def test_a_lock_that_expires_before_the_commit_rolls_back_the_transaction() -> None:
     bus = Bus(queue("in", lock_duration=5_000), queue("out"))
     bus.send("in", "held")
     [token] = bus.receive("in").tokens
@@ -153,7 +153,7 @@ def test_a_lock_that_runs_out_before_the_end_undoes_the_whole_and_the_message_co
     assert [row.delivery_count for row in bus.receive("in").rows] == [1]
 
 
-def test_a_session_lock_that_runs_out_before_the_end_undoes_the_whole() -> None:
+def test_a_session_lock_that_expires_before_the_commit_rolls_back_the_transaction() -> None:
     bus = Bus(queue("in", lock_duration=5_000, requires_session=True), queue("out"))
     bus.send("in", envelope("held", session="s"))
     holder = bus.session("in", "s", 1)

@@ -1,4 +1,4 @@
-"""Every description the service would refuse is refused, with the condition and the name of what is wrong."""
+"""Every description that the service refuses is refused, with the same condition and the name of the property."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def rule(name: str = "r", key: str = "k", claims: frozenset[Claim] = ALL) -> Aut
         ("x" * 261, RANGE),
     ],
 )
-def test_a_path_the_service_does_not_take_is_refused(entity: Description, path: str, condition: Condition) -> None:
+def test_a_path_that_the_service_does_not_allow_is_refused(
+    entity: Description, path: str, condition: Condition
+) -> None:
     refusal = new_entity_refusal(replace(entity, path=path))  # type: ignore[arg-type]  # both of these have a path
     assert refusal is not None
     assert refusal.condition is condition
@@ -165,7 +167,7 @@ def test_a_value_at_the_edge_of_its_range_is_taken(entity: Description, changes:
         (SUBSCRIPTION, "requires_session"),
     ],
 )
-def test_what_an_entity_is_born_with_cannot_be_changed(entity: Description, name: str) -> None:
+def test_a_fixed_property_cannot_be_changed(entity: Description, name: str) -> None:
     for before, after in ((False, True), (True, False)):
         refusal = change_refusal(replace(entity, **{name: before}), replace(entity, **{name: after}))  # type: ignore[arg-type]  # the names are right
         assert refusal is not None

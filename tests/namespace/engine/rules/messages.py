@@ -1,4 +1,4 @@
-"""The message on which the tables of expressions are tried: properties of every type, some null, some not there."""
+"""The message on which the tables of expressions are evaluated: properties of every type, null and missing ones."""
 
 from __future__ import annotations
 

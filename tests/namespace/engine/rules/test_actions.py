@@ -1,4 +1,4 @@
-"""SQL actions: what SET and REMOVE make of a copy; everything they do not name comes through as it was."""
+"""SQL actions: what SET and REMOVE change in a copy. Everything else stays as it was."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_action_changes_properties_of_the_system(action: str, changes: dict[s
     }
 
 
-def test_all_that_is_not_named_comes_through_byte_by_byte() -> None:
+def test_sections_that_an_action_does_not_name_stay_byte_for_byte() -> None:
     raw = build_message(
         header=Header(durable=True, priority=7, ttl=5),
         delivery_annotations={"d": 1},
@@ -156,7 +156,7 @@ def test_the_message_itself_stays_as_it_was() -> None:
         ("SET a = p('sys.nope')", "there is no system property 'nope'"),
     ],
 )
-def test_an_action_that_fails_says_why(action: str, told: str) -> None:
+def test_an_action_that_fails_explains_why(action: str, told: str) -> None:
     act = compile_action(action, {})
     with pytest.raises(RuleEvaluationError, match=told):
         act(view())

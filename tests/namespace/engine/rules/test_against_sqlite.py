@@ -1,6 +1,6 @@
-"""Filters against an independent evaluator: what SQLite and the rule language share, they see alike.
+"""Filters against an independent evaluator: SQLite, for the part of the language that both have.
 
-Shared: integers and texts each among their own, null for what is missing, LIKE by case, and no division by zero.
+Both have integers and texts (never mixed), null for what is missing, LIKE by case, and no division by zero.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def listed(values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 def escaped(pattern: str) -> str:
-    """So that the escape character stands before what it escapes: elsewhere the two differ."""
+    """Put the escape character only before characters that need it: elsewhere the two languages differ."""
     return quoted(pattern.replace("!", "!!"))
 
 
@@ -95,7 +95,9 @@ def database() -> Iterator[sqlite3.Connection]:
 
 
 @given(conditions, rows)
-def test_sqlite_sees_it_alike(database: sqlite3.Connection, condition: str, row: dict[str, int | str | None]) -> None:
+def test_sqlite_evaluates_the_expression_to_the_same_value(
+    database: sqlite3.Connection, condition: str, row: dict[str, int | str | None]
+) -> None:
     database.execute("DELETE FROM message")
     database.execute("INSERT INTO message VALUES (:n, :m, :k, :s, :t)", row)
     (expected,) = database.execute(f"SELECT {condition} FROM message").fetchone()  # noqa: S608  # made above

@@ -1,4 +1,4 @@
-"""SQL filters: what each expression says of one message with properties of every type, some null, some missing."""
+"""SQL filters: the value of many expressions on one message."""
 
 from __future__ import annotations
 
@@ -287,12 +287,12 @@ NAMES: list[tuple[str, bool | None]] = [
 TABLE = COMPARISONS + MISSING_AND_NULL + LOGIC + ARITHMETIC + LISTS_AND_PATTERNS + NAMES
 
 
-def test_the_table_is_as_long_as_promised() -> None:
+def test_the_table_of_filters_is_long_enough() -> None:
     assert len({expression for expression, _ in TABLE}) == len(TABLE) >= 150
 
 
 @pytest.mark.parametrize(("expression", "expected"), TABLE)
-def test_an_expression_says_of_the_message(expression: str, expected: bool | None) -> None:
+def test_an_expression_has_the_value_of_the_table(expression: str, expected: bool | None) -> None:
     assert compile_filter(expression, {}).evaluate(view()) is expected
 
 
@@ -349,7 +349,7 @@ def test_parameters_stand_for_their_values(expression: str, parameters: dict[str
         ("p('sys.nope') = 1", "there is no system property 'nope'"),
     ],
 )
-def test_what_csharp_would_not_do_is_an_error_of_evaluation(expression: str, told: str) -> None:
+def test_an_operation_that_csharp_does_not_have_is_an_evaluation_error(expression: str, told: str) -> None:
     run = compile_filter(expression, {}).evaluate
     with pytest.raises(RuleEvaluationError) as caught:
         run(view())
@@ -381,7 +381,7 @@ def test_a_filter_is_compiled_once_for_all_messages() -> None:
     assert found == [True, False, True, False]
 
 
-def test_constants_are_worked_out_when_the_filter_is_made() -> None:
+def test_constants_are_evaluated_at_compile_time() -> None:
     term = compile_filter("1 + 2 * 3 = 7", {})
     assert term.is_constant
     assert term.value is True

@@ -1,4 +1,4 @@
-"""Texts and messages made to break the language of rules: each is refused, or fails by itself, in bounded time."""
+"""Texts and messages made to break the rule language: each is refused, or fails alone, in bounded time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twinbus.namespace.engine.rules.ruleset import RuleSet
 from .messages import view
 
 
-def test_a_pattern_that_a_message_brings_is_as_long_as_a_rule_at_most() -> None:
+def test_a_like_pattern_from_a_message_has_a_maximum_length() -> None:
     run = compile_filter("t LIKE pattern", {}).evaluate
     text = {"t": "a" * 32_000}
     assert run(view(build_message(application_properties={**text, "pattern": "%" + "_" * 1_022 + "b"}))) is False
@@ -41,13 +41,13 @@ def test_a_message_that_was_accepted_but_cannot_be_read_is_an_error_of_evaluatio
 
 
 @pytest.mark.parametrize("text", ["(" * 300 + "1=1" + ")" * 300, "NOT " * 140 + "1=1", " OR ".join(["n = 1"] * 100)])
-def test_what_is_nested_or_long_is_understood_and_evaluated(text: str) -> None:
+def test_a_deeply_nested_or_long_expression_is_evaluated(text: str) -> None:
     assert compile_filter(text, {}).evaluate(view()) in (True, None)
 
 
 @pytest.mark.parametrize(
     "text", ["NOT " * 200 + "1=1", "n = " + "+".join("n" * 200), "p(" * 200 + "'x'" + ")" * 200 + "=1"]
 )
-def test_what_is_nested_beyond_measure_is_refused(text: str) -> None:
+def test_an_expression_nested_too_deep_is_refused(text: str) -> None:
     with pytest.raises(RuleSyntaxError, match="nested more than 150 deep"):
         compile_filter(text, {})

@@ -1,4 +1,4 @@
-"""What is wrong with the text of a rule is told with its place, and with what would be right there."""
+"""Syntax errors name their position, and what is expected there."""
 
 from __future__ import annotations
 
@@ -80,22 +80,22 @@ ACTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "position", "told"), FILTERS)
-def test_a_filter_that_cannot_be(text: str, position: int, told: str) -> None:
+@pytest.mark.parametrize(("text", "position", "expected"), FILTERS)
+def test_an_invalid_filter_is_refused_with_its_position(text: str, position: int, expected: str) -> None:
     with pytest.raises(RuleSyntaxError) as caught:
         compile_filter(text, {})
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert caught.value.position == position
 
 
-@pytest.mark.parametrize(("text", "position", "told"), ACTIONS)
-def test_an_action_that_cannot_be(text: str, position: int, told: str) -> None:
+@pytest.mark.parametrize(("text", "position", "expected"), ACTIONS)
+def test_an_invalid_action_is_refused_with_its_position(text: str, position: int, expected: str) -> None:
     with pytest.raises(RuleSyntaxError) as caught:
         compile_action(text, {})
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert caught.value.position == position
 
 
-def test_the_place_is_told_by_line_where_there_are_several() -> None:
+def test_a_syntax_error_in_a_text_of_several_lines_names_the_line() -> None:
     with pytest.raises(RuleSyntaxError, match="At line 2, column 9: a value is expected"):
         compile_filter("color = 'a'\n AND n =", {})

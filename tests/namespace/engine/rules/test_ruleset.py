@@ -1,4 +1,4 @@
-"""Which copies the rules of a subscription make of one message; correlation filters and the two that need no text."""
+"""Which copies the rules of a subscription make of one message; correlation, true and false filters."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def select(*rules: RuleDescription) -> Selection:
         (CorrelationFilter(label="Red", properties={"color": "red"}), False),
     ],
 )
-def test_a_filter_takes_the_message_or_not(condition: RuleFilter, taken: bool) -> None:
+def test_a_filter_selects_the_message_or_not(condition: RuleFilter, taken: bool) -> None:
     assert select(rule("r", condition)) == Selection(taken)
 
 
@@ -105,12 +105,12 @@ def test_each_rule_with_an_action_gives_a_copy_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("good", ["quantity = 10", "color = 'blue'"])
-def test_where_a_rule_matches_it_is_no_matter_that_another_fails(good: str) -> None:
+def test_if_one_rule_matches_the_failure_of_another_does_not_matter(good: str) -> None:
     bad = rule("bad", "color = 5")
     assert select(bad, rule("good", good)) == select(rule("good", good), bad) == Selection(True)
 
 
-def test_the_first_rule_that_cannot_be_evaluated_is_told() -> None:
+def test_the_selection_reports_the_first_rule_that_cannot_be_evaluated() -> None:
     found = select(rule("no", "color = 'red'"), rule("bad", "color = 5"), rule("worse", "shape = 6"))
     assert not found.unchanged
     assert found.error == "Rule 'bad' could not be evaluated: a string cannot be compared (=) with an integer."
@@ -148,7 +148,9 @@ MANY = [f"color = '{color}' AND quantity > {most}" for color in ("red", "blue", 
         {},
     ],
 )
-def test_rules_found_by_a_text_say_what_each_says_by_itself(properties: dict[str, Any], filters: list[str]) -> None:
+def test_rules_indexed_by_a_text_select_the_same_as_each_rule_alone(
+    properties: dict[str, Any], filters: list[str]
+) -> None:
     raw = build_message(application_properties=properties)
     alone = [RuleSet([rule("r", text)]).select(view(raw)) for text in filters]
     together = RuleSet([rule("r", text) for text in filters]).select(view(raw))
@@ -158,7 +160,7 @@ def test_rules_found_by_a_text_say_what_each_says_by_itself(properties: dict[str
 
 
 @pytest.mark.parametrize("always", [TrueFilter(), SqlFilter("1=1"), SqlFilter(" 2 > 1 ")])
-def test_what_takes_everything_is_known_without_a_message(always: RuleFilter) -> None:
+def test_a_rule_set_that_takes_everything_is_recognized_without_a_message(always: RuleFilter) -> None:
     assert RuleSet([rule("a", "color = 'red'"), rule("b", always)]).takes_everything
     assert not RuleSet([rule("b", always), rule("c", TrueFilter(), "SET a = 1")]).takes_everything
 

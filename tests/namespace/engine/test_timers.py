@@ -1,4 +1,4 @@
-"""Time to live, scheduled messages, and what happens exactly when an instant comes."""
+"""Time to live, scheduled messages, and timers at their exact instant."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_shorter_time_to_live_counts(own: int | None, default: int | None, e
         (RoutingFields(b"", ttl=10, absolute_expiry_time=5_000, creation_time=1_000), 10),
     ],
 )
-def test_a_life_too_long_for_the_header_is_told_by_the_absolute_expiry_time(
+def test_a_time_to_live_too_long_for_the_header_comes_from_the_absolute_expiry_time(
     message: RoutingFields, expected: int
 ) -> None:
     assert time_to_live(message, None, 1_000) == expected
@@ -96,7 +96,7 @@ def test_a_held_message_does_not_expire_until_it_comes_back() -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("dead_letters", [False, True])
-def test_a_deferred_message_expires_only_when_it_is_asked_for(dead_letters: bool, restarts: bool) -> None:
+def test_a_deferred_message_expires_only_when_it_is_requested(dead_letters: bool, restarts: bool) -> None:
     bus = Bus(queue(dead_lettering_on_expiration=dead_letters))
     bus.send("q", envelope("m", ttl=10_000), envelope("n", ttl=90_000))
     bus.settle_tokens("q", bus.receive("q").tokens, events.Defer())
@@ -150,7 +150,7 @@ def test_thousands_expire_together_although_hundreds_of_the_oldest_are_held() ->
     bus.send("q", *[envelope("m", ttl=10_000) for _ in range(1_000)])
     bus.wait(10_000)
     assert bus.counts("q") == (400, 0, 0, 0)
-    assert max(need.limit for need in bus.needs if isinstance(need, ExpiredRows)) <= 256 + 400
+    assert max(need.limit for need in bus.reads if isinstance(need, ExpiredRows)) <= 256 + 400
     assert bus.settle_tokens("q", held.tokens, events.Complete()) == [None] * 400
 
 
@@ -190,7 +190,7 @@ def test_a_message_scheduled_for_the_past_is_active_at_once(late: int) -> None:
     assert bus.receive("q").bodies == ["m"]
 
 
-def test_the_life_of_a_scheduled_message_begins_when_it_is_due() -> None:
+def test_the_time_to_live_of_a_scheduled_message_starts_when_it_is_due() -> None:
     bus = Bus(queue(dead_lettering_on_expiration=True))
     bus.schedule("q", envelope("m", due=bus.now + 10_000, ttl=2_000))
     bus.wait(10_000)
@@ -201,7 +201,7 @@ def test_the_life_of_a_scheduled_message_begins_when_it_is_due() -> None:
     assert bus.counts("q") == (0, 0, 0, 1)
 
 
-def test_a_late_timer_does_not_shorten_the_life_of_a_scheduled_message() -> None:
+def test_a_late_timer_does_not_shorten_the_time_to_live_of_a_scheduled_message() -> None:
     bus = Bus(queue())
     bus.schedule("q", envelope("m", due=bus.now + 1_000, ttl=2_000))
     bus.now += 3_600_000
@@ -261,7 +261,7 @@ def test_peeking_shows_scheduled_messages_with_their_number() -> None:
     assert (row.seq, row.due) == (number, bus.now + 1_000)
 
 
-def test_what_has_expired_is_gone_though_what_is_due_cannot_be_read() -> None:
+def test_expired_messages_are_dropped_although_due_messages_cannot_be_read() -> None:
     bus = Bus(queue(dead_lettering_on_expiration=True))
     bus.send("q", envelope("old", ttl=1_000), envelope("due", due=bus.now + 1_000))
     bus.now += 1_000

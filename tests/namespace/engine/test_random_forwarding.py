@@ -1,4 +1,4 @@
-"""Forwarding, transactions, rules and restarts at random: figures stay those of the store, and everything ends."""
+"""Random forwarding, transactions, rules and restarts: the counters agree with the store, and forwarding ends."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SUBSCRIPTIONS = tuple(f"{topic}/Subscriptions/{name}" for topic in TOPICS for na
 SOURCES = ("a", "b", *SUBSCRIPTIONS)
 
 
-class World:
-    """One namespace in which everything may forward to everything."""
+class RandomNamespace:
+    """A namespace in which every entity may forward to every other."""
 
     def __init__(self, seed: int) -> None:
         self._rng = Random(seed)
@@ -48,7 +48,7 @@ class World:
         self._deeds += [self._update, self._receive, self._settle, self._transact, self._add_rule, self._wait]
         self._rare: list[Callable[[], None]] = [self._restart, self._delete]
 
-    def step(self) -> None:
+    def decision(self) -> None:
         self._rng.choice(self._deeds if self._rng.random() < 0.97 else self._rare)()
         self.bus.settle()  # raises if that has no end
 
@@ -69,7 +69,7 @@ class World:
 
     def _send(self) -> None:
         path = self._rng.choice((*QUEUES, *TOPICS))
-        self.bus.tell(path, events.MessagesSent("reply", self._messages(path)))
+        self.bus.submit(path, events.MessagesSent("reply", self._messages(path)))
 
     def _existing(self, paths: tuple[str, ...] = SOURCES) -> str:
         return self._rng.choice([path for path in paths if self.bus.namespace.find(path)] or ["a"])
@@ -118,7 +118,7 @@ class World:
         condition = self._rng.choice(("n > 0", "n = 'no number'", "1=1"))
         action = self._rng.choice((None, SqlAction("SET k = n + 1"), SqlAction("SET sys.SessionId = 'q'")))
         rule = RuleDescription(f"r{self._number}", SqlFilter(condition), action)
-        self.bus.tell(path, events.RuleAdded("reply", rule))
+        self.bus.submit(path, events.RuleAdded("reply", rule))
 
     def _wait(self) -> None:
         self.bus.wait(self._rng.choice((10, 600, 61_000)))
@@ -132,9 +132,9 @@ class World:
 
     def check(self) -> None:
         opened = {stored.entity.queue: stored for stored in self.bus.store.open().entities}
-        for family in self.bus.namespace.root_entities():
+        for root in self.bus.namespace.root_entities():
             shared: dict[int, int] = {}
-            for entity in family.entities:
+            for entity in root.entities:
                 need = BrowseRows(entity.counters.queue, tuple(QueueLane), 0, 1_000_000, 1 << 40)
                 rows: list[Row] = self.bus.store.load(need)
                 assert entity.counters.lanes == [sum(row.lane == lane for row in rows) for lane in QueueLane], (
@@ -142,13 +142,13 @@ class World:
                 )
                 assert entity.counters.size == sum(row.charge for row in rows), entity.path
                 shared |= {row.body: row.size for row in rows if row.body is not None}
-            if isinstance(family, Topic):
-                assert family.shared_bytes == sum(shared.values()) == opened[family.counters.queue].shared_bytes
+            if isinstance(root, Topic):
+                assert root.shared_bytes == sum(shared.values()) == opened[root.counters.queue].shared_bytes
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_happens_the_figures_are_those_of_the_store_and_forwarding_ends(seed: int) -> None:
-    world = World(seed)
+def test_in_random_runs_the_counters_agree_with_the_store_and_forwarding_ends(seed: int) -> None:
+    namespace = RandomNamespace(seed)
     for _ in range(STEPS):
-        world.step()
-        world.check()
+        namespace.decision()
+        namespace.check()

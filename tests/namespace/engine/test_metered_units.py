@@ -1,4 +1,4 @@
-"""M2: what the engine has its operations cost beyond one unit each."""
+"""M2: the units that the engine meters beyond one for each operation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def units(bus: Bus, operation: MeteredOperation) -> int:
     return sum(meter.count + meter.more_units for meter in bus.meters if meter.operation is operation)
 
 
-def test_m2_every_message_of_a_send_and_a_receive_is_rounded_up_by_itself() -> None:
+def test_m2_each_message_of_a_send_or_receive_is_rounded_up_by_itself() -> None:
     bus = Bus(queue())
     bus.send("q", "small", LARGE, "small")
     assert units(bus, MeteredOperation.SEND) == 4
@@ -24,14 +24,14 @@ def test_m2_every_message_of_a_send_and_a_receive_is_rounded_up_by_itself() -> N
     assert units(bus, MeteredOperation.RECEIVE) == 4
 
 
-def test_m2_a_peek_is_one_operation_by_all_it_carried() -> None:
+def test_m2_a_peek_is_one_operation_charged_by_its_total_size() -> None:
     bus = Bus(queue())
     bus.send("q", *[envelope("x" * (UNIT_BYTES // 2))] * 3)
     assert len(bus.peek("q")) == 3
     assert units(bus, MeteredOperation.PEEK) == 2
 
 
-def test_m2_deferred_messages_and_scheduled_ones_too() -> None:
+def test_m2_deferred_and_scheduled_messages_are_rounded_up_too() -> None:
     bus = Bus(queue())
     bus.schedule("q", envelope("x" * UNIT_BYTES, due=bus.now + 1000))
     assert units(bus, MeteredOperation.SCHEDULE) == 2
@@ -43,11 +43,11 @@ def test_m2_deferred_messages_and_scheduled_ones_too() -> None:
     assert units(bus, MeteredOperation.RECEIVE_DEFERRED) == 2
 
 
-def test_m2_the_state_of_a_session_too() -> None:
+def test_m2_session_state_is_rounded_up_too() -> None:
     bus = Bus(queue(requires_session=True))
     bus.send("q", envelope(session="s"))
     bus.session("q", "s")
-    bus.tell("q", events.SessionStateSet("reply", "s", b"x" * (UNIT_BYTES + 1)))
-    bus.tell("q", events.SessionStateRequested("reply", "s"))
+    bus.submit("q", events.SessionStateSet("reply", "s", b"x" * (UNIT_BYTES + 1)))
+    bus.submit("q", events.SessionStateRequested("reply", "s"))
     assert units(bus, MeteredOperation.SET_SESSION_STATE) == 2
     assert units(bus, MeteredOperation.GET_SESSION_STATE) == 2

@@ -1,7 +1,7 @@
-"""A small world that answers: senders, receivers, clocks and crashes in any order, against the plain model.
+"""Random sequences of sends, receives, settlements, waits and restarts, compared with a simple model.
 
-Nothing accepted is lost, nothing settled comes again, nobody holds what another holds, and whoever has credit gets
-what there is.
+No accepted message is lost, no settled message is delivered again, no message is locked twice, and a receiver with
+credit gets every available message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from twinbus.namespace.engine.topic import Topic
 from twinbus.values import Condition
 
 from .bus import Bus, Delivery, Receiver, envelope, text_of
-from .model import LANES, Holder, Message, Model
+from .model import LANES, EntityModel, ModelMessage, SessionHolder
 
 OUTCOMES: dict[str, events.MessageOutcome] = {
     "complete": events.Complete(),
@@ -36,8 +36,8 @@ EVERYTHING = 1 << 40
 
 
 @dataclass(eq=False)
-class Guest:
-    """A receiver with what the test knows about it."""
+class ModelReceiver:
+    """A receiver, and what the test expects of it."""
 
     path: str
     dead: bool
@@ -47,24 +47,24 @@ class Guest:
     limit: int = 0
     seen: int = 0
     order: list[int] = field(default_factory=list)
-    """Numbers of first deliveries of the session it holds."""
+    """Sequence numbers of the first deliveries of the session that it holds."""
 
     @property
     def credit(self) -> int:
         return self.limit - len(self.receiver.deliveries)
 
 
-class World(RuleBasedStateMachine):
+class EntityMachine(RuleBasedStateMachine):
     bus: Bus
-    models: dict[str, Model]
+    models: dict[str, EntityModel]
 
     def __init__(self) -> None:
         super().__init__()
-        self.guests: list[Guest] = []
+        self.receivers: list[ModelReceiver] = []
         self.sent = 0
         self.seen_ids: dict[str, int] = {}
         self.scheduled: dict[str, tuple[int, str | None, int | None, int]] = {}
-        """Waiting in the topic: due, session, time to live, sequence number."""
+        """Messages scheduled in the topic: due, session, time to live, sequence number."""
         self.numbers: dict[str, set[int]] = {}
 
     # --- beginning -----------------------------------------------------------------------------------------------
@@ -108,12 +108,12 @@ class World(RuleBasedStateMachine):
             self.bus.create(SubscriptionDescription(topic="t", name="a", requires_session=sessions, **shared))
             self.bus.create(SubscriptionDescription(topic="t", name="b", **shared))
             self.models = {
-                "t/Subscriptions/a": Model(lock, deliveries, dead_letters, sessions),
-                "t/Subscriptions/b": Model(lock, deliveries, dead_letters, False),
+                "t/Subscriptions/a": EntityModel(lock, deliveries, dead_letters, sessions),
+                "t/Subscriptions/b": EntityModel(lock, deliveries, dead_letters, False),
             }
         else:
             self.bus.create(QueueDescription(path="q", requires_session=sessions, **shared, **sending))
-            self.models = {"q": Model(lock, deliveries, dead_letters, sessions)}
+            self.models = {"q": EntityModel(lock, deliveries, dead_letters, sessions)}
 
     # --- sending -------------------------------------------------------------------------------------------------
 
@@ -196,56 +196,56 @@ class World(RuleBasedStateMachine):
     def attach(self, data: st.DataObject, dead: bool, peek_lock: bool, by_id: bool, credit: int) -> None:
         path = data.draw(st.sampled_from(sorted(self.models)))
         model = self.models[path]
-        guest = Guest(path, dead, peek_lock, model.sessions and not dead)
-        self.guests.append(guest)
-        if not guest.session:
-            attached = events.ReceiverAttached("reply", guest.receiver, dead, peek_lock)
-            assert self.bus.tell(path, attached) is None
+        attached = ModelReceiver(path, dead, peek_lock, model.sessions and not dead)
+        self.receivers.append(attached)
+        if not attached.session:
+            event = events.ReceiverAttached("reply", attached.receiver, dead, peek_lock)
+            assert self.bus.submit(path, event) is None
         else:
             wanted = data.draw(st.sampled_from(SESSIONS)) if by_id else None
             taken = wanted in [holder.session for holder in model.holders.values()]
             deadline = self.bus.now + 10_000
-            self.bus.tell(path, events.SessionReceiverAttached(guest.receiver, wanted, deadline, peek_lock))
-            assert (guest.receiver.refusal is not None) == taken
+            self.bus.submit(path, events.SessionReceiverAttached(attached.receiver, wanted, deadline, peek_lock))
+            assert (attached.receiver.refusal is not None) == taken
         self._look()
-        self._grant(guest, credit, drain=False)
+        self._grant(attached, credit, drain=False)
 
-    @precondition(lambda self: self.guests)
+    @precondition(lambda self: self.receivers)
     @rule(data=st.data(), credit=st.integers(0, 4), drain=st.booleans())
     def grant(self, data: st.DataObject, credit: int, drain: bool) -> None:
-        self._grant(data.draw(st.sampled_from(self.guests)), credit, drain=drain)
+        self._grant(data.draw(st.sampled_from(self.receivers)), credit, drain=drain)
 
-    def _grant(self, guest: Guest, credit: int, *, drain: bool) -> None:
-        if guest.receiver.refusal is not None:
+    def _grant(self, attached: ModelReceiver, credit: int, *, drain: bool) -> None:
+        if attached.receiver.refusal is not None:
             return
-        drained = guest.receiver.drained
-        guest.limit = max(guest.limit, len(guest.receiver.deliveries)) + credit
-        self.bus.tell(guest.path, events.CreditGranted(guest.receiver, guest.limit, drain))
+        drained = attached.receiver.drained
+        attached.limit = max(attached.limit, len(attached.receiver.deliveries)) + credit
+        self.bus.submit(attached.path, events.CreditGranted(attached.receiver, attached.limit, drain))
         self._look()
-        if drain and not (guest.session and guest.receiver.session is None):
-            assert guest.receiver.drained == drained + 1
-            guest.limit = len(guest.receiver.deliveries)
+        if drain and not (attached.session and attached.receiver.session is None):
+            assert attached.receiver.drained == drained + 1
+            attached.limit = len(attached.receiver.deliveries)
             # The engine counts drained credit as used; a link would, too.
-            guest.receiver.deliveries.clear()
-            guest.seen = guest.limit = 0
-            self._leave(guest)
+            attached.receiver.deliveries.clear()
+            attached.seen = attached.limit = 0
+            self._leave(attached)
 
-    @precondition(lambda self: self.guests)
+    @precondition(lambda self: self.receivers)
     @rule(data=st.data())
     def detach(self, data: st.DataObject) -> None:
-        self._leave(data.draw(st.sampled_from(self.guests)))
+        self._leave(data.draw(st.sampled_from(self.receivers)))
 
-    def _leave(self, guest: Guest) -> None:
-        self.bus.tell(guest.path, events.ReceiverDetached(guest.receiver))
-        self.guests.remove(guest)
-        model = self.models[guest.path]
-        if guest in model.holders:
-            model.release_session(guest, self.bus.now, failed=False)
+    def _leave(self, attached: ModelReceiver) -> None:
+        self.bus.submit(attached.path, events.ReceiverDetached(attached.receiver))
+        self.receivers.remove(attached)
+        model = self.models[attached.path]
+        if attached in model.holders:
+            model.release_session(attached, self.bus.now, failed=False)
         self._look()
 
     # --- settling ------------------------------------------------------------------------------------------------
 
-    def _held(self) -> list[tuple[str, Message]]:
+    def _held(self) -> list[tuple[str, ModelMessage]]:
         return [(path, each) for path, model in self.models.items() for each in model.messages.values() if each.held]
 
     @precondition(lambda self: self._held())
@@ -271,12 +271,12 @@ class World(RuleBasedStateMachine):
         assert message.token is not None
         if model.sessions and message.mortal:
             assert message.session is not None
-            until = self.bus.tell(path, events.SessionLockRenewed("reply", message.session))
+            until = self.bus.submit(path, events.SessionLockRenewed("reply", message.session))
             for holder in model.holders.values():
                 if holder.session == message.session:
                     holder.until = until
         else:
-            [until] = self.bus.tell(path, events.LocksRenewed("reply", (message.token,)))
+            [until] = self.bus.submit(path, events.LocksRenewed("reply", (message.token,)))
             message.until = until
         assert until == self.bus.now + model.lock_duration
 
@@ -320,15 +320,15 @@ class World(RuleBasedStateMachine):
     def be_late(self, milliseconds: int, credit: int) -> None:
         """Time jumps, and credit arrives before any timer has fired."""
         self.bus.now += milliseconds
-        for guest in list(self.guests):
-            self._grant(guest, credit, drain=False)
+        for attached in list(self.receivers):
+            self._grant(attached, credit, drain=False)
         self.bus.settle()
         self._look()
 
     @rule()
     def restart(self) -> None:
         self.bus.restart()
-        self.guests.clear()
+        self.receivers.clear()
         for model in self.models.values():
             model.restart()
         self.bus.settle()
@@ -347,47 +347,47 @@ class World(RuleBasedStateMachine):
         for path, model in self.models.items():
             self._lose_sessions(path, model, now)
             model.pass_time(now)
-        for guest in list(self.guests):
-            self._take_session(guest, now)
-        for guest in list(self.guests):
-            for delivery in guest.receiver.deliveries[guest.seen :]:
-                self._check(guest, delivery, now)
-            guest.seen = len(guest.receiver.deliveries)
-            if guest.receiver.refusal is not None:
-                self.guests.remove(guest)
+        for attached in list(self.receivers):
+            self._take_session(attached, now)
+        for attached in list(self.receivers):
+            for delivery in attached.receiver.deliveries[attached.seen :]:
+                self._check(attached, delivery, now)
+            attached.seen = len(attached.receiver.deliveries)
+            if attached.receiver.refusal is not None:
+                self.receivers.remove(attached)
 
-    def _lose_sessions(self, path: str, model: Model, now: int) -> None:
+    def _lose_sessions(self, path: str, model: EntityModel, now: int) -> None:
         for receiver, holder in list(model.holders.items()):
             if holder.until <= now:
                 model.release_session(receiver, now, failed=True)
-                [guest] = [guest for guest in self.guests if guest is receiver]
-                assert guest.receiver.refusal is not None
-                assert guest.receiver.refusal.condition is Condition.SESSION_LOCK_LOST
+                [attached] = [attached for attached in self.receivers if attached is receiver]
+                assert attached.receiver.refusal is not None
+                assert attached.receiver.refusal.condition is Condition.SESSION_LOCK_LOST
 
-    def _take_session(self, guest: Guest, now: int) -> None:
-        model = self.models[guest.path]
-        session = guest.receiver.session
-        if session is None or guest in model.holders or guest.receiver.refusal is not None:
+    def _take_session(self, attached: ModelReceiver, now: int) -> None:
+        model = self.models[attached.path]
+        session = attached.receiver.session
+        if session is None or attached in model.holders or attached.receiver.refusal is not None:
             return
         assert session not in [holder.session for holder in model.holders.values()], "one holder per session"
-        assert guest.receiver.locked_until is not None
-        model.holders[guest] = Holder(session, guest.receiver.locked_until)
+        assert attached.receiver.locked_until is not None
+        model.holders[attached] = SessionHolder(session, attached.receiver.locked_until)
 
-    def _check(self, guest: Guest, delivery: Delivery, now: int) -> None:
-        model = self.models[guest.path]
+    def _check(self, attached: ModelReceiver, delivery: Delivery, now: int) -> None:
+        model = self.models[attached.path]
         message = model.messages[text_of(delivery.row)]
-        assert message.state == ("dead" if guest.dead else "active"), "delivered from where it stands"
+        assert message.state == ("dead" if attached.dead else "active"), "delivered from where it stands"
         assert not message.held, "held by one at a time"
         assert delivery.row.delivery_count == message.deliveries
-        if guest.session:
-            assert message.session == guest.receiver.session
+        if attached.session:
+            assert message.session == attached.receiver.session
             if message.deliveries == 0 and message.seq is None:
-                assert guest.order == sorted([*guest.order, delivery.row.seq])[:-1]
-                guest.order.append(delivery.row.seq)
+                assert attached.order == sorted([*attached.order, delivery.row.seq])[:-1]
+                attached.order.append(delivery.row.seq)
         assert message.seq in (None, delivery.row.seq), "a number stays with its message"
         message.seq = delivery.row.seq
         if delivery.token is None:
-            assert not guest.peek_lock
+            assert not attached.peek_lock
             message.state = "gone"
         else:
             assert delivery.locked_until is not None
@@ -431,13 +431,13 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def whoever_has_credit_gets_what_there_is(self) -> None:
-        for guest in self.guests:
-            model = self.models[guest.path]
-            if guest.credit > 0 and not guest.session:
-                assert not model.available("dead" if guest.dead else "active")
-            if guest.credit > 0 and guest.receiver.session is not None:
-                assert not model.available("active", guest.receiver.session)
-            if guest.session and guest.receiver.session is None and guest.receiver.refusal is None:
+        for attached in self.receivers:
+            model = self.models[attached.path]
+            if attached.credit > 0 and not attached.session:
+                assert not model.available("dead" if attached.dead else "active")
+            if attached.credit > 0 and attached.receiver.session is not None:
+                assert not model.available("active", attached.receiver.session)
+            if attached.session and attached.receiver.session is None and attached.receiver.refusal is None:
                 held = [holder.session for holder in model.holders.values()]
                 assert not [each for each in model.available("active") if each.session not in held]
 
@@ -450,5 +450,5 @@ class World(RuleBasedStateMachine):
             assert set(entity.receive_state.locks.by_token) == held
 
 
-TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestEntityMachine = EntityMachine.TestCase
+TestEntityMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
