@@ -73,5 +73,5 @@ def test_a_connection_string_is_one_and_a_place_stays_what_it_is() -> None:
 
 
 def test_what_gives_no_token_is_refused_by_name() -> None:
-    with pytest.raises(CredentialError, match="a object gives no token"):
+    with pytest.raises(CredentialError, match="a object is no credential"):
         NamespaceAccess.with_credential(HOST, object())

@@ -1,5 +1,6 @@
-"""Where a namespace is and what proves who we are, read from what the caller has: a connection string, a host with a
-TokenCredential, or a client of azure-servicebus. Nothing is connected here.
+"""Address and credential of a namespace for `connect`, from a connection string, a host with a credential, or a client.
+
+Connects to nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ import asyncio
 import inspect
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Self
 
 from twinbus.clock import SystemClock
@@ -27,16 +27,16 @@ from twinbus.connect import (
 from twinbus.errors import CallerError
 
 SCOPE: Final = "https://servicebus.azure.net//.default"
-# A signature made elsewhere tells its end inside; it is put again well before that.
+# The end of a given signature is not read: it is sent again after so long at the latest.
 _SIGNATURE_SECONDS: Final = 600
 
 
 class CredentialError(CallerError, TypeError):
-    """The credential is of no kind that is known here."""
+    """The credential is of no kind that is supported."""
 
 
 class AzureTokenSource:
-    """Any TokenCredential, sync or aio: told by `get_token`, so that azure-identity need not be installed."""
+    """Tokens of a TokenCredential, sync or aio. Needs `get_token` only, so azure-identity need not be installed."""
 
     def __init__(self, credential: Any) -> None:
         self._credential = credential
@@ -46,7 +46,7 @@ class AzureTokenSource:
         if inspect.iscoroutinefunction(get_token):
             found = await get_token(SCOPE)
         else:
-            # Its network is its own: it must not hold up ours.
+            # In a thread: its requests would block the event loop.
             found = await asyncio.to_thread(get_token, SCOPE)
             if inspect.isawaitable(found):
                 found = await found
@@ -54,7 +54,7 @@ class AzureTokenSource:
 
 
 class SignatureSource:
-    """A shared access signature that somebody else made, and may replace (AzureSasCredential)."""
+    """The signature of an AzureSasCredential, which its owner may replace at any time."""
 
     def __init__(self, credential: Any) -> None:
         self._credential = credential
@@ -65,7 +65,7 @@ class SignatureSource:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceAccess:
-    """One namespace, as the native transport connects to it."""
+    """What the native transport needs to connect to one namespace."""
 
     endpoint: ConnectionString
     source: TokenSource | None = None
@@ -73,7 +73,7 @@ class NamespaceAccess:
 
     @classmethod
     def of(cls, given: NamespaceAccess | str | Any) -> NamespaceAccess:
-        """From a connection string, or a client of azure-servicebus, sync or aio."""
+        """Of a connection string, or of a client of azure-servicebus, sync or aio."""
         if isinstance(given, NamespaceAccess):
             return given
         if isinstance(given, str):
@@ -82,7 +82,7 @@ class NamespaceAccess:
 
     @classmethod
     def of_client(cls, client: Any) -> Self:
-        # Not at the top: without a client, azure-servicebus is not needed.
+        # Imported here: only a caller that has a client needs azure-servicebus.
         from twinbus.sdk import connection_settings  # noqa: PLC0415
 
         namespace, use_tls, authority, credential = connection_settings(client)
@@ -91,20 +91,19 @@ class NamespaceAccess:
 
     @classmethod
     def with_credential(
-        cls, endpoint: ConnectionString | str, credential: Any, tls: ssl.SSLContext | Path | None = None
+        cls, endpoint: ConnectionString | str, credential: Any, tls: ssl.SSLContext | None = None
     ) -> Self:
-        """A host, or host:port, with a TokenCredential, an AzureNamedKeyCredential or an AzureSasCredential."""
-        at = _endpoint(endpoint) if isinstance(endpoint, str) else endpoint
-        context = ssl.create_default_context(cafile=tls) if isinstance(tls, Path) else tls
+        """Of a host or host:port with a TokenCredential, an AzureNamedKeyCredential or an AzureSasCredential."""
+        address = _endpoint(endpoint) if isinstance(endpoint, str) else endpoint
         key = _named_key(credential)
         if key is not None:
-            signing = ConnectionString(at.host, at.port, key[0], key[1], emulator=at.emulator)
-            return cls(signing, SasTokenSource(signing, SystemClock()), context)
+            signing = ConnectionString(address.host, address.port, key[0], key[1], emulator=address.emulator)
+            return cls(signing, SasTokenSource(signing, SystemClock()), tls)
         if hasattr(credential, "signature"):
-            return cls(at, SignatureSource(credential), context)
+            return cls(address, SignatureSource(credential), tls)
         if hasattr(credential, "get_token"):
-            return cls(at, AzureTokenSource(credential), context)
-        raise CredentialError(f"a {type(credential).__name__} gives no token: it has no get_token")
+            return cls(address, AzureTokenSource(credential), tls)
+        raise CredentialError(f"a {type(credential).__name__} is no credential: it has no get_token")
 
     def connect(self, *, timeout: float) -> ServiceBusConnection:
         return connect(self.endpoint, tls=self.tls, credential=self.source, timeout=timeout)
@@ -121,7 +120,7 @@ def _named_key(credential: Any) -> tuple[str, str] | None:
     named = getattr(credential, "named_key", None)
     if named is not None:
         return str(named.name), str(named.key)
-    # What the SDK makes of a connection string.
+    # The SDK's own credential, which it makes of a connection string.
     if hasattr(credential, "policy") and hasattr(credential, "key"):
         return str(credential.policy), str(credential.key)
     return None

@@ -1,6 +1,7 @@
-"""What could never be delivered, brought back once it is mended (Y6): dead letters of the backlog queues, told and
-resubmitted. A copy goes into the backlog queue first, and only then the dead letter is completed: a crash between the
-two repeats the message under its own id, and never loses it.
+"""Lists and resubmits the dead letters of the backlog queues (Y6).
+
+To resubmit, a copy is sent to the backlog queue, and only then the dead letter is completed: a crash between the two
+repeats the message under its own id and never loses it.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from twinbus.syphon.syphon_ledger import NOT_TRIED
 from twinbus.syphon.translation import destination_of, resubmittable
 from twinbus.syphon.transport import PEEK_PAGE_SIZE
 
-_BATCH: Final = 100
-# Those that are not meant stay locked until the end: after so long without a message there is none left.
+_RECEIVE_SIZE: Final = 100
+# Unwanted dead letters stay locked, so they do not come again: after so long without any, none is left.
 _WAIT_SECONDS: Final = 2.0
 _SUB_QUEUE: Final = "/$DeadLetterQueue"
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """`destination` is None where it names none. `enqueued_time` is when the backlog took it."""
+    """`destination` is None if the message names none. `enqueued_time` is that of the backlog queue."""
 
     queue: str
     sequence_number: int
@@ -65,7 +66,7 @@ DeadLetterFilter = Callable[[DeadLetter], bool]
 
 @dataclass(slots=True)
 class DeadLetterCensus:
-    """How many there are of those that are wanted. `last`: by queue, how many and the last number of them."""
+    """Counts the dead letters that `wanted` selects. `last`: by queue, their count and their last sequence number."""
 
     wanted: DeadLetterFilter
     last: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class DeadLetterCensus:
 
 
 class NotResubmittedError(RetryError):
-    """Some that were asked for are still dead letters; `done` of them are back in the backlog."""
+    """`left` of the wanted messages are still dead letters; `done` of them are back in the backlog."""
 
     def __init__(self, done: int, left: int, cause: BaseException | None) -> None:
         why = f": {cause}" if cause is not None else ": another receiver has them, or they are gone"
@@ -91,40 +92,42 @@ class NotResubmittedError(RetryError):
 
 
 class DeadLetters:
-    """Of these backlog queues, however many there are: few are in memory at a time.
+    """The dead letters of these backlog queues. Keeps few of them in memory at a time.
 
-    The connection to the secondary and the ledger stay the caller's. `primary` and `secondary` are the names of the
-    namespaces for the ledger.
+    Closes neither the connection to the secondary nor the ledger. `primary` and `secondary` are the names of the
+    namespaces in the ledger.
     """
 
     def __init__(
         self,
-        bus: ServiceBusConnection,
+        connection: ServiceBusConnection,
         queues: Sequence[str],
         *,
         primary: str = "",
         secondary: str = "",
         ledger: Ledger | None = None,
     ) -> None:
-        self._bus = bus
+        self._connection = connection
         self._queues = tuple(queues)
         self._primary = primary
         self._secondary = secondary
         self._ledger = ledger
 
     async def found(self, after: tuple[str, int] | None = None) -> AsyncIterator[DeadLetter]:
-        """All, queue by queue in their order; `after` goes on behind this number of this queue. Nothing is locked."""
+        """Yields all, queue by queue, without locking them. `after`: only those after this number of this queue."""
         if after is not None and after[0] not in self._queues:
-            raise OperatorError(f"{after[0]!r} is none of the backlog queues", f"They are {', '.join(self._queues)}.")
+            raise OperatorError(
+                f"{after[0]!r} is none of the backlog queues", f"Give one of {', '.join(self._queues)}."
+            )
         start = 0
         for queue in self._queues:
             if after is not None:
                 if queue != after[0]:
                     continue
                 start, after = after[1] + 1, None
-            management = self._bus.management(queue, address=queue + _SUB_QUEUE)
+            management = self._connection.management(queue, address=queue + _SUB_QUEUE)
             try:
-                while page := await self._peeked(management, queue, start):
+                while page := await self._peek(management, queue, start):
                     for message in page:
                         yield DeadLetter.of(queue, message)
                     start = (page[-1].sequence_number or 0) + 1
@@ -133,17 +136,19 @@ class DeadLetters:
             start = 0
 
     async def census(self, wanted: DeadLetterFilter) -> DeadLetterCensus:
-        made = DeadLetterCensus(wanted)
+        census = DeadLetterCensus(wanted)
         async for letter in self.found():
             if wanted(letter):
-                made.count(letter)
-        return made
+                census.count(letter)
+        return census
 
     async def resubmit(
         self, census: DeadLetterCensus, *, to: str | None = None, tell: Callable[[DeadLetter], None] | None = None
     ) -> int:
-        """Those that were counted go back into their backlog queues, for `to` where it is given. What became a dead
-        letter since, these among them, is left. NotResubmittedError where not all of them are back.
+        """Resubmit the counted dead letters to their backlog queues, for destination `to` if given; returns how many.
+
+        Messages that became dead letters after the count stay, even if they were resubmitted before. Calls `tell` for
+        each one that is done. Raises NotResubmittedError if not all are back in the backlog.
         """
         done = 0
 
@@ -171,54 +176,55 @@ class DeadLetters:
         to: str | None,
         resubmitted: Callable[[DeadLetter], None],
     ) -> None:
-        """The service hands out dead letters in its own order: the others stay locked meanwhile, and are released
-        after. Only their delivery ids are kept, in few bytes.
+        """The service delivers dead letters in its own order. Unwanted ones stay locked and are released at the end.
+
+        Only their delivery ids are kept, in few bytes.
         """
-        others, highest, link = array("I"), -1, None
+        unwanted, highest, link = array("I"), -1, None
         async with (
-            await self._bus.sender(queue) as sender,
-            await self._bus.receiver(queue, dead_letter=True, prefetch=0) as receiver,
+            await self._connection.sender(queue) as sender,
+            await self._connection.receiver(queue, dead_letter=True, prefetch=0) as receiver,
         ):
             try:
-                while left and (batch := await self._received(receiver)):
-                    if batch[0].link is not link:  # with the other link its deliveries are gone
-                        others, link = array("I"), batch[0].link
-                    meant: dict[str, list[ReceivedMessage]] = {}
+                while left and (batch := await self._receive(receiver)):
+                    if batch[0].link is not link:  # the deliveries of the old link are gone with it
+                        unwanted, link = array("I"), batch[0].link
+                    by_destination: dict[str, list[ReceivedMessage]] = {}
                     numbers: list[int] = []
                     for message in batch:
                         letter = DeadLetter.of(queue, message)
                         if letter.sequence_number <= last and wanted(letter):
-                            meant.setdefault(letter.destination or "", []).append(message)
+                            by_destination.setdefault(letter.destination or "", []).append(message)
                         else:
-                            others.append(message.delivery_id)
+                            unwanted.append(message.delivery_id)
                             numbers.append(letter.sequence_number)
-                    if numbers and max(numbers) <= highest:  # their locks have ended meanwhile: it goes round
+                    if numbers and max(numbers) <= highest:  # their locks have ended: the queue starts over
                         break
                     highest = max([highest, *numbers])
-                    for path, part in meant.items():
-                        await self._moved(sender, receiver, part, path, to)
+                    for path, part in by_destination.items():
+                        await self._move(sender, receiver, part, path, to)
                         left -= len(part)
                         for message in part:
                             resubmitted(DeadLetter.of(queue, message))
             finally:
-                # What is no longer ours to release is with somebody else already.
+                # Releases none if the link is gone: the broker has released them then.
                 began = time.monotonic()
-                if given_back := receiver.give_back(others):
-                    self._told(Stage.SETTLE_BACKLOG, queue, (0,) * given_back, began)
+                if given_back := receiver.give_back(unwanted):
+                    self._record(Stage.SETTLE_BACKLOG, queue, (0,) * given_back, began)
 
-    async def _moved(
+    async def _move(
         self, sender: Sender, receiver: Receiver, messages: Sequence[ReceivedMessage], path: str, to: str | None
     ) -> None:
         copies = [resubmittable(message.raw, to) for message in messages]
         ids = [message.message_id for message in messages]
         ledger, queue = self._ledger, sender.entity
-        was, now = (f"{self._primary}/{one}" for one in (path, to or path))
+        old_destination, destination = (f"{self._primary}/{one}" for one in (path, to or path))
         if ledger is None:
             await sender.send(copies)
             await receiver.complete(messages)
             return
         operation = ledger.begin(
-            Stage.RESUBMIT_BACKLOG, self._secondary, queue, ids, [len(copy) for copy in copies], now
+            Stage.RESUBMIT_BACKLOG, self._secondary, queue, ids, [len(copy) for copy in copies], destination
         )
         try:
             await ledger.flushed()
@@ -230,42 +236,42 @@ class DeadLetters:
             operation.end(UNKNOWN, cause=type(error).__name__)
             raise
         operation.end(OK)
-        completion = ledger.begin(Stage.COMPLETE_BACKLOG, self._secondary, queue, ids, (0,) * len(ids), now)
+        completion = ledger.begin(Stage.COMPLETE_BACKLOG, self._secondary, queue, ids, (0,) * len(ids), destination)
         try:
             await receiver.complete(messages)
         except ServiceBusError as error:
             completion.end(UNKNOWN, cause=type(error).__name__)
             raise
         completion.end(OK)
-        if was == now:
-            ledger.moved(Move.RESUBMITTED, ids, f"{self._secondary}/{queue}{_SUB_QUEUE}", now, op=operation.id)
+        if old_destination == destination:
+            ledger.moved(Move.RESUBMITTED, ids, f"{self._secondary}/{queue}{_SUB_QUEUE}", destination, op=operation.id)
         else:
-            ledger.moved(Move.REDIRECTED, ids, was, now, op=operation.id)
+            ledger.moved(Move.REDIRECTED, ids, old_destination, destination, op=operation.id)
 
-    # --- asking, and telling the ledger (M1) -------------------------------------------------------------------------
+    # --- requests, recorded in the ledger (M1) -----------------------------------------------------------------------
 
-    async def _peeked(self, management: Management, queue: str, start: int) -> list[ReceivedMessage]:
+    async def _peek(self, management: Management, queue: str, start: int) -> list[ReceivedMessage]:
         began = time.monotonic()
         try:
             page = await management.peek(start, PEEK_PAGE_SIZE)
         except ServiceBusError as error:
-            self._told(Stage.PEEK_BACKLOG, queue, 0, began, error)
+            self._record(Stage.PEEK_BACKLOG, queue, 0, began, error)
             raise
-        self._told(Stage.PEEK_BACKLOG, queue, sum(len(message.raw) for message in page), began)
+        self._record(Stage.PEEK_BACKLOG, queue, sum(len(message.raw) for message in page), began)
         return page
 
-    async def _received(self, receiver: Receiver) -> list[ReceivedMessage]:
+    async def _receive(self, receiver: Receiver) -> list[ReceivedMessage]:
         began = time.monotonic()
         try:
-            batch = await receiver.receive(_BATCH, _WAIT_SECONDS)
+            batch = await receiver.receive(_RECEIVE_SIZE, _WAIT_SECONDS)
         except ServiceBusError as error:
-            self._told(Stage.EMPTY_RECEIVE, receiver.entity, (), began, error)
+            self._record(Stage.EMPTY_RECEIVE, receiver.entity, (), began, error)
             raise
         stage = Stage.RECEIVE_BACKLOG if batch else Stage.EMPTY_RECEIVE
-        self._told(stage, receiver.entity, [len(message.raw) for message in batch], began)
+        self._record(stage, receiver.entity, [len(message.raw) for message in batch], began)
         return batch
 
-    def _told(
+    def _record(
         self, stage: Stage, queue: str, size: int | Sequence[int], began: float, error: ServiceBusError | None = None
     ) -> None:
         if self._ledger is not None:

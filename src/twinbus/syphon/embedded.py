@@ -1,6 +1,6 @@
-"""A pair's own syphon (`enable_syphon`): on the pair's event loop, or on one in a thread of its own.
+"""The syphon inside a pair (`enable_syphon`): on the pair's event loop, or on a loop in a thread of its own.
 
-Credentials are those of the clients the caller made. What moves and how is in `syphon`; who closes when, in `pairing`.
+It uses the credentials of the clients that the application made. The pair starts, stops and closes it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from twinbus.syphon.transport import Transport
 _log = logging.getLogger(__name__)
 
 END_SECONDS: Final = 5.0
-"""How long a pair that ends waits for what is in flight; that ends by itself, and nothing is lost with it (Y3)."""
-_BROKEN_SECONDS: Final = 30.0
+"""How long a pair that is closed waits for messages in flight. After that they end by themselves; none is lost (Y3)."""
+_RESTART_SECONDS: Final = 30.0
 
 
-class _Running:
-    """A syphon that is made again if it breaks, until it is told to stop, from whichever thread."""
+class _RestartingSyphon:
+    """Runs a syphon until `stop`, and starts another one if it breaks. `stop` may be called from any thread."""
 
     def __init__(
         self,
@@ -54,30 +54,30 @@ class _Running:
         transport: Callable[[], Transport],
         listed: Callable[[OperationRecorder], Discovery] | None,
     ) -> None:
-        """`listed`: looks for backlog queues with the Manage right, where the credential may have it."""
+        """`listed` makes a discovery that lists the backlog queues; None if the credential cannot have that right."""
         self.state = "new"
         self._pair = pair
         self._transport = transport
         self._listed = listed
         self._secondary = primary_name(pair.secondary.endpoint)
-        # Beside the pair's own, in the same directory: each role writes segments of its own.
-        books = pair.ledger
-        self._ledger = None if books is None else Ledger(books.directory, Role.SYPHON, books.options)
+        # In the directory of the pair's ledger: each role writes segments of its own.
+        pair_ledger = pair.ledger
+        self._ledger = None if pair_ledger is None else Ledger(pair_ledger.directory, Role.SYPHON, pair_ledger.options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._syphon: Syphon | None = None
         self._stopped = threading.Event()
-        self._heard = asyncio.Event()
+        self._stop_heard = asyncio.Event()
 
     def stop(self) -> None:
         self.state = "stopped"
         self._stopped.set()
         if self._loop is not None:
-            # A loop that is closed already has nothing left to stop.
+            # RuntimeError: the loop is closed, so nothing is left to stop.
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._hear)
+                self._loop.call_soon_threadsafe(self._hear_stop)
 
-    def _hear(self) -> None:
-        self._heard.set()
+    def _hear_stop(self) -> None:
+        self._stop_heard.set()
         if self._syphon is not None:
             self._syphon.stop()
 
@@ -105,17 +105,17 @@ class _Running:
                 secondary=self._secondary,
                 options=SyphonOptions(ttl=self._pair.options.ttl),
                 ledger=self._ledger,
-                on_emptied=self._emptied,
+                on_emptied=self._on_emptied,
             )
             async with made:
                 self._syphon = made
                 try:
                     await made.run()
                 except SyphonBrokenError:
-                    _log.exception("the syphon of %s broke; it starts again in %g s", self._pair.name, _BROKEN_SECONDS)
+                    _log.exception("the syphon of %s broke; it starts again in %g s", self._pair.name, _RESTART_SECONDS)
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(_BROKEN_SECONDS):
-                            await self._heard.wait()
+                        async with asyncio.timeout(_RESTART_SECONDS):
+                            await self._stop_heard.wait()
                 finally:
                     self._syphon = None
 
@@ -125,19 +125,19 @@ class _Running:
             return searched
         return ListedOrSearchedDiscovery(self._listed(OperationRecorder(self._ledger, self._secondary)), searched)
 
-    def _emptied(self, queue: str, moved: int) -> None:
+    def _on_emptied(self, queue: str, moved: int) -> None:
         self._pair.events.emit(BacklogDrained(queue, time.monotonic(), moved))
 
 
 class AioPairSyphon:
-    """Tasks of the loop it is started on. Made and kept by a pair of `twinbus.aio`."""
+    """Runs as a task of the event loop that `start` is called on. A pair of `twinbus.aio` owns it."""
 
     def __init__(self, primary: Any, secondary: Any, admin: Any, pair: PairState) -> None:
         self._clients = (primary, secondary)
         self._admin = admin
         self._pair = pair
         self._seconds = pair.options.try_timeout.total_seconds()
-        self._running = _Running(pair, self._transport, self._listed if _may_list(secondary, admin) else None)
+        self._running = _RestartingSyphon(pair, self._transport, self._listed if _may_list(secondary, admin) else None)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -147,13 +147,13 @@ class AioPairSyphon:
     def start(self) -> None:
         self._running.state = "running"
         self._task = asyncio.get_running_loop().create_task(self._running.run())
-        self._task.add_done_callback(_told_if_failed)
+        self._task.add_done_callback(_log_failure)
 
     def stop(self) -> None:
         self._running.stop()
 
     async def ended(self) -> None:
-        # A task whose loop was closed never ends.
+        # A task whose loop is closed never ends.
         if self._task is not None and not self._task.get_loop().is_closed():
             await asyncio.wait({self._task}, timeout=END_SECONDS)
 
@@ -162,26 +162,26 @@ class AioPairSyphon:
             return SdkTransport(*self._clients, try_timeout=self._seconds)
         return NativeTransport(*self._clients, try_timeout=self._seconds)
 
-    def _listed(self, recording: OperationRecorder) -> Discovery:
+    def _listed(self, recorder: OperationRecorder) -> Discovery:
         administration = AioAdministration.of(self._clients[1], self._admin, seconds=self._seconds)
-        administration.recording = recording
+        administration.recording = recorder
         return ListedDiscovery(self._pair.name, administration)
 
 
 class ThreadPairSyphon:
-    """A thread with a loop of its own. Made and kept by a sync pair."""
+    """Runs in a thread with an event loop of its own. A sync pair owns it."""
 
     def __init__(self, primary: Any, secondary: Any, admin: Any, pair: PairState) -> None:
         if any(map(has_special_transport, (primary, secondary))):
             raise OperatorError(
-                "enable_syphon: the syphon of a sync pair goes through no WebSocket, proxy or custom endpoint",
+                "enable_syphon: the syphon of a sync pair cannot use a WebSocket, a proxy or a custom endpoint",
                 "Pair with twinbus.aio, or run `twinbus syphon` where the namespaces can be reached.",
             )
         self._secondary = secondary
         self._admin = admin
         self._pair = pair
         self._seconds = pair.options.try_timeout.total_seconds()
-        self._running = _Running(
+        self._running = _RestartingSyphon(
             pair,
             lambda: NativeTransport(primary, secondary, try_timeout=self._seconds),
             self._listed if _may_list(secondary, admin) else None,
@@ -209,14 +209,14 @@ class ThreadPairSyphon:
         except Exception:
             _log.exception("the syphon of %s ended", self._pair.name)
 
-    def _listed(self, recording: OperationRecorder) -> Discovery:
+    def _listed(self, recorder: OperationRecorder) -> Discovery:
         administration = Administration.of(self._secondary, self._admin, seconds=self._seconds)
-        administration.recording = recording
+        administration.recording = recorder
         return ThreadedListedDiscovery(self._pair.name, administration)
 
 
 def _may_list(secondary: Any, admin: Any) -> bool:
-    """A signature made elsewhere is for messages only: management does not take it."""
+    """Whether the credential can sign management requests. A given signature is for messages only."""
     if admin is not None:
         return True
     try:
@@ -226,6 +226,6 @@ def _may_list(secondary: Any, admin: Any) -> bool:
     return True
 
 
-def _told_if_failed(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("a pair's syphon ended", exc_info=error)

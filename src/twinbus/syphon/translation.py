@@ -1,6 +1,8 @@
-"""A message of the backlog as it goes to the primary: S7's aliases turned back, our marks removed, body unpacked (Y3).
+"""Translates a backlog message back to the message that its sender sent (Y3).
 
-Works on the encoded bytes, so that whatever is not meant to change cannot. Pure: the time comes in.
+Aliases become properties again (S7), the broker's annotations go, a compressed body is decompressed (S9).
+
+Works on the encoded bytes and copies every part that must not change. Pure: the time is an argument.
 """
 
 from __future__ import annotations
@@ -43,12 +45,12 @@ from twinbus.syphon.transport import NeverDeliverableError, TimeToLive
 
 
 class DeadLetterReason(StrEnum):
-    """Why a message can never be delivered, as its dead-letter reason tells it (Y6)."""
+    """The dead-letter reason of a message that can never be delivered (Y6)."""
 
     NO_DESTINATION = "NoDestination"
     WRONG_ALIAS = "WrongAlias"
     MALFORMED = "MalformedMessage"
-    EXPIRED = "TTLExpiredException"  # the service's own word
+    EXPIRED = "TTLExpiredException"  # the service's own name for it
 
 
 class TranslatedMessage(NamedTuple):
@@ -56,11 +58,11 @@ class TranslatedMessage(NamedTuple):
     raw: bytes
 
 
-MOST_TTL: Final = 0xFFFF_FFFF  # ms, in a header; a longer life is told by absolute-expiry-time
-END_OF_TIME: Final = 253_402_300_800_000  # ms: the last instant that .NET's services know
-LARGEST_BODY: Final = 100 * 1024 * 1024  # of any tier
+MAX_HEADER_TTL: Final = 0xFFFF_FFFF  # ms; a longer time to live is written as absolute-expiry-time
+MAX_EXPIRY: Final = 253_402_300_800_000  # ms since the epoch: the end of .NET's DateTime, which the service uses
+MAX_BODY: Final = 100 * 1024 * 1024  # bytes, the largest of any tier
 
-# What a broker writes on delivery. Whatever else stands there is the sender's.
+# The broker writes these on delivery. All other annotations are the sender's.
 BROKER_ANNOTATIONS: Final = frozenset(
     (
         b"x-opt-sequence-number",
@@ -88,7 +90,10 @@ _NULL: Final = b"\x40"
 
 
 def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> TranslatedMessage:
-    """`now` is in ms since the epoch. NeverDeliverableError where it can never be delivered (Y6, Y7)."""
+    """Returns the destination and the message for it. `now` is in ms since the epoch.
+
+    Raises NeverDeliverableError if the message can never be delivered (Y6) or has expired (Y7).
+    """
     try:
         return _translate(split_sections(raw), now, ttl)
     except AliasError as error:
@@ -99,9 +104,9 @@ def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> TranslatedMe
 
 
 def destination_of(raw: bytes) -> str | None:
-    """Where a message of the backlog is meant to go; None where it does not say so in a way that can be read."""
+    """The destination of a backlog message; None if it names none that can be read."""
     try:
-        _, found = _sifted(split_sections(raw), APPLICATION_PROPERTIES, _PATH)
+        _, found = _drop(split_sections(raw), APPLICATION_PROPERTIES, _PATH)
         path = decode(raw, found[_PATH_NAME])[0]
     except (AmqpError, IndexError, KeyError):
         return None
@@ -109,53 +114,53 @@ def destination_of(raw: bytes) -> str | None:
 
 
 def resubmittable(raw: bytes, path: str | None = None) -> bytes:
-    """A dead-lettered message as it goes back into the backlog: aliases and all, for `path` where one is given."""
+    """A dead letter as it goes back into its backlog queue, with its aliases; for `path` if one is given."""
     sections = split_sections(raw)
-    gone = DEAD_LETTER_PROPERTIES if path is None else DEAD_LETTER_PROPERTIES | _PATH
-    properties, _ = _sifted(sections, APPLICATION_PROPERTIES, gone)
+    dropped = DEAD_LETTER_PROPERTIES if path is None else DEAD_LETTER_PROPERTIES | _PATH
+    properties, _ = _drop(sections, APPLICATION_PROPERTIES, dropped)
     if path is not None:
         properties = _with(properties, _PATH_KEY + encode_str(path))
-    annotations, _ = _sifted(sections, MESSAGE_ANNOTATIONS, BROKER_ANNOTATIONS)
+    annotations, _ = _drop(sections, MESSAGE_ANNOTATIONS, BROKER_ANNOTATIONS)
     fields = _section(sections, PROPERTIES)
-    return _composed(sections, _header(sections, None), annotations, fields, properties)
+    return _message(sections, _header(sections, None), annotations, fields, properties)
 
 
 def _translate(sections: Sections, now: int, ttl: TimeToLive) -> TranslatedMessage:
     raw = sections.raw
-    properties, found = _sifted(sections, APPLICATION_PROPERTIES, _RESERVED)
-    meant = restore(
+    properties, found = _drop(sections, APPLICATION_PROPERTIES, _RESERVED)
+    restored = restore(
         MessageFields(application_properties={_RESERVED[name]: decode(raw, pos)[0] for name, pos in found.items()})
     )
-    annotations, enqueued = _annotations(sections, meant.message.scheduled_enqueue_time)
-    lifetime = _lifetime(meant.path, meant.message, enqueued, now, ttl)
-    body = None if meant.compression is None else _unpacked(sections, meant.compression)
+    annotations, enqueued = _annotations(sections, restored.message.scheduled_enqueue_time)
+    lifetime = _lifetime(restored.path, restored.message, enqueued, now, ttl)
+    body = None if restored.compression is None else _decompressed(sections, restored.compression)
     return TranslatedMessage(
-        meant.path,
-        _composed(
+        restored.path,
+        _message(
             sections,
             _header(sections, lifetime),
             annotations,
-            _properties(sections, meant.message.session_id, lifetime, now),
+            _properties(sections, restored.message.session_id, lifetime, now),
             properties,
             body,
         ),
     )
 
 
-# --- what becomes of each section ------------------------------------------------------------------------------------
+# --- each section ----------------------------------------------------------------------------------------------------
 
 
 def _annotations(sections: Sections, scheduled: int | None) -> tuple[EncodedEntries, int | None]:
-    """The sender's message annotations with the scheduled time back among them, and when the backlog took it, in ms."""
-    gone = BROKER_ANNOTATIONS if scheduled is None else _BROKER_AND_SCHEDULED
-    kept, found = _sifted(sections, MESSAGE_ANNOTATIONS, gone)
+    """The sender's annotations with the scheduled time, and when the backlog enqueued the message, in ms."""
+    dropped = BROKER_ANNOTATIONS if scheduled is None else _BROKER_AND_SCHEDULED
+    kept, found = _drop(sections, MESSAGE_ANNOTATIONS, dropped)
     if scheduled is not None:
         kept = _with(kept, _SCHEDULED_KEY + encode_timestamp(scheduled))
     return kept, decode(sections.raw, found[_ENQUEUED])[0] if _ENQUEUED in found else None
 
 
 def _lifetime(path: str, message: MessageFields, enqueued: int | None, now: int, ttl: TimeToLive) -> int | None:
-    """What is left of its time to live, in ms (Y7). A life begins when the message is enqueued, so at its schedule."""
+    """What is left of the time to live, in ms (Y7). It starts when a message is enqueued, so at its scheduled time."""
     given = message.time_to_live
     if given is None or ttl == "restart" or enqueued is None:
         return given
@@ -168,16 +173,16 @@ def _lifetime(path: str, message: MessageFields, enqueued: int | None, now: int,
 
 
 def _header(sections: Sections, lifetime: int | None) -> bytes:
-    """Without an alias the sender gave no time to live: one that stands there is the backlog queue's own."""
+    """The sender's header with this time to live. One that is there without an alias is the backlog queue's default."""
     span = sections.spans.get(HEADER)
     fields: list[bytes] = [] if span is None else list_field_slices(sections.raw, span[1])[:_HEADER_OF_SENDER]
     if lifetime is not None or len(fields) > _TTL:
-        _set(fields, _TTL, _NULL if lifetime is None else encode_uint(min(lifetime, MOST_TTL)))
+        _set(fields, _TTL, _NULL if lifetime is None else encode_uint(min(lifetime, MAX_HEADER_TTL)))
     return _list_section(b"\x00\x53\x70", fields)
 
 
 def _properties(sections: Sections, session_id: str | None, lifetime: int | None, now: int) -> bytes:
-    long_lived = lifetime is not None and lifetime > MOST_TTL
+    long_lived = lifetime is not None and lifetime > MAX_HEADER_TTL
     if session_id is None and not long_lived:
         return _section(sections, PROPERTIES)
     span = sections.spans.get(PROPERTIES)
@@ -185,25 +190,25 @@ def _properties(sections: Sections, session_id: str | None, lifetime: int | None
     if session_id is not None:
         _set(fields, _GROUP, encode_str(session_id))
     if lifetime is not None and long_lived:
-        # A life longer than a header can tell stands between creation and expiry.
+        # The header has no room for it: expiry minus creation is the time to live.
         created = decode(fields[_CREATION])[0] if len(fields) > _CREATION else None
         created = now if created is None else created
         _set(fields, _CREATION, encode_timestamp(created))
-        _set(fields, _EXPIRY, encode_timestamp(min(created + lifetime, END_OF_TIME)))
+        _set(fields, _EXPIRY, encode_timestamp(min(created + lifetime, MAX_EXPIRY)))
     return _list_section(b"\x00\x53\x73", fields)
 
 
-def _unpacked(sections: Sections, mark: str) -> bytes:
-    """S9: the body sections as they were."""
+def _decompressed(sections: Sections, mark: str) -> bytes:
+    """The body sections before compression (S9)."""
     if sections.body_kind != "data" or len(sections.body) != 1:
         raise AliasError(COMPRESSION_PROPERTY, "marks a body that is not one data section")
-    body = decompress_body(sections.data[0], mark, LARGEST_BODY)
+    body = decompress_body(sections.data[0], mark, MAX_BODY)
     if split_sections(body).spans:
         raise AliasError(COMPRESSION_PROPERTY, "marks a body that holds more than body sections")
     return body
 
 
-def _composed(
+def _message(
     sections: Sections,
     header: bytes,
     annotations: EncodedEntries,
@@ -212,7 +217,7 @@ def _composed(
     body: bytes | None = None,
 ) -> bytes:
     raw = sections.raw
-    delivery, _ = _sifted(sections, DELIVERY_ANNOTATIONS, _LOCK_TOKEN)
+    delivery, _ = _drop(sections, DELIVERY_ANNOTATIONS, _LOCK_TOKEN)
     return b"".join(
         (
             header,
@@ -226,7 +231,7 @@ def _composed(
     )
 
 
-# --- sections, written without content as not at all, as the official clients do -------------------------------------
+# --- encoding; an empty section is left out, as the official clients do ----------------------------------------------
 
 
 def _section(sections: Sections, code: int) -> bytes:
@@ -234,17 +239,18 @@ def _section(sections: Sections, code: int) -> bytes:
     return b"" if span is None else sections.raw[span[0] : span[2]]
 
 
-def _sifted(sections: Sections, code: int, names: Container[bytes]) -> tuple[EncodedEntries, dict[bytes, int]]:
+def _drop(sections: Sections, code: int, names: Container[bytes]) -> tuple[EncodedEntries, dict[bytes, int]]:
+    """The entries of a map section without those of `names`, and the positions of the values that were dropped."""
     span = sections.spans.get(code)
     return (NO_ENTRIES, {}) if span is None else drop_keys(sections.raw, span[1], names)
 
 
-def _with(items: EncodedEntries, pair: bytes) -> EncodedEntries:
-    return EncodedEntries(items.count + 2, items.raw + pair)
+def _with(entries: EncodedEntries, key_and_value: bytes) -> EncodedEntries:
+    return EncodedEntries(entries.count + 2, entries.raw + key_and_value)
 
 
-def _map_section(start: bytes, items: EncodedEntries) -> bytes:
-    return start + encode_map_of(items.count, items.raw) if items.count else b""
+def _map_section(start: bytes, entries: EncodedEntries) -> bytes:
+    return start + encode_map_of(entries.count, entries.raw) if entries.count else b""
 
 
 def _set(fields: list[bytes], index: int, value: bytes) -> None:
