@@ -90,7 +90,7 @@ async def test_d2_y2_idle_one_long_poll_a_queue_is_out_and_no_batch_is_planned(
 
 
 @pytest.mark.thorough
-async def test_d2_y2_idle_the_meter_of_the_secondary_counts_the_polls_and_two_looks(
+async def test_d2_y2_idle_the_meter_of_the_secondary_counts_the_polls_and_two_scans(
     spark: SparkSession, backlog: Backlog, tmp_path: Path
 ) -> None:
     queues = [f"primary/x-servicebus-transfer/{index}" for index in range(2)]
@@ -110,7 +110,7 @@ async def test_d2_y2_idle_the_meter_of_the_secondary_counts_the_polls_and_two_lo
     assert counted == {"receive_empty": operations[Stage.EMPTY_RECEIVE], "peek": len(queues)}
 
 
-async def test_d2_y2_what_ends_a_poll_is_given_back_as_it_was(backlog: Backlog) -> None:
+async def test_d2_y2_a_message_that_ends_a_poll_is_released_as_it_was(backlog: Backlog) -> None:
     queue, text = backlog.queues[0], backlog.secondary.connection_string
     ended = asyncio.Event()
     counts = ProgressCounter(0.0)

@@ -94,7 +94,7 @@ def test_d2_while_the_backlog_does_not_answer_the_poll_is_what_finds_out() -> No
     assert made.queues_to_poll() == {"a"}
 
 
-def test_y5_a_new_queue_is_looked_through_once_and_every_six_hours() -> None:
+def test_y5_a_new_queue_is_scanned_once_and_every_six_hours() -> None:
     made = planner("a", looked=False)
     plan = made.plan(5.0)
     assert plan is not None
@@ -106,7 +106,7 @@ def test_y5_a_new_queue_is_looked_through_once_and_every_six_hours() -> None:
     assert [one.scan_from for one in again.tasks] == [0]
 
 
-def test_y5_after_its_pause_a_destination_is_asked_with_one_message_and_looked_for_once_it_is_ready() -> None:
+def test_y5_after_its_pause_a_destination_is_probed_with_one_message_and_scanned_for_once_ready() -> None:
     made = planner("a")
     made.lanes_reported([report("a", waiting={"x": (300, 7)}, memories=(aside("x"),))], 20.0)
     assert made.messages_aside() == 300
@@ -133,7 +133,7 @@ def test_y5_after_its_pause_a_destination_is_asked_with_one_message_and_looked_f
     assert made.plan(38.0) is None
 
 
-def test_y5_a_message_to_ask_with_that_is_gone_is_replaced_by_looking() -> None:
+def test_y5_a_scan_finds_another_message_if_that_of_a_probe_is_gone() -> None:
     made = planner("a")
     made.lanes_reported([report("a", waiting={"x": (3, 7)}, memories=(aside("x", 0.0),))], 20.0)
     made.lanes_reported([report("a", probes={"x": 7}, memories=(aside("x", 60.0),))], 21.0)
@@ -149,7 +149,7 @@ def test_y5_the_latest_news_of_a_destination_holds() -> None:
     assert [one.readiness for one in made.memories(20.0)] == [Readiness.READY]
 
 
-def test_d2_a_drain_is_over_when_a_look_from_the_start_saw_nothing_and_nothing_was_moved_meanwhile() -> None:
+def test_d2_a_drain_is_over_when_a_whole_scan_saw_nothing_and_nothing_was_moved_meanwhile() -> None:
     made = planner("a", "b", looked=False, drain=True)
     assert not made.is_drained()
     made.lanes_reported([report("a", scan=LOOKED), report("b", scan=ScanResult(0, None, clean=False))], 10.0)
@@ -164,7 +164,7 @@ def test_d2_a_drain_is_over_when_a_look_from_the_start_saw_nothing_and_nothing_w
     assert not made.is_drained()
 
 
-def test_y5_a_drain_does_not_look_through_a_queue_for_what_it_knows_to_be_put_aside() -> None:
+def test_y5_a_drain_does_not_scan_a_queue_for_messages_it_knows_to_be_put_aside() -> None:
     made = planner("a", drain=True)
     made.lanes_reported([report("a", waiting={"x": (300, 7)}, memories=(aside("x", 60.0),))], 20.0)
     assert not made.is_drained()
@@ -212,7 +212,7 @@ def test_y5_what_one_syphon_knows_of_a_destination_holds_for_the_next() -> None:
     assert one.memories(100.5)[0].left == pytest.approx(0.5)
 
 
-def test_a_shelf_tells_what_waits_for_whom() -> None:
+def test_deferred_messages_are_counted_by_destination() -> None:
     shelf = DeferredMessages(Destinations())
     shelf.schedule_first_scan(inf)
     shelf.add("x", (9, 5))

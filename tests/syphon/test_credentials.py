@@ -66,12 +66,12 @@ async def test_named_keys_and_signatures_are_taken_too() -> None:
     assert (await signed.source.token("sb://anything")).text == "SharedAccessSignature sr=x"
 
 
-def test_a_connection_string_is_one_and_a_place_stays_what_it_is() -> None:
+def test_a_connection_string_gives_access_and_access_is_returned_as_it_is() -> None:
     place = NamespaceAccess.of(TEXT)
     assert place.endpoint.key_name == "root"
     assert NamespaceAccess.of(place) is place
 
 
-def test_what_gives_no_token_is_refused_by_name() -> None:
+def test_an_object_that_is_no_credential_is_refused_with_its_type() -> None:
     with pytest.raises(CredentialError, match="a object is no credential"):
         NamespaceAccess.with_credential(HOST, object())

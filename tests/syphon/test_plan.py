@@ -75,7 +75,7 @@ class TestDestinations:
         assert readiness(found) is Readiness.READY
 
     @pytest.mark.parametrize("kind", sorted(OWN_END))
-    def test_what_the_syphon_itself_broke_off_is_given_back(self, kind: FailureKind) -> None:
+    def test_messages_of_a_send_that_the_syphon_cancelled_are_abandoned(self, kind: FailureKind) -> None:
         found = Destinations(POLICY)
         assert failed(found, 0, kind, 0.0) is FailedSendAction.ABANDON
         assert readiness(found) is Readiness.READY
@@ -122,7 +122,7 @@ class TestDestinations:
         put_aside(found, now=1.5)
         assert found.due("q") == 1.5 + 2.0
 
-    def test_one_that_was_ready_for_as_long_as_its_pause_begins_anew(self) -> None:
+    def test_a_destination_that_was_ready_as_long_as_its_pause_starts_with_the_first_pause(self) -> None:
         found = Destinations(POLICY)
         put_aside(found)
         found.succeeded("q", found.route("q", 1.0).epoch, 1.0)
@@ -158,7 +158,7 @@ class TestGone:
         assert found.route("q", found.statuses()[0].until - 0.1).route is DestinationRoute.DEAD_LETTER
         assert found.due("q") == -inf
 
-    def test_it_is_asked_again_and_nothing_is_dead_lettered_meanwhile(self) -> None:
+    def test_a_destination_that_is_gone_is_probed_and_nothing_is_dead_lettered_meanwhile(self) -> None:
         found = self.gone()
         later = found.statuses()[0].until
         probe = found.route("q", later)
@@ -168,7 +168,7 @@ class TestGone:
         assert found.route("q", later).route is DestinationRoute.SEND
 
     @pytest.mark.parametrize("kind", [FailureKind.TIMEOUT, FailureKind.UNAUTHORIZED])
-    def test_another_failure_in_between_begins_the_confirmation_anew(self, kind: FailureKind) -> None:
+    def test_another_failure_in_between_restarts_the_time_until_gone(self, kind: FailureKind) -> None:
         found = Destinations(POLICY)
         put_aside(found, FailureKind.ENTITY_NOT_FOUND)
         failed(found, found.route("q", 50.0).epoch, kind, 50.0)
@@ -231,7 +231,7 @@ class TestShelf:
         assert recall is not None
         assert recall.numbers == (5,)
 
-    def test_what_was_left_behind_is_looked_for_when_the_queue_first_runs_dry_then_every_six_hours(self) -> None:
+    def test_a_scan_runs_when_the_queue_is_first_empty_then_every_six_hours(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY))
         assert shelf.next_scan(0.0) is None
         shelf.schedule_first_scan(10.0)
@@ -249,7 +249,7 @@ class TestShelf:
         assert shelf.due(20.0) == 10.0 + SCAN_INTERVAL
         assert shelf.next_scan(10.0 + SCAN_INTERVAL) == 0
 
-    def test_nothing_is_brought_back_while_a_scan_is_on_nor_looked_for_while_something_is(self) -> None:
+    def test_nothing_is_recalled_during_a_scan_nor_scanned_during_a_recall(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY))
         shelf.add("q", (1, 2))
         recall = shelf.recall(0.0, 1)
@@ -262,7 +262,7 @@ class TestShelf:
         assert shelf.next_scan(0.0) == 0
         assert shelf.recall(0.0, 1) is None
 
-    def test_what_another_holds_is_looked_for_again(self) -> None:
+    def test_messages_that_another_receiver_holds_are_scanned_for_again(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY))
         shelf.add("q", (1, 2))
         recall = shelf.recall(0.0, 2)
@@ -290,7 +290,7 @@ class TestShelf:
         shelf.scanned([])
         assert not shelf.clean
 
-    def test_the_destination_with_the_most_gives_way_and_is_found_again_by_peeking(self) -> None:
+    def test_the_destination_with_the_most_numbers_is_forgotten_first_and_found_by_a_scan(self) -> None:
         shelf = DeferredMessages(Destinations(POLICY), limit=100)
         shelf.add("small", range(1000, 1005))
         shelf.add("large", range(200))

@@ -66,7 +66,7 @@ async def test_y2_an_idle_pump_costs_one_receive_for_each_poll(ground: Ground) -
     assert progress.operations[Stage.EMPTY_RECEIVE] <= progress.seconds / 0.4 + 1
 
 
-async def test_y2_queues_beyond_the_count_are_found_by_listing_and_by_looking(ground: Ground) -> None:
+async def test_y2_queues_beyond_the_count_are_found_by_listing_and_by_searching(ground: Ground) -> None:
     name = "lowered"
     wanted = [f"{name}/x-servicebus-transfer/{index}" for index in (0, 1, 3, 12)]
     administration = AioAdministration.from_connection_string(ground.secondary)
@@ -242,7 +242,7 @@ async def test_y6_what_can_never_be_delivered_is_dead_lettered_with_its_reason(g
     assert (progress.total.returned, progress.total.dead_lettered) == (1, 3)
 
 
-async def test_y6_m1_a_dead_letter_is_booked_under_the_destination_it_names(ground: Ground, tmp_path: Path) -> None:
+async def test_y6_m1_a_dead_letter_is_recorded_under_the_destination_it_names(ground: Ground, tmp_path: Path) -> None:
     with Ledger(tmp_path, Role.CLIENT) as client:
         client.begin(Stage.SEND_BACKLOG, "secondary", ground.queue, ["w", "e"], 20, f"primary/{ground.orders}").end()
     await ground.put(ground.diverted("w", sessionid=5), ground.diverted("e", timetolive=Long(1)))

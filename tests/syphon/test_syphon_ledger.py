@@ -64,7 +64,7 @@ def test_what_was_completed_and_never_delivered_is_lost(case: Case) -> None:
     assert case.balance().lost == {A: 1, B: 1}
 
 
-def test_what_was_delivered_and_completed_is_at_home(case: Case) -> None:
+def test_what_was_delivered_and_completed_is_nowhere_else(case: Case) -> None:
     case.delivered()
     case.completed([])
     found = case.balance()

@@ -214,7 +214,7 @@ def test_y3_the_time_to_live_is_read_as_a_long_or_as_the_old_clients_span(ticks:
     assert split_sections(raw).header.ttl == 7_000
 
 
-def test_y3_a_life_longer_than_a_header_tells_stands_between_creation_and_expiry() -> None:
+def test_y3_a_time_to_live_too_long_for_a_header_is_written_as_creation_and_expiry() -> None:
     ticks = Long(100 * DAY * 10_000)
     raw = translate(received(in_backlog(application_properties={TIME_TO_LIVE_PROPERTY: ticks})), NOW).raw
     found = split_sections(raw)
@@ -222,7 +222,7 @@ def test_y3_a_life_longer_than_a_header_tells_stands_between_creation_and_expiry
     assert (found.properties.creation_time, found.properties.absolute_expiry_time) == (NOW, NOW + 100 * DAY)
 
 
-def test_y3_the_old_clients_endless_span_ends_with_time_itself() -> None:
+def test_y3_the_old_clients_endless_span_ends_with_the_last_datetime_of_dotnet() -> None:
     ticks = Described(Symbol("com.microsoft:timespan"), Long(2**63 - 1))
     raw = translate(received(in_backlog(application_properties={TIME_TO_LIVE_PROPERTY: ticks})), NOW).raw
     assert split_sections(raw).properties.absolute_expiry_time == 253_402_300_800_000
@@ -299,7 +299,7 @@ def test_y7_absolute_never_delivers_what_expired() -> None:
 
 
 @pytest.mark.parametrize(("scheduled_in", "left"), [(60_000, 5_000), (0, 5_000), (-2_000, 3_000)])
-def test_y7_the_life_of_a_scheduled_message_begins_when_it_is_due(scheduled_in: int, left: int) -> None:
+def test_y7_the_time_to_live_of_a_scheduled_message_starts_when_it_is_due(scheduled_in: int, left: int) -> None:
     raw = translate(lived(spent=DAY, ttl=5_000, scheduled_in=scheduled_in), NOW, "absolute").raw
     assert split_sections(raw).header.ttl == left
 
@@ -309,7 +309,7 @@ def test_y7_the_life_of_a_scheduled_message_begins_when_it_is_due(scheduled_in: 
 DEAD = {"DeadLetterReason": "NoDestination", "DeadLetterErrorDescription": "x-ms-path is missing"}
 
 
-def test_y6_a_dead_letter_goes_back_with_its_aliases_and_without_its_verdict() -> None:
+def test_y6_a_dead_letter_goes_back_with_its_aliases_and_without_its_reason() -> None:
     sent = in_backlog(
         properties=Properties(message_id="1"),
         message_annotations={"mine": UInt(5)},

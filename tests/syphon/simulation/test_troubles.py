@@ -103,7 +103,7 @@ class _Transport(SimulatedTransport):
 
 
 @pytest.mark.parametrize("trouble", ["complete", "renew", "crash"])
-def test_y5_what_was_brought_back_and_went_wrong_is_looked_for_again(trouble: str) -> None:
+def test_y5_messages_of_a_recall_that_failed_are_scanned_for_again(trouble: str) -> None:
     async def live() -> None:
         place = Place(2, where=Where.DEFERRED)
         crashes = [MoveStep.SENDING] if trouble == "crash" else []
@@ -125,7 +125,7 @@ def test_y5_what_was_brought_back_and_went_wrong_is_looked_for_again(trouble: st
     run(live())
 
 
-def test_s11_only_confirmed_completions_are_told_as_moved() -> None:
+def test_s11_only_confirmed_completions_are_reported_as_moved() -> None:
     async def live() -> None:
         place, told = Place(4), list[int]()
         place.breaks = "complete"
@@ -137,7 +137,7 @@ def test_s11_only_confirmed_completions_are_told_as_moved() -> None:
     run(live())
 
 
-def test_y3_a_job_that_fails_leaves_the_rest_of_its_load_held_until_that_is_over() -> None:
+def test_y3_a_settlement_that_fails_leaves_the_rest_of_its_batch_held_until_that_is_over() -> None:
     async def live() -> None:
         place, crashed = Place(2, "slow", "orders"), asyncio.Event()
         place.entities["slow"].outages.append(Outage(now(), now() + 8.0, FailureKind.TIMEOUT))
@@ -157,7 +157,7 @@ def test_y3_a_job_that_fails_leaves_the_rest_of_its_load_held_until_that_is_over
     run(live())
 
 
-def test_y4_a_load_whose_first_message_is_settled_is_renewed_no_more_often() -> None:
+def test_y4_a_batch_whose_first_message_is_settled_is_renewed_no_more_often() -> None:
     async def live() -> None:
         letters = [Letter(number, "orders") for number in (1, 2)]
         first, second = (Grip(letter, LOCK) for letter in letters)
@@ -240,7 +240,7 @@ class Failing:
     async def close(self) -> None: ...
 
 
-def test_y1_a_secondary_that_is_away_is_looked_for_again_after_growing_pauses() -> None:
+def test_y1_discovery_is_retried_after_growing_pauses_while_the_secondary_is_away() -> None:
     async def main() -> None:
         place, discovery = Place(3), Failing(8)
         options = SyphonOptions()

@@ -131,7 +131,7 @@ async def test_y4_a_lost_lock_is_told_and_the_rest_is_done(world: World, verb: s
         assert await world.left() == []
 
 
-async def test_a_rest_gives_back_what_was_on_its_way(world: World) -> None:
+async def test_stop_receiving_releases_messages_that_were_on_their_way(world: World) -> None:
     await world.divert("1")
     held = await world.backlog.receive(50, SOON)
     await world.backlog.stop_receiving()
