@@ -313,3 +313,15 @@ def test_a_subscription_cannot_forward_to_its_own_topic_nor_a_session_queue_anyw
     bus = Bus(queue("q"), TopicDescription(path="t"))
     assert bus.create(SubscriptionDescription(topic="t", name="s", forward_to="T")) is not None
     assert bus.create(queue("sessions", requires_session=True, forward_to="q")) is not None
+
+
+def test_a_topic_purges_the_ids_of_forwarded_messages_when_the_window_is_over() -> None:
+    window = 20_000
+    bus = Bus(
+        TopicDescription(path="target", requires_duplicate_detection=True, duplicate_window=window),
+        queue("source", forward_to="target"),
+    )
+    bus.send("source", envelope("a", message_id="one"))
+    armed = bus.entity("target").next_timer
+    assert armed is not None
+    assert armed <= bus.now + window + 1
