@@ -11,6 +11,7 @@ Two options of later versions are missing:
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import azure.servicebus
@@ -24,7 +25,7 @@ def allow_plain_amqp(amqp_client: Any) -> None:
     create = amqp_client.__init__
 
     def create_plain(self: Any, hostname: str, *arguments: Any, **options: Any) -> None:
-        if hostname.rpartition(":")[2].isdigit():
+        if re.search(r":\d+", hostname):
             options["use_tls"] = False
         create(self, hostname, *arguments, **options)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from twinbus.backlog import REFUSED_FAILURES, FailureKind, failure_kind, was_refused
@@ -32,7 +33,6 @@ from twinbus.sdk import (
     CANCELLED_AT_DEADLINE,
     amqp_messages,
     encoded_size,
-    id_and_size,
     message_size,
     open_sync_link,
     was_interrupted_at_deadline,
@@ -177,10 +177,10 @@ async def aio_sent(ledger: Ledger, place: str, message: Any, keywords: dict[str,
 
 
 def _begun(ledger: Ledger, place: str, message: Any) -> RunningOperation:
-    usual = id_and_size(message, UNIT_BYTES)
-    if usual is not None:
-        id_, size = usual
-        return ledger.begin_as(place, id_, size)
+    if isinstance(message, ServiceBusMessage):
+        raw = message.raw_amqp_message
+        if raw.properties is not None and isinstance(raw.properties.message_id, str):
+            return ledger.begin_as(place, raw.properties.message_id, size_of(raw))
     return ledger.begin_as(place, *_ids_and_sizes(message))
 
 

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
         batch_messages,
         encoded_body,
         encoded_size,
-        id_and_size,
         message_size,
         new_batch,
         outgoing_message,
@@ -100,7 +99,6 @@ __all__ = [
     "has_credit",
     "has_special_transport",
     "hides_pings",
-    "id_and_size",
     "interrupt",
     "interrupt_at_deadline",
     "is_closed",
@@ -140,7 +138,7 @@ _NAMES_BY_MODULE: Final = {
         "open_aio_link open_sync_link refuse_calls speed_up_opening was_interrupted_at_deadline"
     ),
     "messages": (
-        "TransformingBatch amqp_messages batch_messages encoded_body encoded_size id_and_size message_size "
+        "TransformingBatch amqp_messages batch_messages encoded_body encoded_size message_size "
         "new_batch outgoing_message sdk_value set_data_body"
     ),
     "private_names": "SdkVersionError check_confirms_settlement check_version",

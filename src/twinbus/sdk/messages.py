@@ -25,8 +25,8 @@ _texts: Final = itemgetter(
     "subject", "correlation_id", "group_id", "content_type", "to", "reply_to", "reply_to_group_id", "user_id",
     "content_encoding",
 )  # fmt: skip
-# This many properties of a message are None if it has an id and nothing else.
-_ALL_BUT_THE_ID: Final = len(vars(AmqpMessageProperties())) - 1
+# So many properties of a message are None if it has one of them.
+_ALL_BUT_ONE: Final = len(vars(AmqpMessageProperties())) - 1
 
 
 # --- contents --------------------------------------------------------------------------------------------------------
@@ -126,41 +126,21 @@ def message_size(raw: AmqpAnnotatedMessage, unit: int) -> int:
     body: Any = raw._data_body
     if body is None:
         return encoded_size(raw)
-    size = _OVERHEAD_BYTES + sum(map(len, body))
+    size = _OVERHEAD_BYTES
+    for data in body:
+        size += len(data)
     if raw._properties is not None:
-        size += _texts_length(raw._properties.__dict__)
-    for named in (raw._application_properties, raw._annotations):
-        if named:
-            size += _named_length(named)
+        properties = raw._properties.__dict__
+        # The usual message has an id and no other property, so it has no texts to measure.
+        if properties["message_id"] is None or [*properties.values()].count(None) < _ALL_BUT_ONE:
+            size += _texts_length(properties)
+    if raw._application_properties:
+        size += _named_length(raw._application_properties)
+    if raw._annotations:
+        size += _named_length(raw._annotations)
     if size < unit - _DOUBT_BYTES or _DOUBT_BYTES < size % unit < unit - _DOUBT_BYTES:
         return size
     return encoded_size(raw)
-
-
-def id_and_size(message: Any, unit: int) -> tuple[str, int] | None:
-    """Return id and estimated size of the usual message: one data section, a text as id, surely one billing unit.
-
-    Returns None for every other message. The result is the same as `message_size`; this is the hot path of a send.
-    """
-    if type(message) is not ServiceBusMessage:
-        return None
-    raw: Any = message._raw_amqp_message
-    if raw._properties is None:
-        return None
-    # `__dict__`, because the truth value of a properties object is its number of fields, which the SDK counts.
-    properties = raw._properties.__dict__
-    id_ = properties["message_id"]
-    match raw._data_body:
-        case [data] if type(id_) is str:
-            size = _OVERHEAD_BYTES + len(data)
-            if [*properties.values()].count(None) != _ALL_BUT_THE_ID:
-                size += _texts_length(properties)
-            if raw._application_properties:
-                size += _named_length(raw._application_properties)
-            if raw._annotations:
-                size += _named_length(raw._annotations)
-            return (id_, size) if size < unit - _DOUBT_BYTES else None
-    return None
 
 
 def _texts_length(properties: Mapping[str, Any]) -> int:
