@@ -6,13 +6,12 @@ import pytest
 
 from tests.amqp.transaction_requests import discharge
 from tests.namespace.front.amqp_peer import Peer
+from tests.namespace.front.test_transaction_coordinator import condition_of_sent, left, locked
 from tests.namespace.front.transaction_peer import TransactionPeer, condition
 from twinbus.amqp import ACCEPTED, RECEIVER, Properties, SessionEnded, build_message, transactional_state
-from twinbus.namespace.front import transactions
+from twinbus.namespace.front import transaction_coordinator
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Symbol, Timestamp
-
-from .test_transactions import condition_of_sent, left, locked
 
 Dial = Callable[..., Awaitable[Peer]]
 
@@ -166,8 +165,8 @@ async def test_a_presettled_disposition_is_carried_out_with_its_transaction(acti
 async def test_transactions_that_timed_out_and_were_never_ended_make_room_for_others(
     acting: TransactionPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "_MAX_OPEN", 2)
-    monkeypatch.setattr(transactions.Transactions, "declare", _declare_for_no_time)
+    monkeypatch.setattr(transaction_coordinator, "_MAX_OPEN", 2)
+    monkeypatch.setattr(transaction_coordinator.Transactions, "declare", _declare_for_no_time)
     orders, name = await acting.peer.sender("orders"), b""
     for number in range(5):
         name = await acting.begin()
@@ -176,9 +175,9 @@ async def test_transactions_that_timed_out_and_were_never_ended_make_room_for_ot
     assert await acting.commit(name) == "amqp:transaction:timeout"
 
 
-_declare = transactions.Transactions.declare
+_declare = transaction_coordinator.Transactions.declare
 
 
-def _declare_for_no_time(self: transactions.Transactions) -> object:
+def _declare_for_no_time(self: transaction_coordinator.Transactions) -> object:
     self.timeout = 0.0
     return _declare(self)

@@ -37,7 +37,7 @@ from twinbus.connect import connect, make_sas_token
 from twinbus.message import Message
 from twinbus.namespace.engine import queries
 from twinbus.namespace.engine.descriptions import QueueDescription
-from twinbus.namespace.front import accepted_connection, request_response, transactions
+from twinbus.namespace.front import accepted_connection, request_response, transaction_coordinator
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.resources import ResourceLimits, Resources
 from twinbus.namespace.server import NamespaceOptions, NamespaceServer
@@ -356,7 +356,7 @@ async def test_x1_memory_of_a_client_with_a_token_returns_to_zero(server: Namesp
 async def test_x1_messages_of_open_transactions_have_a_limit(
     server: NamespaceServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "_MAX_BYTES", 50_000)
+    monkeypatch.setattr(transaction_coordinator, "_MAX_BYTES", 50_000)
     acting = await TransactionPeer.on(peer)
     sender = await peer.sender("orders")
     first, second = await acting.begin(), await acting.begin()

@@ -22,7 +22,7 @@ from twinbus.namespace.front.addresses import LinkAddress, parse_address
 from twinbus.namespace.front.cbs import GrantedClaims
 from twinbus.namespace.front.request_response import NodeReplyLink, NodeReplyLinks
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME, SasVerifier, default_rule
-from twinbus.namespace.front.unsettled import UnsettledDeliveries
+from twinbus.namespace.front.unsettled import LockedDeliveries
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.server import NamespaceServer
 from twinbus.testing import LocalNamespace
@@ -205,7 +205,7 @@ async def test_x1_links_that_end_together_take_one_pass_over_unsettled_deliverie
         link = await peer.receiver("orders", session)
         peer.grant(link, 1)
         await peer.received(link, 1)
-    with counted(UnsettledDeliveries.forget_links.__code__) as looks:
+    with counted(LockedDeliveries.forget_links.__code__) as looks:
         session.end()
         peer.flush()
         await peer.echo()

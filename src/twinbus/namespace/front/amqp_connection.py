@@ -47,8 +47,8 @@ from twinbus.namespace.front.incoming_link import IncomingLink
 from twinbus.namespace.front.link_attach import attach_link
 from twinbus.namespace.front.management_requests import ManagementNode
 from twinbus.namespace.front.request_response import NodeReplies, NodeRequest, NodeRequestLink
-from twinbus.namespace.front.transactions import CoordinatorLink, Transactions
-from twinbus.namespace.front.unsettled import UnsettledDeliveries
+from twinbus.namespace.front.transaction_coordinator import CoordinatorLink, Transactions
+from twinbus.namespace.front.unsettled import LockedDeliveries
 from twinbus.namespace.resources import ConnectionAccount
 from twinbus.values import Condition, Symbol
 
@@ -109,7 +109,7 @@ class AmqpConnection:
         exceeded = namespace.limit_exceeded
         memory = namespace.resources.limits.connection_memory
         self._output = ConnectionOutput(self._core, stream, account, exceeded, memory)
-        self._unsettled = UnsettledDeliveries(self._output, account)
+        self._unsettled = LockedDeliveries(self._output, account)
         self._links = AttachedLinks(self._output, self._unsettled)
         self._transactions = Transactions(self._runtime, account, exceeded)
         self._replies = NodeReplies(account, self._output, self._links.detach, exceeded)

@@ -25,8 +25,8 @@ from twinbus.namespace.front.fault_effects import FaultEffects
 from twinbus.namespace.front.http_handler import HttpHandler
 from twinbus.namespace.front.request_response import NodeReplies
 from twinbus.namespace.front.sas_verifier import SasVerifier
-from twinbus.namespace.front.transactions import Transactions
-from twinbus.namespace.front.unsettled import UnsettledDeliveries
+from twinbus.namespace.front.transaction_coordinator import Transactions
+from twinbus.namespace.front.unsettled import LockedDeliveries
 from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.own_names import OwnNames
 from twinbus.namespace.resources import ConnectionAccount, Resources
@@ -84,7 +84,7 @@ class AttachedLink(Protocol):
 class AttachedLinks:
     """The attached links of one connection."""
 
-    def __init__(self, output: ConnectionOutput, unsettled: UnsettledDeliveries) -> None:
+    def __init__(self, output: ConnectionOutput, unsettled: LockedDeliveries) -> None:
         self._output = output
         self._unsettled = unsettled
         self._links: dict[Link, AttachedLink] = {}
@@ -139,6 +139,6 @@ class LinkContext:
     links: AttachedLinks
     output: ConnectionOutput
     input: ConnectionInput
-    unsettled: UnsettledDeliveries
+    unsettled: LockedDeliveries
     transactions: Transactions
     replies: NodeReplies

@@ -20,7 +20,7 @@ from twinbus.namespace.front.fault_effects import FaultableOperation
 from twinbus.namespace.front.incoming_link import IncomingLink
 from twinbus.namespace.front.outgoing_link import SESSION_FILTER, OutgoingLink
 from twinbus.namespace.front.request_response import NodeReplyLink, NodeRequest, NodeRequestLink
-from twinbus.namespace.front.transactions import CoordinatorLink
+from twinbus.namespace.front.transaction_coordinator import CoordinatorLink
 from twinbus.values import Condition, Described, Symbol, ULong
 
 _TIMEOUT = Symbol("com.microsoft:timeout")

@@ -1,7 +1,7 @@
 """Links on which the peer receives: credit goes to the engine, its deliveries come back as transfers.
 
 The peer's credit goes to the engine in portions of deliveries and bytes, so that a peer that reads more slowly than it
-grants does not fill the memory (see `backpressure`). Settlements arrive through `UnsettledDeliveries`.
+grants does not fill the memory (see `backpressure`). Settlements arrive through `LockedDeliveries`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import LinkAddress
 from twinbus.namespace.front.context import LinkContext
 from twinbus.namespace.front.fault_effects import FaultableOperation
-from twinbus.namespace.front.unsettled import UnsettledDelivery
+from twinbus.namespace.front.unsettled import LockedDelivery
 from twinbus.values import Long, Symbol, ticks_from_milliseconds
 
 _log = logging.getLogger(__name__)
@@ -348,7 +348,7 @@ class OutgoingLink:
         if not rows:
             return
         link, send = self._link, self._link.send
-        unsettled: dict[int, UnsettledDelivery] = {}
+        unsettled: dict[int, LockedDelivery] = {}
         for row, token in zip(rows, tokens, strict=True):
             try:
                 parts = encode_delivery(row, token=token, locked_until=until)

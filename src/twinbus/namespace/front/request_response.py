@@ -39,7 +39,7 @@ from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import LinkAddress
 from twinbus.namespace.front.backpressure import ConnectionOutput
-from twinbus.namespace.front.transactions import Transactions
+from twinbus.namespace.front.transaction_coordinator import Transactions
 from twinbus.namespace.resources import ConnectionAccount
 from twinbus.values import Condition, Int, Symbol
 

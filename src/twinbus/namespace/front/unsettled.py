@@ -56,17 +56,17 @@ class SettleableLink(Protocol):
         """Return whether a delivery can still be settled."""
 
 
-UnsettledDelivery = tuple[SettleableLink, bytes]
+LockedDelivery = tuple[SettleableLink, bytes]
 """A link and a lock token. A plain tuple, because one is made for each message."""
 
 
-class UnsettledDeliveries:
-    """The unsettled deliveries of one connection."""
+class LockedDeliveries:
+    """The unsettled deliveries of one connection. The messages of all of them are locked."""
 
     def __init__(self, output: ConnectionOutput, account: ConnectionAccount) -> None:
         self._output = output
         self._account = account
-        self._by_session: defaultdict[Session, dict[int, UnsettledDelivery]] = defaultdict(dict)
+        self._by_session: defaultdict[Session, dict[int, LockedDelivery]] = defaultdict(dict)
         self._next_check_at: dict[Session, int] = {}
         self._checked: set[Session] = set()
         """Sessions in which this side has settled expired deliveries."""
@@ -76,7 +76,7 @@ class UnsettledDeliveries:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, session: Session, deliveries: dict[int, UnsettledDelivery]) -> None:
+    def add(self, session: Session, deliveries: dict[int, LockedDelivery]) -> None:
         """Add deliveries that were just sent."""
         unsettled = self._by_session[session]
         unsettled.update(deliveries)
@@ -150,7 +150,7 @@ class UnsettledDeliveries:
         self._next_check_at.clear()
         self._checked.clear()
 
-    def _settle_expired(self, session: Session, unsettled: dict[int, UnsettledDelivery]) -> None:
+    def _settle_expired(self, session: Session, unsettled: dict[int, LockedDelivery]) -> None:
         """Settle deliveries whose lock has expired or that were settled through `$management`."""
         expired = [delivery_id for delivery_id, (link, token) in unsettled.items() if not link.is_locked(token)]
         for delivery_id in expired:

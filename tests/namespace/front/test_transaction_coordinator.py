@@ -21,7 +21,7 @@ from twinbus.amqp import (
     read_transactional,
     split_sections,
 )
-from twinbus.namespace.front import transactions
+from twinbus.namespace.front import transaction_coordinator
 from twinbus.namespace.server import NamespaceServer
 from twinbus.values import Described, ULong
 
@@ -144,7 +144,7 @@ async def test_a_transaction_times_out_by_itself(
 ) -> None:
     peer = await dial()
     assert await peer.put_token() == 202
-    monkeypatch.setattr(transactions.Transactions, "declare", _declare_for_a_moment)
+    monkeypatch.setattr(transaction_coordinator.Transactions, "declare", _declare_for_a_moment)
     acting = await TransactionPeer.on(peer)
     name = await acting.begin()
     orders = await peer.sender("orders")
@@ -154,10 +154,10 @@ async def test_a_transaction_times_out_by_itself(
     assert await left(peer, "orders") == []
 
 
-_declare = transactions.Transactions.declare
+_declare = transaction_coordinator.Transactions.declare
 
 
-def _declare_for_a_moment(self: transactions.Transactions) -> Any:
+def _declare_for_a_moment(self: transaction_coordinator.Transactions) -> Any:
     self.timeout = 0.01
     return _declare(self)
 
