@@ -13,7 +13,7 @@ from twinbus.pipeline.syphon_job.planning import BatchPlanner
 from twinbus.syphon import SCAN_INTERVAL, DestinationMemory, MessageCounts, Readiness
 from twinbus.syphon.plan import DeferredMessages, DestinationRoute, Destinations
 
-LOOKED = ScanResult(0, None, clean=True)
+CLEAN_SCAN = ScanResult(0, None, clean=True)
 
 
 def planner(*queues: str, looked: bool = True, **options: Any) -> BatchPlanner:
@@ -21,7 +21,7 @@ def planner(*queues: str, looked: bool = True, **options: Any) -> BatchPlanner:
     made = BatchPlanner("run", **options)
     made.queues_found(queues, 0.0)
     if looked:
-        made.lanes_reported([report(queue, scan=LOOKED) for queue in queues], 10.0)
+        made.lanes_reported([report(queue, scan=CLEAN_SCAN) for queue in queues], 10.0)
     return made
 
 
@@ -99,7 +99,7 @@ def test_y5_a_new_queue_is_scanned_once_and_every_six_hours() -> None:
     plan = made.plan(5.0)
     assert plan is not None
     assert [one.scan_from for one in plan.tasks] == [0]
-    made.lanes_reported([report("a", scan=LOOKED)], 6.0)
+    made.lanes_reported([report("a", scan=CLEAN_SCAN)], 6.0)
     assert made.plan(7.0) is None
     again = made.plan(6.0 + SCAN_INTERVAL)
     assert again is not None
@@ -152,13 +152,13 @@ def test_y5_the_latest_news_of_a_destination_holds() -> None:
 def test_d2_a_drain_is_over_when_a_whole_scan_saw_nothing_and_nothing_was_moved_meanwhile() -> None:
     made = planner("a", "b", looked=False, drain=True)
     assert not made.is_drained()
-    made.lanes_reported([report("a", scan=LOOKED), report("b", scan=ScanResult(0, None, clean=False))], 10.0)
+    made.lanes_reported([report("a", scan=CLEAN_SCAN), report("b", scan=ScanResult(0, None, clean=False))], 10.0)
     assert not made.is_drained()
     assert slices(made.plan(10.0)) == []
     assert slices(made.plan(12.0)) == [("b", 0)]
-    made.lanes_reported([report("b", scan=LOOKED, counts={"x": MessageCounts(returned=1)})], 13.0)
+    made.lanes_reported([report("b", scan=CLEAN_SCAN, counts={"x": MessageCounts(returned=1)})], 13.0)
     assert not made.is_drained()
-    made.lanes_reported([report("b", scan=LOOKED)], 14.0)
+    made.lanes_reported([report("b", scan=CLEAN_SCAN)], 14.0)
     assert made.is_drained()
     made.message_arrived("a")
     assert not made.is_drained()
@@ -178,7 +178,7 @@ def test_a_plan_and_a_report_come_back_as_they_were() -> None:
     plan = BatchPlan("run-1", (LaneTask("a", 1, 2.5, {"x": 7}, 9),), (aside("x")._replace(missing=3.0),))
     assert BatchPlan.of_json(plan.to_json()) == plan
     said = report(
-        "a", memories=plan.memories, waiting={"x": (1, 2)}, scan=LOOKED, counts={"x": MessageCounts(returned=1)}
+        "a", memories=plan.memories, waiting={"x": (1, 2)}, scan=CLEAN_SCAN, counts={"x": MessageCounts(returned=1)}
     )
     assert LaneReport.of_json(said.to_json()) == said
 
@@ -213,8 +213,8 @@ def test_y5_what_one_syphon_knows_of_a_destination_holds_for_the_next() -> None:
 
 
 def test_deferred_messages_are_counted_by_destination() -> None:
-    shelf = DeferredMessages(Destinations())
-    shelf.schedule_first_scan(inf)
-    shelf.add("x", (9, 5))
-    shelf.add(None, (3,))
-    assert shelf.waiting() == {"x": (2, 5), "": (1, 3)}
+    deferred = DeferredMessages(Destinations())
+    deferred.schedule_first_scan(inf)
+    deferred.add("x", (9, 5))
+    deferred.add(None, (3,))
+    assert deferred.waiting() == {"x": (2, 5), "": (1, 3)}

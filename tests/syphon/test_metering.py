@@ -83,7 +83,7 @@ class Side:
 class Sides:
     primary: Side
     secondary: Side
-    books: Path
+    ledger: Path
 
     def stop(self) -> None:
         """From here on nothing is counted."""
@@ -107,7 +107,7 @@ class Sides:
         return found
 
     def operations(self) -> list[Operation]:
-        entries = list(read_ledger(self.books))
+        entries = list(read_ledger(self.ledger))
         outcomes = {entry.id: entry for entry in entries if isinstance(entry, Outcome)}
         found = [entry for entry in entries if isinstance(entry, Operation)]
         for entry in entries:
@@ -137,7 +137,7 @@ def sides(tmp_path: Path) -> Iterator[Sides]:
     topics = [{"name": "news", "subscriptions": [{"name": "all"}]}]
     primary = started("primary", tmp_path, queues=queues, topics=topics)
     secondary = started("secondary", tmp_path)
-    yield Sides(primary, secondary, tmp_path / "books")
+    yield Sides(primary, secondary, tmp_path / "ledger")
     for side in (primary, secondary):
         side.namespace.close()
 
@@ -149,7 +149,7 @@ def options(sides: Sides, **given: Any) -> SendAvailabilityOptions:
         "ping_interval": timedelta(seconds=1),
         "ping": "message",
         "try_timeout": timedelta(seconds=5),
-        "ledger": sides.books,
+        "ledger": sides.ledger,
     }
     return SendAvailabilityOptions(**{**usual, **given})
 
@@ -161,7 +161,7 @@ def messages(count: int, first: int = 0, size: int = 10) -> list[ServiceBusMessa
 @asynccontextmanager
 async def syphon(sides: Sides, **given: Any) -> AsyncIterator[Syphon]:
     """As the command makes it, with the policy of one who has no time."""
-    with Ledger(sides.books, Role.SYPHON) as ledger:
+    with Ledger(sides.ledger, Role.SYPHON) as ledger:
         transport = NativeTransport(sides.primary.text, sides.secondary.text, try_timeout=5.0)
         policy = RetryPolicy(first_pause=0.2, longest_pause=0.4, gone_after=0.3)
         async with Syphon(
@@ -256,7 +256,7 @@ async def test_m1_n5_of_a_whole_outage_the_ledger_holds_what_the_meters_counted(
 
 async def resubmitted(sides: Sides) -> None:
     queues = [f"{sides.primary.name}/x-servicebus-transfer/{index}" for index in range(2)]
-    with Ledger(sides.books, Role.DEADLETTER) as ledger:
+    with Ledger(sides.ledger, Role.DEADLETTER) as ledger:
         async with connect(sides.secondary.text, timeout=10) as bus:
             names = {"primary": sides.primary.name, "secondary": sides.secondary.name}
             dead = DeadLetters(bus, queues, **names, ledger=ledger)
@@ -299,7 +299,7 @@ async def test_y2_an_idle_syphon_costs_its_receives_and_nothing_else(sides: Side
             await administration.ask(administration.client.create_queue, queue)
     listening = sides.secondary.text.replace("RootManageSharedAccessKey", "listener")
     async with AsyncExitStack() as stack:
-        ledger = stack.enter_context(Ledger(sides.books, Role.SYPHON))
+        ledger = stack.enter_context(Ledger(sides.ledger, Role.SYPHON))
         places: list[Any] = [sides.primary.text, listening]
         if transport is SdkTransport:
             made = [AioServiceBusClient.from_connection_string(text) for text in places]

@@ -176,34 +176,34 @@ class TestGone:
         assert readiness(found) is Readiness.ASIDE
 
 
-class TestShelf:
+class TestDeferredMessages:
     def test_numbers_come_back_once_a_probe_of_one_has_succeeded(self) -> None:
         found = Destinations(POLICY)
-        shelf = DeferredMessages(found)
+        deferred = DeferredMessages(found)
         put_aside(found)
-        shelf.add("q", range(1, 6))
-        assert shelf.recall(0.5, 100) is None
-        assert shelf.due(0.5) == 1.0
-        probe = shelf.recall(1.0, 100)
+        deferred.add("q", range(1, 6))
+        assert deferred.recall(0.5, 100) is None
+        assert deferred.due(0.5) == 1.0
+        probe = deferred.recall(1.0, 100)
         assert probe is not None
         assert probe.numbers == (1,)
         assert probe.probe is not None
-        assert shelf.recall(1.0, 100) is None
+        assert deferred.recall(1.0, 100) is None
         found.succeeded("q", probe.probe, 1.0)
-        shelf.recall_ended(probe, 0, 1.0)
-        rest = shelf.recall(1.0, 3)
+        deferred.recall_ended(probe, 0, 1.0)
+        rest = deferred.recall(1.0, 3)
         assert rest is not None
         assert rest.numbers == (2, 3, 4)
 
     def test_a_probe_whose_message_is_gone_lets_the_next_go(self) -> None:
         found = Destinations(POLICY)
-        shelf = DeferredMessages(found)
+        deferred = DeferredMessages(found)
         put_aside(found)
-        shelf.add("q", range(1, 100))
-        probe = shelf.recall(1.0, 100)
+        deferred.add("q", range(1, 100))
+        probe = deferred.recall(1.0, 100)
         assert probe is not None
-        shelf.recall_ended(probe, 1, 1.0)
-        again = shelf.recall(1.0, 100)
+        deferred.recall_ended(probe, 1, 1.0)
+        again = deferred.recall(1.0, 100)
         assert again is not None
         # Not one by one: another syphon may have taken them all.
         assert again.numbers == (2, 3, 4, 5)
@@ -211,125 +211,125 @@ class TestShelf:
 
     def test_nothing_put_aside_is_nothing_to_bring_back(self) -> None:
         found = Destinations(POLICY)
-        shelf = DeferredMessages(found)
+        deferred = DeferredMessages(found)
         put_aside(found)
-        shelf.add("q", ())
-        assert shelf.recall(1.0, 100) is None
+        deferred.add("q", ())
+        assert deferred.recall(1.0, 100) is None
         assert found.route("q", 1.0).route is DestinationRoute.PROBE
 
     def test_destinations_take_turns(self) -> None:
-        shelf = DeferredMessages(Destinations(POLICY))
-        shelf.add("a", range(10))
-        shelf.add("b", range(10, 20))
-        paths = [recall.path for _ in range(4) if (recall := shelf.recall(0.0, 2))]
+        deferred = DeferredMessages(Destinations(POLICY))
+        deferred.add("a", range(10))
+        deferred.add("b", range(10, 20))
+        paths = [recall.path for _ in range(4) if (recall := deferred.recall(0.0, 2))]
         assert paths == ["a", "b", "a", "b"]
 
     def test_those_without_a_destination_come_back_to_be_dead_lettered(self) -> None:
-        shelf = DeferredMessages(Destinations(POLICY))
-        shelf.add(None, (5,))
-        recall = shelf.recall(0.0, 10)
+        deferred = DeferredMessages(Destinations(POLICY))
+        deferred.add(None, (5,))
+        recall = deferred.recall(0.0, 10)
         assert recall is not None
         assert recall.numbers == (5,)
 
     def test_a_scan_runs_when_the_queue_is_first_empty_then_every_six_hours(self) -> None:
-        shelf = DeferredMessages(Destinations(POLICY))
-        assert shelf.next_scan(0.0) is None
-        shelf.schedule_first_scan(10.0)
-        assert shelf.next_scan(10.0) == 0
-        shelf.scanned([Seen(3, True, "q"), Seen(4, False, "q"), Seen(9, True, "q")])
-        assert shelf.next_scan(10.0) == 10
-        shelf.scanned([])
-        assert shelf.next_scan(11.0) is None
-        recall = shelf.recall(11.0, 10)
+        deferred = DeferredMessages(Destinations(POLICY))
+        assert deferred.next_scan(0.0) is None
+        deferred.schedule_first_scan(10.0)
+        assert deferred.next_scan(10.0) == 0
+        deferred.scanned([Seen(3, True, "q"), Seen(4, False, "q"), Seen(9, True, "q")])
+        assert deferred.next_scan(10.0) == 10
+        deferred.scanned([])
+        assert deferred.next_scan(11.0) is None
+        recall = deferred.recall(11.0, 10)
         assert recall is not None
         assert recall.numbers == (3, 9)
-        shelf.recall_ended(recall, 0, 12.0)
-        shelf.schedule_first_scan(20.0)
-        assert shelf.next_scan(20.0) is None
-        assert shelf.due(20.0) == 10.0 + SCAN_INTERVAL
-        assert shelf.next_scan(10.0 + SCAN_INTERVAL) == 0
+        deferred.recall_ended(recall, 0, 12.0)
+        deferred.schedule_first_scan(20.0)
+        assert deferred.next_scan(20.0) is None
+        assert deferred.due(20.0) == 10.0 + SCAN_INTERVAL
+        assert deferred.next_scan(10.0 + SCAN_INTERVAL) == 0
 
     def test_nothing_is_recalled_during_a_scan_nor_scanned_during_a_recall(self) -> None:
-        shelf = DeferredMessages(Destinations(POLICY))
-        shelf.add("q", (1, 2))
-        recall = shelf.recall(0.0, 1)
+        deferred = DeferredMessages(Destinations(POLICY))
+        deferred.add("q", (1, 2))
+        recall = deferred.recall(0.0, 1)
         assert recall is not None
-        shelf.schedule_scan(0.0)
-        assert shelf.next_scan(0.0) is None
-        assert shelf.recall(0.0, 1) is None
-        assert shelf.due(0.0) == inf
-        shelf.recall_ended(recall, 0, 0.0)
-        assert shelf.next_scan(0.0) == 0
-        assert shelf.recall(0.0, 1) is None
+        deferred.schedule_scan(0.0)
+        assert deferred.next_scan(0.0) is None
+        assert deferred.recall(0.0, 1) is None
+        assert deferred.due(0.0) == inf
+        deferred.recall_ended(recall, 0, 0.0)
+        assert deferred.next_scan(0.0) == 0
+        assert deferred.recall(0.0, 1) is None
 
     def test_messages_that_another_receiver_holds_are_scanned_for_again(self) -> None:
-        shelf = DeferredMessages(Destinations(POLICY))
-        shelf.add("q", (1, 2))
-        recall = shelf.recall(0.0, 2)
+        deferred = DeferredMessages(Destinations(POLICY))
+        deferred.add("q", (1, 2))
+        recall = deferred.recall(0.0, 2)
         assert recall is not None
-        shelf.recall_ended(recall, 1, 5.0)
-        assert shelf.due(5.0) == 5.0 + RESCAN_AFTER_MISSING
+        deferred.recall_ended(recall, 1, 5.0)
+        assert deferred.due(5.0) == 5.0 + RESCAN_AFTER_MISSING
 
     def test_kept_ones_are_not_brought_back(self) -> None:
-        shelf = DeferredMessages(Destinations(POLICY))
-        shelf.keep((4,))
-        shelf.schedule_scan(0.0)
-        shelf.next_scan(0.0)
-        shelf.scanned([Seen(4, True, "q")])
-        shelf.scanned([])
-        assert shelf.recall(1.0, 10) is None
-        assert shelf.clean
-        assert shelf.kept == 1
+        deferred = DeferredMessages(Destinations(POLICY))
+        deferred.keep((4,))
+        deferred.schedule_scan(0.0)
+        deferred.next_scan(0.0)
+        deferred.scanned([Seen(4, True, "q")])
+        deferred.scanned([])
+        assert deferred.recall(1.0, 10) is None
+        assert deferred.clean
+        assert deferred.kept == 1
 
     @pytest.mark.parametrize("seen", [Seen(4, True, "q"), Seen(4, False, "q")])
     def test_a_queue_is_clean_only_if_a_whole_scan_saw_nothing(self, seen: Seen) -> None:
-        shelf = DeferredMessages(Destinations(POLICY))
-        shelf.schedule_scan(0.0)
-        shelf.next_scan(0.0)
-        shelf.scanned([seen])
-        shelf.scanned([])
-        assert not shelf.clean
+        deferred = DeferredMessages(Destinations(POLICY))
+        deferred.schedule_scan(0.0)
+        deferred.next_scan(0.0)
+        deferred.scanned([seen])
+        deferred.scanned([])
+        assert not deferred.clean
 
     def test_the_destination_with_the_most_numbers_is_forgotten_first_and_found_by_a_scan(self) -> None:
-        shelf = DeferredMessages(Destinations(POLICY), limit=100)
-        shelf.add("small", range(1000, 1005))
-        shelf.add("large", range(200))
-        assert len(shelf) <= 100
+        deferred = DeferredMessages(Destinations(POLICY), limit=100)
+        deferred.add("small", range(1000, 1005))
+        deferred.add("large", range(200))
+        assert len(deferred) <= 100
         got: set[int] = set()
-        while recall := shelf.recall(0.0, 50):
+        while recall := deferred.recall(0.0, 50):
             got.update(recall.numbers)
-            shelf.recall_ended(recall, 0, 0.0)
+            deferred.recall_ended(recall, 0, 0.0)
         assert {*range(1000, 1005)} < got
-        start = shelf.next_scan(0.0)
+        start = deferred.next_scan(0.0)
         assert start is not None
         assert {*range(start)} <= got
-        assert not shelf.is_empty()
+        assert not deferred.is_empty()
 
     @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 10**12)), max_size=200), st.integers(1, 30))
     def test_every_number_comes_back_exactly_once(self, given: list[tuple[str, int]], count: int) -> None:
-        shelf = DeferredMessages(Destinations(POLICY))
+        deferred = DeferredMessages(Destinations(POLICY))
         for path, number in given:
-            shelf.add(path, (number,))
+            deferred.add(path, (number,))
         got: list[tuple[str, int]] = []
-        while recall := shelf.recall(0.0, count):
+        while recall := deferred.recall(0.0, count):
             assert len(recall.numbers) <= count
             got += [(recall.path, number) for number in recall.numbers]
-            shelf.recall_ended(recall, 0, 0.0)
+            deferred.recall_ended(recall, 0, 0.0)
         assert sorted(got) == sorted(set(given))
-        assert shelf.is_empty()
+        assert deferred.is_empty()
 
     @given(st.sets(st.integers(1, 5000), max_size=400), st.integers(1, 50), st.integers(1, 40))
     def test_with_room_for_few_every_number_still_comes_back(self, numbers: set[int], limit: int, page: int) -> None:
-        shelf, there, now = DeferredMessages(Destinations(POLICY), limit), set(numbers), 0.0
-        shelf.add("q", sorted(numbers))
+        deferred, there, now = DeferredMessages(Destinations(POLICY), limit), set(numbers), 0.0
+        deferred.add("q", sorted(numbers))
         for _ in range(20 * len(numbers) + 20):
-            if (start := shelf.next_scan(now)) is not None:
-                shelf.scanned([Seen(number, True, "q") for number in sorted(there) if number >= start][:page])
-            elif recall := shelf.recall(now, 7):
+            if (start := deferred.next_scan(now)) is not None:
+                deferred.scanned([Seen(number, True, "q") for number in sorted(there) if number >= start][:page])
+            elif recall := deferred.recall(now, 7):
                 there -= set(recall.numbers)
-                shelf.recall_ended(recall, 0, now)
+                deferred.recall_ended(recall, 0, now)
         assert not there
-        assert len(shelf) == 0
+        assert len(deferred) == 0
 
 
 def test_of_destinations_that_were_never_left_aside_only_so_many_are_known() -> None:

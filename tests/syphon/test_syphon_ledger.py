@@ -37,15 +37,17 @@ class Case:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ledger = Ledger(folder, Role.SYPHON, LedgerOptions(on_error="stop"))
-        self.books = SyphonLedger(self.ledger, "contoso", "paris", ProgressCounter(0.0))
+        self.syphon_ledger = SyphonLedger(self.ledger, "contoso", "paris", ProgressCounter(0.0))
         self.messages = [OutgoingMessage("Orders", name, 10, b"", Stored(name)) for name in "ab"]
         self.ledger.begin(Stage.SEND_BACKLOG, "paris", QUEUE, ["a", "b"], 20, "contoso/orders").end()
 
     def completed(self, lost: list[HeldMessage], why: str = "lock_lost") -> None:
-        self.books.completed(QUEUE, "Orders", self.messages, lost, why, 0.1)
+        self.syphon_ledger.completed(QUEUE, "Orders", self.messages, lost, why, 0.1)
 
     def delivered(self) -> None:
-        self.books.send_succeeded(self.books.begin_send("Orders", self.messages), "Orders", self.messages, 0.0)
+        self.syphon_ledger.send_succeeded(
+            self.syphon_ledger.begin_send("Orders", self.messages), "Orders", self.messages, 0.0
+        )
 
     def balance(self) -> Balance:
         self.ledger.close()
@@ -83,8 +85,8 @@ def test_y4_a_lock_that_was_lost_makes_a_possible_duplicate_of_that_message_alon
 @pytest.mark.parametrize("refused", [True, False])
 @pytest.mark.parametrize("kind", [FailureKind.CONNECTION_LOST, FailureKind.ENTITY_DISABLED])
 def test_a_send_that_was_refused_or_never_left_duplicates_nothing(case: Case, kind: FailureKind, refused: bool) -> None:
-    lost = case.books.begin_send("Orders", case.messages)
-    case.books.send_failed(lost, SendFailedError("Orders", kind, case.messages, refused=refused), [], 0.0)
+    lost = case.syphon_ledger.begin_send("Orders", case.messages)
+    case.syphon_ledger.send_failed(lost, SendFailedError("Orders", kind, case.messages, refused=refused), [], 0.0)
     case.delivered()
     case.completed([])
     found = case.balance()
@@ -103,9 +105,9 @@ async def test_a_send_without_a_connection_never_left() -> None:
 
 
 def test_a_completion_without_an_answer_may_have_happened(case: Case) -> None:
-    refused = case.books.begin_send("Orders", case.messages)
+    refused = case.syphon_ledger.begin_send("Orders", case.messages)
     error = SendFailedError("Orders", FailureKind.SERVER_BUSY, case.messages, refused=True)
-    case.books.send_failed(refused, error, [], 0.0)
+    case.syphon_ledger.send_failed(refused, error, [], 0.0)
     case.completed([message.held for message in case.messages], "timeout")
     found = case.balance()
     assert found.unknown == {A: 1, B: 1}
@@ -116,4 +118,4 @@ def test_what_was_delivered_can_be_completed_while_the_ledger_refuses_new_operat
     case.delivered()
     case.ledger.close()
     case.completed([])
-    assert case.books.counts.operations[Stage.COMPLETE_BACKLOG] == 2
+    assert case.syphon_ledger.counts.operations[Stage.COMPLETE_BACKLOG] == 2

@@ -14,10 +14,11 @@ from typing import Final
 
 from twinbus.errors import OptionError
 from twinbus.syphon.plan import Destinations, RetryPolicy, destination_key
-from twinbus.syphon.rate_limit import RateLimit
 from twinbus.syphon.syphon_ledger import MeteredBacklog, SyphonLedger
 from twinbus.syphon.transport import Destination, HeldMessage, OutgoingMessage, TimeToLive, Transport
 
+BURST_SECONDS: Final = 0.5
+"""Unused capacity of the last half second may be caught up."""
 MIB: Final = 1024 * 1024
 MAX_SENDERS: Final = 500
 """Links to destinations that stay open; beyond them, those that have been idle longest are closed."""
@@ -68,6 +69,34 @@ class SyphonOptions:
 
 
 wall_clock: Final[Callable[[], datetime]] = partial(datetime.now, UTC)
+
+
+class RateLimit:
+    """The rate limit of all pumps together (Y9), in messages per second; None is unlimited. Instants are arguments.
+
+    Pumps wait before they receive, never while they hold locks.
+    """
+
+    def __init__(self, rate: float | None = None) -> None:
+        self._rate = rate
+        self._spent_until = float("-inf")
+
+    def set_rate(self, rate: float | None, now: float) -> None:
+        self._rate = rate
+        self._spent_until = min(self._spent_until, now)
+
+    def batch_size(self, wanted: int, pumps: int = 1) -> int:
+        """How many messages one of `pumps` pumps may receive at a time, up to `wanted`."""
+        return wanted if self._rate is None else max(1, min(wanted, int(self._rate * BURST_SECONDS / pumps)))
+
+    def delay(self, now: float) -> float:
+        """Seconds until the next message may be received."""
+        return 0.0 if self._rate is None else max(0.0, self._spent_until - now)
+
+    def spend(self, messages: int, now: float) -> None:
+        """Record that so many messages were received."""
+        if self._rate is not None:
+            self._spent_until = max(self._spent_until, now - BURST_SECONDS) + messages / self._rate
 
 
 @dataclass(slots=True)

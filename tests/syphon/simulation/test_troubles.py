@@ -275,20 +275,20 @@ def test_y5_what_was_deferred_without_an_answer_is_found_again_once_its_lock_wou
 
 def test_m1_an_intent_that_the_ledger_could_not_take_ends_as_not_tried(tmp_path: Path) -> None:
     """The directory is gone, and comes back: what was given up meanwhile was asked of nobody."""
-    folder = tmp_path / "books"
+    folder = tmp_path / "ledger"
     ledger = Ledger(folder, Role.SYPHON, LedgerOptions(on_error="stop"))
-    books = SyphonLedger(ledger, "p", "s", ProgressCounter(0.0))
+    syphon_ledger = SyphonLedger(ledger, "p", "s", ProgressCounter(0.0))
 
     async def main() -> None:
         place = Place(2)
         transport = _Transport(place)
-        room = SyphonContext(transport, SyphonOptions(), books, wall=wall, chance=lambda: 0.5)
+        context = SyphonContext(transport, SyphonOptions(), syphon_ledger, wall=wall, chance=lambda: 0.5)
         backlog = transport.backlog("b")
         held = await backlog.receive(2, 1.0)
-        mover = Mover("b", backlog, DeferredMessages(room.destinations), room, lambda: None)
+        mover = Mover("b", backlog, DeferredMessages(context.destinations), context, lambda: None)
         folder.rmdir()
         folder.write_bytes(b"in the way")
-        room.stopping = True
+        context.stopping = True
         await mover.move(HeldBatch(held, now(), wall()))
         assert not any(letter.arrivals for letter in place.letters)
 

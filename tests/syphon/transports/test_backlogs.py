@@ -190,13 +190,13 @@ async def test_y4_a_completion_whose_answer_was_lost_is_no_lost_lock(world: Worl
     await world.divert("1", "2")
     held = await world.receive(2)
     counts = ProgressCounter(0.0)
-    booked = MeteredBacklog(world.backlog, world.queue, SyphonLedger(None, "p", "s", counts), time.monotonic)
+    metered = MeteredBacklog(world.backlog, world.queue, SyphonLedger(None, "p", "s", counts), time.monotonic)
     namespaces["secondary"].faults.set("drop-ack", entity=world.queue, points=["settle"], count=1)
     if isinstance(world.transport, SdkTransport):
         with suppress(BacklogFailedError):  # the SDK asks once, and nobody knows
-            await booked.complete(held)
+            await metered.complete(held)
         return
-    assert await booked.complete(held) == []
+    assert await metered.complete(held) == []
     assert counts.operations == {Stage.PEEK_BACKLOG: 1}
     assert await world.left() == []
 
@@ -206,12 +206,12 @@ async def test_y4_a_lock_that_was_lost_while_nobody_answered_is_told(world: Worl
         return
     await world.divert("1")
     held = await world.receive(1)
-    booked = MeteredBacklog(
+    metered = MeteredBacklog(
         world.backlog, world.queue, SyphonLedger(None, "p", "s", ProgressCounter(0.0)), time.monotonic
     )
     # Not done, and not answered; then given back by somebody else before it is asked again.
     namespaces["secondary"].faults.set("black-hole", entity=world.queue, points=["settle"], count=1)
-    completing = asyncio.create_task(booked.complete(held))
+    completing = asyncio.create_task(metered.complete(held))
     token = held[0].message.lock_token  # type: ignore[attr-defined] # of the native transport
     await world.secondary.management(world.queue).settle([token], "abandoned", {})
     assert await completing == held
