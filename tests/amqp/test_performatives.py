@@ -8,12 +8,7 @@ from twinbus.amqp.described_types import decode_described, encode_described
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.errors import AmqpError, DecodeError, EncodeError
 from twinbus.amqp.fast_frames import (
-    FlowFields,
     disposition_frame,
-    flow_frame,
-    read_disposition,
-    read_flow,
-    read_transfer,
     transfer_head,
 )
 from twinbus.amqp.frames import performative_frame
@@ -138,65 +133,6 @@ def test_a_composite_of_ours_with_a_wrong_field_is_the_callers_error() -> None:
         encode_described(Open("c", max_frame_size=2**32))
     with pytest.raises(EncodeError, match="handle"):
         encode_described(Detach(None))  # type: ignore[arg-type]  # the missing handle is the point
-
-
-@pytest.mark.parametrize(
-    "transfer",
-    [
-        Transfer(0, 0, b"", 0, False, False),
-        Transfer(2**32 - 1, 2**32 - 1, b"t" * 32, 2**32 - 1, True, True),
-        Transfer(7, 8, b"tag", 0x80013700, None, False, 1, Rejected(ERROR), True, True, True),
-        Transfer(7, 8, b"tag", None, None, True, None, None, False, True),
-        Transfer(7),
-        Transfer(7, 5),
-        Transfer(7, 5, b"x" * 300),
-    ],
-)
-def test_the_quick_reader_reads_what_the_general_writer_writes(transfer: Transfer) -> None:
-    raw = encode_described(transfer) + b"payload"
-    handle, delivery_id, tag, message_format, settled, more, extras, start = read_transfer(raw, 3, len(raw))
-    t = transfer
-    assert (handle, delivery_id, tag, message_format, settled) == (
-        t.handle, t.delivery_id, t.delivery_tag, t.message_format, t.settled,
-    )  # fmt: skip
-    assert (more, extras) == (t.more, (t.state, t.resume, t.aborted))
-    assert raw[start:] == b"payload"
-
-
-@pytest.mark.parametrize("count", range(1, 12))
-def test_the_quick_reader_takes_any_number_of_trailing_fields(count: int) -> None:
-    full = [UInt(1), UInt(300), b"tag", UInt(5), True, True, None, None, False, False, True]
-    raw = b"\x00\x53\x14" + encode(full[:count]) + b"payload"
-    found = read_transfer(raw, 3, len(raw))
-    wanted = [1, 300, b"tag", 5, True][:count] + [None] * (5 - count) + [count > 5]
-    assert list(found[:6]) == wanted
-    assert raw[found[7] :] == b"payload"
-
-
-def test_the_general_reader_reads_what_the_quick_writers_write() -> None:
-    head = transfer_head(3, 4, 5, b"tag", 0x80013700, True, False, 7)
-    assert int.from_bytes(head[:4]) == len(head) + 7
-    found, end = decode_described(head, 8)
-    assert end == len(head)
-    assert found == Transfer(4, 5, b"tag", 0x80013700, True, False)
-    for state in (None, ACCEPTED, Released(), Rejected(ERROR), Rejected(Error("x", "y" * 5000))):
-        frame = disposition_frame(3, RECEIVER, 1, 2**32 - 1, True, state)
-        assert int.from_bytes(frame[:4]) == len(frame)
-        assert decode_described(frame, 8) == (Disposition(RECEIVER, 1, 2**32 - 1, True, state), len(frame))
-        assert read_disposition(frame, 11, len(frame)) == (RECEIVER, 1, 2**32 - 1, True, state)
-    for values in (
-        FlowFields(1, 2, 3, 4, 5, 6, 7, 8, True, True, {"p": 1}),
-        FlowFields(None, 2, 3, 4, None, None, None, None, False, False, None),
-    ):
-        frame = flow_frame(3, values)
-        assert int.from_bytes(frame[:4]) == len(frame)
-        assert decode_described(frame, 8) == (Flow(**values._asdict()), len(frame))
-        assert read_flow(frame, 11, len(frame)) == values
-
-
-def test_the_quick_readers_know_the_other_boolean() -> None:
-    raw = b"\x00\x53\x15" + b"\xc0\x08\x04\x56\x01\x52\x01\x40\x56\x00"
-    assert read_disposition(raw, 3, len(raw)) == (RECEIVER, 1, 1, False, None)
 
 
 def test_the_sdk_reads_our_performatives() -> None:

@@ -16,7 +16,6 @@ from twinbus.amqp.delivery_splicing import (
     list_field_slices,
     lock_token_annotation,
     splice_delivery,
-    splice_locked_delivery,
     with_message_id,
 )
 from twinbus.amqp.encoding import (
@@ -43,6 +42,7 @@ from twinbus.amqp.events import (
     SessionBegun,
     SessionEnded,
 )
+from twinbus.amqp.fast_splicing import splice_locked_delivery
 from twinbus.amqp.limits import KIB, MIB, LimitExceededError, Limits, memory_of
 from twinbus.amqp.link import Link, LinkState
 from twinbus.amqp.message_builder import batch_payload, build_message, with_sections

@@ -24,7 +24,15 @@ from typing import Any, NamedTuple
 from twinbus.amqp.described_types import decode_described
 from twinbus.amqp.errors import AmqpError, DecodeError
 from twinbus.amqp.events import ConnectionClosed, ConnectionEvent, Opened, SessionBegun
-from twinbus.amqp.fast_frames import CUT_SHORT, FlowFields, TransferExtras, read_disposition, read_flow, read_transfer
+from twinbus.amqp.fast_frames import (
+    TRUNCATION_ERRORS,
+    disposition_fields,
+    flow_fields,
+    read_disposition,
+    read_flow,
+    read_transfer,
+    transfer_fields,
+)
 from twinbus.amqp.frames import (
     FRAME_HEADER,
     HEARTBEAT,
@@ -175,7 +183,7 @@ class Connection:
                 self._buffer += memoryview(buf)[pos:]
         except AmqpError as fault:
             self._fail(fault)
-        except CUT_SHORT:
+        except TRUNCATION_ERRORS:
             self._fail(DecodeError("a frame ends inside a value"))
         return events
 
@@ -567,19 +575,12 @@ def dispatch_session_frame(session: Session, performative: SessionFrame, span: F
             session.on_detach(performative)
         case End():
             session.on_end(performative)
-        case Transfer() as t:
-            extras = TransferExtras(t.state, t.resume, t.aborted)
-            fields = (t.handle, t.delivery_id, t.delivery_tag, t.message_format, t.settled, t.more, extras)
-            session.on_transfer((*fields, span.payload), span.buf, span.end)
-        case Disposition() as d:
-            session.on_disposition(d.role, d.first, d.first if d.last is None else d.last, d.settled, d.state)
-        case Flow() as f:
-            session.on_flow(
-                FlowFields(
-                    f.next_incoming_id, f.incoming_window, f.next_outgoing_id, f.outgoing_window, f.handle,
-                    f.delivery_count, f.link_credit, f.available, f.drain, f.echo, f.properties,
-                )
-            )  # fmt: skip
+        case Transfer():
+            session.on_transfer(transfer_fields(performative, span.payload), span.buf, span.end)
+        case Disposition():
+            session.on_disposition(*disposition_fields(performative))
+        case Flow():
+            session.on_flow(flow_fields(performative))
 
 
 class ConnectionTimers:

@@ -51,21 +51,21 @@ def encode_annotations(values: Mapping[str, object]) -> EncodedEntries:
 
 def lock_token_annotation(token: UUID) -> EncodedEntries:
     """The delivery annotation that tells the lock token."""
-    return EncodedEntries(2, _LOCK_TOKEN + token.bytes, _LOCK_TOKEN_NAME)
+    return EncodedEntries(2, LOCK_TOKEN + token.bytes, _LOCK_TOKEN_NAME)
 
 
 _LOCK_TOKEN_NAME = frozenset((b"x-opt-lock-token",))
-_LOCK_TOKEN = encode_symbol("x-opt-lock-token") + b"\x98"
-_SEQUENCE_KEY = encode_symbol("x-opt-sequence-number") + b"\x81"
-_ENQUEUED_KEY = encode_symbol("x-opt-enqueued-time") + b"\x83"
-_LOCKED_UNTIL_KEY = encode_symbol("x-opt-locked-until") + b"\x83"
-_ENQUEUED_SEQUENCE_KEY = encode_symbol("x-opt-enqueue-sequence-number") + b"\x81"
+LOCK_TOKEN = encode_symbol("x-opt-lock-token") + b"\x98"
+SEQUENCE_KEY = encode_symbol("x-opt-sequence-number") + b"\x81"
+ENQUEUED_KEY = encode_symbol("x-opt-enqueued-time") + b"\x83"
+LOCKED_UNTIL_KEY = encode_symbol("x-opt-locked-until") + b"\x83"
+ENQUEUED_SEQUENCE_KEY = encode_symbol("x-opt-enqueue-sequence-number") + b"\x81"
 _PARTITION_KEY = encode_symbol("x-opt-partition-key")
 _SCHEDULED_KEY = encode_symbol("x-opt-scheduled-enqueue-time") + b"\x83"
-_STATE_KEY = encode_symbol("x-opt-message-state") + b"\x71"
+STATE_KEY = encode_symbol("x-opt-message-state") + b"\x71"
 _DEADLETTER_SOURCE_KEY = encode_symbol("x-opt-deadletter-source")
-_FIRST_TWO = Struct(f">{len(_SEQUENCE_KEY)}sq{len(_ENQUEUED_KEY)}sq").pack
-_LOCKED = Struct(f">{len(_LOCKED_UNTIL_KEY)}sq").pack
+_FIRST_TWO = Struct(f">{len(SEQUENCE_KEY)}sq{len(ENQUEUED_KEY)}sq").pack
+_LOCKED = Struct(f">{len(LOCKED_UNTIL_KEY)}sq").pack
 _I64 = Struct(">q").pack
 _I32 = Struct(">i").pack
 
@@ -80,13 +80,13 @@ def broker_annotations(
     state: int | None = None,
     deadletter_source: str | None = None,
 ) -> EncodedEntries:
-    raw = _FIRST_TWO(_SEQUENCE_KEY, seq, _ENQUEUED_KEY, enqueued_ms)
+    raw = _FIRST_TWO(SEQUENCE_KEY, seq, ENQUEUED_KEY, enqueued_ms)
     given = 0
     if locked_until_ms is not None:
-        raw += _LOCKED(_LOCKED_UNTIL_KEY, locked_until_ms)
+        raw += _LOCKED(LOCKED_UNTIL_KEY, locked_until_ms)
         given |= 1
     if enqueued_seq is not None:
-        raw += _ENQUEUED_SEQUENCE_KEY + _I64(enqueued_seq)
+        raw += ENQUEUED_SEQUENCE_KEY + _I64(enqueued_seq)
         given |= 2
     if partition_key is not None:
         raw += _PARTITION_KEY + encode_str(partition_key)
@@ -95,7 +95,7 @@ def broker_annotations(
         raw += _SCHEDULED_KEY + _I64(scheduled_ms)
         given |= 8
     if state is not None:
-        raw += _STATE_KEY + _I32(state)
+        raw += STATE_KEY + _I32(state)
         given |= 16
     if deadletter_source is not None:
         raw += _DEADLETTER_SOURCE_KEY + encode_str(deadletter_source)
@@ -124,7 +124,7 @@ _NULL = b"\x40"
 _SHORT_TEXT = frozenset((0xA1, 0xA3))
 _LONG_TEXT = frozenset((0xB1, 0xB3))
 # The header of a message whose sender gave none, by delivery count.
-_PLAIN_HEADERS = tuple(_HEADER + encode_list_of([_NULL] * 4 + [encode_uint(count)]) for count in range(256))
+PLAIN_HEADERS = tuple(_HEADER + encode_list_of([_NULL] * 4 + [encode_uint(count)]) for count in range(256))
 
 
 def splice_delivery(
@@ -152,7 +152,7 @@ def splice_delivery(
         user_message = start
         pos = end
     if header is None and ttl is None and delivery_count < 256:
-        head = _PLAIN_HEADERS[delivery_count]
+        head = PLAIN_HEADERS[delivery_count]
     else:
         head = _header(raw, header, delivery_count, ttl)
     if delivery_annotations is not None or user_delivery is not None:
@@ -167,46 +167,6 @@ def splice_delivery(
     if overlay:
         return _overlaid(raw, pos, head, overlay)
     return [head, raw[pos:]] if pos else [head, raw]
-
-
-_LOCKED_HEAD = b"\x00\x53\x71" + encode_map_of(2, _LOCK_TOKEN + bytes(16))[:-16]
-_LOCKED_ANNOTATIONS = broker_annotations(0, 0, 0, enqueued_seq=0, state=0)
-_LOCKED_SEQUENCE = (
-    b"\x00\x53\x72"
-    + encode_map_of(_LOCKED_ANNOTATIONS.count, _LOCKED_ANNOTATIONS.raw)[: -len(_LOCKED_ANNOTATIONS.raw)]
-    + _SEQUENCE_KEY
-)
-_ACTIVE = _STATE_KEY + _I32(0)
-_LOCKED_HEADS = tuple(header + _LOCKED_HEAD for header in _PLAIN_HEADERS)
-_LOCKED_BEFORE = Struct(
-    f">16s{len(_LOCKED_SEQUENCE)}sq{len(_ENQUEUED_KEY)}sq{len(_LOCKED_UNTIL_KEY)}sq"
-    f"{len(_ENQUEUED_SEQUENCE_KEY)}sq{len(_ACTIVE)}s"
-).pack
-
-
-def splice_locked_delivery(
-    raw: bytes, delivery_count: int, tag: bytes, seq: int, enqueued_ms: int, locked_until_ms: int, enqueued_seq: int
-) -> list[bytes] | None:
-    """Faster `splice_delivery` for an active message without a header or annotations of its sender. None for others.
-
-    `tag` is the lock token as delivery tags write it, little-endian (`UUID(bytes_le=tag)`).
-    """
-    if raw[:2] != b"\x00\x53" or raw[2] <= MESSAGE_ANNOTATIONS or delivery_count > 255:
-        return None
-    token = tag[3::-1] + tag[5:3:-1] + tag[7:5:-1] + tag[8:]
-    annotations = _LOCKED_BEFORE(
-        token,
-        _LOCKED_SEQUENCE,
-        seq,
-        _ENQUEUED_KEY,
-        enqueued_ms,
-        _LOCKED_UNTIL_KEY,
-        locked_until_ms,
-        _ENQUEUED_SEQUENCE_KEY,
-        enqueued_seq,
-        _ACTIVE,
-    )
-    return [_LOCKED_HEADS[delivery_count] + annotations, raw]
 
 
 def with_message_id(raw: bytes, message_id: str | UUID | bytes | int) -> bytes:

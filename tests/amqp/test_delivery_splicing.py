@@ -12,9 +12,9 @@ from twinbus.amqp.delivery_splicing import (
     encode_annotations,
     lock_token_annotation,
     splice_delivery,
-    splice_locked_delivery,
 )
 from twinbus.amqp.encoding import encode
+from twinbus.amqp.fast_splicing import splice_locked_delivery
 from twinbus.amqp.message_builder import build_message
 from twinbus.amqp.message_sections import Header, Properties, split_sections
 from twinbus.values import Int, Long, Symbol, Timestamp
