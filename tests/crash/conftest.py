@@ -1,4 +1,4 @@
-"""How many kills, and from which seed: in runs of equal length, so that workers share them."""
+"""Options of the crash tests: the number of kills and the seed. Kills are split into equal runs for the workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "crash_seed" in metafunc.fixturenames:
-        # Where all tests run, this file is read too late for its options: then the defaults hold.
+        # When the whole suite runs, pytest reads this file too late for its options: use the defaults.
         first = metafunc.config.getoption("crash_seed", None)
         kills = metafunc.config.getoption("kills", None) or (KILLS if first is None else KILLS_PER_RUN)
         seed = 1 if first is None else first
@@ -34,7 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def compiled(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers that are started again and again find their modules compiled, whatever holds for this process."""
+    """Keep compiled modules for the servers that are started many times, whatever this process does."""
     if "PYTHONDONTWRITEBYTECODE" in os.environ:
         monkeypatch.delenv("PYTHONDONTWRITEBYTECODE")
         monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(Path(tmp_path_factory.getbasetemp()) / "compiled"))

@@ -1,4 +1,4 @@
-"""The queues and the topic that the load is for, as the server is configured with them and as the oracle know them."""
+"""The queues and the topic of the load: the configuration of the server, and the oracle for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PLAIN, DELETED, SCHEDULED, SESSIONS, UNIQUE, TOPIC = "plain", "deleted", "schedu
 COMPLETING, DELETING, BURYING = (f"{TOPIC}/Subscriptions/{name}" for name in ("completing", "deleting", "burying"))
 SESSION_IDS = tuple(f"session {number}" for number in range(5))
 LONG = "PT5M"  # no lock ends by itself
-# All take everything: one by a filter, one in copies of its own, one without a look.
+# All subscriptions receive every message: one through a filter, one through an action, one by default.
 RULES = {
     COMPLETING: [{"name": "by its id", "sql": "sys.MessageId IS NOT NULL AND NOT EXISTS(nothing)"}],
     DELETING: [],

@@ -1,6 +1,6 @@
-"""What a namespace holds while nobody uses it: every message by peeking, its figures, its sessions, its file.
+"""Inspects a namespace without traffic: every message by peeking, its counts, its sessions, its file.
 
-Whether that is right is decided by the oracle.
+The oracle decides whether it is right.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ATOM = "{http://www.w3.org/2005/Atom}"
 
 
 async def inspect(oracle: Oracle, connection_string: str) -> None:
-    """Everything, after a restart and before the next load."""
+    """Report everything that is stored to the oracle, after a restart and before the next load."""
     async with connect(connection_string, timeout=TIMEOUT) as bus:
         seen = {name: await _peek_all(bus, name) for name in oracle.accounts}
         for name, account in oracle.accounts.items():
@@ -56,7 +56,7 @@ async def inspect(oracle: Oracle, connection_string: str) -> None:
 
 
 async def drain(oracle: Oracle, connection_string: str) -> None:
-    """Receive all that is left, wherever it is; it has to be what the oracle say."""
+    """Receive all messages from every queue, sub-queue and session, and report them to the oracle."""
     async with connect(connection_string, timeout=TIMEOUT) as bus:
         for account in oracle.accounts.values():
             sessions: list[str | None] = [*account.states]
@@ -111,7 +111,7 @@ async def _peek_all(bus: ServiceBusConnection, name: str) -> list[ObservedMessag
 
 
 def _counts(connection_string: str) -> dict[str, dict[Where, int]]:
-    """The management API's figures of all queues and subscriptions, by their paths in lower case."""
+    """Return the counts of the management API for all queues and subscriptions, by path in lower case."""
     at = ConnectionString.parse(connection_string)
     token = make_sas_token(at.resource(), at.key_name, at.key, int(time.time()) + 300)
     found: dict[str, dict[Where, int]] = {}
@@ -137,7 +137,7 @@ def _counts(connection_string: str) -> dict[str, dict[Where, int]]:
 
 
 def check_file(data: Path, scratch: Path) -> tuple[int, int, int]:
-    """A copy of the store, for the original is not to be touched: (messages, those with shared bodies, bodies)."""
+    """Check a copy of the store. Returns the number of messages, of messages with shared bodies, and of bodies."""
     scratch.mkdir(exist_ok=True)
     for file in data.glob("primary.sqlite*"):
         shutil.copy(file, scratch / file.name)
@@ -146,7 +146,7 @@ def check_file(data: Path, scratch: Path) -> tuple[int, int, int]:
         assert connection.pragma("integrity_check") == "ok"
         orphans = "SELECT count(*) FROM body WHERE id NOT IN (SELECT body FROM message WHERE body IS NOT NULL)"
         doubles = "SELECT count(*) FROM message WHERE (body IS NULL) = (raw IS NULL)"
-        # NOT IN is true for a NULL where nothing is to choose from: without a body in the file, for every message.
+        # NOT IN of an empty list is true for NULL: with no body in the file, for every message.
         dangling = "SELECT count(*) FROM message WHERE body IS NOT NULL AND body NOT IN (SELECT id FROM body)"
         mischarged = """SELECT count(*) FROM shared WHERE bytes <> (
           SELECT coalesce(sum(length(raw)), 0) FROM body WHERE body.topic = shared.topic)"""

@@ -1,6 +1,6 @@
-"""The server of one namespace: loaded, killed, started again and looked through.
+"""A namespace that is loaded, killed, restarted and inspected, many times.
 
-When and how it dies comes from the seed. What each life did stays in the oracle; what is wrong is theirs to say.
+The seed decides when and how it is killed. The oracle records what each life did and reports what is wrong.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from twinbus.namespace import NamespaceRequestError
 from twinbus.testing import LocalNamespace, LocalNamespaceError
 
 LONGEST_DELAY = 0.25
-"""Seconds from the first acknowledgements to the kill."""
+"""Most seconds from the first acknowledgements to the kill."""
 FAULT_SECONDS = 2.0
-"""A crash that waits for an operation which never comes is made a kill."""
+"""If a crash fault is not hit within this time, the server is killed instead."""
 BEGIN_SECONDS = 60.0
 LIFE_SECONDS = 120.0
-_STRUCK: dict[str, tuple[str | None, ...]] = {
+_CRASH_POINTS: dict[str, tuple[str | None, ...]] = {
     "send": (PLAIN, SESSIONS, UNIQUE, TOPIC, None),
     "settle": (PLAIN, SESSIONS, UNIQUE, TOPIC, None),
     "receive": (PLAIN, DELETED, SESSIONS, TOPIC),
@@ -35,7 +35,7 @@ _STRUCK: dict[str, tuple[str | None, ...]] = {
 
 
 class KilledServer:
-    """`async with Lives(seed, folder) as server` starts the namespace; `figures` tells what the kills met."""
+    """`async with KilledServer(seed, folder) as server` starts the namespace. `figures` counts what the kills met."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.seed = seed
@@ -54,7 +54,7 @@ class KilledServer:
         await asyncio.to_thread(self._namespace.close)
 
     async def live(self, life: int) -> None:
-        """Load and kill, and all is judged after the restart."""
+        """Load the server, kill it, restart it, and check everything."""
         async with asyncio.timeout(LIFE_SECONDS):
             await self.until_killed(life)
             await self.start(life)
@@ -82,13 +82,13 @@ class KilledServer:
         self.figures["copies that share a body"] += shared - bodies
 
     async def start(self, life: int) -> None:
-        """On the same data. Sometimes it is killed once more before it is ready."""
+        """Restart the server on the same data. Sometimes kill it once more before it is ready."""
         rng = Random(f"{self.seed}-{life}-start")
         if rng.random() < 0.1:
             starting = asyncio.create_task(asyncio.to_thread(self._namespace.start))
             await asyncio.sleep(0.1 + rng.random() * 0.3)
             if self._namespace.running:
-                # Not by its own `kill`, which would close the pipes that the thread reads from.
+                # Not with `LocalNamespace.kill`, which would close the pipes that the thread reads from.
                 os.kill(self._namespace.pid, signal.SIGKILL)
             try:
                 await starting
@@ -103,7 +103,7 @@ class KilledServer:
         assert not self.oracle.wrong, f"seed {self.seed}, {when}: {len(self.oracle.wrong)} wrong\n  {shown}"
 
     async def end(self) -> None:
-        """Receive all that is left, and end in good order: nothing may be left in the file."""
+        """Receive all messages and stop the server. Nothing may be left in the file."""
         await drain(self.oracle, self._namespace.connection_string)
         await self.look("the end")
         assert await asyncio.to_thread(self._namespace.stop) == 0
@@ -128,7 +128,7 @@ class KilledServer:
     def _set_crash(self, rng: Random) -> None:
         point = rng.choice(("send", "send", "settle", "settle", "receive", "request"))
         spec: dict[str, Any] = {
-            "entity": rng.choice(_STRUCK[point]),
+            "entity": rng.choice(_CRASH_POINTS[point]),
             "probability": rng.choice((1.0, 0.2, 0.05)),
             "seed": rng.getrandbits(32),
             "after": point != "receive" and rng.random() < 0.5,
@@ -136,6 +136,6 @@ class KilledServer:
         try:
             self._namespace.faults.set("crash", points=[point], count=1, **spec)
         except NamespaceRequestError as error:
-            # It may strike before its own setting is answered; whoever waits for the end then sees it.
+            # The fault may crash the server before its own request is answered. `_die` waits for the end.
             if error.status:
                 raise

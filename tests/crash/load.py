@@ -1,6 +1,6 @@
-"""The load of one life of the server: everything at once, each step in the oracle, until the connections break.
+"""The load of one life of the server: all kinds of operations at once, each recorded in the oracle, until the kill.
 
-What has to be true is said in `oracle`; when the server dies, in `test_kill`.
+`oracle` decides what must be true, `killed_server` when the server is killed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from twinbus.connect import (
 )
 from twinbus.message import Message
 
-# Deep enough that there is always something to receive, and quickly looked through.
+# Deep enough that there is always a message to receive, and small enough to inspect quickly.
 DEEPEST = 120
 TIMEOUT = 30.0
 LATEST_DUE_MS = 1200
@@ -66,7 +66,7 @@ def sighting(message: ReceivedMessage, where: Where) -> ObservedMessage:
 
 @contextmanager
 def settlement(account: EntityOracle, messages: Sequence[ReceivedMessage], where: Where) -> Iterator[None]:
-    """What leaves is in the oracle before, and what came of it after."""
+    """Record a request before it is sent, and its outcome afterwards."""
     ids = [str(message.message_id) for message in messages]
     account.asked(ids, where)
     failed = set(ids)
@@ -83,7 +83,7 @@ def settlement(account: EntityOracle, messages: Sequence[ReceivedMessage], where
 
 @contextmanager
 def sending(oracle: Oracle, sent: Sent) -> Iterator[list[int]]:
-    """The numbers of a schedule are put into the list."""
+    """Record a send. The caller appends the sequence numbers of a schedule request to the list."""
     numbers: list[int] = []
     try:
         yield numbers
@@ -94,12 +94,12 @@ def sending(oracle: Oracle, sent: Sent) -> Iterator[list[int]]:
 
 
 class Load:
-    """All tasks of one life. `begun` is set after some acknowledgements; `broken` has what no kill explains."""
+    """All tasks of one life. `begun` is set after some acknowledgements. `broken` has errors that no kill explains."""
 
     def __init__(
         self, oracle: Oracle, connection_string: str, life: int, seed: str, unsure: dict[str, Message]
     ) -> None:
-        """`unsure` are the messages of the duplicate-detecting queue that were never acknowledged, of all server."""
+        """`unsure` has the unacknowledged messages of the duplicate-detecting queue, of all lives."""
         self.begun = asyncio.Event()
         self.is_dying = False
         self.broken: list[str] = []
@@ -112,7 +112,7 @@ class Load:
         self._acknowledged = 0
 
     async def run(self) -> None:
-        """Until every task has met the end of the server."""
+        """Run until every task has lost the server."""
         tasks: list[Callable[[ServiceBusConnection, Random], Awaitable[None]]] = [
             self._send_plain,
             self._send_plain,
@@ -139,7 +139,7 @@ class Load:
                 group.create_task(self._until_broken(task, Random(f"{self._seed}-{number}")))
 
     async def _until_broken(self, task: Callable[[ServiceBusConnection, Random], Awaitable[None]], rng: Random) -> None:
-        # A connection of its own for each, as with the SDK.
+        # Each task has its own connection, as with the SDK.
         async with connect(self._connection_string, timeout=TIMEOUT) as bus:
             try:
                 await task(bus, rng)
@@ -154,8 +154,8 @@ class Load:
         size = rng.choice((0, 100, 1000, 5000, 20_000))  # the largest takes several pages of the store
         return Message(f"{id} {'.' * size}".encode(), message_id=id, session_id=session)
 
-    async def _room(self, bus: ServiceBusConnection, entity: str, rng: Random) -> bool:
-        """A pause between two steps; whether the entity is not full already. Who lost the server is to notice it."""
+    async def _may_send(self, bus: ServiceBusConnection, entity: str, rng: Random) -> bool:
+        """Pause between two steps. Returns whether to send: the entity is not deep yet, or the connection is lost."""
         await asyncio.sleep(rng.random() * 0.004)
         return self._oracle.depth(entity) <= DEEPEST or not bus.is_connected
 
@@ -200,7 +200,7 @@ class Load:
     async def _send_batches(self, bus: ServiceBusConnection, entity: str, rng: Random, largest: int) -> None:
         sender = await bus.sender(entity)
         while True:
-            if not await self._room(bus, entity, rng):
+            if not await self._may_send(bus, entity, rng):
                 continue
             messages = [self._new(entity, rng) for _ in range(rng.choice((1, 1, rng.randint(2, largest))))]
             with sending(self._oracle, self._sent(entity, messages)):
@@ -226,7 +226,7 @@ class Load:
             messages = await receiver.receive(asked, 1.0)
             for message in messages:
                 account.deleted(sighting(message, Where.ACTIVE))
-            # What is left of the credit was taken back before this returned, unless the server is gone.
+            # `receive` has taken back the unused credit, unless the server is gone.
             if bus.is_connected:
                 account.outstanding -= asked - len(messages)
             self._count()
@@ -241,7 +241,7 @@ class Load:
         await self._receive_forever(bus, PLAIN, rng, fates)
 
     async def _receive_put_aside(self, bus: ServiceBusConnection, rng: Random) -> None:
-        """Deferred messages by their numbers, and those of the dead-letter queues."""
+        """Receive deferred messages by sequence number, and dead-lettered messages."""
         plain = self._oracle.accounts[PLAIN]
         receiver = await bus.receiver(PLAIN, prefetch=0)
         dead = {name: await bus.receiver(name, prefetch=0, dead_letter=True) for name in (PLAIN, SESSIONS, BURYING)}
@@ -255,7 +255,7 @@ class Load:
                 await self._settle(one, account, messages, "complete")
 
     async def _receive_deferred(self, receiver: Receiver, account: EntityOracle, rng: Random) -> None:
-        """Nobody else receives deferred ones of this queue, or of this session: what is known is there."""
+        """Receive deferred messages. This task is their only receiver, so all that are known must be there."""
         deferred = [
             entry.numbers[False]
             for entry in account.open.values()
@@ -277,7 +277,7 @@ class Load:
         account = self._oracle.accounts[SCHEDULED]
         sender = await bus.sender(SCHEDULED)
         while True:
-            if not await self._room(bus, SCHEDULED, rng):
+            if not await self._may_send(bus, SCHEDULED, rng):
                 continue
             due = now_ms() + rng.randint(20, LATEST_DUE_MS)
             messages = [self._new(SCHEDULED, rng) for _ in range(rng.randint(1, 4))]
@@ -306,11 +306,11 @@ class Load:
         await self._receive_forever(bus, SCHEDULED, rng, ("complete",))
 
     async def _send_unique(self, bus: ServiceBusConnection, rng: Random) -> None:
-        """New ids, ids that may or may not have arrived in an earlier life, and ids that surely have."""
+        """Send new message ids, ids that may have arrived in an earlier life, and ids that surely arrived."""
         sender = await bus.sender(UNIQUE)
         acknowledged: list[Message] = []
         while True:
-            if not await self._room(bus, UNIQUE, rng):
+            if not await self._may_send(bus, UNIQUE, rng):
                 continue
             messages = [self._new(UNIQUE, rng) for _ in range(rng.choice((1, 1, 4)))]
             for known in (list(self._unsure.values()), acknowledged[-20:]):
@@ -351,10 +351,10 @@ class Load:
         await self._send_to_sessions(bus, rng, SESSION_IDS[1::2])
 
     async def _send_to_sessions(self, bus: ServiceBusConnection, rng: Random, sessions: Sequence[str]) -> None:
-        """One sender for each session: the order of its messages is the order of its sends."""
+        """Send to one session. It is its only sender, so messages must arrive in the order of the sends."""
         sender = await bus.sender(SESSIONS)
         while True:
-            if not await self._room(bus, SESSIONS, rng):
+            if not await self._may_send(bus, SESSIONS, rng):
                 continue
             size = rng.choice((1, 1, 6))
             messages = [self._new(SESSIONS, rng, rng.choice(sessions)) for _ in range(size)]

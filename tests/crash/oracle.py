@@ -1,7 +1,7 @@
-"""The oracle of one run: what was asked, what was confirmed and what was seen, and whatever contradicts (`wrong`).
+"""The oracle of a crash test: records requests, answers and observed messages, and reports contradictions (`wrong`).
 
-A message has an entry in the account of every queue or subscription it was sent to; the entry says where the message
-may be by all that is known. Neither client nor server nor clock comes in here: time is the order of the entries made.
+For every queue and subscription that a message was sent to, the oracle keeps the set of places where the message may
+be, from everything that is known. It uses no client, no server and no clock: time is the order of its records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Where(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedMessage:
-    """One message as a receiver or a peek saw it. `enqueued` is in ms since the epoch."""
+    """A message that was received or peeked. `enqueued` is in milliseconds since the epoch."""
 
     id: str
     number: int
@@ -35,7 +35,7 @@ class ObservedMessage:
 
 @dataclass(slots=True, eq=False)
 class ExpectedMessage:
-    """One message in one account."""
+    """What is known about one message of one queue or subscription."""
 
     id: str
     body: bytes
@@ -43,20 +43,20 @@ class ExpectedMessage:
     session: str | None = None
     due: int | None = None
     known: set[Where] = field(default_factory=lambda: {Where.NOWHERE})
-    """Where it may be, requests under way left aside."""
+    """Where the message may be, without the effect of pending requests."""
     settling: list[Where] = field(default_factory=list)
-    """Where requests under way would put it."""
+    """Where pending requests would put the message."""
     sending: int = 0
     stored_by: float = inf
-    """By then it was acknowledged, or seen for the first time."""
+    """When the message was acknowledged or first observed, in ticks."""
     arrived: bool = False
-    """It was seen: what becomes of a send of it does not matter any more."""
+    """The message was observed, so the outcome of its send no longer matters."""
     numbers: dict[bool, int] = field(default_factory=dict)
-    """By whether it was scheduled: a due message gets a new number."""
+    """Its sequence number while scheduled (True) and afterwards (False)."""
     abandons_asked: int = 0
     abandons_confirmed: int = 0
     hold: int = 0
-    """The holder of its session that had it last."""
+    """The last holder of its session that received it."""
 
     @property
     def may_be(self) -> set[Where]:
@@ -78,19 +78,19 @@ class ExpectedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One send or schedule under way: the entries of each account."""
+    """One pending send or schedule request."""
 
     entries: tuple[tuple[EntityOracle, ExpectedMessage], ...]
     where: Where
 
 
 class EntityOracle:
-    """A queue or a subscription."""
+    """The oracle of one queue or subscription."""
 
     def __init__(self, oracle: Oracle, name: str, *, deletes: bool, detects_duplicates: bool) -> None:
         self.name = name
         self.deletes = deletes
-        """It is received from with receive-and-delete: what was asked for and did not come may be gone."""
+        """Messages are received with receive-and-delete, so those requested but not received may be gone."""
         self.detects_duplicates = detects_duplicates
         self.outstanding = 0
         self.open: dict[str, ExpectedMessage] = {}
@@ -101,7 +101,7 @@ class EntityOracle:
         self._numbers: dict[int, tuple[ExpectedMessage, int]] = {}
         self._lines: defaultdict[str, list[ExpectedMessage]] = defaultdict(list)
 
-    # --- asked and answered ------------------------------------------------------------------------------------
+    # --- requests and answers ------------------------------------------------------------------------------------
 
     def entry(self, id: str) -> ExpectedMessage | None:
         return self._entries.get(id)
@@ -117,7 +117,7 @@ class EntityOracle:
         return entry
 
     def asked(self, ids: Iterable[str], where: Where) -> None:
-        """A settlement or cancellation leaves; ACTIVE is an abandonment."""
+        """A settlement or cancellation was sent. ACTIVE stands for an abandonment."""
         for entry in self._known(ids):
             entry.settling.append(where)
             if where is Where.ACTIVE:
@@ -127,7 +127,7 @@ class EntityOracle:
         for entry in self._known(ids):
             entry.settling.remove(where)
             if where is Where.ACTIVE:
-                # Another receiver may have it by now: only the count is certain.
+                # Another receiver may have received and settled it already: only the delivery count is certain.
                 entry.abandons_confirmed += 1
             else:
                 entry.known = {where}
@@ -141,7 +141,7 @@ class EntityOracle:
             self._oracle.figures[f"{where.value} unanswered"] += 1
 
     def cancel_refused(self, id: str, now: int) -> None:
-        """It is not scheduled any more: so it was due, at `now` at the latest (ms since the epoch)."""
+        """A cancellation found nothing: the message must have been due at `now` (ms since the epoch) or before."""
         for entry in self._known([id]):
             entry.settling.remove(Where.NOWHERE)
             if entry.due is None or entry.due > now:
@@ -149,7 +149,7 @@ class EntityOracle:
             self.close_if_gone(entry)
 
     def deleted(self, sighting: ObservedMessage) -> None:
-        """Received and deleted in one: seen here, and never again."""
+        """A message was received with receive-and-delete. It must never be observed again."""
         self.outstanding -= 1
         self.sighted(sighting)
         entry = self._entries.get(sighting.id)
@@ -158,10 +158,10 @@ class EntityOracle:
             self.close_if_gone(entry)
             self._oracle.figures["received and deleted"] += 1
 
-    # --- seen --------------------------------------------------------------------------------------------------
+    # --- observations --------------------------------------------------------------------------------------------
 
     def sighted(self, sighting: ObservedMessage, hold: int = 0) -> None:
-        """A receiver was given it, or a peek showed it. `hold` tells holders of sessions apart."""
+        """A message was received or peeked. `hold` is a number for each holder of a session, 0 outside of sessions."""
         entry = self._entries.get(sighting.id)
         if entry is None:
             self._wrong(sighting.id, f"was never sent, and is {sighting.where.value}")
@@ -204,25 +204,25 @@ class EntityOracle:
             if earlier.is_surely_active and earlier.hold != hold:
                 self._wrong(entry.id, f"came before {earlier.id} of the same session {entry.session}")
 
-    # --- the state of a session --------------------------------------------------------------------------------
+    # --- session state -------------------------------------------------------------------------------------------
 
     def state_asked(self, session: str, state: bytes) -> None:
         self.states[session].add(state)
 
     def state_certain(self, session: str, state: bytes | None) -> None:
-        """It was confirmed or read: by the one who holds the session, so nobody else sets it."""
+        """The state was confirmed or read by the holder of the session. Only the holder can change it."""
         if state not in self.states[session]:
             self._wrong(session, f"has state {state!r}, none of {self.states[session]}")
         self.states[session] = {state}
 
-    # --- all that is there -------------------------------------------------------------------------------------
+    # --- everything that is stored -------------------------------------------------------------------------------
 
     def found(self, sightings: Sequence[ObservedMessage]) -> None:
-        """Everything this account holds while nothing goes on: what is not there is gone for good."""
+        """All messages were listed while there was no traffic: a message that is missing is gone for good."""
         seen: dict[str, Where] = {}
         for sighting in sightings:
             before = seen.get(sighting.id)
-            # A message may become due between two pages.
+            # A scheduled message may become due between two pages of a peek.
             if before is not None and (before, sighting.where) != (Where.SCHEDULED, Where.ACTIVE):
                 self._wrong(sighting.id, f"is there twice: {before.value} and {sighting.where.value}")
             seen[sighting.id] = sighting.where
@@ -240,7 +240,7 @@ class EntityOracle:
             self.close_if_gone(entry)
 
     def check_numbers(self) -> None:
-        """What was stored before another was sent has the lower number."""
+        """A message that was stored before another was sent must have the lower sequence number."""
         latest, latest_entry = -1, None
         for number, (entry, seen_at) in sorted(self._numbers.items()):
             is_of_sending = entry.due is None or entry.numbers.get(True) == number
@@ -251,18 +251,18 @@ class EntityOracle:
                 latest, latest_entry = entry.asked_at, entry
 
     def counted(self, counts: dict[Where, int], sightings: Sequence[ObservedMessage]) -> None:
-        """The figures of the management API against what is there; deferred messages count as active."""
+        """Compare the counts of the management API with the listed messages. Deferred messages count as active."""
         there = Counter(sighting.where for sighting in {one.id: one for one in sightings}.values())
         there[Where.ACTIVE] += there.pop(Where.DEFERRED, 0)
         told = Counter(counts)
         if self._schedules:
-            # One that becomes due between peek and count moves from one figure to the other.
+            # A message that becomes due between peek and count moves from one count to the other.
             there[Where.ACTIVE] += there.pop(Where.SCHEDULED, 0)
             told[Where.ACTIVE] += told.pop(Where.SCHEDULED, 0)
         if +told != +there:
             self._wrong("the count", f"is {told}, and there are {there}")
 
-    # --- inside ------------------------------------------------------------------------------------------------
+    # --- internal ------------------------------------------------------------------------------------------------
 
     def _known(self, ids: Iterable[str]) -> list[ExpectedMessage]:
         return [self._entries[id] for id in ids if id in self._entries]
@@ -276,7 +276,7 @@ class EntityOracle:
 
 
 class Oracle:
-    """All accounts of a run. A topic has an account for each of its subscriptions, under `topic/Subscriptions/name`."""
+    """The oracles of all queues and subscriptions. The name of a subscription is `topic/Subscriptions/name`."""
 
     def __init__(
         self, routes: dict[str, Sequence[str]], *, deletes: Sequence[str] = (), detects_duplicates: Sequence[str] = ()
@@ -302,7 +302,7 @@ class Oracle:
     def send_asked(
         self, entity: str, messages: Iterable[tuple[str, bytes, str | None]], due: int | None = None
     ) -> Sent:
-        """One transfer or request leaves, with messages of (id, body, session)."""
+        """A transfer or schedule request was sent, with messages of (id, body, session)."""
         entries = [
             (account, account.entered(id, body, session, due))
             for id, body, session in messages
@@ -332,13 +332,13 @@ class Oracle:
             if not entry.arrived:
                 entry.known.add(sent.where)
             account.close_if_gone(entry)
-        # A transfer is stored as a whole or not at all, in all subscriptions of a topic.
+        # A transfer must be stored completely or not at all, in all subscriptions of a topic.
         whole = [entry for account, entry in sent.entries if not account.deletes and not account.detects_duplicates]
         self._unresolved.append(whole)
         self.figures["sends unanswered"] += len(sent.entries)
 
     def check_wholes(self) -> None:
-        """After everything was looked at: what was sent in one is all there, or nothing of it."""
+        """After all messages were listed: the messages of one transfer must all be there, or none of them."""
         for entries in self._unresolved:
             if len({entry.arrived for entry in entries}) > 1:
                 there = [entry.id for entry in entries if entry.arrived]

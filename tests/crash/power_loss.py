@@ -1,4 +1,4 @@
-"""A disk whose power can be cut: an SQLite VFS that knows what was synced and what only lies in the cache.
+"""A disk that can lose power: an SQLite VFS that knows which bytes were synced and which are only in the cache.
 
 Files live on the real file system, where SQLite sees them as ever. Beside each, the disk keeps the bytes that are safe
 and the changes since the last sync. After a cut, `survivors` says what a machine that comes up again would find: of
@@ -22,7 +22,7 @@ _names = count()
 
 
 class Loss(Enum):
-    """What becomes of changes that were not synced."""
+    """What happens to changes that were not synced."""
 
     ALL = "all of them are lost"
     SOME = "each is kept or lost as a whole, in any combination"
@@ -31,18 +31,18 @@ class Loss(Enum):
 
 
 class PowerCutError(apsw.IOError):
-    """Nothing works any more."""
+    """The power is off: every operation fails."""
 
 
 class _Shadow:
-    """One file: the bytes that are safe, and what was done to it since."""
+    """One file: the synced bytes, and the changes since."""
 
     def __init__(self) -> None:
         self.safe = bytearray()
         self.pending: list[tuple[int, bytes | None]] = []
-        """A write at an offset, or a new length (None)."""
+        """A write at an offset, or a new length (data None)."""
         self.named = False
-        """Its entry in the folder is safe."""
+        """Whether its entry in the folder is synced."""
 
     def sync(self) -> None:
         for change in self.pending:
@@ -85,7 +85,7 @@ def _apply(content: bytearray, offset: int, data: bytes | None) -> None:
 
 
 class Disk:
-    """What is safe of every file, and how long the power holds."""
+    """All files of the disk, and the number of operations until the power is lost."""
 
     def __init__(self, *, syncs: bool = True) -> None:
         self.vfs = f"power-loss-{next(_names)}"
@@ -95,7 +95,7 @@ class Disk:
         self._files: dict[str, _Shadow] = {}
 
     def operate(self) -> None:
-        """One change or sync is about to happen, or the power goes."""
+        """Count an operation that is about to happen. Raises PowerCutError when the power is lost."""
         self.operations_left -= 1
         if self.operations_left < 0:
             self.is_dead = True
@@ -108,7 +108,7 @@ class Disk:
     def opened(self, name: str) -> _Shadow:
         shadow = self._files.get(name)
         if shadow is None:
-            # A file renamed in the meantime brings its state along, so that a rename before the sync is found out.
+            # A renamed file keeps its state, so that a rename before the sync is detected.
             shadow = self._files.pop(name + ".new", None) or _Shadow()
             self._files[name] = shadow
             if Path(name).exists() and Path(name).stat().st_size and not shadow.safe and not shadow.pending:
@@ -120,7 +120,7 @@ class Disk:
         if self._syncs:
             shadow.sync()
             if is_log:
-                # SQLite syncs the folder with the first sync of a new log or journal; that saves every name in it.
+                # SQLite syncs the folder with the first sync of a new log or journal, and so every name in it.
                 for other in self._files.values():
                     other.named = True
 
@@ -130,7 +130,7 @@ class Disk:
             self._files[name + "\0"] = shadow  # may be there again after the cut
 
     def survivors(self, rng: Random, loss: Loss) -> dict[str, bytes]:
-        """The files a machine finds when it comes up again. The shared memory file never counts."""
+        """Write the files that a machine finds after the restart. The shared-memory file is never among them."""
         found: dict[str, bytes] = {}
         for name, shadow in sorted(self._files.items(), key=lambda item: item[0].endswith("\0"), reverse=True):
             if name.endswith("\0") and (loss is Loss.NONE or rng.random() < 0.5):

@@ -1,4 +1,4 @@
-"""The room a topic's bodies take on disk comes back: not before the last subscription completes, and over a kill."""
+"""Disk space of shared bodies is freed when the last subscription completes the message, also over a kill."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def consume(connection_string: str, name: str, count: int) -> None:
 
 
 def used(data: Path, scratch: Path) -> int:
-    """Of a copy of the store: the bytes of its pages that are not free."""
+    """Return the bytes of the used pages of a copy of the store."""
     scratch.mkdir()
     for file in data.glob("primary.sqlite*"):
         shutil.copy(file, scratch / file.name)
@@ -61,12 +61,12 @@ def size(data: Path) -> int:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
-async def test_the_room_of_a_body_comes_back_with_its_last_copy_and_is_used_again(tmp_path: Path) -> None:
+async def test_the_space_of_a_body_is_freed_with_its_last_copy_and_used_again(tmp_path: Path) -> None:
     data, copy = tmp_path / "data", tmp_path / "copy"
     namespace = LocalNamespace(data=data, config=CONFIG, log_level="warning")
 
     async def killed() -> tuple[tuple[int, int, int], int]:
-        """What the store holds meanwhile, and the bytes it takes for it."""
+        """Kill and restart the server. Returns what its store held, and the bytes of its pages."""
         await asyncio.to_thread(namespace.kill)
         found = check_file(data, copy), used(data, copy)
         await asyncio.to_thread(namespace.start)

@@ -1,4 +1,4 @@
-"""L7: the data folder of a running server is removed or replaced. No send is acknowledged that no file will hold.
+"""L7: the data folder of a running server is removed or replaced. A send that reaches no file is not acknowledged.
 
 What is on disk is counted from the files, without the server.
 """
@@ -31,14 +31,14 @@ def namespace(tmp_path: Path) -> Iterator[LocalNamespace]:
 
 
 def client_of(namespace: LocalNamespace) -> ServiceBusClient:
-    """One that gives up at once: a send that it repeats elsewhere would blur the count."""
+    """Return a sender that does not retry: a repeated send would falsify the count."""
     return ServiceBusClient.from_connection_string(
         namespace.connection_string, retry_total=0, retry_backoff_factor=0.01
     )
 
 
 def acknowledged(sender: ServiceBusSender, first: int, count: int) -> list[str]:
-    """Send one message after the other; the ids of those that were accepted."""
+    """Send messages one after the other. Returns the ids of those that were accepted."""
     done: list[str] = []
     for number in range(first, first + count):
         try:
@@ -50,12 +50,12 @@ def acknowledged(sender: ServiceBusSender, first: int, count: int) -> list[str]:
 
 
 def on_disk(data: Path, scratch: Path) -> set[str]:
-    """Ids of the messages in a copy of the store's files."""
+    """Return the ids of the messages in a copy of the files of a store."""
     shutil.copytree(data, scratch)
     connection = apsw.Connection(str(scratch / "primary.sqlite"))
     raws = [bytes(raw) for (raw,) in connection.execute("SELECT raw FROM message")]
     connection.close()
-    # The id is the first text of a message: a1, its length, its characters.
+    # The id is the first string of a message: the byte a1, its length, its characters.
     found = set()
     for raw in raws:
         at = raw.index(b"\xa1") + 1

@@ -1,4 +1,4 @@
-"""The look into a store's file after a kill: what it takes for wrong, and what it does not."""
+"""The check of a store file after a kill: what it reports as damage, and what it accepts."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def _written(data: Path, *writes: StoreWrite) -> Path:
     return data
 
 
-def test_messages_of_queues_alone_are_whole(tmp_path: Path) -> None:
+def test_a_store_of_queues_is_accepted(tmp_path: Path) -> None:
     data = _written(tmp_path / "data", _row(1, None), _row(2, None))
     assert check_file(data, tmp_path / "copy") == (2, 0, 0)
 
 
-def test_messages_of_a_topic_are_whole_beside_those_of_queues(tmp_path: Path) -> None:
+def test_a_store_of_queues_and_a_topic_is_accepted(tmp_path: Path) -> None:
     data = _written(tmp_path / "data", PutBody(1, b"x", 1), _row(1, 1), _row(2, 1), _row(3, None))
     assert check_file(data, tmp_path / "copy") == (3, 2, 1)
 
 
 @pytest.mark.parametrize("others", [(), (PutBody(9, b"x", 1), _row(9, 9))])
-def test_a_message_whose_body_is_gone_is_found(tmp_path: Path, others: tuple[StoreWrite, ...]) -> None:
+def test_a_message_without_its_shared_body_is_reported(tmp_path: Path, others: tuple[StoreWrite, ...]) -> None:
     data = _written(tmp_path / "data", *others, _row(1, None), PutBody(1, b"x", 1), _row(2, 1))
     connection = apsw.Connection(str(data / "primary.sqlite"))
     connection.execute("DELETE FROM body WHERE id = 1")
@@ -44,7 +44,7 @@ def test_a_message_whose_body_is_gone_is_found(tmp_path: Path, others: tuple[Sto
         check_file(data, tmp_path / "copy")
 
 
-def test_a_topic_charged_for_what_it_does_not_hold_is_found(tmp_path: Path) -> None:
+def test_a_topic_that_is_charged_for_a_missing_body_is_reported(tmp_path: Path) -> None:
     data = _written(tmp_path / "data", PutBody(1, b"x", 1), _row(2, 1))
     connection = apsw.Connection(str(data / "primary.sqlite"))
     connection.execute("UPDATE shared SET bytes = 2")
@@ -53,7 +53,7 @@ def test_a_topic_charged_for_what_it_does_not_hold_is_found(tmp_path: Path) -> N
         check_file(data, tmp_path / "copy")
 
 
-def test_a_body_nobody_names_is_found(tmp_path: Path) -> None:
+def test_a_body_without_a_message_is_reported(tmp_path: Path) -> None:
     data = _written(tmp_path / "data", PutBody(1, b"x", 1))
     with pytest.raises(AssertionError, match="FROM body WHERE id NOT IN"):
         check_file(data, tmp_path / "copy")

@@ -46,7 +46,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_again(
     print(dict(sorted(told.items())))
     assert told["kills"] == kills
     if kills >= FEWEST_FOR_FIGURES:
-        # The kills came while everything was under way.
+        # All kinds of operations were pending at the kills.
         assert [figure for figure in DONE if not told[figure]] == []
         assert [name for name in server.oracle.accounts if told[f"sends to {name} acknowledged"] <= kills] == []
         assert told["crashes at an operation"] > 0
@@ -55,7 +55,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_again(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-async def test_a_store_that_falls_back_to_an_earlier_instant_is_found_out(tmp_path: Path) -> None:
+async def test_a_store_that_returns_to_an_earlier_state_is_detected(tmp_path: Path) -> None:
     async with KilledServer(WITH_A_LONG_LAST_LIFE, tmp_path) as server:
         await server.live(0)
         await server.until_killed(1)

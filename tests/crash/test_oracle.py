@@ -1,4 +1,4 @@
-"""The oracle find out every kind of failure they are kept for; a good history leaves nothing in `wrong`."""
+"""The oracle reports every kind of failure, and reports nothing for a correct history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def oracle() -> Oracle:
 
 
 def sent(oracle: Oracle, *ids: str, to: str = "q", session: str | None = None, due: int | None = None) -> EntityOracle:
-    """Acknowledged."""
+    """Send messages and record the acknowledgement."""
     oracle.send_confirmed(oracle.send_asked(to, [(id, BODY, session) for id in ids], due))
     return oracle.accounts[to if to != "t" else "t/a"]
 
@@ -35,7 +35,7 @@ def settled(account: EntityOracle, id: str, where: Where, *, confirmed: bool = T
     (account.confirmed if confirmed else account.unanswered)([id], where)
 
 
-def test_a_good_history_is_not_found_fault_with(oracle: Oracle) -> None:
+def test_a_correct_history_has_no_failure(oracle: Oracle) -> None:
     queue = sent(oracle, "a", "b", "c", "d")
     for number, id in enumerate("abcd", 1):
         queue.sighted(saw(id, number))

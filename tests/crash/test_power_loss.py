@@ -1,4 +1,4 @@
-"""N2: what was committed survives the loss of power at any instant; nothing is half there. Replayed by seed."""
+"""N2: commits survive a power loss at any instant, and no commit is applied in part. Replayed by seed."""
 
 from collections import Counter
 from pathlib import Path
@@ -19,7 +19,7 @@ CONTROLS = 4
 
 
 class Machine:
-    """A store on a disk that loses its power again and again, and what must be on it."""
+    """A store on a disk that loses power many times, and what must be stored."""
 
     def __init__(self, seed: int, folder: Path, *, syncs: bool = True) -> None:
         self._rng = Random(seed)
@@ -27,19 +27,19 @@ class Machine:
         self._folder = folder
         self._syncs = syncs
         self.certain = Model()
-        """What was acknowledged."""
+        """The state after the last acknowledged commit."""
         self.possible = Model()
-        """The same with the commit that was under way."""
+        """The state with the commit that was running at the power loss."""
         self.seen: Counter[str] = Counter()
         self._doing = ""
 
     def live(self, life: int, loss: Loss) -> None:
-        """Run until the power goes, then look at what is left, and go on from there."""
+        """Run until the power is lost, then check the files and continue from them."""
         disk = Disk(syncs=self._syncs)
         home = self._folder / str(life)
         home.mkdir(exist_ok=True)
         with disk.plugged_in():
-            # A small log: it is folded in and started anew many times within a life.
+            # A small log, so that it is checkpointed and started again many times within a life.
             store = SqliteStore(home / "namespace.db", vfs=disk.vfs, log_pages=self._rng.choice((8, 30)))
             try:
                 self._work(store, disk)
@@ -64,7 +64,7 @@ class Machine:
             store.commit(writes)
             self.certain = self.possible
             self.seen["commits"] += 1
-            # A commit that is safe in the log is acknowledged, even if the power went while the log was folded in.
+            # A commit that is synced is acknowledged, even if the power is lost during the checkpoint after it.
             self._doing = "folding the log"
             if not disk.is_dead:
                 store.tidy()
@@ -88,7 +88,7 @@ class Machine:
         connection.close()
 
     def _which(self, store: SqliteStore, opened: OpenedStore) -> Model:
-        """The commit under way is there whole or not at all."""
+        """The commit that was running must be applied completely or not at all."""
         try:
             assert_shows(store, opened, self.possible)
         except AssertionError:
@@ -98,7 +98,7 @@ class Machine:
 
 
 def survived(seed: int, folder: Path, loss: Loss, *, syncs: bool = True) -> Counter[str]:
-    """All server of one machine; raises where something was lost."""
+    """Run all lives of one machine. Raises AssertionError if a commit was lost."""
     folder = folder / str(seed)
     folder.mkdir()
     machine = Machine(seed, folder, syncs=syncs)
@@ -108,11 +108,11 @@ def survived(seed: int, folder: Path, loss: Loss, *, syncs: bool = True) -> Coun
 
 
 @pytest.mark.parametrize("loss", Loss)
-def test_everything_committed_survives_power_loss_and_nothing_is_half_there(tmp_path: Path, loss: Loss) -> None:
+def test_everything_committed_survives_power_loss_and_no_commit_is_applied_in_part(tmp_path: Path, loss: Loss) -> None:
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
         seen += survived(seed, tmp_path, loss)
-    # The cuts came at all kinds of instants, and a commit under way was found both ways.
+    # The power was lost at all kinds of instants; running commits were found both applied and not applied.
     assert seen["cuts"] == SEEDS * LIVES
     assert seen["cuts while opening"] > 0
     assert seen["cuts while committing"] > SEEDS
@@ -122,7 +122,7 @@ def test_everything_committed_survives_power_loss_and_nothing_is_half_there(tmp_
 
 
 @pytest.mark.parametrize("loss", [Loss.ALL, Loss.SOME, Loss.TORN])
-def test_a_disk_that_does_not_sync_is_found_out(tmp_path: Path, loss: Loss) -> None:
+def test_a_disk_that_does_not_sync_is_detected(tmp_path: Path, loss: Loss) -> None:
     failed = 0
     for seed in range(CONTROLS):
         try:

@@ -1,4 +1,4 @@
-"""N2 over several entities: killed at any instant, no forward is lost or doubled and no transaction half applied.
+"""N2 over several entities: after a kill at any instant, no forward is lost or doubled, no transaction applied in part.
 
 Messages go `entry` → `hall` → topic `fan`, of which one subscription keeps them and the other forwards to `end`.
 What is sent twice to `twice` is forwarded to `once`, what is dead-lettered in `broken` to `graves`; these detect
@@ -62,16 +62,16 @@ CONFIG = {
 
 
 class Together:
-    """What was asked and answered over all server."""
+    """The requests and answers of all lives."""
 
     def __init__(self) -> None:
         self.forwarded: dict[str, bool] = {}
         self.moved: dict[str, bool | None] = {}
-        """By the id of the input: True if the transaction was committed, False if rolled back, None if unknown."""
+        """By message id of the input: True if the transaction was committed, False if rolled back, None if unknown."""
         self.put_in: dict[str, bool] = {}
         self.doubled: dict[str, bool] = {}
         self.broken: dict[str, bool] = {}
-        """By id, whether it was acknowledged."""
+        """By message id: whether the send was acknowledged."""
         self.buried: set[str] = set()
         self.figures: Counter[str] = Counter()
 
@@ -129,7 +129,7 @@ class Together:
             peer.close()
 
     async def check(self, bus: ServiceBusConnection) -> list[str]:
-        """What is wrong, after a restart and when everything was forwarded."""
+        """Return what is wrong, after a restart and when everything was forwarded."""
         for name in ("entry", "hall", ON, "twice", "broken/$DeadLetterQueue"):
             await until_empty(bus, name)
         there = {name: await ids(bus, name) for name in ENDS}
@@ -161,7 +161,7 @@ class Together:
 
 
 async def ids(bus: ServiceBusConnection, name: str) -> Counter[str]:
-    """Asked of its management node, as nobody receives from a forwarding entity."""
+    """Peek through the management node: a forwarding entity has no receivers."""
     found: Counter[str] = Counter()
     node = bus.management(name.partition("/$")[0], address=name)
     start = 1
@@ -181,7 +181,7 @@ async def until_empty(bus: ServiceBusConnection, name: str) -> None:
 
 
 async def live(together: Together, namespace: LocalNamespace, life: int) -> None:
-    """Load, until it is killed."""
+    """Load the server until it is killed."""
     rng = Random(f"{SEED}-{life}")
     before = Counter(together.figures)
     tasks = [
@@ -204,7 +204,7 @@ async def live(together: Together, namespace: LocalNamespace, life: int) -> None
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
-async def test_no_forward_is_lost_or_doubled_and_no_transaction_is_half_applied(tmp_path: Path) -> None:
+async def test_no_forward_is_lost_or_doubled_and_no_transaction_is_applied_in_part(tmp_path: Path) -> None:
     together = Together()
     namespace = LocalNamespace(data=tmp_path / "data", config=CONFIG, log_level="warning")
     await asyncio.to_thread(namespace.start)
@@ -224,7 +224,7 @@ async def test_no_forward_is_lost_or_doubled_and_no_transaction_is_half_applied(
                     while await receiver.receive(500, 0.2):
                         pass
         assert await asyncio.to_thread(namespace.stop) == 0
-        # Nothing is left: no body outlives its last message.
+        # Nothing is left: no body remains after its last message.
         assert check_file(tmp_path / "data", tmp_path / "copy") == (0, 0, 0)
         assert "Traceback" not in namespace.log.read_text()
     finally:

@@ -1,4 +1,4 @@
-"""Configuration files: what both dialects mean, and where exactly a mistake is."""
+"""Configuration files: what both formats mean, and the place of every mistake."""
 
 import json
 from typing import Any
@@ -51,7 +51,7 @@ dead_lettering_on_message_expiration = true
 name = "secondary"
 """
 
-# The shape of the file that the emulator is delivered with.
+# Like the file that the emulator is delivered with.
 EMULATOR: dict[str, Any] = {
     "UserConfig": {
         "Namespaces": [
@@ -103,7 +103,7 @@ EMULATOR: dict[str, Any] = {
 
 
 def emulator(**replaced: Any) -> dict[str, Any]:
-    """The emulator's file with members replaced by their path, as in `Queues__0__Name`; None takes one out."""
+    """Return the emulator's file with members replaced by path, as in `Queues__0__Name`. None removes a member."""
     file: dict[str, Any] = json.loads(json.dumps(EMULATOR))
     for path, value in replaced.items():
         target: Any = file["UserConfig"]["Namespaces"][0]
@@ -151,7 +151,7 @@ def test_json_says_the_same_as_toml() -> None:
     assert primary.entities == (QueueDescription(path="orders", lock_duration=5000),)
 
 
-def test_the_emulators_file_is_taken_as_it_is() -> None:
+def test_the_emulators_file_is_read_unchanged() -> None:
     (namespace,) = parse(EMULATOR)
     assert (namespace.name, namespace.port, namespace.rules) == ("sbemulatorns", None, ())
     assert namespace.entities == (
@@ -209,7 +209,7 @@ def test_the_emulators_file_is_taken_as_it_is() -> None:
         ),
     ],
 )
-def test_rules_of_the_emulators_file_are_taken(properties: dict[str, Any], expected: RuleDescription) -> None:
+def test_rules_of_the_emulators_file_are_read(properties: dict[str, Any], expected: RuleDescription) -> None:
     (namespace,) = parse(emulator(Topics__0__Subscriptions__0__Rules=[{"Name": "r", "Properties": properties}]))
     (subscription,) = (each for each in namespace.entities if isinstance(each, SubscriptionDescription))
     assert subscription.rules == (expected,)
@@ -250,7 +250,7 @@ def test_a_subscription_without_rules_in_the_file_has_the_default_rule() -> None
         ),
     ],
 )
-def test_a_rule_that_cannot_be_is_refused_with_its_place(rule: dict[str, Any], said: str) -> None:
+def test_an_invalid_rule_is_reported_with_its_place(rule: dict[str, Any], said: str) -> None:
     problem, *_ = problems(emulator(Topics__0__Subscriptions__0__Rules=[rule]))
     assert problem.startswith(f"UserConfig.Namespaces[0].Topics[0].Subscriptions[0].Rules[0]{said}")
 
@@ -266,7 +266,7 @@ def own_subscription(*rules: dict[str, Any]) -> dict[str, Any]:
     return {"namespaces": [{"name": "a", "topics": [{"name": "t", "subscriptions": [subscription]}]}]}
 
 
-def test_rules_of_our_own_file_are_taken() -> None:
+def test_rules_of_our_own_file_are_read() -> None:
     (namespace,) = parse(
         own_subscription(
             {"name": "red", "sql": "color = @c", "parameters": {"@c": "red"}, "action": "SET n = 1"},
@@ -294,7 +294,7 @@ def test_rules_of_our_own_file_are_taken() -> None:
         ({"name": "r", "sql": "a = @b", "parameters": {"b": None}}, ".parameters.b: None is neither"),
     ],
 )
-def test_a_rule_of_our_own_that_cannot_be_is_refused_with_its_place(rule: dict[str, Any], said: str) -> None:
+def test_an_invalid_rule_of_our_own_file_is_reported_with_its_place(rule: dict[str, Any], said: str) -> None:
     problem, *_ = problems(own_subscription(rule))
     assert problem.startswith(f"namespaces[0].topics[0].subscriptions[0].rules[0]{said}")
 
@@ -319,12 +319,12 @@ def test_a_rule_of_our_own_that_cannot_be_is_refused_with_its_place(rule: dict[s
         ({"Name": "../etc"}, "Name: '../etc' is not a name of a namespace"),
     ],
 )
-def test_a_mistake_is_told_with_its_exact_place(replaced: dict[str, Any], said: str) -> None:
+def test_a_mistake_is_reported_with_its_exact_place(replaced: dict[str, Any], said: str) -> None:
     (problem,) = problems(emulator(**replaced))
     assert problem.startswith(f"UserConfig.Namespaces[0].{said}")
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     file = emulator(Queues__0__Properties__LockDuration="x", Topics__0__Properties__DefaultMessageTimeToLive=False)
     assert [problem.split(": ")[0] for problem in problems(file)] == [
         "UserConfig.Namespaces[0].Queues[0].Properties.LockDuration",
@@ -398,13 +398,13 @@ def test_a_duration_is_iso_8601_or_seconds(value: Any, meant: int) -> None:
 
 
 @pytest.mark.parametrize("value", ["P", "PT", "1:00", True, -1, float("nan"), 0.5, [], "-PT1M"])
-def test_what_is_no_duration_or_too_short_a_one_is_refused(value: Any) -> None:
+def test_an_invalid_or_too_short_duration_is_refused(value: Any) -> None:
     queue = {"name": "q", "default_message_time_to_live": value}
     (problem,) = problems({"namespaces": [{"name": "a", "queues": [queue]}]})
     assert problem.startswith("namespaces[0].queues[0].default_message_time_to_live: ")
 
 
-def test_the_longest_span_of_the_service_means_never() -> None:
+def test_the_longest_duration_of_the_service_means_never() -> None:
     queue = {"name": "q", "default_message_time_to_live": "P10675199DT2H48M5.4775807S"}
     (namespace,) = parse({"namespaces": [{"name": "a", "queues": [queue]}]})
     assert namespace.entities == (QueueDescription(path="q", default_time_to_live=None),)
@@ -414,7 +414,7 @@ def test_the_longest_span_of_the_service_means_never() -> None:
     ("value", "says"),
     [("bus", "give a list"), ([1], "give a list"), (["http://bus"], "'http://bus' is not a host name"), ([""], "''")],
 )
-def test_x3_host_names_that_cannot_be_read_are_told_with_their_place(value: object, says: str) -> None:
+def test_x3_invalid_host_names_are_reported_with_their_place(value: object, says: str) -> None:
     text = json.dumps({"namespaces": [{"name": "one", "host_names": value}]})
     with pytest.raises(ConfigError) as refused:
         parse_config(text, toml=False, environment={})

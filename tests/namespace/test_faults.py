@@ -1,4 +1,4 @@
-"""N4: which operation is struck, repeatably, and what cannot be set."""
+"""N4: which operations a fault hits, repeatably, and which faults are invalid."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from twinbus.namespace.faults import FaultKind, FaultPoint, Faults, FaultSpecErr
 
 
 class HandClock:
-    """Stands still until it is moved."""
+    """A clock that shows the same instant until a test moves it."""
 
     def __init__(self) -> None:
         self.milliseconds = 1_000_000
@@ -33,7 +33,7 @@ def hits(faults: Faults, point: FaultPoint = FaultPoint.SEND, times: int = 200, 
     return [faults.trigger(point, entity) is not None for _ in range(times)]
 
 
-def test_a_quiet_namespace_is_never_struck(faults: Faults) -> None:
+def test_a_namespace_without_faults_is_never_hit(faults: Faults) -> None:
     assert not faults.active
     assert [faults.trigger(point, "orders", "link") for point in FaultPoint] == [None] * len(FaultPoint)
 
@@ -48,7 +48,7 @@ def test_a_fault_hits_until_it_is_cleared(faults: Faults) -> None:
     assert not faults.active
 
 
-def test_clearing_without_an_id_lifts_all_and_an_unknown_id_lifts_none(faults: Faults) -> None:
+def test_clearing_without_an_id_clears_all_and_an_unknown_id_clears_none(faults: Faults) -> None:
     faults.set({"kind": "server-busy"})
     faults.set({"kind": "detach"})
     assert faults.clear("17") == 0
@@ -92,7 +92,7 @@ def test_named_points_replace_the_defaults(faults: Faults) -> None:
         (None, False),
     ],
 )
-def test_a_fault_of_an_entity_hits_what_belongs_to_it_and_no_longer_name(
+def test_a_fault_of_an_entity_hits_its_parts_and_no_entity_with_a_longer_name(
     faults: Faults, path: str | None, struck: bool
 ) -> None:
     faults.set({"kind": "server-busy", "entity": "orders"})
@@ -154,7 +154,7 @@ def test_another_seed_gives_other_hits_at_about_the_probability_asked_for(clock:
     assert 400 < sum(run(1)) < 600
 
 
-def test_a_seed_that_was_not_given_is_told_and_repeats_the_run(clock: HandClock) -> None:
+def test_a_drawn_seed_is_returned_and_repeats_the_run(clock: HandClock) -> None:
     first, second = Faults(clock), Faults(clock)
     told = first.set({"kind": "server-busy", "probability": 0.5})
     second.set({"kind": "server-busy", "probability": 0.5, "seed": told["seed"]})
@@ -170,7 +170,7 @@ def test_the_fault_set_first_wins_and_a_miss_goes_on_to_the_next(faults: Faults)
     assert (first.kind, second.kind) == (FaultKind.SERVER_BUSY, FaultKind.INTERNAL_ERROR)
 
 
-def test_only_a_black_hole_over_everything_silences_the_namespace(faults: Faults, clock: HandClock) -> None:
+def test_only_a_black_hole_over_everything_blacks_out_the_namespace(faults: Faults, clock: HandClock) -> None:
     for narrower in ({"entity": "orders"}, {"link": "x"}, {"points": ["send"]}, {"probability": 0.5}, {"count": 1}):
         faults.set({"kind": "black-hole", **narrower})
         assert not faults.is_blacked_out
@@ -180,7 +180,7 @@ def test_only_a_black_hole_over_everything_silences_the_namespace(faults: Faults
     assert not faults.is_blacked_out
 
 
-def test_every_change_is_told(faults: Faults, clock: HandClock) -> None:
+def test_every_change_calls_the_listeners(faults: Faults, clock: HandClock) -> None:
     told: list[int] = []
     faults.on_change(lambda: told.append(len(faults.list())))
     faults.set({"kind": "black-hole", "duration": 1})
@@ -194,7 +194,7 @@ def test_every_change_is_told(faults: Faults, clock: HandClock) -> None:
     assert told == [1, 0, 1, 0, 1, 0]
 
 
-def test_a_crash_without_points_is_now_and_one_with_points_waits(faults: Faults) -> None:
+def test_a_crash_without_points_is_immediate_and_one_with_points_waits(faults: Faults) -> None:
     faults.set({"kind": "crash", "points": ["send"], "after": True})
     assert not faults.crash_now
     struck = faults.trigger(FaultPoint.SEND)
@@ -204,7 +204,7 @@ def test_a_crash_without_points_is_now_and_one_with_points_waits(faults: Faults)
     assert faults.crash_now
 
 
-def test_the_list_tells_what_was_set_what_was_hit_and_when_it_ends(faults: Faults, clock: HandClock) -> None:
+def test_the_list_has_what_was_set_the_hits_and_the_remaining_time(faults: Faults, clock: HandClock) -> None:
     faults.set(
         {"kind": "delay", "delay": 0.2, "entity": "orders", "points": ["settle", "send"], "duration": 60, "count": 9}
     )
@@ -256,7 +256,7 @@ def test_the_list_tells_what_was_set_what_was_hit_and_when_it_ends(faults: Fault
         ({"kind": "detach", "where": "x"}, "unknown: 'where'; a fault has kind, entity,"),
     ],
 )
-def test_what_cannot_be_set_is_refused_by_name(faults: Faults, spec: dict[str, Any], said: str) -> None:
+def test_an_invalid_fault_is_refused_with_the_wrong_field(faults: Faults, spec: dict[str, Any], said: str) -> None:
     with pytest.raises(FaultSpecError) as refused:
         faults.set(spec)
     assert said in str(refused.value)

@@ -1,4 +1,4 @@
-"""Persist, then speak: groups of writes, and what may run once they are on disk."""
+"""Persist, then acknowledge: groups of writes, and the calls that run after they are on disk."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ from twinbus.namespace.group_commit import CONGESTED_BYTES, GroupCommit
 
 
 class SlowDisk:
-    """A store whose disk finishes a commit only when told to."""
+    """A store that finishes a commit only when the test allows it."""
 
     inline = False
 

@@ -1,4 +1,4 @@
-"""Logs: one line a record, and nothing in them that opens a door."""
+"""Logs: one line for each record, and no secrets in them."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The meter: what a namespace tells Prometheus about itself (N5)."""
+"""The meter: what a namespace reports to Prometheus and to the ledger (N5)."""
 
 import asyncio
 import shutil
@@ -19,7 +19,7 @@ PING = "application/vnd.ms-servicebus-ping"
 
 
 async def figures(server: NamespaceServer) -> dict[tuple[str, ...], float]:
-    """Every sample by its name and label values, as a scrape sees it."""
+    """Return every sample of a scrape by its name and label values."""
     text = await asyncio.to_thread(lambda: urlopen(f"http://127.0.0.1:{server.port}/metrics").read().decode())
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
@@ -86,7 +86,7 @@ async def test_n5_m2_every_operation_is_in_the_ledger_with_its_bytes_and_units(t
         async with await bus.receiver("q", mode=RECEIVE_AND_DELETE) as receiver:
             assert await receiver.receive(1, max_wait=0.05) == []
         shown = await figures(server)
-    # Within the interval: what was counted for it is not lost with its series.
+    # Deleted within the interval: its counted operations must still reach the ledger.
     await server.runtime.delete("gone")
     await server.stop()
     sums = metered(tmp_path / "ledger")

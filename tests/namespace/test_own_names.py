@@ -1,4 +1,4 @@
-"""X3: which names are the namespace's own, in every spelling."""
+"""X3: the names under which a namespace accepts requests, in every spelling."""
 
 import ipaddress
 import re

@@ -1,4 +1,4 @@
-"""What all connections may use together (X1): who is closed when a pool is exhausted, and how that is told."""
+"""Limits of all connections together (X1): which connection is closed when a pool is exhausted, with which error."""
 
 import logging
 

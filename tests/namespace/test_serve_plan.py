@@ -1,4 +1,4 @@
-"""What `twinbus serve` would start, from its options and a file."""
+"""The plan of `twinbus serve`, from its options and a configuration file."""
 
 import json
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ def test_an_option_overrides_the_port_of_the_file_and_may_add_a_namespace(file: 
         ("../x=5672", "'../x' is not a name of a namespace"),
     ],
 )
-def test_a_namespace_option_that_makes_no_sense_is_refused_with_how_to_write_it(namespace: str, said: str) -> None:
+def test_an_invalid_namespace_option_is_refused_with_an_example(namespace: str, said: str) -> None:
     with pytest.raises(OperatorError) as refused:
         plan(namespace)
     assert said in refused.value.text
@@ -106,7 +106,7 @@ def test_data_and_memory_exclude_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"), [(b"\xff\xfe", "cannot be read"), (b"{}", "cannot be used:\n  namespaces: there is none")]
 )
-def test_a_file_that_cannot_be_taken_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(OperatorError) as refused:
@@ -120,7 +120,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         plan(config=tmp_path / "nowhere.toml")
 
 
-def test_n5_a_ledger_is_one_namespaces_by_the_file_and_everyones_by_the_option(tmp_path: Path) -> None:
+def test_n5_the_file_gives_one_namespace_a_ledger_and_the_option_all_of_them(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[[namespaces]]\nname = "one"\nledger = "books"\n[[namespaces]]\nname = "two"\n')
     assert [found.ledger for found in plan(config=config).namespaces] == ["books", None]
@@ -139,7 +139,7 @@ def test_x3_names_of_the_option_are_added_to_those_of_the_file(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["", "http://bus.example", "bus.example/x", "a b", "bus:99999"])
-def test_x3_a_name_that_cannot_be_read_is_refused_with_how_to_write_it(name: str) -> None:
+def test_x3_an_invalid_name_is_refused_with_an_example(name: str) -> None:
     with pytest.raises(OperatorError) as refused:
         plan(host_names=[name])
     assert repr(name) in refused.value.text
@@ -195,9 +195,7 @@ def test_n1_entities_of_the_command_line_are_added_to_those_of_the_file_which_st
         (["orders"], ["orders"], "--topic orders: 'orders' is both a queue and a topic"),
     ],
 )
-def test_n1_a_name_that_cannot_be_is_refused_before_anything_starts(
-    queues: list[str], topics: list[str], said: str
-) -> None:
+def test_n1_an_invalid_name_is_refused_before_anything_starts(queues: list[str], topics: list[str], said: str) -> None:
     with pytest.raises(OperatorError) as refused:
         plan(queues=queues, topics=topics)
     assert said in refused.value.text

@@ -1,4 +1,4 @@
-"""A namespace as a whole: started, stopped, refused; what it accepted is there when it starts again."""
+"""A whole namespace: starting, stopping, refusing to start, and keeping messages over a restart."""
 
 import asyncio
 import socket
@@ -42,7 +42,7 @@ def bodies(messages: Sequence[ReceivedMessage]) -> list[bytes]:
     return [bytes(message.body) for message in messages]
 
 
-async def test_what_was_accepted_is_there_after_a_stop_and_a_start(tls: Path, tmp_path: Path) -> None:
+async def test_accepted_messages_are_there_after_a_restart(tls: Path, tmp_path: Path) -> None:
     server = await started(tls, tmp_path / "one.sqlite")
     async with connect(server.connection_string, timeout=SECONDS) as bus:
         await (await bus.sender("orders")).send([Message(str(number)) for number in range(100)])
@@ -58,7 +58,7 @@ async def test_what_was_accepted_is_there_after_a_stop_and_a_start(tls: Path, tm
     await again.ended
 
 
-async def test_a_stop_answers_what_is_under_way_then_says_goodbye(tls: Path, tmp_path: Path) -> None:
+async def test_a_stop_answers_pending_requests_and_then_closes_connections(tls: Path, tmp_path: Path) -> None:
     server = await started(tls, tmp_path / "one.sqlite")
     peer = await Peer.to(server)
     await peer.put_token()
@@ -89,7 +89,7 @@ async def test_a_stop_does_not_wait_for_peers_that_do_not_answer(tls: Path) -> N
     mute.close()
 
 
-async def test_a_stop_in_a_black_hole_ends_all_the_same(tls: Path) -> None:
+async def test_a_stop_ends_in_a_black_hole_too(tls: Path) -> None:
     server = await started(tls)
     peer = await Peer.to(server)
     await peer.put_token()
@@ -112,7 +112,7 @@ async def test_of_two_that_start_at_once_only_one_has_the_port(tls: Path) -> Non
         await started(tls, port=listener.getsockname()[1])
 
 
-async def test_who_connects_while_the_namespace_starts_is_served(tls: Path) -> None:
+async def test_a_client_that_connects_during_the_start_is_served(tls: Path) -> None:
     listener = _listen(NamespaceOptions(name="one", file=None, tls=tls))
     with listener, socket.create_connection(listener.getsockname()) as early:
         accepted, address = listener.accept()
@@ -140,7 +140,7 @@ async def test_a_store_in_use_is_an_operators_error_and_leaves_the_port_free(tls
 
 
 @pytest.mark.parametrize("wrong", [SubscriptionDescription(topic="missing", name="s"), QueueDescription(path="")])
-async def test_an_entity_that_cannot_be_created_is_named_and_the_store_is_given_back(
+async def test_an_entity_that_cannot_be_created_is_named_and_the_store_is_closed(
     tls: Path, tmp_path: Path, wrong: Description
 ) -> None:
     options = NamespaceOptions(name="one", file=tmp_path / "one.sqlite", tls=tls, entities=(ORDERS, wrong))
@@ -150,7 +150,7 @@ async def test_an_entity_that_cannot_be_created_is_named_and_the_store_is_given_
     await server.stop()
 
 
-async def test_the_well_known_key_does_not_leave_this_machine(tls: Path) -> None:
+async def test_the_default_key_is_refused_on_other_than_loopback_addresses(tls: Path) -> None:
     with pytest.raises(OperatorError, match="well-known default key"):
         await started(tls, host=EVERYWHERE)
     own = AuthorizationRule("own", "a key", "", frozenset({Claim.MANAGE}))

@@ -1,4 +1,4 @@
-"""A file system that fails when told to: full, read-only, broken."""
+"""A file system that fails on demand: full, read-only, broken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _names = count()
 
 
 class FailingDisk(apsw.VFS):
-    """Set `writes` or `reads` to the error they are to end in; `after` lets so many more writes pass first."""
+    """Set `writes` or `reads` to the error that they raise. `after` writes succeed first."""
 
     def __init__(self) -> None:
         self.vfs = f"failing-{next(_names)}"

@@ -1,4 +1,4 @@
-"""Store files as each version of the layout left them: the layout word for word, filled with a bit of everything.
+"""Store files in the layout of each older version, filled with a sample of everything.
 
 Made without the code under test, so that it cannot change with it. The newest layout is here already: a change of it
 adds one, and never edits this one. Data folders of a real server: `tests/formats`.
@@ -98,12 +98,12 @@ VALUES (?, 3, ?, ?, ?, ?, ?, ?, 1000)
 
 QUEUE, TOPIC, FIRST, SECOND, OTHER_TOPIC, GONE = range(1, 7)
 SHARED = {1: b"a" * 300, 2: b"b" * 200, 3: b"c" * 100}
-"""Bodies: 1 is named by both subscriptions, 2 by the second and one that is gone, 3 only by the one that is gone."""
+"""Bodies: 1 is named by both subscriptions, 2 by the second and a dropped one, 3 only by the dropped one."""
 OWN = b"of the queue"
 
 
 def older_store(path: Path, version: int) -> None:
-    """A queue, a topic with two subscriptions, one more topic, and a subscription that is dropped but not purged."""
+    """Write a queue, a topic with two subscriptions, another topic, and a dropped subscription that still has rows."""
     connection = apsw.Connection(str(path))
     connection.pragma("page_size", 8192)
     connection.pragma("journal_mode", "wal")

@@ -1,4 +1,4 @@
-"""Rows and writes as the store's tests make them."""
+"""Rows and writes for the tests of the stores."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ ALL_LANES = tuple(QueueLane)
 
 
 def row(seq: int, queue: int = 1, lane: int = QueueLane.ACTIVE, **columns: Any) -> Row:
-    """A small message, its raw bytes telling its number."""
+    """Return a small message. Its raw bytes contain its number."""
     raw = columns.pop("raw", b"message %d" % seq)
     made = Row(queue, lane, seq, seq, 1_000, None, None, None, 0, len(raw), None, None, raw)
     return made._replace(**columns)
@@ -36,7 +36,7 @@ def put(*seqs: int, **columns: Any) -> list[PutRow]:
 
 
 def move(old: Row, to_lane: int, to_seq: int | None = None, **columns: Any) -> MoveRow:
-    """A move that changes nothing but what is named."""
+    """Return a move that changes only the named columns."""
     made = MoveRow(
         old.queue,
         old.lane,
@@ -79,7 +79,7 @@ def _shared(writes: Sequence[Any]) -> dict[int, int]:
 
 
 class Home:
-    """Where a store lives, so that it can be closed and opened again."""
+    """A store that can be closed and opened again."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.path = folder / "namespace.db"
@@ -87,7 +87,7 @@ class Home:
         self.store: Store = self._made()
         self.opened: OpenedStore = self.store.open()
         self.charged: Counter[int] = Counter()
-        """What topics are charged for shared bodies, as far as the store has told."""
+        """Bytes that topics are charged for shared bodies, from the bodies put and the bytes freed."""
 
     def _made(self) -> Store:
         return MemoryStore() if self._kind == "memory" else SqliteStore(self.path)
@@ -100,7 +100,7 @@ class Home:
         return self.opened
 
     def tidy(self) -> None:
-        """All there is to be done."""
+        """Do all pending housekeeping."""
         while self.store.tidy():
             pass
         self.charged.subtract(self.store.take_freed())

@@ -1,4 +1,4 @@
-"""A store as plain as can be: what the real ones are compared with. And random commits that an engine might make."""
+"""A simple model that the real stores are compared with, and random commits like those of the engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IDS = tuple(f"id {number}" for number in range(12))
 
 
 class View(NamedTuple):
-    """All that can be seen of one queue."""
+    """Everything that can be read of one queue."""
 
     rows: list[Row]
     waiting: list[str]
@@ -45,13 +45,13 @@ class View(NamedTuple):
 
 
 class Model:
-    """The state of a namespace as dicts, changed by one write after the other."""
+    """The state of a namespace as dictionaries. Applies one write after the other."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int, int], Row] = {}
         self.bodies: dict[int, bytes] = {}
         self.topics: dict[int, int] = {}
-        """Which queue is charged for a body."""
+        """The topic that is charged for each body."""
         self.entities: dict[int, PutEntity] = {}
         self.counters: dict[int, PutCounters] = {}
         self.states: dict[tuple[int, str], bytes] = {}
@@ -128,7 +128,7 @@ class Model:
         return sum(len(self.bodies[body]) for body in named if self.topics[body] == topic)
 
     def counted(self, queue: int, next_seq: int, now: int) -> PutCounters:
-        """The counters that belong to the rows there are."""
+        """Return the counters that match the stored rows."""
         rows = self.rows_of(queue)
         lanes = [sum(kept.lane == lane for kept in rows) for lane in QueueLane]
         size = sum(kept.size for kept in rows)
@@ -136,7 +136,7 @@ class Model:
 
 
 def seen_in(store: Store, queue: int, since: int) -> View:
-    """What a store shows of a queue."""
+    """Read everything of a queue from a store."""
     return View(
         everything(store, queue),
         store.load(WaitingSessions(queue, "", 100)),
@@ -147,7 +147,7 @@ def seen_in(store: Store, queue: int, since: int) -> View:
 
 
 def assert_shows(store: Store, opened: OpenedStore | None, model: Model) -> None:
-    """The store shows what the model holds, for every queue there ever was."""
+    """Check that the store holds what the model holds, for every queue that ever existed."""
     for queue in range(1, model.highest_queue + 2):
         assert seen_in(store, queue, model.floor.get(queue, 0)) == model.view(queue)
     if opened is not None:
@@ -157,7 +157,7 @@ def assert_shows(store: Store, opened: OpenedStore | None, model: Model) -> None
         named = [kept.body for kept in model.rows.values() if kept.body is not None]
         assert opened.next_body > max(named, default=0)
         for stored in opened.entities:
-            # What queues that are gone held goes bit by bit.
+            # The rows of dropped queues are deleted in pieces.
             assert stored.shared_bytes >= model.shared_bytes(stored.entity.queue)
             expiring = [kept for kept in model.rows_of(stored.entity.queue) if kept.lane == QueueLane.ACTIVE]
             assert stored.next_expiry == min(
@@ -166,14 +166,14 @@ def assert_shows(store: Store, opened: OpenedStore | None, model: Model) -> None
 
 
 class Engine:
-    """Makes up commits that fit the state: fresh numbers, rows that are there, counters that add up."""
+    """Generates commits that fit the state: new sequence numbers, stored rows, matching counters."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._now = 1_000
 
     def commit(self, model: Model, count: int) -> tuple[list[StoreWrite], Model]:
-        """`count` random operations and the state after them."""
+        """Return the writes of `count` random operations, and the state after them."""
         writes: list[StoreWrite] = []
         model = model.after(())
         if not model.entities:

@@ -1,4 +1,4 @@
-"""What goes wrong underneath becomes an error that says what, where, and what to do."""
+"""Errors of SQLite and the file system become errors that say what, where, and what to do."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ def os_error(number: int) -> OSError:
         (apsw.IOError("disk I/O error"), StoreError),
     ],
 )
-def test_an_error_underneath_is_told_with_its_file_and_what_to_do(error: apsw.Error | OSError, kind: type) -> None:
+def test_an_error_names_the_file_and_says_what_to_do(error: apsw.Error | OSError, kind: type) -> None:
     told = store_error(error, Path("/data/primary.db"), "committing")
     assert type(told) is kind
     assert isinstance(told, OperatorError)
@@ -46,7 +46,7 @@ def test_an_error_underneath_is_told_with_its_file_and_what_to_do(error: apsw.Er
     assert told.hint or kind is StoreConflictError
 
 
-def test_damage_is_told_with_the_way_to_save_what_can_be_read() -> None:
+def test_the_error_for_damage_says_how_to_recover_data() -> None:
     told = store_error(apsw.CorruptError("database disk image is malformed"), Path("/data/primary.db"), "reading")
     assert str(told) == (
         "The store is damaged (database disk image is malformed): /data/primary.db. Keep a copy of primary.db, "

@@ -1,4 +1,4 @@
-"""L7: files of a store that are removed or replaced while it is in use. The next commit raises."""
+"""L7: a commit raises after files of the open store were removed or replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "primary.sqlite"
 
 @pytest.fixture(params=["new", "quiet"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SqliteStore:
-    """In a new folder every file is looked at; in one where nothing changed for some time, the folder alone."""
+    """An open store in a folder that changed just now (every file is compared), or an hour ago (only the folder is)."""
     made = SqliteStore(tmp_path / "data" / NAME)
     made.open()
     if request.param == "quiet":
@@ -113,7 +113,7 @@ def test_l7_a_commit_after_a_restore_that_kept_the_times_of_the_folder_is_refuse
 
 
 def lose(store: SqliteStore, suffix: str, replaced: bool) -> Path:
-    """Remove one of the files, or put a copy of it in its place."""
+    """Remove one of the files, or replace it by a copy."""
     path = store.path.with_name(NAME + suffix)
     if replaced:
         shutil.copy(path, path.with_name("copy"))
@@ -145,7 +145,7 @@ def test_l7_a_renamed_folder_holds_all_that_was_committed(store: SqliteStore) ->
 def test_l7_all_that_was_committed_is_kept_where_the_main_file_is_left(
     store: SqliteStore, suffix: str, replaced: bool
 ) -> None:
-    """The log alone holds the newest commits: closing folds it in, and no older copy of it is left beside."""
+    """Only the log holds the newest commits: closing copies them into the file and leaves no older log."""
     lose(store, suffix, replaced)
     with pytest.raises(StoreGoneError):
         store.commit(put(4))
@@ -157,7 +157,7 @@ def test_l7_all_that_was_committed_is_kept_where_the_main_file_is_left(
 def test_l7_a_store_that_lost_its_folder_leaves_the_files_of_the_next_one_alone(
     store: SqliteStore, noticed: bool
 ) -> None:
-    """SQLite removes its log by name when it closes: that name is another server's by now."""
+    """SQLite removes its log by name when it closes, and another server uses that name now."""
     folder = store.path.parent
     rename(folder)
     other = SqliteStore(store.path)

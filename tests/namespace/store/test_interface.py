@@ -1,4 +1,4 @@
-"""What any store has to do: rows, needs, atomicity. One suite for every implementation."""
+"""The contract of `Store`: rows, reads, atomic commits. One suite for every implementation."""
 
 import pytest
 
@@ -61,14 +61,14 @@ class TestRows:
         assert next_seqs(home.store) == list(range(1, first))[:1_000]
         assert len(everything(home.store)) == first - 1
 
-    def test_drops_of_runs_and_of_scattered_rows_take_exactly_those(self, home: Home) -> None:
+    def test_drops_of_runs_and_of_scattered_rows_delete_exactly_those(self, home: Home) -> None:
         home.commit(put(*range(1, 101)), put(*range(1, 101), queue=2))
         gone = {*range(5, 20), 33, 47, *range(90, 101)}
         home.commit([DropRow(1, QueueLane.ACTIVE, seq) for seq in sorted(gone, key=lambda seq: seq * 37 % 101)])
         assert next_seqs(home.store) == [seq for seq in range(1, 101) if seq not in gone]
         assert next_seqs(home.store, queue=2) == list(range(1, 101))
 
-    def test_drops_of_consecutive_numbers_in_several_lanes_and_queues_take_all_of_them(self, home: Home) -> None:
+    def test_drops_of_consecutive_numbers_in_several_lanes_and_queues_delete_all_of_them(self, home: Home) -> None:
         home.commit(put(1, 5), put(2, 6, lane=QueueLane.DEAD), put(3, 7, queue=2, lane=QueueLane.DEAD))
         home.commit(DropRow(1, QueueLane.ACTIVE, 1), DropRow(1, QueueLane.DEAD, 2), DropRow(2, QueueLane.DEAD, 3))
         assert everything(home.store) == [row(5), row(6, lane=QueueLane.DEAD)]
@@ -102,7 +102,7 @@ class TestRows:
 
 
 class TestOneCommit:
-    def test_its_writes_are_applied_in_their_order(self, home: Home) -> None:
+    def test_writes_are_applied_in_their_order(self, home: Home) -> None:
         home.commit(put(1, 2, 3))
         home.commit(
             move(row(1), QueueLane.DEFERRED),
@@ -122,7 +122,7 @@ class TestOneCommit:
             row(4, lane=QueueLane.DEFERRED, delivery_count=1),
         ]
 
-    def test_a_row_may_take_the_place_another_has_just_left(self, home: Home) -> None:
+    def test_a_row_can_have_the_key_of_a_row_that_the_same_commit_removes(self, home: Home) -> None:
         home.commit(put(1, 2))
         home.commit(
             move(row(2), QueueLane.ACTIVE, 3), move(row(1), QueueLane.ACTIVE, 2), move(row(3), QueueLane.ACTIVE, 1)
@@ -130,7 +130,7 @@ class TestOneCommit:
         assert [(found.seq, found.raw) for found in everything(home.store)] == [(1, b"message 2"), (2, b"message 1")]
 
     @pytest.mark.parametrize("second", [put(1), [move(row(2), QueueLane.ACTIVE, 1)]])
-    def test_a_row_in_a_place_that_is_taken_is_refused_and_nothing_is_kept(
+    def test_a_row_with_the_key_of_a_stored_row_is_refused_and_nothing_is_stored(
         self, home: Home, second: list[PutRow]
     ) -> None:
         home.commit(put(1, 2))
@@ -140,7 +140,7 @@ class TestOneCommit:
         assert home.reopen().next_queue == 3
         assert home.opened.entities[0].queue.next_seq == 1
 
-    def test_two_rows_put_in_one_place_are_refused(self, home: Home) -> None:
+    def test_two_rows_with_one_key_are_refused(self, home: Home) -> None:
         with pytest.raises(StoreConflictError):
             home.commit(put(1), put(1))
         assert everything(home.store) == []
@@ -158,18 +158,18 @@ class TestOneCommit:
 
 
 class TestNextRows:
-    def test_they_come_by_number_from_after_the_one_given(self, home: Home) -> None:
+    def test_rows_come_by_number_after_the_given_one(self, home: Home) -> None:
         home.commit(put(5, 3, 9), put(4, lane=QueueLane.DEAD), put(6, queue=2))
         assert next_seqs(home.store, after=3) == [5, 9]
         assert next_seqs(home.store, lane=QueueLane.DEAD) == [4]
 
-    def test_they_are_bounded_by_count_and_by_bytes_but_never_none(self, home: Home) -> None:
+    def test_rows_are_bounded_by_count_and_by_bytes_but_at_least_one_comes(self, home: Home) -> None:
         home.commit(put(*range(1, 11), raw=b"x" * 100))
         assert [found.seq for found in home.store.load(NextRows(1, 0, 0, 3, 10_000))] == [1, 2, 3]
         assert [found.seq for found in home.store.load(NextRows(1, 0, 0, 9, 250))] == [1, 2]
         assert [found.seq for found in home.store.load(NextRows(1, 0, 4, 9, 10))] == [5]
 
-    def test_of_a_session_only_its_rows_come(self, home: Home) -> None:
+    def test_a_read_of_a_session_returns_only_its_rows(self, home: Home) -> None:
         home.commit(put(1, 4, session="a"), put(2, 3, session="b"), put(5), put(6, session="a", lane=QueueLane.DEAD))
         assert next_seqs(home.store, session="a") == [1, 4]
         assert next_seqs(home.store, session="b", after=2) == [3]
@@ -177,12 +177,12 @@ class TestNextRows:
 
 
 class TestRowsBySeq:
-    def test_they_come_in_the_order_asked_without_those_missing(self, home: Home) -> None:
+    def test_rows_come_in_the_requested_order_without_missing_ones(self, home: Home) -> None:
         home.commit(put(1, 2, 3), put(4, lane=QueueLane.DEFERRED), put(5, lane=QueueLane.DEAD))
         found = home.store.load(RowsBySeq(1, (QueueLane.ACTIVE, QueueLane.DEFERRED), (4, 9, 1, 5)))
         assert found == [row(4, lane=QueueLane.DEFERRED), row(1)]
 
-    def test_without_raw_all_but_the_raw_is_there(self, home: Home) -> None:
+    def test_a_read_without_raw_returns_all_other_columns(self, home: Home) -> None:
         home.commit(PutBody(3, b"shared", 1), put(1), put(2, body=3, raw=b"", size=6))
         found = home.store.load(RowsBySeq(1, ALL_LANES, (1, 2), with_raw=False))
         assert found == [row(1)._replace(raw=b""), row(2, body=3, raw=b"", size=6)]
@@ -200,7 +200,7 @@ class TestBrowseRows:
         assert [found.seq for found in home.store.load(BrowseRows(1, lanes, 2, 3, 1_000))] == [2, 3, 5]
         assert [found.seq for found in home.store.load(BrowseRows(1, (QueueLane.DEAD,), 0, 3, 1_000))] == [4]
 
-    def test_it_is_bounded_by_bytes_and_may_be_of_one_session(self, home: Home) -> None:
+    def test_a_browse_is_bounded_by_bytes_and_may_be_of_one_session(self, home: Home) -> None:
         home.commit(
             put(1, 3, 5, session="a", raw=b"x" * 100), put(2, 4, session="a", lane=QueueLane.DEFERRED, raw=b"x" * 100)
         )
@@ -211,7 +211,7 @@ class TestBrowseRows:
 
 
 class TestTime:
-    def test_expired_rows_come_oldest_first_and_tell_the_next_instant(self, home: Home) -> None:
+    def test_expired_rows_come_oldest_first_with_the_next_instant(self, home: Home) -> None:
         home.commit(put(1, expires=30), put(2, expires=10), put(3), put(4, expires=20), put(5, expires=99))
         home.commit(put(6, expires=1, lane=QueueLane.DEAD), put(7, expires=1, queue=2))
         home.commit(put(8, expires=1, lane=QueueLane.DEFERRED), put(9, expires=1, lane=QueueLane.SCHEDULED, due=1))
@@ -236,7 +236,7 @@ class TestTime:
         bounded = home.store.load(DueRows(1, 20, 10, 18))
         assert ([found.seq for found in bounded.rows], bounded.next_at) == ([2, 1], 20)
 
-    def test_opening_tells_what_falls_due_next(self, home: Home) -> None:
+    def test_opening_returns_the_next_expiry_and_due_instants(self, home: Home) -> None:
         home.commit(
             put(1, expires=30),
             put(2, expires=10, lane=QueueLane.DEAD),
@@ -294,14 +294,14 @@ class TestSessions:
 
 
 class TestSeenIds:
-    def test_ids_are_known_from_the_instant_asked_on(self, home: Home) -> None:
+    def test_ids_are_known_since_the_requested_instant(self, home: Home) -> None:
         home.commit(PutSeenId(1, "a", 10), PutSeenId(1, "b", 20), PutSeenId(2, "c", 20))
         assert home.store.load(KnownIds(1, ("a", "b", "c", "é"), 10)) == {"a", "b"}
         assert home.store.load(KnownIds(1, ("a", "b"), 11)) == {"b"}
         home.commit(PutSeenId(1, "a", 30))
         assert home.store.load(KnownIds(1, ("a", "b"), 21)) == {"a"}
 
-    def test_ids_forgotten_go_and_those_seen_later_stay(self, home: Home) -> None:
+    def test_forgotten_ids_are_deleted_and_later_ones_stay(self, home: Home) -> None:
         home.commit([PutSeenId(1, str(number), number) for number in range(3_000)])
         home.commit(ForgetSeenIds(1, 2_990))
         while home.store.tidy():
@@ -310,13 +310,13 @@ class TestSeenIds:
 
 
 class TestBodies:
-    def test_a_shared_body_is_given_with_each_row_that_names_it(self, home: Home) -> None:
+    def test_each_row_that_names_a_shared_body_is_returned_with_it(self, home: Home) -> None:
         home.commit(PutBody(5, b"shared body", 1), put(1, body=5, size=11), put(2, body=5, size=11, queue=2))
         assert next(iter(everything(home.store))).raw == b"shared body"
         assert home.store.load(NextRows(2, 0, 0, 1, 1))[0].raw == b"shared body"
         assert home.reopen().next_body == 6
 
-    def test_it_goes_with_the_last_row_that_names_it(self, home: Home) -> None:
+    def test_a_body_is_deleted_with_the_last_row_that_names_it(self, home: Home) -> None:
         home.commit(PutBody(5, b"shared body", 1), put(1, body=5), put(2, body=5, queue=2))
         home.commit(DropRow(1, 0, 1))
         assert home.store.load(NextRows(2, 0, 0, 1, 1))[0].raw == b"shared body"
@@ -325,19 +325,19 @@ class TestBodies:
         home.commit(DropRow(2, QueueLane.DEAD, 2))
         assert home.reopen().next_body == 1
 
-    def test_a_row_put_and_dropped_in_one_commit_takes_its_body_along(self, home: Home) -> None:
+    def test_a_row_put_and_dropped_in_one_commit_leaves_no_body(self, home: Home) -> None:
         home.commit(PutBody(5, b"b", 1), PutBody(6, b"c", 1), put(1, body=5), DropRow(1, 0, 1), put(2, body=6))
         assert everything(home.store) == [row(2, body=6, raw=b"c", size=9)]
         assert home.reopen().next_body == 7
         home.commit(DropRow(1, 0, 2))
         assert home.reopen().next_body == 1
 
-    def test_a_body_named_anew_in_the_commit_that_drops_its_last_row_stays(self, home: Home) -> None:
+    def test_a_body_stays_if_the_commit_that_drops_its_last_row_puts_another(self, home: Home) -> None:
         home.commit(PutBody(5, b"shared body", 1), put(1, body=5))
         home.commit(DropRow(1, 0, 1), put(2, body=5, queue=2))
         assert home.store.load(NextRows(2, 0, 0, 1, 1))[0].raw == b"shared body"
 
-    def test_it_goes_with_the_entities_whose_rows_named_it(self, home: Home) -> None:
+    def test_a_body_is_deleted_with_the_entities_whose_rows_name_it(self, home: Home) -> None:
         home.commit(PutBody(5, b"shared body", 3), entity(3, "news"), put(1, body=5), put(2, body=5, queue=2))
         home.commit(DropEntity(1))
         home.tidy()
@@ -348,7 +348,7 @@ class TestBodies:
         assert home.reopen().next_body == 1
         assert home.charged == {3: 0}
 
-    def test_its_topic_is_charged_for_it_once_until_the_last_row_that_names_it_goes(self, home: Home) -> None:
+    def test_a_topic_is_charged_once_for_a_body_until_its_last_row_is_dropped(self, home: Home) -> None:
         home.commit(PutBody(5, b"shared body", 1), put(1, 3, body=5), put(2, body=5, queue=2))
         home.commit(PutBody(6, b"another", 2), put(4, body=6), DropRow(1, 0, 1))
         assert home.store.take_freed() == {}
@@ -360,7 +360,7 @@ class TestBodies:
         assert home.store.take_freed() == {}
         assert [stored.shared_bytes for stored in home.reopen().entities] == [0, 0]
 
-    def test_of_a_row_put_and_dropped_in_one_commit_nothing_is_charged_in_the_end(self, home: Home) -> None:
+    def test_a_row_put_and_dropped_in_one_commit_is_not_charged(self, home: Home) -> None:
         home.store.commit([PutBody(5, b"shared body", 1), *put(1, body=5), DropRow(1, 0, 1)])
         assert home.store.take_freed() == {1: 11}
         assert home.reopen().entities[0].shared_bytes == 0
@@ -374,7 +374,7 @@ class TestBodies:
 
 
 class TestEntities:
-    def test_opening_tells_entities_and_counters(self, home: Home) -> None:
+    def test_opening_returns_entities_and_counters(self, home: Home) -> None:
         deep = PutCounters(1, 500, 1, 2, 3, 4, 5, 6_000, 7)
         home.commit(entity(1, "renamed"), counters(1, 9), deep, entity(3, "new"))
         opened = home.reopen()
@@ -387,14 +387,14 @@ class TestEntities:
         assert opened.entities[2].queue == PutCounters(3, 1, 0, 0, 0, 0, 0, 0, 10)
         assert opened.next_queue == 4
 
-    def test_an_id_of_a_queue_is_never_given_twice(self, home: Home) -> None:
+    def test_the_id_of_a_queue_is_never_used_again(self, home: Home) -> None:
         home.commit(entity(9))
         home.commit(DropEntity(9))
         assert home.reopen().next_queue == 10
         home.commit(entity(12), DropEntity(12))
         assert home.reopen().next_queue == 13
 
-    def test_a_dropped_queue_answers_empty_at_once(self, home: Home) -> None:
+    def test_reads_of_a_dropped_queue_are_empty_at_once(self, home: Home) -> None:
         home.commit(
             put(*range(1, 1_500), session="s", expires=5), put(1_600, lane=QueueLane.SCHEDULED, due=5), put(1, queue=2)
         )
@@ -406,7 +406,7 @@ class TestEntities:
         assert [stored.entity.queue for stored in home.opened.entities] == [2]
         assert next_seqs(home.store, queue=2) == [1]
 
-    def test_writes_to_a_dropped_queue_come_too_late(self, home: Home) -> None:
+    def test_writes_to_a_dropped_queue_are_ignored(self, home: Home) -> None:
         home.commit(put(1, 2))
         home.commit(put(3), DropEntity(1), put(4), counters(1, 5), PutSessionState(1, "s", b"x", 1))
         home.commit(put(5), counters(1, 6), entity(1))

@@ -1,4 +1,4 @@
-"""Stores that an older Twinbus filled: opened by this one they hold what they held, each body charged once."""
+"""Stores of older versions: after opening they hold what they held, and each body is charged once."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Sql
     store.close()
 
 
-def test_every_version_up_to_this_one_is_tried() -> None:
+def test_every_older_version_is_tested() -> None:
     assert sorted(LAYOUTS) == list(range(1, open_store.VERSION + 1))
 
 
-def test_everything_it_held_is_there(opened: tuple[SqliteStore, OpenedStore]) -> None:
+def test_everything_is_kept(opened: tuple[SqliteStore, OpenedStore]) -> None:
     store, found = opened
     paths = ["orders", "News", "News/Subscriptions/a", "News/Subscriptions/b", "other"]
     assert [stored.entity.path for stored in found.entities] == paths
@@ -64,7 +64,7 @@ def test_everything_it_held_is_there(opened: tuple[SqliteStore, OpenedStore]) ->
     assert (found.next_queue, found.next_body) == (7, 4)
 
 
-def test_its_topics_are_charged_for_each_body_once(opened: tuple[SqliteStore, OpenedStore]) -> None:
+def test_topics_are_charged_once_for_each_body(opened: tuple[SqliteStore, OpenedStore]) -> None:
     _, found = opened
     sizes = {stored.entity.queue: (stored.queue.size, stored.shared_bytes) for stored in found.entities}
     assert sizes == {
@@ -80,7 +80,7 @@ def test_its_topics_are_charged_for_each_body_once(opened: tuple[SqliteStore, Op
     assert info.subscriptions == 2
 
 
-def test_what_goes_later_is_told_to_its_topic(opened: tuple[SqliteStore, OpenedStore]) -> None:
+def test_the_topic_of_a_body_is_known_when_the_body_is_deleted_later(opened: tuple[SqliteStore, OpenedStore]) -> None:
     store, _ = opened
     purge(store)
     assert store.take_freed() == {}  # body 3 was nobody's any more
@@ -90,7 +90,7 @@ def test_what_goes_later_is_told_to_its_topic(opened: tuple[SqliteStore, OpenedS
     assert store.take_freed() == {TOPIC: len(SHARED[1])}
 
 
-def test_its_layout_is_that_of_a_new_store(opened: tuple[SqliteStore, OpenedStore], tmp_path: Path) -> None:
+def test_the_layout_is_that_of_a_new_store(opened: tuple[SqliteStore, OpenedStore], tmp_path: Path) -> None:
     store, _ = opened
     new = SqliteStore(tmp_path / "new.db")
     new.open()

@@ -1,4 +1,4 @@
-"""The file of a store: making it, locking it, its versions, damage, and a disk that fails."""
+"""The file of a store: creation, locking, versions, damage, and a disk that fails."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def disk() -> Iterator[FailingDisk]:
 
 
 def filled(path: Path, rows: int = 300) -> None:
-    """A store with rows of a kilobyte, closed."""
+    """Write a store with rows of a kilobyte, and close it."""
     store = SqliteStore(path)
     store.open()
     store.commit([entity(1), counters(1, rows + 1, active=rows), *put(*range(1, rows + 1), raw=b"x" * 1_000)])
@@ -48,12 +48,12 @@ def filled(path: Path, rows: int = 300) -> None:
 
 
 def refused(path: Path, kind: type[StoreError]) -> str:
-    """Opening fails; its file and the lock are left as they were. The text of the error."""
+    """Check that opening fails and leaves the file and the lock as they were. Returns the text of the error."""
     before = path.read_bytes() if path.exists() else None
     with pytest.raises(kind) as caught:
         SqliteStore(path).open()
     assert (path.read_bytes() if path.exists() else None) == before
-    with pytest.raises(kind):  # not StoreInUseError: the lock was given back
+    with pytest.raises(kind):  # not StoreInUseError: the lock was released
         SqliteStore(path).open()
     assert isinstance(caught.value, OperatorError)
     assert caught.value.hint
@@ -61,8 +61,8 @@ def refused(path: Path, kind: type[StoreError]) -> str:
     return str(caught.value)
 
 
-class TestMaking:
-    def test_a_new_store_makes_its_folder_and_a_file_only_its_owner_may_read(self, tmp_path: Path) -> None:
+class TestCreation:
+    def test_a_new_store_creates_its_folder_and_files_that_only_the_owner_can_read(self, tmp_path: Path) -> None:
         path = tmp_path / "a" / "b" / "namespace.db"
         store = SqliteStore(path)
         assert store.open().entities == []
@@ -76,19 +76,19 @@ class TestMaking:
         filled(path)
         assert sorted(file.name for file in path.parent.iterdir()) == ["namespace.db", "namespace.db.lock"]
 
-    def test_a_creation_that_was_cut_off_is_begun_anew(self, path: Path) -> None:
+    def test_an_interrupted_creation_is_started_again(self, path: Path) -> None:
         building = path.with_name("namespace.db.new")
         building.write_bytes(b"half a file")
         building.with_name("namespace.db.new-wal").write_bytes(b"half a log")
         filled(path)
         assert sorted(file.name for file in path.parent.iterdir()) == ["namespace.db", "namespace.db.lock"]
 
-    def test_a_folder_that_cannot_be_made_is_named(self, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_created_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(StoreError, match="data folder cannot be created"):
             SqliteStore(tmp_path / "file" / "namespace.db").open()
 
-    def test_a_store_that_is_not_open_says_so(self, path: Path) -> None:
+    def test_a_store_that_is_not_open_raises(self, path: Path) -> None:
         store = SqliteStore(path)
         with pytest.raises(StoreError, match="not open"):
             store.commit(put(1))
@@ -108,7 +108,7 @@ sys.stdin.read()
 
 
 class TestUse:
-    def test_a_store_in_use_by_another_process_is_refused_until_that_is_killed(self, path: Path) -> None:
+    def test_a_store_in_use_by_another_process_is_refused_until_the_process_is_killed(self, path: Path) -> None:
         holder = subprocess.Popen(
             [sys.executable, "-c", HOLD, str(path)],
             stdin=subprocess.PIPE,
@@ -127,7 +127,7 @@ class TestUse:
         assert store.open().next_queue == 1
         store.close()
 
-    def test_a_second_store_of_the_same_process_is_refused_and_does_the_first_no_harm(self, path: Path) -> None:
+    def test_a_second_store_of_the_same_process_is_refused_and_the_first_goes_on(self, path: Path) -> None:
         first = SqliteStore(path)
         first.open()
         with pytest.raises(StoreInUseError):
@@ -144,7 +144,7 @@ class TestUse:
 
 
 class TestVersions:
-    def test_an_older_store_is_brought_to_this_version(self, path: Path) -> None:
+    def test_an_older_store_is_migrated(self, path: Path) -> None:
         older = apsw.Connection(str(path))
         older.pragma("application_id", open_store.APPLICATION_ID)
         older.close()
@@ -153,10 +153,10 @@ class TestVersions:
         assert made.pragma("user_version") == open_store.VERSION
         made.close()
 
-    def test_every_version_has_its_way_to_the_next(self) -> None:
+    def test_every_version_has_a_migration_to_the_next(self) -> None:
         assert sorted(open_store.MIGRATIONS) == list(range(open_store.VERSION))
 
-    def test_a_step_that_fails_leaves_the_version_before_it_whole(self) -> None:
+    def test_a_migration_that_fails_leaves_the_version_before_it(self) -> None:
         connection = apsw.Connection("")
         steps = {
             0: "CREATE TABLE a (x)",
@@ -222,7 +222,7 @@ class TestDamage:
         connection.close()
         assert "lacks the table seen" in refused(path, StoreDamagedError)
 
-    def test_damage_met_while_reading_is_told_and_the_rest_can_be_read(self, path: Path) -> None:
+    def test_damage_found_by_a_read_is_reported_and_the_rest_can_be_read(self, path: Path) -> None:
         filled(path, 2_000)
         with path.open("r+b") as file:
             file.seek(path.stat().st_size // 2 // PAGE * PAGE)
@@ -234,7 +234,7 @@ class TestDamage:
         assert store.load(NextRows(1, 0, 0, 1, 1))[0].seq == 1
         store.close()
 
-    def test_damage_met_while_committing_leaves_nothing_half_done(self, path: Path) -> None:
+    def test_damage_found_by_a_commit_leaves_nothing_applied(self, path: Path) -> None:
         filled(path, 2_000)
         with path.open("r+b") as file:
             file.seek(path.stat().st_size // 2 // PAGE * PAGE)
@@ -256,7 +256,7 @@ class TestFailingDisk:
         [(apsw.FullError, StoreFullError), (apsw.ReadOnlyError, StoreError), (apsw.IOError, StoreError)],
     )
     @pytest.mark.parametrize("after", [0, 1, 5])
-    def test_a_commit_that_cannot_be_written_leaves_nothing_and_the_next_may_succeed(
+    def test_a_commit_that_cannot_be_written_leaves_nothing_and_the_next_can_succeed(
         self, path: Path, disk: FailingDisk, error: type[apsw.Error], kind: type[StoreError], after: int
     ) -> None:
         store = SqliteStore(path, vfs=disk.vfs)
@@ -276,7 +276,7 @@ class TestFailingDisk:
         assert next_seqs(again) == [1, 2, 200]
         again.close()
 
-    def test_a_commit_that_fails_for_lack_of_room_says_what_to_do(self, path: Path, disk: FailingDisk) -> None:
+    def test_a_commit_that_fails_on_a_full_disk_says_what_to_do(self, path: Path, disk: FailingDisk) -> None:
         store = SqliteStore(path, vfs=disk.vfs)
         store.open()
         disk.writes = apsw.FullError
@@ -285,7 +285,7 @@ class TestFailingDisk:
         disk.writes = None
         store.close()
 
-    def test_a_read_that_fails_is_told(self, path: Path, disk: FailingDisk) -> None:
+    def test_a_read_that_fails_raises(self, path: Path, disk: FailingDisk) -> None:
         filled(path, 3_000)
         store = SqliteStore(path, vfs=disk.vfs)
         store.open()
@@ -296,9 +296,7 @@ class TestFailingDisk:
         assert len(everything(store)) == 3_000
         store.close()
 
-    def test_a_commit_safe_in_the_log_stands_though_the_log_cannot_be_folded_in(
-        self, path: Path, disk: FailingDisk
-    ) -> None:
+    def test_a_commit_in_the_log_is_kept_if_the_checkpoint_fails(self, path: Path, disk: FailingDisk) -> None:
         store = SqliteStore(path, vfs=disk.vfs, log_pages=4)
         store.open()
         store.commit([entity(1), *put(*range(1, 40), raw=b"x" * 1_000)])
@@ -312,7 +310,9 @@ class TestFailingDisk:
         again.close()
 
     @pytest.mark.parametrize("after", [0, 3, 8])
-    def test_a_store_that_cannot_be_made_can_be_made_later(self, path: Path, disk: FailingDisk, after: int) -> None:
+    def test_a_store_that_could_not_be_created_can_be_created_later(
+        self, path: Path, disk: FailingDisk, after: int
+    ) -> None:
         disk.writes, disk.after = apsw.FullError, after
         with pytest.raises(StoreFullError):
             SqliteStore(path, vfs=disk.vfs).open()

@@ -1,4 +1,4 @@
-"""The SQLite store at work: reader and writer at once, a log that stays short, dropped queues purged bit by bit."""
+"""The SQLite store in use: concurrent reads and commits, a log that stays short, dropped queues deleted in pieces."""
 
 import threading
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 
 def count(store: SqliteStore, table: str) -> int:
-    """Rows in a table of the file, as another connection sees them."""
+    """Return the number of rows of a table, as another connection sees it."""
     connection = apsw.Connection(str(store.path), flags=apsw.SQLITE_OPEN_READONLY)
     found: int = connection.execute(f"SELECT count(*) FROM {table}").get  # noqa: S608  # a table's name
     connection.close()
@@ -47,7 +47,7 @@ def log_size(store: SqliteStore) -> int:
 
 
 def reading(store: SqliteStore, stop: threading.Event, failures: list[BaseException], progress: list[int]) -> None:
-    """Load without a pause until told to stop; rows are always consecutive, and never fewer than were acknowledged."""
+    """Read without a pause until `stop`. Rows must be consecutive, and at least those that were committed before."""
     try:
         while not stop.is_set():
             acknowledged = progress[0]
@@ -76,7 +76,7 @@ class TestReaderAndWriter:
         assert not failures
         assert longest < 6 * LOG_PAGES * PAGE_SIZE
 
-    def test_tidy_folds_the_log_so_that_it_starts_anew(self, store: SqliteStore) -> None:
+    def test_tidy_checkpoints_the_log_so_that_it_starts_again(self, store: SqliteStore) -> None:
         for group in range(200):
             store.commit(put(*range(group * 5, group * 5 + 5), raw=b"x" * 1_000))
             store.tidy()
@@ -84,7 +84,7 @@ class TestReaderAndWriter:
 
 
 class TestPurging:
-    def test_the_rows_of_a_dropped_queue_go_bit_by_bit_with_later_commits(self, store: SqliteStore) -> None:
+    def test_the_rows_of_a_dropped_queue_are_deleted_in_pieces_with_later_commits(self, store: SqliteStore) -> None:
         store.commit(put(*range(1, 2_001)))
         store.commit([DropEntity(1)])
         left = [count(store, "message")]
@@ -119,7 +119,7 @@ class TestPurging:
         assert count(store, "message") == 1
         assert not store.tidy()
 
-    def test_ids_no_longer_needed_are_forgotten_bit_by_bit(self, store: SqliteStore) -> None:
+    def test_outdated_ids_are_deleted_in_pieces(self, store: SqliteStore) -> None:
         store.commit([PutSeenId(1, str(number), number) for number in range(2_500)])
         store.commit([ForgetSeenIds(1, 2_000)])
         assert count(store, "seen") == 2_500
@@ -129,7 +129,7 @@ class TestPurging:
             pass
         assert count(store, "seen") == 500
 
-    def test_a_purge_that_is_refused_is_tried_again(self, store: SqliteStore) -> None:
+    def test_a_purge_of_a_failed_commit_is_repeated(self, store: SqliteStore) -> None:
         store.commit(put(*range(1, 601)))
         store.commit([DropEntity(1), *put(1, queue=2)])
         with pytest.raises(Exception, match="overwritten"):

@@ -1,4 +1,4 @@
-"""Stores against a plain model: random commits, every need, reopening."""
+"""Stores compared with a simple model: random commits, every read, reopening."""
 
 from pathlib import Path
 from random import Random
