@@ -244,7 +244,7 @@ def test_d3_a_stream_that_dies_at_any_step_goes_on_from_its_state_and_ends_where
     for job in JOBS:
         assert sorted(map(str, again.found(job, followed=True))) == sorted(map(str, books.found(job)))
     alive = {part.path for parts in version.parts.values() for part in parts} | set(version.retired)
-    with tables.changing():
+    with tables.locked():
         pass
     there = {f"{part.parent.name}/{part.name}" for part in tables.root.glob("*/*") if part.parent.name != "checkpoints"}
     assert there == alive, "nothing is left of batches that died"

@@ -131,7 +131,7 @@ def test_d3_while_another_process_writes_the_tables_a_second_is_refused_in_a_lin
     spark: SparkSession, ledger: Path, tmp_path: Path
 ) -> None:
     tables = Tables(spark, tmp_path / "tables")
-    with tables.changing():
+    with tables.locked():
         code, said = run("ingest", str(ledger), str(tables.root))
     assert code == 1
     assert f"another process is writing the tables in {tables.root}" in said

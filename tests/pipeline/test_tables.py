@@ -1,4 +1,4 @@
-"""Questions to Spark from several threads: how finely they are divided, and how they end."""
+"""Parallel queries on the tables: the number of shuffle partitions, and what a failure cancels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from twinbus.pipeline.tables import OPERATIONS, PENDING, TablePart, Tables, TablesVersion, parallel_queries
+from twinbus.pipeline.tables import OPERATIONS, PENDING, TablePart, Tables, TablesVersion
 
-PIECES = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
+PARTITIONS = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 
 
 @pytest.fixture
 def tables(spark: SparkSession, tmp_path: Path) -> Tables:
-    """Of 40 MB, as far as their length goes."""
+    """Tables of 40 MB, by the length of their files."""
     made = Tables(spark, tmp_path)
     folder = tmp_path / OPERATIONS / "part"
     folder.mkdir(parents=True)
@@ -27,19 +27,19 @@ def tables(spark: SparkSession, tmp_path: Path) -> Tables:
 
 
 @pytest.mark.thorough
-def test_what_is_asked_at_once_has_pieces_for_all_tables_whoever_asks_meanwhile(tables: Tables) -> None:
-    with parallel_queries(tables) as pool:
-        pool.submit(tables.divide, tables.version(), PENDING).result()
-        assert tables.spark.conf.get(PIECES) == "10"
-    tables.divide(tables.version(), PENDING)
-    assert tables.spark.conf.get(PIECES) == "2"
+def test_parallel_queries_have_the_partitions_of_all_tables(tables: Tables) -> None:
+    with tables.parallel_queries() as pool:
+        pool.submit(tables.set_partitions, tables.version(), PENDING).result()
+        assert tables.spark.conf.get(PARTITIONS) == "10"
+    tables.set_partitions(tables.version(), PENDING)
+    assert tables.spark.conf.get(PARTITIONS) == "2"
 
 
-def test_when_one_fails_those_that_have_not_begun_never_do(tables: Tables) -> None:
+def test_when_a_query_fails_those_that_have_not_started_never_do(tables: Tables) -> None:
     go_on, asked = threading.Event(), list[Future[bool]]()
 
     def ask() -> None:
-        with parallel_queries(tables) as pool:
+        with tables.parallel_queries() as pool:
             asked.extend(pool.submit(go_on.wait) for _ in range(10))
             raise LookupError
 

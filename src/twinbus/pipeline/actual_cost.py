@@ -1,6 +1,6 @@
-"""What a ledger says was spent (M4): the cost job's units at the prices of a table, and what it saw of the traffic.
+"""The actual cost of what a ledger recorded (M4), and the scenario that the ledger shows.
 
-Both are what `twinbus.money.forecast_vs_actual` wants. Prices and bands are the table's, the sums those of the jobs.
+`twinbus.money` compares both with a forecast. The units come from the job `cost`, the prices from a price table.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from twinbus.money import (
     unit_price,
 )
 from twinbus.pipeline.jobs import JOBS, current_result, read_history
-from twinbus.pipeline.tables import ENTRIES, Tables, parallel_queries
+from twinbus.pipeline.tables import ENTRIES, Tables
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.syphon import NOT_TRIED
 
-# What a namespace's meter calls the operations of an application's receivers.
+# Operations of an application's receivers, by the names that a namespace's meter gives them.
 _METERED: Final = {"receive": str(Stage.RECEIVE_PRIMARY), "complete": str(Stage.COMPLETE_PRIMARY)}
-_SYPHONS: Final = (Stage.RECEIVE_BACKLOG, Stage.EMPTY_RECEIVE)
-_SENDS: Final = (Stage.SEND_PRIMARY, Stage.SEND_BACKLOG)
-# As a result, not as the cause of an unknown one: surely nothing happened, and no service said so.
-_UNHEARD: Final = (
+_SYPHON_STAGES: Final = (Stage.RECEIVE_BACKLOG, Stage.EMPTY_RECEIVE)
+_SEND_STAGES: Final = (Stage.SEND_PRIMARY, Stage.SEND_BACKLOG)
+# Results of operations that surely did not happen, without an answer of the service: no request was sent.
+_UNSENT_RESULTS: Final = (
     NOT_TRIED,
     FailureKind.CONNECTION_LOST,
     FailureKind.DETACHED,
@@ -46,30 +46,30 @@ _UNHEARD: Final = (
     FailureKind.CERTIFICATE,
     FailureKind.TOKEN_UNAVAILABLE,
 )
-_WELL, _VAIN, _UNSENT = "well", "vain", "unsent"
-"""How a call went; `unsent`: it was intended, and found no connection to be made on, so that nobody was asked."""
+_SUCCEEDED, _FAILED, _UNSENT = "succeeded", "failed", "unsent"
+"""How a call ended. `unsent`: it found no connection, so that no request was sent."""
 
 
 class ActualCost:
-    """A ledger in tables, or the whole days of it that a window touches."""
+    """Reads the tables of a ledger, all of them or the whole days that a window touches, and prices them."""
 
     def __init__(self, tables: Tables, window: TimeWindow | None = None, *, outages: bool = True) -> None:
-        """`outages`: whether `scenario` will be asked for."""
+        """`outages`: read the incidents, too. `scenario` needs them."""
         self._tables = tables
         self._window = window or TimeWindow()
-        with parallel_queries(tables) as pool:
+        with tables.parallel_queries() as pool:
             sums, costs, metered = (pool.submit(one) for one in (self._by_stage, self._costs, self._metered))
             incidents = pool.submit(self._incidents) if outages else None
             self._sums = sums.result()
-            self._monthly = self._told(costs.result(), metered.result())
+            self._monthly = self._by_month(costs.result(), metered.result())
             self._failovers = None if incidents is None else incidents.result()
 
     def __bool__(self) -> bool:
         return bool(self._sums)
 
     def spent(self, prices: Prices, scenario: Scenario) -> list[StageSpending]:
-        """By stage. Each month has its own bands, and a price of the unit that is the mean of them."""
-        units, totals = Counter[str](), dict[str, _Total]()
+        """Returns what was spent, by stage. Each month fills the price bands anew; its units pay the mean price."""
+        units, totals = Counter[str](), dict[str, _StageTotal]()
         for month, _, count, _ in self._monthly:
             units[month] += count
         other = scenario.other_operations
@@ -77,7 +77,7 @@ class ActualCost:
             month: unit_price(count, prices, scenario.tier, other_operations=other) for month, count in units.items()
         }
         for month, stage, count, size in self._monthly:
-            totals[stage] = totals.get(stage, _Total()).plus(count, size, count * each[month])
+            totals[stage] = totals.get(stage, _StageTotal()).plus(count, size, count * each[month])
         carried = bill(
             [Usage(stage=stage, operations=0, units=0, bytes=total.bytes) for stage, total in totals.items()],
             prices,
@@ -90,7 +90,7 @@ class ActualCost:
                 stage=stage,
                 messages=self._sum(stage, "messages"),
                 units=total.units,
-                failed_units=self._sum(stage, "units", _VAIN),
+                failed_units=self._sum(stage, "units", _FAILED),
                 unsent_units=self._sum(stage, "units", _UNSENT),
                 cost=total.cost + line.cost,
             )
@@ -98,12 +98,12 @@ class ActualCost:
         ]
 
     def scenario(self, asked: Scenario) -> dict[str, Any]:
-        """Fields of a Scenario that the ledger tells; of the one asked for only the intervals are used."""
+        """Returns the fields of a Scenario that the ledger shows. Uses only the intervals of `asked`."""
         began, ended = min(row.began for row in self._sums), max(row.ended for row in self._sums)
         seconds = max((ended - began) / 1000, 1.0)
-        sent, diverted = (self._sum(stage, "messages") for stage in _SENDS)
-        calls = sum(self._sum(stage, "calls") for stage in _SENDS)
-        syphoned = [row.began for row in self._sums if row.stage in _SYPHONS]
+        sent, diverted = (self._sum(stage, "messages") for stage in _SEND_STAGES)
+        calls = sum(self._sum(stage, "calls") for stage in _SEND_STAGES)
+        syphoned = [row.began for row in self._sums if row.stage in _SYPHON_STAGES]
         outages = self._outages(ended)
         seen: dict[str, Any] = {
             "period": timedelta(seconds=seconds),
@@ -112,11 +112,11 @@ class ActualCost:
             "diverted": diverted,
             "rate": (sent + diverted) / seconds,
             "batch": max(1, round((sent + diverted) / max(calls, 1))),
-            "outage_kind": OutageKind.ANSWERING if self._sum(Stage.PING, "calls", _VAIN) else OutageKind.UNREACHABLE,
+            "outage_kind": OutageKind.ANSWERING if self._sum(Stage.PING, "calls", _FAILED) else OutageKind.UNREACHABLE,
             "syphons": 1 if syphoned else 0,
         }
         for field, column in (("entities", "destinations"), ("clients", "writers")):
-            if count := max((row[column] for row in self._sums if row.stage in _SENDS), default=0):
+            if count := max((row[column] for row in self._sums if row.stage in _SEND_STAGES), default=0):
                 seen[field] = count
         if queues := {queue for row in self._sums for queue in row.queues}:
             seen["backlog_queues"] = len(queues)
@@ -131,7 +131,7 @@ class ActualCost:
 
     def _by_stage(self) -> list[Row]:
         operations, _ = read_history(self._tables, self._tables.version(), self._window.days())
-        rows = operations.groupBy(_month(), _stage().alias("stage"), _how().alias("how")).agg(
+        rows = operations.groupBy(_month(), _stage().alias("stage"), _ending().alias("ending")).agg(
             F.count("*").alias("calls"),
             F.sum(F.size("ids")).alias("messages"),
             F.sum("units").alias("units"),
@@ -144,8 +144,8 @@ class ActualCost:
         )
         return rows.collect()
 
-    def _sum(self, stage: str, column: str, how: str = _WELL) -> int:
-        return sum(int(row[column]) for row in self._sums if (row.stage, row.how) == (stage, how))
+    def _sum(self, stage: str, column: str, ending: str = _SUCCEEDED) -> int:
+        return sum(int(row[column]) for row in self._sums if (row.stage, row.ending) == (stage, ending))
 
     def _costs(self) -> list[Row]:
         costs = current_result(self._tables, JOBS["cost"], self._window)
@@ -160,25 +160,25 @@ class ActualCost:
         incidents = current_result(self._tables, JOBS["incidents"], self._window)
         return incidents.where("began is not null").select("began", "restored").collect()
 
-    def _told(self, costs: Sequence[Row], metered: Sequence[Row]) -> list[tuple[str, str, int, int]]:
-        """Units and bytes by month and stage: the cost job's, less what was never sent.
+    def _by_month(self, costs: Sequence[Row], metered: Sequence[Row]) -> list[tuple[str, str, int, int]]:
+        """Returns month, stage, units and bytes: those of the job `cost`, without what was never sent.
 
-        Where no client tells what the application's receivers did, a namespace's meter may.
+        If no client recorded what the application's receivers did, the meter of a namespace may have.
         """
-        unsent = {(row.month, row.stage): row for row in self._sums if row.how == _UNSENT}
+        unsent = {(row.month, row.stage): row for row in self._sums if row.ending == _UNSENT}
         found = []
         for month, stage, units, size in costs:
             less = unsent.get((month, stage))
             found.append((month, stage, units - (less.units if less else 0), size - (less.bytes if less else 0)))
-        told = {stage for _, stage, _, _ in found}
+        recorded = {stage for _, stage, _, _ in found}
         for row in metered:
-            if _METERED[row.operation] not in told:
+            if _METERED[row.operation] not in recorded:
                 found.append((row.month, _METERED[row.operation], row.units, row.bytes))
         return found
 
     def _outages(self, newest: int) -> list[tuple[int, int]]:
-        """From a failover to its restore; those of several entities that overlap are one."""
-        assert self._failovers is not None, "they were not asked for"
+        """Returns begin and end of each outage. Failovers of several entities that overlap are one outage."""
+        assert self._failovers is not None, "made with outages=False"
         found: list[tuple[int, int]] = []
         for began, ended in sorted((row.began, row.restored or newest) for row in self._failovers):
             if found and began <= found[-1][1]:
@@ -188,15 +188,13 @@ class ActualCost:
         return found
 
 
-class _Total(NamedTuple):
-    """Of a stage."""
-
+class _StageTotal(NamedTuple):
     units: int = 0
     bytes: int = 0
     cost: Decimal = Decimal(0)
 
-    def plus(self, units: int, size: int, cost: Decimal) -> _Total:
-        return _Total(self.units + units, self.bytes + size, self.cost + cost)
+    def plus(self, units: int, size: int, cost: Decimal) -> _StageTotal:
+        return _StageTotal(self.units + units, self.bytes + size, self.cost + cost)
 
 
 def _units_and_bytes() -> tuple[Column, Column]:
@@ -207,15 +205,15 @@ def _month() -> Column:
     return F.date_format("day", "yyyy-MM").alias("month")
 
 
-def _how() -> Column:
-    """Unknown is in vain too."""
+def _ending() -> Column:
+    """Returns how a call ended. An unknown result counts as failed."""
     result = F.col("result")
-    unsent = result.isin(*map(str, _UNHEARD))
-    return F.when(result == OK, F.lit(_WELL)).when(unsent, F.lit(_UNSENT)).otherwise(F.lit(_VAIN))
+    unsent = result.isin(*map(str, _UNSENT_RESULTS))
+    return F.when(result == OK, F.lit(_SUCCEEDED)).when(unsent, F.lit(_UNSENT)).otherwise(F.lit(_FAILED))
 
 
 def _stage() -> Column:
-    """A receiver of the application that finds nothing is none of a syphon's polls."""
+    """Returns the stage, with a stage of their own for empty receives that are not polls of a syphon."""
     polled = (F.col("stage") != str(Stage.EMPTY_RECEIVE)) | _in_backlog()
     return F.when(polled, F.col("stage")).otherwise(F.lit(EMPTY_PRIMARY))
 
@@ -225,6 +223,10 @@ def _in_backlog() -> Column:
 
 
 def _length(outages: list[tuple[int, int]], asked: Scenario) -> timedelta:
-    """The mean. The failover came after its interval, and the primary was back half a ping before it was found so."""
+    """Returns the mean length of an outage.
+
+    An outage begins one failover interval before the failover, and ends on average half a ping interval before the
+    ping that finds the primary back.
+    """
     mean = timedelta(milliseconds=sum(end - begin for begin, end in outages) / len(outages))
     return asked.failover_interval + max(mean - asked.ping_interval / 2, asked.ping_interval / 2)

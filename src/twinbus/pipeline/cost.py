@@ -1,4 +1,4 @@
-"""What was charged for: operations, billable units and bytes by stage, entity and day (M1, M2). No price is here."""
+"""The job `cost`: operations, billable units and bytes by stage, entity and day (M1, M2). `actual_cost` prices them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESULT: Final = TALLIES
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
-    """A row for each operation, whatever came of it: an answer, even a refusal, was asked for."""
+    """Returns one row per operation, whatever its result: a refused operation is charged, too."""
     result = F.col("result")
     refused = (result != OK) & (result != UNKNOWN) & (F.coalesce(F.size("failed"), F.lit(0)) <= 0)
     return operations.select(
@@ -40,6 +40,6 @@ def merge(tallies: DataFrame) -> DataFrame:
     return tallies.groupBy(*KEYS).agg(*(F.sum(name).alias(name) for name in SUMS))
 
 
-def settle(sums: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
-    """Whole days: those that the window touches."""
+def summarize(sums: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
+    """Returns whole days: all that the window touches."""
     return sums.where(window.days()).select(*KEYS, *SUMS)

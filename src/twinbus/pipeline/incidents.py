@@ -1,6 +1,6 @@
-"""Failovers as a person remembers them: per entity from when to when, how much was diverted, when all was home.
+"""The job `incidents`: failovers by entity, with begin, restore, diverted messages and the end of the drain.
 
-Every process fails over and is restored by itself; windows of an entity that overlap are one incident.
+Each process fails over and restores by itself. Failovers of an entity that overlap are one incident.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _PROCESS: Final = ("destination", "writer", "episode")
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
-    """The diversions and returns of messages, and every failover and restore that a process tells."""
+    """Returns the diversions and returns of messages, and each failover and restore that a process recorded."""
     messages = latency.tally(operations, entries)
     for name, kind in {"event": "string", "at": "long", "episode": "long", "cause": "string"}.items():
         messages = messages.withColumn(name, F.lit(None).cast(kind))
-    told = entries.where((F.col("kind") == State.kind) & F.col("event").isin(ENGAGED, RESTORED))
-    events = told.select(
+    states = entries.where((F.col("kind") == State.kind) & F.col("event").isin(ENGAGED, RESTORED))
+    events = states.select(
         F.lower(F.concat_ws("/", "pair", F.col("facts")["entity"])).alias("destination"),
         F.lit(None).cast("string").alias("id"),
         F.substring("id", 1, 16).alias("writer"),
@@ -47,13 +47,13 @@ def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
 
 
 def merge(tallies: DataFrame) -> DataFrame:
-    """Nothing is lost of an instant: all of them are kept."""
+    """Returns the tallies as they are: each time is needed."""
     return tallies
 
 
-def settle(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
-    """Those that began in the window; and one without a beginning, of diversions that no failover explains."""
-    found = incidents(windows(tallies))
+def summarize(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
+    """Returns the incidents that began in the window, and one without a begin for diversions outside of failovers."""
+    found = merge_overlapping(failovers(tallies))
     spans = found.select(F.col("destination").alias("of"), F.col("began").alias("during"), "next")
     within = (F.col("destination") == F.col("of")) & F.col("diverted").between(F.col("during"), F.col("next") - 1)
     messages = latency.waits(tallies.where("event is null")).join(F.broadcast(spans), within, "left")
@@ -64,7 +64,7 @@ def settle(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
         F.min("diverted").alias("first"),
     )
     same = (F.col("destination") == F.col("of")) & (F.col("began") == F.col("during"))
-    rows = found.join(counted, same, "full_outer").where(window.holds(F.coalesce("began", "first")))
+    rows = found.join(counted, same, "full_outer").where(window.contains(F.coalesce("began", "first")))
     rows = rows.withColumn("drained", F.when(F.col("diverted") == F.col("returned"), F.col("home")))
     return rows.select(
         F.coalesce("destination", "of").alias("destination"),
@@ -74,17 +74,17 @@ def settle(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
         "cause",
         *(F.coalesce(name, F.lit(0)).cast("long").alias(name) for name in ("processes", "diverted", "returned")),
         ((F.col("restored") - F.col("began")) / 1000).alias("seconds_to_restore"),
-        # Syphons may be quicker than the pings that find the primary well.
+        # A syphon may finish before the ping that restores the entity.
         (F.when(F.col("drained").isNotNull(), F.greatest("drained", "restored") - F.col("restored")) / 1000).alias(
             "seconds_to_drain"
         ),
     )
 
 
-def windows(tallies: DataFrame) -> DataFrame:
-    """Of each process and entity, from a failover to its restore; else, to the last message that it diverted."""
+def failovers(tallies: DataFrame) -> DataFrame:
+    """Returns the failovers of each process and entity: until the restore, or until the last diverted message."""
     engaged = F.when(F.col("event") == ENGAGED, F.col("at"))
-    told = (
+    found = (
         tallies.where("event is not null")
         .groupBy(*_PROCESS)
         .agg(
@@ -94,25 +94,25 @@ def windows(tallies: DataFrame) -> DataFrame:
         )
     )
     following = F.lead("began").over(Over.partitionBy("destination", "writer").orderBy("began"))
-    told = told.where("began is not null").withColumn("next", F.coalesce(following, F.lit(_NEVER)))
+    found = found.where("began is not null").withColumn("next", F.coalesce(following, F.lit(_NEVER)))
     own = tallies.where("diverted is not null").select(
         F.col("destination").alias("of"), F.col("writer").alias("by"), "diverted"
     )
     during = F.col("diverted").between(F.col("began"), F.col("next") - 1)
     mine = (F.col("destination") == F.col("of")) & (F.col("writer") == F.col("by")) & during
-    joined = told.join(own, mine & F.col("restored").isNull(), "left")
+    joined = found.join(own, mine & F.col("restored").isNull(), "left")
     return joined.groupBy(*_PROCESS, "began", "restored", "cause").agg(
         F.coalesce("restored", F.max("diverted"), "began").alias("ended")
     )
 
 
-def incidents(windows: DataFrame) -> DataFrame:
-    """Windows of an entity that overlap, as one; `next` is when the following one begins."""
+def merge_overlapping(failovers: DataFrame) -> DataFrame:
+    """Merges failovers of an entity that overlap. `next` is the begin of the following incident."""
     order = Over.partitionBy("destination").orderBy("began", "ended", "writer")
     so_far = F.max("ended").over(order.rowsBetween(Over.unboundedPreceding, -1))
     begins = F.coalesce(F.col("began") > so_far, F.lit(True)).cast("int")
-    numbered = windows.withColumn("begins", begins).withColumn("number", F.sum("begins").over(order))
-    # What ended last says whether it is over: a process that died tells no restore, and holds nobody up.
+    numbered = failovers.withColumn("begins", begins).withColumn("number", F.sum("begins").over(order))
+    # The failover that ended last decides whether the incident is over. A process that died records no restore.
     last = F.struct("ended", F.col("restored").isNull())
     found = numbered.groupBy("destination", "number").agg(
         F.min("began").alias("began"),

@@ -1,7 +1,7 @@
-"""Segments into tables: each entry once, intents and outcomes as one operation, by day; what cannot be read is told.
+"""Brings the segments of a ledger into tables: each entry once, intent and outcome as one operation, by day.
 
-Everything is committed at once, and what is there already is left out: a batch may be repeated, and the stream begun
-anew. What the operations amount to is decided by the jobs.
+Spark may repeat a batch, and a user may start the stream again from the beginning. So one commit makes a whole batch
+visible, and entries that the tables already have are left out. Lines that are not entries go to the table `problems`.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.errors import OperatorError
 from twinbus.ledger import Intent, Operation, Outcome
-from twinbus.pipeline.line_parsing import looked_at, parsed
+from twinbus.pipeline.line_parsing import parse_lines, reread_lines
 from twinbus.pipeline.segment_source import LedgerDataSource
 from twinbus.pipeline.session import start_query
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables, TablesVersion, columns
 
 _OPERATION, _INTENT, _OUTCOME = Operation.kind, Intent.kind, Outcome.kind
-_ENDING: Final = ("seconds", "result", "cause", "failed")
-# An entry may have any number for its instant; a date has not.
+_OUTCOME_COLUMNS: Final = ("seconds", "result", "cause", "failed")
+# An entry may have any number as its time, but a date has a limit.
 _LAST_DAY: Final = 2_932_896
 
 Extend = Callable[[Tables, TablesVersion, TablesVersion], TablesVersion]
-"""What else is to be committed, from the version before and the one that is to come."""
+"""Adds to a commit: gets the version before and the one to be committed, and returns the latter with its additions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedBatch:
-    """Lines that were parsed. `first` and `last`: their days, as numbers since 1970."""
+    """The parsed lines of one batch."""
 
     rows: DataFrame
     count: int
     rejected: int
-    first: int
-    last: int
+    """Lines that Spark's parser rejected."""
+    first_day: int
+    last_day: int
+    """Days since 1970."""
     newest: int
+    """Time of the newest entry."""
 
 
 # --- the stream ------------------------------------------------------------------------------------------------------
@@ -57,42 +60,43 @@ def ingest_ledger(
     most_bytes: int | None = None,
     extend: Extend | None = None,
 ) -> StreamingQuery:
-    """Bring what is new in the ledger into the tables at `root`: what is there now, or on and on, `every` few seconds.
+    """Starts to bring new entries of the ledger into the tables at `root`, and returns the running query.
 
-    The query that does it is already running. `most_bytes`: of segments in one batch.
+    Without `every`, the query ends when it has ingested what is there now. With it, the query goes on and looks for new
+    entries every so many seconds. `most_bytes` limits the segments of one batch.
     """
     spark.dataSource.register(LedgerDataSource)
     source = spark.readStream.format("ledger").option("directory", str(ledger.absolute()))
     if most_bytes is not None:
         source = source.option("maxBytesPerTrigger", str(most_bytes))
-    # Several ledgers may go into the same tables.
+    # One checkpoint per ledger: several ledgers may go into the same tables.
     checkpoint = root.absolute() / "checkpoints" / hashlib.sha256(str(ledger.absolute()).encode()).hexdigest()[:16]
     writer = source.load().writeStream.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
-    return start_query(writer.foreachBatch(partial(_take, ledger.absolute(), root.absolute(), extend)).start)
+    return start_query(writer.foreachBatch(partial(_ingest_batch, ledger.absolute(), root.absolute(), extend)).start)
 
 
-def _take(ledger: Path, root: Path, extend: Extend | None, lines: DataFrame, batch: int) -> None:
+def _ingest_batch(ledger: Path, root: Path, extend: Extend | None, lines: DataFrame, batch: int) -> None:
     tables = Tables(lines.sparkSession, root)
     if batch > 0 and not tables.version().number:
-        # Each batch is a commit. To go on would leave out what was ingested before, and remove what is left of it.
+        # Each batch is a commit, so the tables were lost. Going on would leave out all earlier batches for good.
         raise OperatorError(
             f"the tables in {root} are gone, but the checkpoint of their stream is there",
             f"Put them back, or remove {root / 'checkpoints'} too: then the whole ledger is read again.",
         )
-    with tables.changing():
-        take(tables, lines, ledger, extend)
+    with tables.locked():
+        commit_batch(tables, lines, ledger, extend)
 
 
-def take(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None = None) -> TablesVersion:
-    """One batch of lines, committed."""
-    rows = parsed(lines).withColumn("day", _day_number()).persist()
+def commit_batch(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None = None) -> TablesVersion:
+    """Ingests one batch of lines and commits it. Returns the committed version."""
+    rows = parse_lines(lines).withColumn("day", _day_number()).persist()
     try:
-        batch = _measured(rows)
+        batch = _measure(rows)
         before = tables.version()
-        tables.divide(before, PENDING, rows=batch.count)
-        looked = looked_at(rows.where("line is not null"), ledger).persist() if batch.rejected else None
-        after = _written(tables, before, batch, looked, ledger)
+        tables.set_partitions(before, PENDING, rows=batch.count)
+        reread = reread_lines(rows.where("line is not null"), ledger).persist() if batch.rejected else None
+        after = _write_batch(tables, before, batch, reread, ledger)
         after = extend(tables, before, after) if extend is not None else after
         for table in (OPERATIONS, ENTRIES, PROBLEMS):
             after = tables.compacted(after, table, SCHEMAS[table], lambda parts: parts)
@@ -101,40 +105,40 @@ def take(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None =
         rows.unpersist()
 
 
-def _measured(rows: DataFrame) -> ParsedBatch:
+def _measure(rows: DataFrame) -> ParsedBatch:
     found = rows.agg(F.count("*"), F.count("line"), F.min("day"), F.max("day"), F.max("at")).first()
     assert found is not None, "an aggregate without keys has a row"
     return ParsedBatch(rows, found[0], found[1], found[2] or 0, found[3] or 0, found[4] or 0)
 
 
-def _written(
-    tables: Tables, before: TablesVersion, batch: ParsedBatch, looked: DataFrame | None, ledger: Path
+def _write_batch(
+    tables: Tables, before: TablesVersion, batch: ParsedBatch, reread: DataFrame | None, ledger: Path
 ) -> TablesVersion:
     names = columns(SCHEMAS[PENDING])
     good = batch.rows.where("line is null").select(*names)
     after = replace(before, newest=max(before.newest, batch.newest))
-    if looked is not None:
-        good = good.unionAll(looked.where("problem is null").select(*names))
-        known_ones = tables.read(PROBLEMS, version=before).select("file", "line")
-        after = _added(
-            tables, after, PROBLEMS, problems(looked, ledger).join(known_ones, ["file", "line"], "left_anti")
+    if reread is not None:
+        good = good.unionAll(reread.where("problem is null").select(*names))
+        known_problems = tables.read(PROBLEMS, version=before).select("file", "line")
+        after = _add(
+            tables, after, PROBLEMS, problems(reread, ledger).join(known_problems, ["file", "line"], "left_anti")
         )
-    fresh = unknown(good, known(tables, before, batch)).persist()
+    fresh = new_entries(good, known_entries(tables, before, batch)).persist()
     try:
         halves = fresh.where(F.col("kind").isin(_INTENT, _OUTCOME)).unionAll(tables.read(PENDING, version=before))
-        met = joined(halves).persist()
+        met = join_halves(halves).persist()
         whole = fresh.where(F.col("kind") == _OPERATION)
-        after = _added(tables, after, OPERATIONS, operations(whole, met))
+        after = _add(tables, after, OPERATIONS, operations(whole, met))
         after = after.having(PENDING, [part] if (part := tables.write(PENDING, pending(met))) else [])
         others = fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME)).withColumn("day", day())
-        after = _added(tables, after, ENTRIES, others)
+        after = _add(tables, after, ENTRIES, others)
         met.unpersist()
         return after
     finally:
         fresh.unpersist()
 
 
-def _added(tables: Tables, version: TablesVersion, table: str, rows: DataFrame) -> TablesVersion:
+def _add(tables: Tables, version: TablesVersion, table: str, rows: DataFrame) -> TablesVersion:
     part = tables.write(table, rows.select(*columns(SCHEMAS[table])))
     return version.having(table, [*version.of(table), part]) if part else version
 
@@ -142,12 +146,15 @@ def _added(tables: Tables, version: TablesVersion, table: str, rows: DataFrame) 
 # --- what is new -----------------------------------------------------------------------------------------------------
 
 
-def known(tables: Tables, version: TablesVersion, batch: ParsedBatch) -> DataFrame | None:
-    """`kind` and `id` of what is there from about these days: a line that was written twice has one instant."""
+def known_entries(tables: Tables, version: TablesVersion, batch: ParsedBatch) -> DataFrame | None:
+    """Returns kind and id of the entries in the tables from about the days of the batch; None if the tables are empty.
+
+    Those days are enough: a line that was written twice has the same time both times.
+    """
     if not version.of(OPERATIONS) and not version.of(ENTRIES) and not version.of(PENDING):
         return None
     days = F.col("day").between(
-        F.date_from_unix_date(F.lit(max(0, batch.first - 1))), F.date_from_unix_date(F.lit(batch.last + 1))
+        F.date_from_unix_date(F.lit(max(0, batch.first_day - 1))), F.date_from_unix_date(F.lit(batch.last_day + 1))
     )
     told = F.when(F.col("whole"), F.array(F.lit(_OPERATION))).otherwise(F.array(F.lit(_INTENT), F.lit(_OUTCOME)))
     done = tables.read(OPERATIONS, version=version).where(days).select(F.explode(told).alias("kind"), "id")
@@ -155,12 +162,12 @@ def known(tables: Tables, version: TablesVersion, batch: ParsedBatch) -> DataFra
     return done.unionAll(others).unionAll(tables.read(PENDING, version=version).select("kind", "id"))
 
 
-def unknown(entries: DataFrame, known: DataFrame | None) -> DataFrame:
-    """Each (`kind`, `id`) once, and none that is known: the second line says nothing new."""
+def new_entries(entries: DataFrame, known: DataFrame | None) -> DataFrame:
+    """Returns each entry that is not known, once. A second line with the same kind and id says nothing new."""
     once = entries.dropDuplicates(["kind", "id"])
     if known is None:
         return once
-    # Few are new beside all that are known: so they are looked for there, and not the other way round.
+    # The batch is small beside what is known. So the known ones are first reduced to those in the batch.
     again = known.join(entries.select("kind", "id"), ["kind", "id"], "left_semi")
     return once.join(again, ["kind", "id"], "left_anti").select(*entries.columns)
 
@@ -168,15 +175,15 @@ def unknown(entries: DataFrame, known: DataFrame | None) -> DataFrame:
 # --- operations ------------------------------------------------------------------------------------------------------
 
 
-def joined(halves: DataFrame) -> DataFrame:
-    """Intents and outcomes side by side, with one of them missing where it has not come yet."""
-    intents = halves.where(F.col("kind") == _INTENT).drop(*_ENDING)
-    outcomes = halves.where(F.col("kind") == _OUTCOME).select("id", F.col("at").alias("ended"), *_ENDING)
+def join_halves(halves: DataFrame) -> DataFrame:
+    """Joins intents with their outcomes. One of the two is null while it has not come yet."""
+    intents = halves.where(F.col("kind") == _INTENT).drop(*_OUTCOME_COLUMNS)
+    outcomes = halves.where(F.col("kind") == _OUTCOME).select("id", F.col("at").alias("ended"), *_OUTCOME_COLUMNS)
     return intents.join(outcomes, "id", "full_outer")
 
 
 def operations(whole: DataFrame, met: DataFrame) -> DataFrame:
-    """Those that have ended: of one line, and of two."""
+    """Returns the operations that have ended: those of one line, and those of an intent and an outcome."""
     ended = F.col("at") + F.round(F.col("seconds") * 1000).cast("long")
     one = whole.withColumns({"whole": F.lit(True), "ended": ended})
     two = met.where("kind is not null and ended is not null").withColumn("whole", F.lit(False))
@@ -186,21 +193,21 @@ def operations(whole: DataFrame, met: DataFrame) -> DataFrame:
 
 
 def pending(met: DataFrame) -> DataFrame:
-    """The halves that wait, as the entries that they are."""
+    """Returns the intents and outcomes that wait for each other, as entries."""
     kind = F.coalesce("kind", F.lit(_OUTCOME)).alias("kind")
     names = [name for name in columns(SCHEMAS[PENDING]) if name not in ("kind", "at")]
     return met.where("kind is null or ended is null").select(kind, F.coalesce("at", "ended").alias("at"), *names)
 
 
 def destination() -> Column:
-    """`namespace/entity` on the primary, in lower case, as the balance has it."""
+    """Returns `namespace/entity` on the primary, in lower case as in the balance."""
     own = F.concat_ws("/", "namespace", "entity")
     return F.lower(F.when(F.col("destination") != "", F.col("destination")).otherwise(own))
 
 
-def problems(looked: DataFrame, ledger: Path) -> DataFrame:
+def problems(reread: DataFrame, ledger: Path) -> DataFrame:
     file = F.concat(F.lit(f"{ledger}/"), "file").alias("file")
-    return looked.where("problem is not null").select(
+    return reread.where("problem is not null").select(
         file, F.col("number").alias("line"), F.col("problem").alias("cause")
     )
 
@@ -210,5 +217,5 @@ def _day_number() -> Column:
 
 
 def day() -> Column:
-    """UTC, whatever the session's time zone is."""
+    """Returns the day of an entry in UTC, whatever the time zone of the session is."""
     return F.date_from_unix_date(_day_number())

@@ -1,7 +1,11 @@
-"""The ledger's jobs, each a few functions from rows to rows, and the two ways to run them: over history, or followed.
+"""The jobs on a ledger's tables, and the two ways to run a job: over the whole history, or following the ingest.
 
-Followed, the tallies of every batch are kept and committed with the batch; a restart goes on from there, and a job that
-was not followed for a while begins anew. What a job finds is decided in its own module.
+Theory of operation. A job turns rows into tallies, merges tallies by key, and summarizes them into its result. Merging
+merged tallies gives the same as merging all of them at once. A followed job uses this: the ingest computes the tallies
+of each batch, keeps them in a table and commits them with the batch, so that the result needs no second read of the
+history. A job that was not followed for some batches starts again from the whole history.
+
+The modules `reconcile`, `cost`, `incidents` and `latency` define one job each.
 """
 
 from __future__ import annotations
@@ -20,29 +24,27 @@ from twinbus.pipeline.ingest import day, destination
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, TALLIES, Tables, TablesVersion, columns
 from twinbus.pipeline.time_window import TimeWindow
 
-Tally = Callable[[DataFrame, DataFrame], DataFrame]
-Merge = Callable[[DataFrame], DataFrame]
-Resolve = Callable[[DataFrame, DataFrame], DataFrame]
-Settle = Callable[[DataFrame, TimeWindow, int], DataFrame]
-
 
 @dataclass(frozen=True, slots=True)
 class LedgerJob:
-    """`tally` reads operations and other entries, row by row; `merge` adds tallies; `settle` says what they amount to.
-
-    `merge` of merged ones is `merge` of all: that is what lets a stream go on where it was. `onward`: what happens to
-    messages of a window is told after it, too. `resolve`: between the last two, from the sums and the entries, or the
-    tallies that were kept: what the sums of one message owe to those of another.
-    """
+    """A computation over the ledger."""
 
     name: str
     tallies: str
+    """Schema of the tallies."""
     result: str
-    tally: Tally
-    merge: Merge
-    settle: Settle
-    onward: bool = True
-    resolve: Resolve = lambda sums, _: sums
+    """Schema of the result."""
+    tally: Callable[[DataFrame, DataFrame], DataFrame]
+    """Returns the tallies of operations and of other entries, row by row."""
+    merge: Callable[[DataFrame], DataFrame]
+    """Merges tallies by key."""
+    summarize: Callable[[DataFrame, TimeWindow, int], DataFrame]
+    """Returns the result from merged tallies, for a time window and the time of the newest entry."""
+    reads_onward: bool = True
+    """Whether entries after the window concern messages of the window."""
+    resolve: Callable[[DataFrame, DataFrame], DataFrame] = lambda sums, _: sums
+    """Corrects merged tallies that depend on each other, before `summarize`. The second argument is the entries, or the
+    kept tallies of a followed job."""
 
 
 JOBS: Final[Mapping[str, LedgerJob]] = {
@@ -54,12 +56,14 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
             reconcile.RESULT,
             reconcile.tally,
             reconcile.merge,
-            reconcile.settle,
+            reconcile.summarize,
             resolve=reconcile.resolve,
         ),
-        LedgerJob("cost", cost.TALLIES, cost.RESULT, cost.tally, cost.merge, cost.settle, onward=False),
-        LedgerJob("incidents", incidents.TALLIES, incidents.RESULT, incidents.tally, incidents.merge, incidents.settle),
-        LedgerJob("latency", latency.TALLIES, latency.RESULT, latency.tally, latency.merge, latency.settle),
+        LedgerJob("cost", cost.TALLIES, cost.RESULT, cost.tally, cost.merge, cost.summarize, reads_onward=False),
+        LedgerJob(
+            "incidents", incidents.TALLIES, incidents.RESULT, incidents.tally, incidents.merge, incidents.summarize
+        ),
+        LedgerJob("latency", latency.TALLIES, latency.RESULT, latency.tally, latency.merge, latency.summarize),
     )
 }
 
@@ -68,24 +72,24 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
 
 
 def result_over_history(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
-    """What a job finds in all that was ingested, or in a window of it."""
+    """Returns the result of a job, computed from all that was ingested, or from a window of it."""
     version, window = tables.version(), window or TimeWindow()
-    operations, entries = read_history(tables, version, window.days_onward() if job.onward else window.days())
+    operations, entries = read_history(tables, version, window.days_onward() if job.reads_onward else window.days())
     sums = job.resolve(job.merge(job.tally(operations, entries)), entries)
-    return job.settle(sums, window, version.newest)
+    return job.summarize(sums, window, version.newest)
 
 
 def read_history(tables: Tables, version: TablesVersion, days: Column) -> tuple[DataFrame, DataFrame]:
-    """Operations, those that were only begun included, and other entries, of these days."""
-    tables.divide(version, OPERATIONS, PENDING, ENTRIES)
-    operations = tables.read(OPERATIONS, version=version).unionByName(_begun(tables, version))
+    """Returns the operations of these days, those in flight included, and the other entries of these days."""
+    tables.set_partitions(version, OPERATIONS, PENDING, ENTRIES)
+    operations = tables.read(OPERATIONS, version=version).unionByName(_in_flight(tables, version))
     return operations.where(days), tables.read(ENTRIES, version=version).where(days)
 
 
-def _begun(tables: Tables, version: TablesVersion) -> DataFrame:
-    """Operations that have not ended, as far as the ledger knows: of unknown outcome."""
+def _in_flight(tables: Tables, version: TablesVersion) -> DataFrame:
+    """Returns the operations without an outcome in the ledger. Their result is unknown."""
     begun = tables.read(PENDING, version=version).where(F.col("kind") == Intent.kind)
-    made = begun.withColumns(
+    operations = begun.withColumns(
         {
             "whole": F.lit(False),
             "ended": F.lit(None).cast("long"),
@@ -94,14 +98,14 @@ def _begun(tables: Tables, version: TablesVersion) -> DataFrame:
             "day": day(),
         }
     )
-    return made.select(*columns(SCHEMAS[OPERATIONS]))
+    return operations.select(*columns(SCHEMAS[OPERATIONS]))
 
 
 # --- followed --------------------------------------------------------------------------------------------------------
 
 
 def follow_jobs(names: Sequence[str]) -> Callable[[Tables, TablesVersion, TablesVersion], TablesVersion]:
-    """What `ingest` is to commit with every batch, so that these jobs need not read it again."""
+    """Returns the function that the ingest calls for each batch, to commit the tallies of these jobs with it."""
     return partial(_follow, tuple(names))
 
 
@@ -111,7 +115,7 @@ def _follow(names: tuple[str, ...], tables: Tables, before: TablesVersion, after
         if name in names:
             after = _advanced(tables, JOBS[name], before, after)
         elif after.of(table):
-            # It would lack this batch.
+            # Tallies that lack this batch are of no use.
             after = after.having(table, ())
     return replace(after, followed=dict.fromkeys(names, before.number + 1))
 
@@ -122,43 +126,47 @@ def _advanced(tables: Tables, job: LedgerJob, before: TablesVersion, after: Tabl
     seen = set(before.of(OPERATIONS) + before.of(ENTRIES)) if goes_on else set()
     new = {name: [part for part in after.of(name) if part not in seen] for name in (OPERATIONS, ENTRIES)}
     operations, entries = (tables.read_parts(parts, SCHEMAS[name]) for name, parts in new.items())
-    made = tables.write(table, job.merge(job.tally(operations, entries)).select(*columns(job.tallies)))
+    part = tables.write(table, job.merge(job.tally(operations, entries)).select(*columns(job.tallies)))
     parts = after.of(table) if goes_on else ()
-    after = after.having(table, [*parts, made] if made else parts)
+    after = after.having(table, [*parts, part] if part else parts)
     return tables.compacted(after, table, job.tallies, job.merge)
 
 
 def current_result(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
-    """What a followed job finds, from its tallies."""
+    """Returns the result of a job from its kept tallies if it is followed, else from the whole history."""
     version = tables.version()
     if version.followed.get(job.name) != version.number:
         return result_over_history(tables, job, window)
-    tables.divide(version, TALLIES + job.name, PENDING)
+    tables.set_partitions(version, TALLIES + job.name, PENDING)
     kept = tables.read(TALLIES + job.name, job.tallies, version)
     nothing = tables.read_parts((), SCHEMAS[ENTRIES])
-    doubtful = job.tally(_begun(tables, version), nothing).select(*columns(job.tallies))
-    sums = job.resolve(job.merge(kept.unionAll(doubtful)), kept)
-    return job.settle(sums, window or TimeWindow(), version.newest)
+    in_flight = job.tally(_in_flight(tables, version), nothing).select(*columns(job.tallies))
+    sums = job.resolve(job.merge(kept.unionAll(in_flight)), kept)
+    return job.summarize(sums, window or TimeWindow(), version.newest)
 
 
 # --- what is missing -------------------------------------------------------------------------------------------------
 
 
 def why_incomplete(tables: Tables) -> list[str]:
-    """Why the ledger does not hold everything, in the balance's own words, and the lines that could not be read."""
+    """Returns why the ledger does not hold everything: those of its balance, and lines that are not entries."""
     version = tables.version()
     kinds = [SegmentHeader.kind, Closed.kind, Gap.kind, Dropped.kind]
-    told = tables.read(ENTRIES, version=version).where(F.col("kind").isin(kinds)).orderBy("at", "id").collect()
-    alone = tables.read(PENDING, version=version).where(F.col("kind") == Outcome.kind).orderBy("at", "id").collect()
+    about_segments = (
+        tables.read(ENTRIES, version=version).where(F.col("kind").isin(kinds)).orderBy("at", "id").collect()
+    )
+    without_intent = (
+        tables.read(PENDING, version=version).where(F.col("kind") == Outcome.kind).orderBy("at", "id").collect()
+    )
     problems = tables.read("problems", version=version).orderBy("file", "line").collect()
-    found = balance(_entry(row.asDict()) for row in (*told, *alone)).incomplete
+    found = balance(_entry(row.asDict()) for row in (*about_segments, *without_intent)).incomplete
     return [*found, *(f"{row.file}, line {row.line}: {row.cause}" for row in problems)]
 
 
-def _entry(said: dict[str, object]) -> Entry:
+def _entry(row: dict[str, object]) -> Entry:
     kinds: tuple[type[Entry], ...] = (SegmentHeader, Closed, Gap, Dropped, Outcome)
-    kind = next(kind for kind in kinds if kind.kind == said["kind"])
-    values = {name: said[name] for name in kind.__dataclass_fields__ if name != "kind" and said.get(name) is not None}
+    kind = next(kind for kind in kinds if kind.kind == row["kind"])
+    values = {name: row[name] for name in kind.__dataclass_fields__ if name != "kind" and row.get(name) is not None}
     if "role" in values:
         values["role"] = Role(str(values["role"]))
     return kind(**values)  # type: ignore[arg-type] # the columns have the fields' types

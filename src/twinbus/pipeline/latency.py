@@ -1,7 +1,7 @@
-"""How long diverted messages were on their way: from their acceptance in the backlog to their return to the primary.
+"""The job `latency`: the time from the acceptance of a message in the backlog to its return to the primary.
 
-An id that was diverted several times is paired in order: the first diversion with the first return. A message that was
-redirected has left the one entity, and was diverted for the other, at that instant.
+If a message id was diverted several times, the first diversion is paired with the first return, and so on. A redirect
+counts as a return for the old entity and as a diversion for the new one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESULT: Final = (
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
-    """A row for each time that a message went into the backlog or came home, with the instant, in milliseconds."""
+    """Returns one row per diversion and per return of a message, with its time in milliseconds."""
     diverted, home = F.col("stage") == str(Stage.SEND_BACKLOG), F.col("stage") == str(Stage.RETURN_PRIMARY)
     rows = operations.where(diverted | home).select("*", F.posexplode("ids").alias("place", "message"))
     rows = rows.where((F.col("result") == OK) | ~concerned("message"))
@@ -50,12 +50,12 @@ def _rows(rows: DataFrame, destination: Column, diverted: Column, home: Column) 
 
 
 def merge(tallies: DataFrame) -> DataFrame:
-    """Nothing is lost of an instant: all of them are kept."""
+    """Returns the tallies as they are: each time is needed."""
     return tallies
 
 
 def waits(tallies: DataFrame) -> DataFrame:
-    """A row for each diversion: `home` is null while the message has not come home."""
+    """Returns one row per diversion. `home` is the time of the return; null if the message has not returned."""
     both = tallies.groupBy("destination", "id").agg(
         F.sort_array(F.collect_list("diverted")).alias("diverted"), F.sort_array(F.collect_list("home")).alias("home")
     )
@@ -65,18 +65,18 @@ def waits(tallies: DataFrame) -> DataFrame:
     return rows.select("destination", "id", F.col("pair.diverted").alias("diverted"), F.col("pair.home").alias("home"))
 
 
-def settle(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
-    """The distribution, in seconds, by destination and day of the diversion."""
-    rows = _timed(tallies, window).withColumn("day", F.to_date(F.timestamp_millis("diverted")))
+def summarize(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
+    """Returns the distribution in seconds, by destination and day of the diversion."""
+    rows = _with_seconds(tallies, window).withColumn("day", F.to_date(F.timestamp_millis("diverted")))
     return rows.groupBy("destination", "day").agg(*_distribution())
 
 
 def spread(tallies: DataFrame, window: TimeWindow) -> DataFrame:
-    """One row, of all destinations and days together: the distribution, and `counts` of those up to each edge.
+    """Returns one row for all destinations and days together: the distribution, and a histogram in `counts`.
 
-    `counts` has one number more than there are EDGES: of those beyond the last.
+    `counts` has one number for each of the LATENCY_EDGES, and one for the messages beyond the last edge.
     """
-    rows = _timed(tallies, window)
+    rows = _with_seconds(tallies, window)
     seconds, lower = F.col("seconds"), None
     counts = []
     for edge in (*LATENCY_EDGES, None):
@@ -87,8 +87,8 @@ def spread(tallies: DataFrame, window: TimeWindow) -> DataFrame:
     return rows.agg(*_distribution(), F.array(*counts).alias("counts"))
 
 
-def _timed(tallies: DataFrame, window: TimeWindow) -> DataFrame:
-    rows = waits(tallies).where(window.holds(F.col("diverted")))
+def _with_seconds(tallies: DataFrame, window: TimeWindow) -> DataFrame:
+    rows = waits(tallies).where(window.contains(F.col("diverted")))
     return rows.withColumn("seconds", (F.col("home") - F.col("diverted")) / 1000)
 
 

@@ -1,6 +1,6 @@
-"""Lines of the ledger as rows: Spark's own JSON parser for nearly all, and the ledger's reader for those it rejects.
+"""Turns lines of the ledger into rows: with Spark's JSON parser, and with the ledger's own reader if Spark rejects one.
 
-So what is an entry, and how a line that is none is told, is decided in `twinbus.ledger.json_lines` alone.
+So `twinbus.ledger` alone decides what is an entry, and what is wrong with a line that is not.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger import ENTRY_KINDS, SCHEMA_VERSION, EntryError, Move, Role, Stage, decode_entry
-from twinbus.pipeline.segment_source import opened
+from twinbus.pipeline.segment_source import open_segment
 from twinbus.pipeline.tables import PENDING, SCHEMAS, struct
 
 _LARGEST: Final = 2**63 - 1
 _WORDS: Final = {"stage": Stage, "role": Role, "move": Move}
 
 
-def parsed(lines: DataFrame) -> DataFrame:
-    """The columns of an entry, and `file`, `position` and `line`, the last only where it is to be looked at closely."""
+def parse_lines(lines: DataFrame) -> DataFrame:
+    """Returns the columns of an entry, and `file`, `position` and `line`. `line` is null unless Spark rejected it."""
     schema = struct(f"v int, {SCHEMAS[PENDING]}")
-    said = lines.select("file", "position", "line", F.from_json(F.col("line").cast("string"), schema).alias("said"))
-    rows = said.select("file", "position", F.col("line").alias("raw"), "said.*")
+    entries = lines.select("file", "position", "line", F.from_json(F.col("line").cast("string"), schema).alias("entry"))
+    rows = entries.select("file", "position", F.col("line").alias("raw"), "entry.*")
     return rows.withColumn("line", F.when(_is_entry(), None).otherwise(F.col("raw"))).drop("raw", "v")
 
 
@@ -43,14 +43,14 @@ def _is_entry() -> Column:
     return F.coalesce((F.col("v") <= SCHEMA_VERSION) & by_kind, F.lit(False))
 
 
-def looked_at(rejected: DataFrame, directory: Path) -> DataFrame:
-    """The lines that Spark rejected, as the ledger's reader sees them: entries, or a `problem` on line `number`."""
+def reread_lines(rejected: DataFrame, directory: Path) -> DataFrame:
+    """Reads rejected lines with the ledger's reader: returns entries, or a `problem` on line `number` of the file."""
     columns = struct(f"file string, number long, problem string, {SCHEMAS[PENDING]}")
-    return rejected.select("file", "position", "line").mapInPandas(_looker(directory, columns.names), columns)
+    return rejected.select("file", "position", "line").mapInPandas(_line_reader(directory, columns.names), columns)
 
 
-def _looker(directory: Path, columns: list[str]) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
-    def look(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+def _line_reader(directory: Path, columns: list[str]) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
+    def read(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         for batch in batches:
             rows = [
                 _row(directory, file, position, bytes(line))
@@ -59,25 +59,25 @@ def _looker(directory: Path, columns: list[str]) -> Callable[[Iterator[pd.DataFr
             made = pd.DataFrame(rows, columns=columns).astype(object)
             yield made.where(made.notna(), None)
 
-    return look
+    return read
 
 
 def _row(directory: Path, file: str, position: int, line: bytes) -> dict[str, Any]:
     try:
         entry = decode_entry(line)
-        said = asdict(entry)
-        if any(type(value) is int and abs(value) > _LARGEST for value in said.values()):
+        values = asdict(entry)
+        if any(type(value) is int and abs(value) > _LARGEST for value in values.values()):
             raise EntryError("a number is beyond 64 bits")
     except EntryError as error:
-        return {"file": file, "number": _number(directory, file, position), "problem": str(error)}
-    if "facts" in said:
-        said["facts"] = {name: str(value) for name, value in said["facts"].items()}
-    return {"file": file, "kind": entry.kind, **said}
+        return {"file": file, "number": _line_number(directory, file, position), "problem": str(error)}
+    if "facts" in values:
+        values["facts"] = {name: str(value) for name, value in values["facts"].items()}
+    return {"file": file, "kind": entry.kind, **values}
 
 
-def _number(directory: Path, segment: str, position: int) -> int:
-    """Of the line that begins there, from 1; 0 where the file is gone."""
-    file = opened(directory, segment)
+def _line_number(directory: Path, segment: str, position: int) -> int:
+    """Returns the number of the line that begins at this position, from 1; 0 if the file is gone."""
+    file = open_segment(directory, segment)
     if file is None:
         return 0
     with file:

@@ -1,7 +1,8 @@
-"""The balance of `twinbus.ledger.balance` over any number of messages: one shuffle, and nothing but sums.
+"""The job `reconcile`: the balance of `twinbus.ledger`, for any number of messages, with one shuffle.
 
-A tally is what one operation or movement did to one message; tallies of a message are added; the sums are judged. Where
-messages were redirected, their sums are resolved first, by a second shuffle. The stages' effects are the balance's.
+A tally is what one operation or movement did to one message. The tallies of a message are added, and the sums give the
+verdict on it. If messages were redirected, a second shuffle corrects their sums first. The effects of the stages come
+from `twinbus.ledger`, and a test compares both balances.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ JUDGED: Final = (
     "unconfirmed",
     "in_flight",
 )
-# Those that somebody wants to see by id.
+# Verdicts that are listed by message id.
 LISTED: Final = ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
 RESULT: Final = "destination string, id string, messages long, " + ", ".join(f"{name} long" for name in JUDGED)
-# An operation's outcome is sealed at most so long after its intent; what is younger may yet be told.
+# Outcomes of operations that are younger than this may be in segments that are not sealed yet.
 EDGE: Final = timedelta(hours=1)
 
 
@@ -62,7 +63,7 @@ _AWAY: Final = "away"
 _MOVED: Final[Mapping[str, Mapping[str, int]]] = {
     Move.DEAD_LETTERED: {"dead_lettered": 1},
     Move.RESUBMITTED: {"dead_lettered": -1},
-    # From here on it is a message for another entity: what was accepted and stored goes with it.
+    # From here on it is a message of another entity: the acceptance and the stored copy move with it.
     Move.REDIRECTED: {"accepted": 1, "stored": 1, "redirected": 1},
     _AWAY: {"accepted": -1, "stored": -1, "dead_lettered": -1},
     Move.POSSIBLE_DUPLICATE: {"doubted": 1},
@@ -71,15 +72,15 @@ _DONE: Final = {
     str(stage): {name: 1 for name, adds in effect._asdict().items() if adds} for stage, effect in STAGE_EFFECTS.items()
 }
 _MAYBE: Final = {stage: {f"maybe_{name}": 1 for name in added if name != "accepted"} for stage, added in _DONE.items()}
-# What is done to a message has a number, and adds this to its sums.
+# Each effect on a message has a number: its index here. The value is what it adds to the sums.
 _ADDED: Final = (*_DONE.values(), *_MAYBE.values(), *_MOVED.values())
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
-    """A row for each message of each operation and movement that has an effect.
+    """Returns one row per message of each operation and movement that has an effect.
 
-    They are brought together by message while they are narrow, and before they are added: few messages have several, so
-    that adding on both sides of the shuffle would be twice the work.
+    The rows are shuffled by message while they are narrow, before they are added. Few messages have several rows, so a
+    partial sum before the shuffle would be wasted work.
     """
     rows = _of_operations(operations).unionAll(_of_movements(entries)).repartition("destination", "id")
     accepted = F.when(_adds("accepted") > 0, F.col("at"))
@@ -102,10 +103,11 @@ def _of_operations(operations: DataFrame) -> DataFrame:
 
 
 def concerned(message: str = "id") -> Column:
-    """Whether the operation's result is that of this id: of the first so many as `failed` names it.
+    """Returns the condition that the operation's result concerns this id.
 
-    Of rows with `ids` and `failed`, and the id with its `place`. No lambda is in it: Spark would not compile the stage,
-    and copy all the ids for each of them.
+    If `failed` names an id n times, the result concerns the first n occurrences of it in `ids`. The rows need the
+    columns `ids`, `failed`, the id, and its `place` in `ids`. The expression has no lambda: Spark would not compile the
+    stage then, and would copy all ids for each id.
     """
 
     def times(ids: str) -> str:
@@ -132,7 +134,7 @@ def _number(column: str, words: Iterable[str], first: int = 0) -> Column:
 
 
 def _numbered(rows: DataFrame, number: Column) -> DataFrame:
-    """Only what has an effect."""
+    """Returns only the rows that have an effect."""
     return rows.select("destination", "id", "at", number.alias("effect")).where("effect is not null")
 
 
@@ -142,7 +144,7 @@ def _adds(name: str) -> Column:
 
 
 def merge(tallies: DataFrame) -> DataFrame:
-    """One row a message. Adding what was added before gives the same as adding everything at once."""
+    """Returns one row per message. Merging merged tallies gives the same as merging all at once."""
     return tallies.groupBy("destination", "id").agg(
         *(F.sum(name).cast("int").alias(name) for name in SUMS),
         F.min("first_accepted").alias("first_accepted"),
@@ -151,13 +153,13 @@ def merge(tallies: DataFrame) -> DataFrame:
     )
 
 
-def resolve(sums: DataFrame, told: DataFrame) -> DataFrame:
-    """As the balance does it: an acceptance that was never there is brought along by no message that was redirected.
+def resolve(sums: DataFrame, source: DataFrame) -> DataFrame:
+    """Takes back acceptances that a redirect moved although the ledger has no acceptance of the message.
 
-    `told`: the entries or tallies that say whether any was, which is asked at once: it is seldom so.
+    `source` has the entries or the kept tallies. They are asked first whether anything was redirected: it is rare.
     """
-    redirected = F.col("redirected") > 0 if "redirected" in told.columns else F.col("move") == str(Move.REDIRECTED)
-    if told.where(redirected).isEmpty():
+    redirected = F.col("redirected") > 0 if "redirected" in source.columns else F.col("move") == str(Move.REDIRECTED)
+    if source.where(redirected).isEmpty():
         return sums
     same = Over.partitionBy("id")
     before = same.orderBy("destination").rowsBetween(Over.unboundedPreceding, -1)
@@ -174,17 +176,17 @@ def resolve(sums: DataFrame, told: DataFrame) -> DataFrame:
 
 
 def judge(sums: DataFrame, window: TimeWindow, newest: int, edge: timedelta = EDGE) -> DataFrame:
-    """What became of each message that was accepted in the window, or of which nobody knows that it was.
+    """Returns the verdict on each message that was accepted in the window, or whose acceptance is unknown.
 
-    `newest`: the instant of the newest entry. What depends on entries that may yet come is `in_flight` as well: of the
-    unknown and unconfirmed, those of the last hour, and those that may have been accepted before the window.
+    `newest` is the time of the newest entry. An unknown or unconfirmed message is also `in_flight` if entries may still
+    explain it: it is of the last hour, or it may have been accepted before the window.
     """
-    rows = sums if window.whole else sums.where(_inside(window))
+    rows = sums if window.is_unlimited else sums.where(_inside(window))
     for name, value in _verdict().items():
         rows = rows.withColumn(name, value)
-    young = F.col("last") >= newest - int(edge.total_seconds() * 1000)
+    recent = F.col("last") >= newest - int(edge.total_seconds() * 1000)
     before = F.lit(window.since is not None) & (F.col("accepted") <= 0)
-    doubtful = F.when(young | before, F.col("unknown") + F.col("unconfirmed")).otherwise(0)
+    doubtful = F.when(recent | before, F.col("unknown") + F.col("unconfirmed")).otherwise(0)
     rows = rows.withColumn("in_flight", doubtful)
     renamed = [F.col(f"is_{name}").alias(name) for name in ("delivered", "dead_lettered")]
     kept = [name for name in JUDGED if name not in ("delivered", "dead_lettered")]
@@ -199,7 +201,7 @@ def _inside(window: TimeWindow) -> Column:
 
 
 def _verdict() -> dict[str, Column]:
-    """As `twinbus.ledger.balance` has it, one line for one; each may use those before it."""
+    """Returns the columns of the verdict, as `balance` in `twinbus.ledger` has them. A column may use earlier ones."""
     col, zero = F.col, F.lit(0)
 
     def at_least_0(value: Column) -> Column:
@@ -226,7 +228,7 @@ def _verdict() -> dict[str, Column]:
 
 
 def summed(judged: DataFrame) -> DataFrame:
-    """One row for each message to be listed, and one for all others of a destination, without an id."""
+    """Returns one row per listed message, and one row without an id for all other messages of a destination."""
     listed = reduce(or_, (F.col(name) != 0 for name in LISTED))
     rows = judged.withColumn("id", F.when(listed, F.col("id")))
     return rows.groupBy("destination", "id").agg(
@@ -234,5 +236,5 @@ def summed(judged: DataFrame) -> DataFrame:
     )
 
 
-def settle(sums: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
+def summarize(sums: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
     return summed(judge(sums, window, newest))

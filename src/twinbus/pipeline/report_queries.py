@@ -1,7 +1,6 @@
-"""What all jobs find in the tables, as plain values for one page: few of them, however much the ledger holds.
+"""Collects the data of a report from the tables of a ledger.
 
-What is too much to show is left out here, worst first to stay, with the number of what there is. How it is shown is not
-decided here.
+A page shows only some rows of each result. This module keeps the worst ones, and the number of all.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from twinbus.pipeline.actual_cost import ActualCost
 from twinbus.pipeline.jobs import JOBS, current_result, read_history, why_incomplete
 from twinbus.pipeline.reconcile import JUDGED, LISTED
 from twinbus.pipeline.report_data import ReportData, RowValues, Timeline, TopRows
-from twinbus.pipeline.tables import Tables, TablesVersion, parallel_queries
+from twinbus.pipeline.tables import Tables, TablesVersion
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.pipeline.timeline import build_timeline
 
@@ -35,17 +34,17 @@ _WORST: Final = ("lost", "unknown", "duplicated", "dead_lettered", "in_backlog",
 def collect_report_data(
     tables: Tables, prices: Prices, scenario: Scenario, window: TimeWindow | None = None
 ) -> ReportData:
-    """All of it, of the whole ledger or of a window. Of the scenario, tier and bandwidth are used."""
+    """Returns the data of a report on the whole ledger or on a window. Uses only tier and bandwidth of the scenario."""
     window, version = window or TimeWindow(), tables.version()
     open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
-    with parallel_queries(tables) as pool:
+    with tables.parallel_queries() as pool:
         balance = pool.submit(_balance, tables, window)
         over_time = pool.submit(_over_time, tables, version, window)
         incidents = pool.submit(
-            _found, tables, "incidents", window, INCIDENTS, open_first, F.desc("diverted"), F.col("began")
+            _job_rows, tables, "incidents", window, INCIDENTS, open_first, F.desc("diverted"), F.col("began")
         )
         spread = pool.submit(_spread, tables, version, window)
-        days = pool.submit(_found, tables, "latency", window, DAYS, F.desc("diverted"), F.col("day"))
+        days = pool.submit(_job_rows, tables, "latency", window, DAYS, F.desc("diverted"), F.col("day"))
         reasons = pool.submit(_reasons, tables)
         spent = pool.submit(ActualCost, tables, window, outages=False)
         sums, listed, entities = balance.result()
@@ -62,8 +61,8 @@ def collect_report_data(
         )
 
 
-def _found(tables: Tables, job: str, window: TimeWindow, most: int, *order: Column) -> TopRows:
-    return _some(current_result(tables, JOBS[job], window), most, *order)
+def _job_rows(tables: Tables, job: str, window: TimeWindow, most: int, *order: Column) -> TopRows:
+    return _top_rows(current_result(tables, JOBS[job], window), most, *order)
 
 
 def _reasons(tables: Tables) -> TopRows:
@@ -72,20 +71,20 @@ def _reasons(tables: Tables) -> TopRows:
 
 
 def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> RowValues:
-    told = read_history(tables, version, window.days_onward())
-    found = latency.spread(latency.tally(*told), window).first()
+    history = read_history(tables, version, window.days_onward())
+    found = latency.spread(latency.tally(*history), window).first()
     assert found is not None, "an aggregate without keys has a row"
     return found.asDict()
 
 
 def _over_time(tables: Tables, version: TablesVersion, window: TimeWindow) -> Timeline | None:
-    # How deep the backlog was at the window's beginning is told before it; when messages came home, also after it.
+    # From the beginning of the ledger, because the depth of the backlog at the start of the window depends on it.
     return build_timeline(*read_history(tables, version, TimeWindow(until=window.until).days()), window)
 
 
-def _some(rows: DataFrame, most: int, *order: Column) -> TopRows:
-    all_of_them = Over.partitionBy(F.lit(0))
-    counted = rows.withColumn("total", F.count(F.lit(1)).over(all_of_them))
+def _top_rows(rows: DataFrame, most: int, *order: Column) -> TopRows:
+    everything = Over.partitionBy(F.lit(0))
+    counted = rows.withColumn("total", F.count(F.lit(1)).over(everything))
     kept = [row.asDict() for row in counted.orderBy(*order, "destination").limit(most).collect()]
     return TopRows(kept, kept[0]["total"] if kept else 0)
 
@@ -94,7 +93,7 @@ def _balance(tables: Tables, window: TimeWindow) -> tuple[dict[str, int], dict[s
     rows = current_result(tables, JOBS["reconcile"], window).persist()
     try:
         by_entity = rows.groupBy("destination").agg(*(F.sum(name).alias(name) for name in JUDGED))
-        return *_judged(rows), _some(by_entity, ENTITIES, *map(F.desc, _WORST))
+        return *_judged(rows), _top_rows(by_entity, ENTITIES, *map(F.desc, _WORST))
     finally:
         rows.unpersist()
 

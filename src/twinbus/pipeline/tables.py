@@ -1,7 +1,10 @@
-"""The tables of the pipeline on a disk that the driver and all executors share, and which of their parts are alive.
+"""The tables of the pipeline, on a disk that the driver and all executors share.
 
-A part is a folder of Parquet files that never changes. One small file names the living parts and is replaced as one,
-so that a batch counts entirely or not at all. What the rows mean is not decided here.
+A table is a set of parts. A part is a folder of Parquet files that never changes. One small file, `current.json`, names
+the live parts of all tables; a commit replaces that file, so that a batch counts entirely or not at all. Parts that no
+commit names are leftovers of a crash and are removed later.
+
+docs/tables.md describes the columns.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +32,6 @@ _ENTRY: Final = """at long, id string, writer string, role string, host string, 
     seconds double, result string, cause string, failed array<string>, event string, pair string,
     facts map<string,string>, move string, source string, reason string, op string, operation string, count long,
     since long, until long"""
-# docs/tables.md says what each column is.
 SCHEMAS: Final[Mapping[str, str]] = {
     OPERATIONS: """id string, whole boolean, at long, ended long, stage string, namespace string, entity string,
         destination string, ids array<string>, bytes long, units long, seconds double, result string, cause string,
@@ -40,42 +41,46 @@ SCHEMAS: Final[Mapping[str, str]] = {
     PROBLEMS: "file string, line long, cause string",
 }
 TALLIES: Final = "tallies-"
-"""Before the name of a job: its tallies so far."""
+"""Prefix of the tables that hold the tallies of a job; the job's name follows."""
 BY_DAY: Final = frozenset({OPERATIONS, ENTRIES})
 _CURRENT: Final = "current.json"
-# So many parts of one size become one of the next: few files, and no row is written again more than a few times.
-_TOGETHER: Final = 16
-# Those who read a part while it is replaced have so many commits' time.
+# So many parts of one level are merged into one of the next. This keeps the number of files low, and no row is
+# written again more than a few times.
+_MERGED_PARTS: Final = 16
+# A replaced part stays for so many commits, for the readers that still use it.
 _KEPT_COMMITS: Final = 16
-_PIECES: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
-# Of files, which hold several times as much in memory.
-_PIECE_BYTES: Final = 4 * 1024 * 1024
+_PARTITIONS: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
+# Size in Parquet files. The rows take several times as much memory.
+_PARTITION_BYTES: Final = 4 * 1024 * 1024
 _ROW_BYTES: Final = 40
-_FEWEST_PIECES: Final = 2
-_MOST_PIECES: Final = 200
+_FEWEST_PARTITIONS: Final = 2
+_MOST_PARTITIONS: Final = 200
+_PARALLEL_QUERIES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """`level`: how often its rows were put together with those of others."""
+    """A folder of Parquet files."""
 
     path: str
     level: int = 0
+    """How often its rows were merged with those of other parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class TablesVersion:
-    """What is alive after so many commits. `followed`: of each job, the commit up to which its tallies are there.
-
-    `retired`: parts that others have taken the place of, each with the commit that did it. `newest`: the instant of the
-    newest entry, in milliseconds.
-    """
+    """The state of all tables after a commit."""
 
     number: int = 0
+    """How many commits there were."""
     parts: Mapping[str, tuple[TablePart, ...]] = field(default_factory=dict)
+    """The live parts of each table."""
     followed: Mapping[str, int] = field(default_factory=dict)
+    """For each followed job, the commit up to which its tallies are complete."""
     retired: Mapping[str, int] = field(default_factory=dict)
+    """Parts that were replaced by others, with the number of the commit that replaced them."""
     newest: int = 0
+    """Time of the newest entry, in milliseconds since the epoch."""
 
     def of(self, table: str) -> tuple[TablePart, ...]:
         return self.parts.get(table, ())
@@ -85,25 +90,27 @@ class TablesVersion:
 
 
 class Tables:
-    """In the folder `root`, which one process at a time may change, and any may read."""
+    """The tables in the folder `root`. One process at a time may change them; any process may read them."""
 
     def __init__(self, spark: SparkSession, root: str | os.PathLike[str]) -> None:
         self.spark = spark
         self.root = Path(root).absolute()
-        self._settled = 0
+        self._parallel = 0
+        """How many `parallel_queries` blocks are open."""
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def version(self) -> TablesVersion:
+        """Returns the version of the last commit."""
         try:
-            said = json.loads((self.root / _CURRENT).read_text())
+            values = json.loads((self.root / _CURRENT).read_text())
         except FileNotFoundError:
             return TablesVersion()
-        parts = {table: tuple(TablePart(**part) for part in found) for table, found in said["parts"].items()}
-        return TablesVersion(said["number"], parts, said["followed"], said["retired"], said["newest"])
+        parts = {table: tuple(TablePart(**part) for part in found) for table, found in values["parts"].items()}
+        return TablesVersion(values["number"], parts, values["followed"], values["retired"], values["newest"])
 
     def read(self, table: str, schema: str | None = None, version: TablesVersion | None = None) -> DataFrame:
-        """All rows of a table, empty where there are none yet."""
+        """Returns all rows of a table. `schema` is needed for tables of tallies only."""
         version = version or self.version()
         return self.read_parts(version.of(table), schema or SCHEMAS[table])
 
@@ -113,36 +120,47 @@ class Tables:
         frames = [self.spark.read.schema(schema).parquet(str(self.root / part.path)) for part in parts]
         return _union(frames)
 
-    def divide(self, version: TablesVersion, *tables: str, rows: int = 0) -> None:
-        """Let what is computed from these be added in as many pieces as keep each in memory, few where there is little.
+    def set_partitions(self, version: TablesVersion, *tables: str, rows: int = 0) -> None:
+        """Sets the number of shuffle partitions from the size of these tables and of `rows` that are not in them yet.
 
-        Sixty-four for a few rows would take seconds; two for a hundred million would not fit. `rows`: that are not in
-        the tables yet.
+        64 partitions for a few rows would take seconds; two for a hundred million rows would not fit into memory. Does
+        nothing within `parallel_queries`, which has set the number for all tables.
         """
-        if self._settled:
+        if self._parallel:
             return
         parts = [self.root / part.path for table in tables for part in version.of(table)]
         size = sum(file.stat().st_size for part in parts for file in part.glob("**/*.parquet")) + rows * _ROW_BYTES
-        # Spark's own setting, 200 where nobody has set it, is for who has more than these bytes would ask for.
-        most = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        self.spark.conf.set(_PIECES, str(max(_FEWEST_PIECES, min(max(_MOST_PIECES, most), size // _PIECE_BYTES))))
+        # A user may allow more partitions than we do, with Spark's own setting.
+        allowed = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        most = max(_MOST_PARTITIONS, allowed)
+        self.spark.conf.set(_PARTITIONS, str(max(_FEWEST_PARTITIONS, min(most, size // _PARTITION_BYTES))))
 
     @contextlib.contextmanager
-    def settled(self) -> Iterator[None]:
-        """Within, everything is added in as many pieces as all tables together ask for, whoever asks meanwhile."""
+    def parallel_queries(self) -> Iterator[ThreadPoolExecutor]:
+        """Yields a pool for several queries at once: while Spark plans one, it computes another.
+
+        Take the results within the block. The number of shuffle partitions is that for all tables together. If a query
+        raises, or at Ctrl-C, queries that have not started are cancelled and running ones are not waited for.
+        """
         version = self.version()
-        self.divide(version, *version.parts)
-        self._settled += 1
+        self.set_partitions(version, *version.parts)
+        pool = ThreadPoolExecutor(_PARALLEL_QUERIES)
+        self._parallel += 1
         try:
-            yield
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        else:
+            pool.shutdown()
         finally:
-            self._settled -= 1
+            self._parallel -= 1
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
-        """Nobody else changes them meanwhile."""
+    def locked(self) -> Iterator[None]:
+        """Locks the tables for changes by this process. Raises OperatorError if another process has the lock."""
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("w") as lock:
             try:
@@ -151,11 +169,11 @@ class Tables:
                 raise OperatorError(
                     f"another process is writing the tables in {self.root}", "Wait for it, or end it."
                 ) from None
-            self._sweep()
+            self._remove_unused()
             yield
 
     def write(self, table: str, rows: DataFrame, level: int = 0) -> TablePart | None:
-        """A new part, not alive before it is committed; None where there are no rows."""
+        """Writes a new part and returns it; None if there are no rows. The part is live once it is committed."""
         path = f"{table}/{uuid4().hex}"
         writer = rows.write.option("compression", "zstd")
         (writer.partitionBy("day") if table in BY_DAY else writer).parquet(str(self.root / path))
@@ -165,42 +183,45 @@ class Tables:
         return TablePart(path, level)
 
     def commit(self, version: TablesVersion) -> TablesVersion:
-        """From now on this is what is there."""
+        """Makes this version the current one, and returns it with its number."""
         recent = {path: number for path, number in version.retired.items() if number > version.number - _KEPT_COMMITS}
-        made = replace(version, number=version.number + 1, retired=recent)
-        said: dict[str, Any] = {
-            "number": made.number,
+        committed = replace(version, number=version.number + 1, retired=recent)
+        values: dict[str, Any] = {
+            "number": committed.number,
             "parts": {
                 table: [{"path": part.path, "level": part.level} for part in parts]
-                for table, parts in made.parts.items()
+                for table, parts in committed.parts.items()
             },
-            "followed": dict(made.followed),
-            "retired": dict(made.retired),
-            "newest": made.newest,
+            "followed": dict(committed.followed),
+            "retired": dict(committed.retired),
+            "newest": committed.newest,
         }
         path = self.root / f".{_CURRENT}"
         with path.open("w") as file:
-            json.dump(said, file, indent=1)
+            json.dump(values, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         path.replace(self.root / _CURRENT)
-        return made
+        return committed
 
     def compacted(
         self, version: TablesVersion, table: str, schema: str, merge: Callable[[DataFrame], DataFrame]
     ) -> TablesVersion:
-        """Many small parts as one, not committed yet. The old ones stay for those who read them now."""
+        """Merges small parts of a table with `merge`, and returns the new version. Does not commit it.
+
+        The old parts stay for processes that read them now.
+        """
         level = 0
-        while len(small := [part for part in version.of(table) if part.level == level]) >= _TOGETHER:
-            made = self.write(table, merge(self.read_parts(small, schema)), level + 1)
+        while len(small := [part for part in version.of(table) if part.level == level]) >= _MERGED_PARTS:
+            merged = self.write(table, merge(self.read_parts(small, schema)), level + 1)
             kept = [part for part in version.of(table) if part.level != level]
-            version = version.having(table, [*kept, made] if made else kept)
+            version = version.having(table, [*kept, merged] if merged else kept)
             version = replace(version, retired={**version.retired, **{part.path: version.number for part in small}})
             level += 1
         return version
 
-    def _sweep(self) -> None:
-        """Remove parts of batches that did not come to their end, and those that were retired long ago."""
+    def _remove_unused(self) -> None:
+        """Removes parts of batches that were never committed, and parts that were retired long ago."""
         version = self.version()
         kept = {part.path for parts in version.parts.values() for part in parts} | set(version.retired)
         for folder in self.root.glob("*/*"):
@@ -209,34 +230,19 @@ class Tables:
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
-    all_of_them = frames[0]
+    union = frames[0]
     for frame in frames[1:]:
-        all_of_them = all_of_them.unionAll(frame)
-    return all_of_them
+        union = union.unionAll(frame)
+    return union
 
 
 def struct(schema: str) -> StructType:
+    """Returns the type of a schema that is given as text."""
     parsed = StructType.fromDDL(schema)
     assert isinstance(parsed, StructType)
     return parsed
 
 
 def columns(schema: str) -> list[str]:
+    """Returns the column names of a schema that is given as text."""
     return struct(schema).names
-
-
-_AT_ONCE: Final = 4
-
-
-@contextmanager
-def parallel_queries(tables: Tables) -> Iterator[ThreadPoolExecutor]:
-    """Submit the questions, and take the results within the block."""
-    pool = ThreadPoolExecutor(_AT_ONCE)
-    with tables.settled():
-        try:
-            yield pool
-        except BaseException:
-            # Those that run are ended by Spark, or come to their end unheard.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        pool.shutdown()

@@ -1,7 +1,4 @@
-"""The ledger over time: how many messages went where in each bucket of time, and how many were not home yet.
-
-As many buckets as a picture needs, whatever the span. What is drawn of them is not decided here.
-"""
+"""Message counts per time bucket, and the depth of the backlog over time: the data of the report's timeline."""
 
 from __future__ import annotations
 
@@ -27,7 +24,10 @@ RESULT: Final = "destination string, bucket long, " + ", ".join(f"{name} long" f
 
 
 def build_timeline(operations: DataFrame, entries: DataFrame, window: TimeWindow) -> Timeline | None:
-    """Of all destinations together. Operations and entries are those from the beginning on."""
+    """Returns the timeline of all destinations together; None if nothing happened in the window.
+
+    `operations` and `entries` must begin at the beginning of the ledger.
+    """
     span = extent(operations, entries, window).first()
     if span is None or span["first"] is None:
         return None
@@ -48,15 +48,15 @@ def build_timeline(operations: DataFrame, entries: DataFrame, window: TimeWindow
 
 
 def extent(operations: DataFrame, entries: DataFrame, window: TimeWindow) -> DataFrame:
-    """One row: `first` and `last` instant in the window at which a message was sent or an entity failed over."""
+    """Returns one row: the `first` and `last` time in the window of a send, a failover or a restore."""
     events = entries.where((F.col("kind") == State.kind) & F.col("event").isin(ENGAGED, RESTORED)).select("at")
     sends = operations.where(F.col("stage").isin(*_SENT)).select(_ended().alias("at"))
-    instants = events.unionAll(sends).where(window.holds(F.col("at")))
+    instants = events.unionAll(sends).where(window.contains(F.col("at")))
     return instants.agg(F.min("at").alias("first"), F.max("at").alias("last"))
 
 
 def width_for(first: int, last: int, most: int) -> int:
-    """The least width, of those that people count time in, with which at most so many buckets hold both instants."""
+    """Returns the smallest bucket width with which at most `most` buckets cover both times."""
     return next(width for width in _widths() if last // width - first // width < most)
 
 
@@ -66,11 +66,11 @@ def _widths() -> tuple[int, ...]:
 
 
 def count_buckets(operations: DataFrame, entries: DataFrame, width: int, first: int, last: int) -> DataFrame:
-    """By destination and bucket, those with something in them; `bucket` is its beginning, a multiple of `width`.
+    """Returns counts by destination and bucket, for buckets that have any. `bucket` is the start of the bucket.
 
-    Messages that the primary accepted directly, that were diverted, that returned; and tries to send them that failed,
-    or whose outcome nobody knows. `came` and `left` say what the backlog's depth did: each diversion, and the return
-    that ended it. The bucket before that of `first` has those of all the time before; the last is that of `last`.
+    `direct`, `diverted` and `returned` count accepted messages; `failed` counts failed or unknown tries to send one.
+    `came` and `left` are the changes of the backlog's depth: each diversion, and the return that ended it. The bucket
+    before that of `first` has the depth changes of all time before. The last bucket is that of `last`.
     """
     rows = _sends(operations).unionAll(_depth(operations, entries))
     start = F.lit(first - first % width)
@@ -92,10 +92,10 @@ def _sends(operations: DataFrame) -> DataFrame:
         "failed",
         F.posexplode("ids").alias("place", "id"),
     )
-    well = (F.col("result") == OK) | ~concerned()
+    succeeded = (F.col("result") == OK) | ~concerned()
     direct, diverted = F.col("stage").isin(*_DIRECT), F.col("stage") == str(Stage.SEND_BACKLOG)
     name = (
-        F.when(~well, F.lit("failed"))
+        F.when(~succeeded, F.lit("failed"))
         .when(direct, F.lit("direct"))
         .when(diverted, F.lit("diverted"))
         .otherwise(F.lit("returned"))
@@ -106,11 +106,11 @@ def _sends(operations: DataFrame) -> DataFrame:
 def _depth(operations: DataFrame, entries: DataFrame) -> DataFrame:
     waits = latency.waits(latency.tally(operations, entries))
     came = waits.select("destination", F.col("diverted").alias("at"), F.lit("came").alias("name"))
-    # Clocks differ: nothing leaves before it came.
+    # The clocks of machines differ, but no message may leave the backlog before it came.
     home = F.greatest("diverted", "home").alias("at")
     return came.unionAll(waits.where("home is not null").select("destination", home, F.lit("left").alias("name")))
 
 
 def _ended() -> Column:
-    """Of an operation that has not ended, the beginning is all that is known."""
+    """Returns the time of the end; the time of the begin for an operation in flight."""
     return F.coalesce("ended", "at")
