@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.report.documents import Document
 from twinbus.report.charts import area
-from twinbus.report.formatting import at, ceiling, marks, money, number, rate_unit, short, span
+from twinbus.report.formatting import axis_label, axis_top, duration, money, number, rate_unit, time_marks, time_text
 from twinbus.report.markup import Markup, element
 
 
@@ -22,33 +22,33 @@ from twinbus.report.markup import Markup, element
     ],
 )  # fmt: skip
 def test_a_span_has_at_most_two_units(seconds: float | None, said: str) -> None:
-    assert span(seconds) == said
+    assert duration(seconds) == said
 
 
 def test_numbers_and_money_are_short_and_keep_their_size() -> None:
     assert [number(one) for one in (0, 1234567, 0.1234, 12.0, 1234.5)] == ["0", "1,234,567", "0.123", "12", "1,234"]
-    assert [short(one) for one in (0.5, 20, 1500, 2e6)] == ["0.5", "20", "1.5k", "2M"]
+    assert [axis_label(one) for one in (0.5, 20, 1500, 2e6)] == ["0.5", "20", "1.5k", "2M"]
     assert [money(Decimal(one)) for one in ("0", "0.001", "0.016", "1234.5")] == ["0", "< 0.01", "0.02", "1,234.50"]
     assert [rate_unit(one)[0] for one in (12, 0.5, 0.001, 0)] == ["s", "min", "h", "day"]
 
 
 @given(st.floats(1e-6, 1e15))
 def test_the_top_of_an_axis_is_not_below_what_is_drawn_nor_far_above(most: float) -> None:
-    assert most * 0.99999 <= ceiling(most) <= most * 2.01
+    assert most * 0.99999 <= axis_top(most) <= most * 2.01
 
 
 @given(st.integers(-(2**62), 2**62), st.integers(1, 2**60))
 def test_an_axis_has_few_marks_within_it_whatever_instants_a_ledger_holds(first: int, length: int) -> None:
-    found = marks(first, first + length, 8)
+    found = time_marks(first, first + length, 8)
     assert len(found) <= 9
     assert all(first <= mark <= first + length for mark, _ in found)
-    assert at(first)
+    assert time_text(first)
 
 
 def test_marks_tell_the_time_and_where_a_day_begins_its_date() -> None:
     midnight = 1_790_035_200_000
     hour = 3_600_000
-    assert [said for _, said in marks(midnight - hour, midnight + hour, 4)] == [
+    assert [said for _, said in time_marks(midnight - hour, midnight + hour, 4)] == [
         "23:00",
         "23:30",
         "22 Sep",

@@ -132,4 +132,4 @@ def test_d4_the_page_is_small_whatever_the_ledger_holds(troubled: ReportData) ->
         timeline=Timeline(0, 1000, dict.fromkeys(RATES, [10**9] * BUCKETS), [10**9] * BUCKETS),
     )
     assert len(made(many)) < 1_000_000
-    assert "… and 999,999,800 more; `twinbus ledger incidents` tells them all." in Document(made(many)).said
+    assert "… and 999,999,800 more; `twinbus ledger incidents` lists them all." in Document(made(many)).said

@@ -56,10 +56,10 @@ def test_what_cannot_work_is_told_before_spark_starts(tmp_path: Path) -> None:
         ([tmp_path / "nowhere"], "contains neither a ledger nor tables"),
         ([tmp_path], "contains neither a ledger nor tables"),
         ([ledger, "-o", tmp_path], "is a folder"),
-        ([ledger, "-o", tmp_path / "nowhere" / "report.html"], "is no folder"),
+        ([ledger, "-o", tmp_path / "nowhere" / "report.html"], "is not a folder"),
         ([ledger, "--prices", tmp_path / "none.toml"], "cannot be read"),
         ([ledger, "--tier", "golden"], "has no tier 'golden'"),
-        ([tmp_path / "tables", "--tables", tmp_path / "tables"], "holds tables already"),
+        ([tmp_path / "tables", "--tables", tmp_path / "tables"], "contains tables already"),
     ):
         code, said = run(*arguments)
         assert (code, told in said) == (1, True), said

@@ -1,6 +1,6 @@
-"""Drawings that stretch to any width: shapes are SVG without texts, texts are HTML beside them at their own size.
+"""Charts that stretch to any width. Shapes are SVG without text; the text is HTML beside them, at its own size.
 
-A value is a height in its bucket, a bucket is one unit wide. What the numbers mean is not decided here.
+A bucket is one unit wide, and a value is the height of its bucket.
 """
 
 from __future__ import annotations
@@ -9,43 +9,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from twinbus.report.formatting import ceiling, marks, short
-from twinbus.report.markup import Markup, element, joined
+from twinbus.report.formatting import axis_label, axis_top, time_marks
+from twinbus.report.markup import Markup, element, join
 
 _HEIGHT: Final = 100
-# What is there is seen, however small it is beside the largest.
-_LEAST: Final = 1.5
+# A value above zero is visible, however small it is beside the largest.
+_LEAST_HEIGHT: Final = 1.5
 _MARKS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """`look` is a class of the style sheet: the colour of a meaning."""
+class ChartLayer:
+    """One series of values."""
 
-    look: str
+    css: str
+    """Class of the style sheet: the colour."""
     values: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
-    """Of time: from `first` to `last`, in milliseconds, with so many buckets."""
+class TimeAxis:
+    """The time from `first` to `last`, in milliseconds, divided into buckets."""
 
     first: int
     last: int
     buckets: int
 
     def share(self, instant: int) -> float:
-        """Where an instant is, in hundredths of the width; what is beyond an end is at that end."""
+        """Returns the position of a time in percent of the width. A time beyond an end is at that end."""
         return round(min(max((instant - self.first) / (self.last - self.first), 0), 1) * 100, 3)
 
     def marks(self) -> list[tuple[float, str]]:
-        return [(self.share(instant), said) for instant, said in marks(self.first, self.last, _MARKS)]
+        """Returns position and text of the marks."""
+        return [(self.share(instant), said) for instant, said in time_marks(self.first, self.last, _MARKS)]
 
 
-def plot(axis: Axis, layers: Sequence[Layer], shades: Sequence[tuple[int, int]], label: str, *, low: bool) -> Markup:
-    """Layers upon each other, over the marks of both axes. `shades`: spans of time that are tinted."""
+def plot(
+    axis: TimeAxis, layers: Sequence[ChartLayer], shades: Sequence[tuple[int, int]], label: str, *, low: bool
+) -> Markup:
+    """Returns a stacked chart of the layers, with the marks of both axes. `shades` are tinted times."""
     totals = [sum(values) for values in zip(*(layer.values for layer in layers), strict=True)]
-    top = ceiling(max(totals, default=0))
+    top = axis_top(max(totals, default=0))
     tinted = [
         _box(axis.share(start) * axis.buckets / 100, axis.share(end) * axis.buckets / 100, "shade")
         for start, end in shades
@@ -55,7 +59,7 @@ def plot(axis: Axis, layers: Sequence[Layer], shades: Sequence[tuple[int, int]],
     paths, ground = [], [0.0] * axis.buckets
     for layer in layers:
         roof = [below + value for below, value in zip(ground, layer.values, strict=True)]
-        paths.append(element("path", class_=layer.look, d=Markup(area(ground, roof, top))))
+        paths.append(element("path", class_=layer.css, d=Markup(area(ground, roof, top))))
         ground = roof
     drawing = element(
         "svg",
@@ -68,14 +72,14 @@ def plot(axis: Axis, layers: Sequence[Layer], shades: Sequence[tuple[int, int]],
         aria_label=label,
     )
     heights = [
-        element("span", short(top * part), class_="tick", style=f"bottom:{part * 100:g}%", aria_hidden="true")
+        element("span", axis_label(top * part), class_="tick", style=f"bottom:{part * 100:g}%", aria_hidden="true")
         for part in (0.5, 1)
     ]
     return element("div", *heights, drawing, class_="plot low" if low else "plot")
 
 
 def area(ground: Sequence[float], roof: Sequence[float], top: float) -> str:
-    """A path of steps: along the roof to the end, and back along the ground."""
+    """Returns an SVG path of steps: along the roof to the end, and back along the ground."""
     over = [_height(value, top, value > below) for value, below in zip(roof, ground, strict=True)]
     under = [min(_height(below, top, below > 0), high) for below, high in zip(ground, over, strict=True)]
     return f"M0 {_y(under[0])}{_steps(over)}{_steps_back(under)}Z"
@@ -83,7 +87,7 @@ def area(ground: Sequence[float], roof: Sequence[float], top: float) -> str:
 
 def _height(value: float, top: float, seen: bool) -> float:
     height = value / top * _HEIGHT
-    return max(height, _LEAST) if seen else height
+    return max(height, _LEAST_HEIGHT) if seen else height
 
 
 def _y(height: float) -> str:
@@ -91,61 +95,61 @@ def _y(height: float) -> str:
 
 
 def _steps(heights: Sequence[float]) -> str:
-    said, last = [], ""
-    for place, height in enumerate(heights):
+    steps, last = [], ""
+    for index, height in enumerate(heights):
         if (y := _y(height)) != last:
-            said.append((f"H{place}" if place else "") + f"V{y}")
+            steps.append((f"H{index}" if index else "") + f"V{y}")
             last = y
-    return "".join(said) + f"H{len(heights)}"
+    return "".join(steps) + f"H{len(heights)}"
 
 
 def _steps_back(heights: Sequence[float]) -> str:
-    said, last = [], ""
-    for place in range(len(heights), 0, -1):
-        if (y := _y(heights[place - 1])) != last:
-            said.append((f"H{place}" if place < len(heights) else "") + f"V{y}")
+    steps, last = [], ""
+    for index in range(len(heights), 0, -1):
+        if (y := _y(heights[index - 1])) != last:
+            steps.append((f"H{index}" if index < len(heights) else "") + f"V{y}")
             last = y
-    return "".join(said) + "H0"
+    return "".join(steps) + "H0"
 
 
-def _box(start: float, end: float, look: str) -> Markup:
-    return element("rect", class_=look, x=f"{start:.2f}", y=0, width=f"{max(end - start, 0):.2f}", height=_HEIGHT)
+def _box(start: float, end: float, css: str) -> Markup:
+    return element("rect", class_=css, x=f"{start:.2f}", y=0, width=f"{max(end - start, 0):.2f}", height=_HEIGHT)
 
 
 def _line(x: float, y: float, width: float, height: float) -> Markup:
     return element("path", class_="rule", d=f"M{x:.2f} {y:g}l{width:g} {height:g}")
 
 
-def time_axis(axis: Axis) -> Markup:
-    """The texts under a drawing; every other one gives way on a small screen."""
+def time_axis(axis: TimeAxis) -> Markup:
+    """Returns the texts under a chart. A small screen hides every other one."""
     found = [
-        element("span", said, class_=f"mark {_side(share)}{' minor' if place % 2 else ''}", style=f"left:{share}%")
-        for place, (share, said) in enumerate(axis.marks())
+        element("span", label, class_=f"mark {_side(share)}{' minor' if index % 2 else ''}", style=f"left:{share}%")
+        for index, (share, label) in enumerate(axis.marks())
     ]
     return element("div", *found, class_="axis", aria_hidden="true")
 
 
 def _side(share: float) -> str:
-    """A text at an end stays inside."""
+    """Returns the alignment of a text: one at an end stays inside the chart."""
     return "begin" if share < 4 else "end" if share > 96 else "middle"
 
 
-def bar(look: str, share: float) -> Markup:
-    """A bar of that part of its room."""
-    return element("div", element("div", class_=f"fill {look}", style=f"width:{share * 100:.2f}%"), class_="bar")
+def bar(css: str, share: float) -> Markup:
+    """Returns a bar that fills this share of its space."""
+    return element("div", element("div", class_=f"fill {css}", style=f"width:{share * 100:.2f}%"), class_="bar")
 
 
-def span_bar(axis: Axis, look: str, start: int, end: int, tip: str) -> Markup:
-    """From one instant to another, on a lane."""
+def span_bar(axis: TimeAxis, css: str, start: int, end: int, tip: str) -> Markup:
+    """Returns a bar from one time to another."""
     left = axis.share(start)
     width = max(axis.share(end) - left, 0)
-    return element("span", class_=f"span {look}", style=f"left:{left}%;width:{width:.3f}%", data_tip=tip)
+    return element("span", class_=f"span {css}", style=f"left:{left}%;width:{width:.3f}%", data_tip=tip)
 
 
 def legend(*entries: tuple[str, str]) -> Markup:
-    """Looks, and what they mean."""
+    """Returns the legend: CSS classes and their meanings."""
     return element(
         "p",
-        joined(*(element("span", element("i", class_=f"swatch {look}"), said, class_="key") for look, said in entries)),
+        join(*(element("span", element("i", class_=f"swatch {css}"), said, class_="key") for css, said in entries)),
         class_="legend",
     )

@@ -1,7 +1,6 @@
-"""HTML and SVG that cannot be broken out of: whatever is not markup already is escaped, attributes too.
+"""HTML and SVG elements and tables. Everything that is not `Markup` is escaped, in attributes too.
 
-What nobody can see is shown as a mark: control characters, characters that change the writing direction, halves of
-pairs.
+Invisible characters are shown as a mark: control characters, characters that change the writing direction, surrogates.
 """
 
 from __future__ import annotations
@@ -12,78 +11,91 @@ from html import escape
 from typing import Final
 
 from twinbus.pipeline import RowValues, TopRows
-from twinbus.report.formatting import number, span
+from twinbus.report.formatting import duration, number
 
-_UNSEEN: Final = "\N{REPLACEMENT CHARACTER}"
-# Names and ids have limits of their own on a service; a ledger may hold anything.
-_LONGEST: Final = 300
+_INVISIBLE: Final = "\N{REPLACEMENT CHARACTER}"
+# A service limits the length of names and ids, but a ledger may hold anything.
+_MOST_CHARACTERS: Final = 300
 
 
 class Markup(str):
-    """Text that is markup already."""
+    """Text that is markup and must not be escaped."""
 
     __slots__ = ()
 
 
 def plain(value: object) -> str:
-    """As a person may see it: cut where it is too long, and with a mark for what cannot be seen."""
-    said = str(value)
-    said = said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"
-    return said if said.isprintable() else "".join(one if one.isprintable() else _UNSEEN for one in said)
+    """Returns a value as visible text, cut if it is too long."""
+    content = str(value)
+    content = content if len(content) <= _MOST_CHARACTERS else f"{content[: _MOST_CHARACTERS - 1]}…"
+    return content if content.isprintable() else "".join(one if one.isprintable() else _INVISIBLE for one in content)
 
 
-def text(value: object) -> Markup:
+def escaped(value: object) -> Markup:
+    """Returns markup as it is, and any other value as escaped text."""
     return value if isinstance(value, Markup) else Markup(escape(plain(value)))
 
 
 def element(tag: str, *children: object, **attributes: object) -> Markup:
-    """`class_` and `aria_label` are `class` and `aria-label`; None is left out, True has no value."""
-    said = "".join(
-        f" {name.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{text(value)}"')
+    """Returns an element. `class_` and `aria_label` become `class` and `aria-label`.
+
+    An attribute that is None is left out; one that is True has no value.
+    """
+    content = "".join(
+        f" {name.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escaped(value)}"')
         for name, value in attributes.items()
         if value is not None
     )
-    return Markup(f"<{tag}{said}>{joined(*children)}</{tag}>")
+    return Markup(f"<{tag}{content}>{join(*children)}</{tag}>")
 
 
-def joined(*children: object) -> Markup:
-    return Markup("".join(text(child) for child in children))
+def join(*children: object) -> Markup:
+    """Returns the children one after the other."""
+    return Markup("".join(escaped(child) for child in children))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """`say` makes text or markup of a row; `look` is `name`, `number` or nothing."""
+class TableColumn:
+    """A column of a table."""
 
     title: str
-    say: Callable[[RowValues], object]
-    look: str = ""
+    cell: Callable[[RowValues], object]
+    """Returns text or markup for a row."""
+    css: str = ""
+    """Class of the style sheet, such as `name` or `number`."""
 
 
-def counted(title: str, name: str) -> Column:
-    return Column(title, lambda row: number(row[name]), look="number")
+def number_column(title: str, name: str) -> TableColumn:
+    """Returns a column of numbers, from the value with this name."""
+    return TableColumn(title, lambda row: number(row[name]), css="number")
 
 
-def spanned(title: str, name: str) -> Column:
-    return Column(title, lambda row: span(row[name]), look="number")
+def duration_column(title: str, name: str) -> TableColumn:
+    """Returns a column of durations, from the seconds with this name."""
+    return TableColumn(title, lambda row: duration(row[name]), css="number")
 
 
 def table(
-    columns: Iterable[Column], rows: Iterable[RowValues], foot: Markup | None = None, **attributes: object
+    columns: Iterable[TableColumn], rows: Iterable[RowValues], foot: Markup | None = None, **attributes: object
 ) -> Markup:
+    """Returns a table. On a phone, each row is shown as a card with the column titles as labels."""
     columns = list(columns)
-    head = element("tr", *(element("th", one.title, scope="col", class_=one.look or None) for one in columns))
-    body = [element("tr", *(_cell(one, one.say(row)) for one in columns)) for row in rows]
+    head = element("tr", *(element("th", one.title, scope="col", class_=one.css or None) for one in columns))
+    body = [element("tr", *(_cell(one, one.cell(row)) for one in columns)) for row in rows]
     made = element("table", element("thead", head), element("tbody", *body), foot or "", **attributes)
     return element("div", made, class_="scroll")
 
 
-def _cell(column: Column, said: object) -> Markup:
-    """On a phone, where a row is a card, a nought is left out."""
-    looks = " ".join(filter(None, (column.look, "nought" if said == "0" else "")))
-    return element("td", said, class_=looks or None, data_label=column.title)
+def _cell(column: TableColumn, content: object) -> Markup:
+    # The class `nought` hides a zero on a card.
+    classes = " ".join(filter(None, (column.css, "nought" if content == "0" else "")))
+    return element("td", content, class_=classes or None, data_label=column.title)
 
 
-def more(some: TopRows, where: str) -> Markup:
-    """How many are not shown."""
-    rest = some.total - len(some.rows)
+def more_note(shown: TopRows, where: str) -> Markup:
+    """Returns a note on how many rows are not shown and where they are; empty if all are shown."""
+    rest = shown.total - len(shown.rows)
     return element("p", f"… and {number(rest)} more; {where}.", class_="note") if rest else Markup()

@@ -1,6 +1,6 @@
-"""The page as one file: what it is made of, in which order, and that it needs and runs nothing but itself.
+"""The report as one HTML file that loads nothing, and writing it to disk.
 
-No clock is read here: the moment it was made is told to it, so that one ledger makes one page.
+`render_page` reads no clock: the same data and the same `ReportInfo` give the same page.
 """
 
 from __future__ import annotations
@@ -16,82 +16,85 @@ from pathlib import Path
 from twinbus.errors import OperatorError
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline import ReportData
-from twinbus.report.formatting import at
-from twinbus.report.markup import Markup, element, joined, text
-from twinbus.report.sections import cost, entities, latency
-from twinbus.report.timeline_section import happened, incidents
-from twinbus.report.verdict import verdict
+from twinbus.report.formatting import time_text
+from twinbus.report.markup import Markup, element, escaped, join
+from twinbus.report.sections import cost_section, entities_section, latency_section
+from twinbus.report.timeline_section import incidents_section, timeline_section
+from twinbus.report.verdict import verdict_section
 
 
 @dataclass(frozen=True, slots=True)
 class ReportInfo:
-    """What the ledger cannot tell. `asked`: the window, in words, where one was asked for."""
+    """What the page says beside the data of the ledger."""
 
     title: str
     source: str
+    """Name of the ledger."""
     made: datetime
+    """When the page was made."""
     prices: Prices
     scenario: Scenario
     asked: str = ""
+    """The time window as text, if the user asked for one."""
 
 
-def render_page(found: ReportData, about: ReportInfo) -> str:
-    """A whole document."""
+def render_page(data: ReportData, info: ReportInfo) -> str:
+    """Returns the HTML document."""
     style, script = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    # Nothing is loaded, and no other script runs: not even one that got past the escaping.
+    # The browser loads nothing and runs no other script, not even one that got past the escaping.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
-    head = joined(
+    head = join(
         Markup('<meta charset="utf-8">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{text(rules)}">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{escaped(rules)}">'),
         Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
         Markup('<meta name="color-scheme" content="light dark">'),
-        element("title", about.title),
+        element("title", info.title),
         element("style", Markup(style)),
     )
-    body = joined(_header(found, about), _main(found, about), _footer(about), element("script", Markup(script)))
+    body = join(_header(data, info), _main(data, info), _footer(info), element("script", Markup(script)))
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
 
 
-def _header(found: ReportData, about: ReportInfo) -> Markup:
-    line = found.timeline
-    last = line.start + line.width * len(line.waiting) if line else 0
-    told = f"{at(line.start)} to {at(last)} UTC" if line else ""
-    said = " · ".join(filter(None, (f"ledger {about.source}", told, about.asked)))
+def _header(data: ReportData, info: ReportInfo) -> Markup:
+    timeline = data.timeline
+    last = timeline.start + timeline.width * len(timeline.waiting) if timeline else 0
+    period = f"{time_text(timeline.start)} to {time_text(last)} UTC" if timeline else ""
+    subtitle = " · ".join(filter(None, (f"ledger {info.source}", period, info.asked)))
     toggle = element("button", "Dark", id="theme", type="button", hidden=True)
-    return element("header", element("div", element("h1", about.title), element("p", said)), toggle)
+    return element("header", element("div", element("h1", info.title), element("p", subtitle)), toggle)
 
 
-def _main(found: ReportData, about: ReportInfo) -> Markup:
+def _main(data: ReportData, info: ReportInfo) -> Markup:
     return element(
         "main",
-        verdict(found),
-        happened(found),
-        incidents(found),
-        latency(found),
-        cost(found, about.prices, about.scenario),
-        entities(found),
+        verdict_section(data),
+        timeline_section(data),
+        incidents_section(data),
+        latency_section(data),
+        cost_section(data, info.prices, info.scenario),
+        entities_section(data),
     )
 
 
-def _footer(about: ReportInfo) -> Markup:
-    made = element("time", f"{about.made:%Y-%m-%d %H:%M:%S} UTC", datetime=f"{about.made:%Y-%m-%dT%H:%M:%SZ}")
+def _footer(info: ReportInfo) -> Markup:
+    made = element("time", f"{info.made:%Y-%m-%d %H:%M:%S} UTC", datetime=f"{info.made:%Y-%m-%dT%H:%M:%SZ}")
     tip = element("div", id="tip", role="status", hidden=True)
-    return joined(element("footer", element("p", "Made ", made, " by twinbus report. All times are UTC.")), tip)
+    return join(element("footer", element("p", "Made ", made, " by twinbus report. All times are UTC.")), tip)
 
 
 def check_writable(path: Path) -> None:
-    """Told before the work, not after it."""
+    """Raises OperatorError if a page cannot be written to this path. Call it before the work, not after it."""
     if path.is_dir():
         raise OperatorError(f"{path} is a folder", "Name a file: -o report.html.")
     if not path.parent.is_dir():
-        raise OperatorError(f"{path.parent} is no folder", "Make it first, or name another place for the report.")
+        raise OperatorError(f"{path.parent} is not a folder", "Make it first, or name another path for the report.")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise OperatorError(f"{path.parent} cannot be written by this user", "Name another place for the report.")
+        raise OperatorError(f"{path.parent} cannot be written by this user", "Name another path for the report.")
 
 
 def write_page(path: Path, text: str) -> None:
-    """In the place of what was there before; who reads that meanwhile keeps it."""
+    """Writes the page, whole or not at all. Replaces a file of this name; a process that reads it keeps the old one."""
     check_writable(path)
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:

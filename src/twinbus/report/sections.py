@@ -1,4 +1,4 @@
-"""How long diverted messages were on their way, what was charged for, and how each entity fared."""
+"""The sections latency, cost and entities of the report."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from twinbus.ledger import Stage
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline import LATENCY_EDGES, ReportData, RowValues
 from twinbus.report.charts import bar, legend
-from twinbus.report.formatting import money, number, span
-from twinbus.report.markup import Column, Markup, counted, element, more, spanned, table
+from twinbus.report.formatting import duration, money, number
+from twinbus.report.markup import Markup, TableColumn, duration_column, element, more_note, number_column, table
 
-# Of every stage: where it is, and its name. A diverted message passes the first four kinds (M1).
+# Colour and name of each stage, in the order of the table.
 _STAGES: Final[Mapping[str, tuple[str, str]]] = {
     Stage.SEND_PRIMARY: ("primary", "Send to primary"),
     Stage.SEND_BACKLOG: ("backlog", "Send to backlog"),
@@ -37,8 +37,8 @@ _STAGES: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def latency(found: ReportData) -> Markup:
-    spread = found.spread
+def latency_section(data: ReportData) -> Markup:
+    spread = data.spread
     if not spread["diverted"]:
         return Markup()
     heading = element("h2", "How long diverted messages were on their way", id="latency")
@@ -48,34 +48,34 @@ def latency(found: ReportData) -> Markup:
     )
     parts: list[Markup] = [heading, element("p", lead)]
     if spread["returned"]:
-        parts += [_shares(spread), _histogram(spread["counts"], spread["returned"]), _by_day(found)]
+        parts += [_shares(spread), _histogram(spread["counts"], spread["returned"]), _by_day(data)]
     return element("section", *parts, class_="card", aria_labelledby="latency")
 
 
 def _shares(spread: RowValues) -> Markup:
-    told = {"p50": "half within", "p90": "90 % within", "p99": "99 % within", "most": "the longest"}
+    shares = {"p50": "half within", "p90": "90 % within", "p99": "99 % within", "most": "the longest"}
     tiles = [
-        element("div", element("dt", label), element("dd", element("b", span(spread[name]))), class_="tile")
-        for name, label in told.items()
+        element("div", element("dt", label), element("dd", element("b", duration(spread[name]))), class_="tile")
+        for name, label in shares.items()
     ]
     return element("dl", *tiles, class_="tiles four")
 
 
 def _histogram(counts: Sequence[int], total: int) -> Markup:
-    """From the first class that has any to the last."""
-    there = [place for place, count in enumerate(counts) if count]
+    """Returns the classes from the first to the last that has messages."""
+    used = [index for index, count in enumerate(counts) if count]
     classes = [
-        f"up to {span(LATENCY_EDGES[0])}",
-        *(f"{span(low)} – {span(high)}" for low, high in pairwise(LATENCY_EDGES)),
-        f"over {span(LATENCY_EDGES[-1])}",
+        f"up to {duration(LATENCY_EDGES[0])}",
+        *(f"{duration(low)} – {duration(high)}" for low, high in pairwise(LATENCY_EDGES)),
+        f"over {duration(LATENCY_EDGES[-1])}",
     ]
-    rows = [{"class": classes[place], "count": counts[place]} for place in range(there[0], there[-1] + 1)]
+    rows = [{"class": classes[index], "count": counts[index]} for index in range(used[0], used[-1] + 1)]
     most = max(counts)
     columns = [
-        Column("On their way", lambda row: row["class"], look="class"),
-        Column("", lambda row: bar("backlog", row["count"] / most), look="drawn"),
-        Column("Messages", lambda row: number(row["count"]), look="number"),
-        Column("Share", lambda row: _percent(row["count"], total), look="number"),
+        TableColumn("On their way", lambda row: row["class"], css="class"),
+        TableColumn("", lambda row: bar("backlog", row["count"] / most), css="drawn"),
+        TableColumn("Messages", lambda row: number(row["count"]), css="number"),
+        TableColumn("Share", lambda row: _percent(row["count"], total), css="number"),
     ]
     return table(columns, rows, class_="bars")
 
@@ -93,35 +93,37 @@ def _percent(part: int, whole: int) -> str:
     )
 
 
-def _by_day(found: ReportData) -> Markup:
+def _by_day(data: ReportData) -> Markup:
     columns = [
-        Column("Entity", lambda row: row["destination"], look="name"),
-        Column("Day", lambda row: row["day"]),
-        counted("Diverted", "diverted"),
-        counted("Returned", "returned"),
-        spanned("Half", "p50"),
-        spanned("90 %", "p90"),
-        spanned("99 %", "p99"),
-        spanned("Longest", "most"),
+        TableColumn("Entity", lambda row: row["destination"], css="name"),
+        TableColumn("Day", lambda row: row["day"]),
+        number_column("Diverted", "diverted"),
+        number_column("Returned", "returned"),
+        duration_column("Half", "p50"),
+        duration_column("90 %", "p90"),
+        duration_column("99 %", "p99"),
+        duration_column("Longest", "most"),
     ]
-    rest = more(found.latency, "`twinbus ledger latency` tells them all")
+    rest = more_note(data.latency, "`twinbus ledger latency` lists them all")
     summary = element("summary", "By entity and day")
-    return element("details", summary, table(columns, found.latency.rows, class_="cards"), rest)
+    return element("details", summary, table(columns, data.latency.rows, class_="cards"), rest)
 
 
 # --- cost ------------------------------------------------------------------------------------------------------------
 
 
-def cost(found: ReportData, prices: Prices, scenario: Scenario) -> Markup:
-    if not found.spent:
+def cost_section(data: ReportData, prices: Prices, scenario: Scenario) -> Markup:
+    if not data.spent:
         return Markup()
-    order = {stage: place for place, stage in enumerate(_STAGES)}
-    rows = sorted(map(asdict, found.spent), key=lambda row: (order.get(row["stage"], len(order)), row["stage"]))
+    order = {stage: index for index, stage in enumerate(_STAGES)}
+    rows = sorted(map(asdict, data.spent), key=lambda row: (order.get(row["stage"], len(order)), row["stage"]))
     heading = element("h2", "What was charged for", id="cost")
-    lead = "A unit is 64 KB or a part of it, of every message; a call without a message is one unit. Whole days (UTC)."
+    lead = "A unit is 64 KB or a part of it of each message. A call without a message is one unit. Whole days (UTC)."
     keys = legend(("primary", "on the primary"), ("backlog", "on the backlog"))
     source = f"Tier {scenario.tier}, bandwidth {scenario.bandwidth}, prices of {prices.date}: {prices.origin}."
-    without = "Without what is charged by the month or the connection; what a month's base includes costs nothing here."
+    without = (
+        "Without charges by the month or by connection. Operations that the monthly base includes cost nothing here."
+    )
     notes = [element("p", said, class_="note") for said in (without, source)]
     drawn = _stages(rows, prices.currency)
     return element("section", heading, element("p", lead), keys, drawn, *notes, class_="card", aria_labelledby="cost")
@@ -134,15 +136,15 @@ def _stage(row: RowValues) -> tuple[str, str]:
 def _stages(rows: Sequence[RowValues], currency: str) -> Markup:
     most = max(row["units"] for row in rows) or 1
     columns = [
-        Column("Stage", lambda row: _stage(row)[1], look="class"),
-        Column("", lambda row: bar(_stage(row)[0], row["units"] / most), look="drawn"),
-        counted("Units", "units"),
-        Column(f"Cost, {currency}", lambda row: money(row["cost"]), look="number"),
+        TableColumn("Stage", lambda row: _stage(row)[1], css="class"),
+        TableColumn("", lambda row: bar(_stage(row)[0], row["units"] / most), css="drawn"),
+        number_column("Units", "units"),
+        TableColumn(f"Cost, {currency}", lambda row: money(row["cost"]), css="number"),
     ]
     total = {"units": sum(row["units"] for row in rows), "cost": sum((row["cost"] for row in rows), Decimal(0))}
     cells = [
-        element("td", said, class_=column.look, data_label=column.title)
-        for column, said in zip(columns, ("All", "", *(column.say(total) for column in columns[2:])), strict=True)
+        element("td", said, class_=column.css, data_label=column.title)
+        for column, said in zip(columns, ("All", "", *(column.cell(total) for column in columns[2:])), strict=True)
     ]
     return table(columns, rows, element("tfoot", element("tr", *cells)), class_="bars cost")
 
@@ -150,24 +152,24 @@ def _stages(rows: Sequence[RowValues], currency: str) -> Markup:
 # --- entities --------------------------------------------------------------------------------------------------------
 
 
-def entities(found: ReportData) -> Markup:
-    some = found.entities
-    if not some.total:
+def entities_section(data: ReportData) -> Markup:
+    shown = data.entities
+    if not shown.total:
         return Markup()
     columns = [
-        Column("Entity", lambda row: row["destination"], look="name"),
-        counted("Accepted", "accepted"),
-        counted("Delivered", "delivered"),
-        counted("In backlog", "in_backlog"),
-        Column("Dead-lettered", lambda row: _alarming(row["dead_lettered"]), look="number"),
-        Column("Unknown", lambda row: _alarming(row["unknown"]), look="number"),
-        Column("Lost", lambda row: _alarming(row["lost"]), look="number"),
-        Column("Duplicated", lambda row: _alarming(row["duplicated"]), look="number"),
+        TableColumn("Entity", lambda row: row["destination"], css="name"),
+        number_column("Accepted", "accepted"),
+        number_column("Delivered", "delivered"),
+        number_column("In backlog", "in_backlog"),
+        TableColumn("Dead-lettered", lambda row: _alarming(row["dead_lettered"]), css="number"),
+        TableColumn("Unknown", lambda row: _alarming(row["unknown"]), css="number"),
+        TableColumn("Lost", lambda row: _alarming(row["lost"]), css="number"),
+        TableColumn("Duplicated", lambda row: _alarming(row["duplicated"]), css="number"),
     ]
     heading = element("h2", "Entities", id="entities")
-    rest = more(some, "shown are those with most messages lost, unknown, duplicated or not home")
+    rest = more_note(shown, "these have the most messages lost, unknown, duplicated or not home")
     return element(
-        "section", heading, table(columns, some.rows, class_="cards"), rest, class_="card", aria_labelledby="entities"
+        "section", heading, table(columns, shown.rows, class_="cards"), rest, class_="card", aria_labelledby="entities"
     )
 
 

@@ -1,4 +1,4 @@
-"""What happened when: failovers of each entity, rates and backlog over one axis of time; and a table of incidents."""
+"""The sections timeline and incidents: failovers per entity, message rates and backlog over time, and a table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import Final
 
 from twinbus.pipeline import ReportData, RowValues, Timeline
-from twinbus.report.charts import Axis, Layer, legend, plot, span_bar, time_axis
-from twinbus.report.formatting import at, number, rate_unit, span
-from twinbus.report.markup import Column, Markup, counted, element, joined, more, table
+from twinbus.report.charts import ChartLayer, TimeAxis, legend, plot, span_bar, time_axis
+from twinbus.report.formatting import duration, number, rate_unit, time_text
+from twinbus.report.markup import Markup, TableColumn, element, join, more_note, number_column, table
 
 _LANES: Final = 12
 _RATES: Final = {
@@ -21,13 +21,13 @@ _RATES: Final = {
 }
 
 
-def happened(found: ReportData) -> Markup:
-    if found.timeline is None:
+def timeline_section(data: ReportData) -> Markup:
+    if data.timeline is None:
         return Markup()
-    line = found.timeline
-    axis = Axis(line.start, line.start + line.width * len(line.waiting), len(line.waiting))
-    shades = list(_merged(found.incidents.rows, axis.last))
-    lanes = _lanes(found.incidents.rows, axis)
+    line = data.timeline
+    axis = TimeAxis(line.start, line.start + line.width * len(line.waiting), len(line.waiting))
+    shades = list(_merged(data.incidents.rows, axis.last))
+    lanes = _lanes(data.incidents.rows, axis)
     drawn = element(
         "div",
         *([lanes, time_axis(axis)] if lanes else []),
@@ -41,7 +41,7 @@ def happened(found: ReportData) -> Markup:
     )
     behind = element(
         "details",
-        element("summary", f"The numbers, for every {span(line.width / 1000)}"),
+        element("summary", f"The numbers, for every {duration(line.width / 1000)}"),
         _numbers(line),
     )
     heading = element("h2", "What happened when", id="when")
@@ -52,12 +52,12 @@ def happened(found: ReportData) -> Markup:
 
 
 def _ended(incident: RowValues, last: int) -> int:
-    """When its failover ended, or else the end of the picture."""
+    """Returns the end of a failover, or the end of the chart if it has not ended."""
     return last if incident["restored"] is None else int(incident["restored"])
 
 
 def _merged(incidents: Sequence[RowValues], last: int) -> Iterator[tuple[int, int]]:
-    """The spans in which any entity was failed over."""
+    """Yields the times in which at least one entity was failed over."""
     start = end = None
     for began, ended in sorted((one["began"], _ended(one, last)) for one in incidents if one["began"] is not None):
         if end is not None and began <= end:
@@ -70,8 +70,8 @@ def _merged(incidents: Sequence[RowValues], last: int) -> Iterator[tuple[int, in
         yield start, end
 
 
-def _lanes(incidents: Sequence[RowValues], axis: Axis) -> Markup | None:
-    """One for each entity: first those that are failed over still, then those with most diverted messages."""
+def _lanes(incidents: Sequence[RowValues], axis: TimeAxis) -> Markup | None:
+    """Returns one lane per entity: first those that are still failed over, then those with most diverted messages."""
     told = sorted(
         (one for one in incidents if one["began"] is not None), key=lambda one: (one["destination"], one["began"])
     )
@@ -83,19 +83,19 @@ def _lanes(incidents: Sequence[RowValues], axis: Axis) -> Markup | None:
     keys = legend(("trouble", "failed over"), ("backlog", "draining"), *still)
     rest = len(entities) - _LANES
     note = element("p", f"… and {number(rest)} more entities: see the incidents", class_="note") if rest > 0 else ""
-    return joined(_titled("Failovers", keys), *(_lane(*entity, axis) for entity in entities[:_LANES]), note)
+    return join(_titled("Failovers", keys), *(_lane(*entity, axis) for entity in entities[:_LANES]), note)
 
 
 def _is_open(incidents: Sequence[RowValues]) -> bool:
     return any(one["restored"] is None for one in incidents)
 
 
-def _lane(entity: str, incidents: Sequence[RowValues], axis: Axis) -> Markup:
+def _lane(entity: str, incidents: Sequence[RowValues], axis: TimeAxis) -> Markup:
     causes = ", ".join(dict.fromkeys(str(one["cause"]) for one in incidents if one["cause"]))
     times = f"{number(len(incidents))} failover{'' if len(incidents) == 1 else 's'}"
     diverted = f"{number(sum(one['diverted'] for one in incidents))} diverted"
     said = element("small", " · ".join(filter(None, (times, diverted, causes))))
-    bars = joined(*(_bars(one, axis) for one in incidents))
+    bars = join(*(_bars(one, axis) for one in incidents))
     return element(
         "div",
         element("p", element("b", entity), said, class_="who"),
@@ -104,23 +104,23 @@ def _lane(entity: str, incidents: Sequence[RowValues], axis: Axis) -> Markup:
     )
 
 
-def _bars(one: RowValues, axis: Axis) -> Markup:
+def _bars(one: RowValues, axis: TimeAxis) -> Markup:
     tip = _tip(one)
     failed = span_bar(
         axis, "trouble" if one["restored"] is not None else "trouble open", one["began"], _ended(one, axis.last), tip
     )
     if one["drained"] is None:
         waits = one["restored"] is not None and one["diverted"] > one["returned"]
-        return joined(failed, span_bar(axis, "backlog open", one["restored"], axis.last, tip) if waits else "")
+        return join(failed, span_bar(axis, "backlog open", one["restored"], axis.last, tip) if waits else "")
     since = _ended(one, one["began"])
-    return joined(failed, span_bar(axis, "backlog", since, one["drained"], tip) if one["drained"] > since else "")
+    return join(failed, span_bar(axis, "backlog", since, one["drained"], tip) if one["drained"] > since else "")
 
 
 def _restored(one: RowValues) -> tuple[str, str]:
-    """How long it took, and when it was."""
+    """Returns the time until the restore, and when it was."""
     if one["restored"] is None:
         return ("not yet" if one["began"] is not None else "–"), ""
-    return f"after {span(one['seconds_to_restore'])}", at(one["restored"])
+    return f"after {duration(one['seconds_to_restore'])}", time_text(one["restored"])
 
 
 def _drained(one: RowValues) -> tuple[str, str]:
@@ -128,14 +128,14 @@ def _drained(one: RowValues) -> tuple[str, str]:
         return (f"{number(one['diverted'] - one['returned'])} not home" if one["diverted"] else "–"), ""
     seconds = one["seconds_to_drain"]
     if seconds is None:
-        return at(one["drained"]), ""
-    return (f"{span(seconds)} later" if seconds else "before that"), at(one["drained"])
+        return time_text(one["drained"]), ""
+    return (f"{duration(seconds)} later" if seconds else "before that"), time_text(one["drained"])
 
 
 def _tip(one: RowValues) -> str:
     told = {
-        "cause": one["cause"] or "not told",
-        "failed over": at(one["began"]),
+        "cause": one["cause"] or "unknown",
+        "failed over": time_text(one["began"]),
         "restored": ", ".join(filter(None, _restored(one))),
         "drained": ", ".join(filter(None, _drained(one))),
         "diverted": number(one["diverted"]),
@@ -148,23 +148,23 @@ def _two(said: tuple[str, str]) -> Markup:
     return element("span", said[0], element("small", said[1]) if said[1] else "")
 
 
-def incidents(found: ReportData) -> Markup:
-    some = found.incidents
+def incidents_section(data: ReportData) -> Markup:
+    some = data.incidents
     if not some.total:
         return Markup()
     columns = [
-        Column("Entity", lambda row: row["destination"], look="name"),
-        Column("Cause", lambda row: row["cause"] or "–"),
-        Column("Failed over", lambda row: "not told" if row["began"] is None else at(row["began"])),
-        Column("Restored", lambda row: _two(_restored(row))),
-        Column("Drained", lambda row: _two(_drained(row))),
-        counted("Diverted", "diverted"),
-        counted("Returned", "returned"),
-        counted("Processes", "processes"),
+        TableColumn("Entity", lambda row: row["destination"], css="name"),
+        TableColumn("Cause", lambda row: row["cause"] or "–"),
+        TableColumn("Failed over", lambda row: "unknown" if row["began"] is None else time_text(row["began"])),
+        TableColumn("Restored", lambda row: _two(_restored(row))),
+        TableColumn("Drained", lambda row: _two(_drained(row))),
+        number_column("Diverted", "diverted"),
+        number_column("Returned", "returned"),
+        number_column("Processes", "processes"),
     ]
     rows = sorted(some.rows, key=lambda row: (row["began"] is not None, row["began"] or 0, row["destination"]))
     heading = element("h2", "Incidents", id="incidents")
-    rest = more(some, "`twinbus ledger incidents` tells them all")
+    rest = more_note(some, "`twinbus ledger incidents` lists them all")
     return element(
         "section",
         heading,
@@ -184,7 +184,7 @@ def _titled(title: str, keys: Markup | str = "") -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """Messages in each bucket, by the `unit`: such that the largest of those drawn together is no fraction."""
+    """Messages per `unit` of time in each bucket. The unit makes the largest rate of a chart at least 1."""
 
     title: str
     unit: str
@@ -202,14 +202,14 @@ def _rates(line: Timeline) -> dict[str, _Rate]:
     return found
 
 
-def _panels(line: Timeline, axis: Axis, shades: Sequence[tuple[int, int]]) -> Iterator[Markup]:
+def _panels(line: Timeline, axis: TimeAxis, shades: Sequence[tuple[int, int]]) -> Iterator[Markup]:
     rates = _rates(line)
 
     def drawn(title: str, *layers: tuple[str, str], keys: Markup | str = "", low: bool = False) -> Markup:
         told = [(rates[name], look) for name, look in layers]
         peaks = ", ".join(f"{rate.title} at most {number(max(rate.values))} a {rate.unit}" for rate, _ in told)
-        made = plot(axis, [Layer(look, rate.values) for rate, look in told], shades, peaks, low=low)
-        return joined(_titled(f"{title}, messages/{told[0][0].unit}", keys), made)
+        made = plot(axis, [ChartLayer(look, rate.values) for rate, look in told], shades, peaks, low=low)
+        return join(_titled(f"{title}, messages/{told[0][0].unit}", keys), made)
 
     both = legend(("primary", "by the primary"), ("backlog", "by the backlog"))
     yield drawn("Accepted from senders", ("direct", "primary"), ("diverted", "backlog"), keys=both)
@@ -219,25 +219,29 @@ def _panels(line: Timeline, axis: Axis, shades: Sequence[tuple[int, int]]) -> It
         yield drawn("Brought home to the primary", ("returned", "primary"), low=True)
         yield _titled("Backlog: diverted messages that are not home yet")
         most = f"At most {number(max(line.waiting))} messages, {number(line.waiting[-1])} at the end"
-        yield plot(axis, [Layer("backlog", line.waiting)], shades, most, low=False)
+        yield plot(axis, [ChartLayer("backlog", line.waiting)], shades, most, low=False)
 
 
 def _numbers(line: Timeline) -> Markup:
-    """The same as drawn, and what is told where the pointer is: page.js reads it from here."""
+    """Returns the numbers of the charts as a table. page.js reads from it what it shows at the pointer."""
     rates = _rates(line)
     form = "%Y-%m-%d" if line.width % 86_400_000 == 0 else "%Y-%m-%d %H:%M:%S"
     said = zip(line.waiting, *(map(number, rate.values) for rate in rates.values()), strict=True)
     rows = [
-        {"from": at(line.start + place * line.width, form), "waiting": waiting, **dict(zip(rates, told, strict=True))}
+        {
+            "from": time_text(line.start + place * line.width, form),
+            "waiting": waiting,
+            **dict(zip(rates, told, strict=True)),
+        }
         for place, (waiting, *told) in enumerate(said)
     ]
     columns = [
-        Column("From", lambda row: row["from"]),
+        TableColumn("From", lambda row: row["from"]),
         *(_told(f"{rate.title.capitalize()} /{rate.unit}", name) for name, rate in rates.items()),
-        counted("Backlog", "waiting"),
+        number_column("Backlog", "waiting"),
     ]
     return table(columns, rows, id="numbers")
 
 
-def _told(title: str, name: str) -> Column:
-    return Column(title, lambda row: row[name], look="number")
+def _told(title: str, name: str) -> TableColumn:
+    return TableColumn(title, lambda row: row[name], css="number")

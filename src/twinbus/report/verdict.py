@@ -1,4 +1,4 @@
-"""The first thing on the page: does everything add up? A sentence, the sums behind it, and the ids if it does not."""
+"""The first section of the report: the verdict on the balance, its sums, and the message ids if it does not add up."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import Final
 
 from twinbus.pipeline import ReportData, TopRows
 from twinbus.report.formatting import number
-from twinbus.report.markup import Column, Markup, element, joined, more, table
+from twinbus.report.markup import Markup, TableColumn, element, join, more_note, table
 
-# accepted = the sum of these, always: docs/ledger.md. Each has its look, its name and what it is.
+# The sum of these is `accepted` (docs/ledger.md). Each has a colour, a name and a meaning.
 _PARTS: Final = {
     "delivered": ("primary", "delivered", "the primary has them"),
     "in_backlog": ("backlog", "in backlog", "safe on the secondary, not home yet"),
     "dead_lettered": ("dead", "dead-lettered", "safe, but cannot be delivered as they are"),
-    "unknown": ("doubt", "unknown", "safe or not: it depends on outcomes nobody knows"),
-    "lost": ("trouble", "lost", "reported safe, and in neither namespace"),
+    "unknown": ("doubt", "unknown", "safe or not: it depends on operations with unknown outcome"),
+    "lost": ("trouble", "lost", "accepted, and in neither namespace"),
 }
 _BESIDE: Final = {
     "duplicated": ("trouble", "duplicated", "delivered more often than sent"),
-    "possibly_duplicated": ("doubt", "possibly duplicated", "if outcomes nobody knows were good"),
-    "unconfirmed": ("doubt", "unconfirmed", "never reported safe, but there, or perhaps there"),
+    "possibly_duplicated": ("doubt", "possibly duplicated", "if operations with unknown outcome succeeded"),
+    "unconfirmed": ("doubt", "unconfirmed", "never accepted, but delivered or in the backlog, surely or possibly"),
 }
 
 
-def verdict(found: ReportData) -> Markup:
-    look, sign, sentence, reason = _said(found)
+def verdict_section(data: ReportData) -> Markup:
+    look, sign, sentence, reason = _verdict(data)
     heading = element(
         "h2", element("span", sign, class_="sign", aria_hidden="true"), element("span", sentence), id="verdict"
     )
     parts = [heading, element("p", reason)]
-    if found.sums["accepted"] or any(found.sums[name] for name in _BESIDE):
-        parts += [_balance(found.sums), _tiles(found.sums), *_listed(found)]
-    if found.incomplete.total:
-        parts.append(_incomplete(found.incomplete))
+    if data.sums["accepted"] or any(data.sums[name] for name in _BESIDE):
+        parts += [_balance(data.sums), _tiles(data.sums), *_listed(data)]
+    if data.incomplete.total:
+        parts.append(_incomplete(data.incomplete))
     return element("section", *parts, class_=f"verdict {look}", aria_labelledby="verdict")
 
 
-def _said(found: ReportData) -> tuple[str, str, str, str]:
-    """Look, sign, sentence and the one after it."""
-    sums = found.sums
-    if not sums["accepted"] and not sums["unconfirmed"] and found.timeline is None:
-        return "calm", "–", "Nothing happened", "The ledger tells of no message and no failover in this time."
+def _verdict(data: ReportData) -> tuple[str, str, str, str]:
+    """Returns the CSS class, the sign, the verdict and the sentence after it."""
+    sums = data.sums
+    if not sums["accepted"] and not sums["unconfirmed"] and data.timeline is None:
+        return "calm", "–", "Nothing happened", "The ledger has no message and no failover in this time."
     told = f"{_messages(sums['accepted'])} accepted from senders."
     if sums["lost"]:
         return "bad", "✕", f"{_messages(sums['lost'])} lost", f"{told} The lost ones are listed below by id."
@@ -60,7 +60,7 @@ def _messages(count: int) -> str:
 
 
 def _balance(sums: Mapping[str, int]) -> Markup:
-    """Accepted, as one bar of what became of it. Where something is lost, it is seen."""
+    """Returns one bar for the accepted messages, divided by what became of them."""
     said = ", ".join(f"{number(sums[name])} {label}" for name, (_, label, _) in _PARTS.items() if sums[name])
     pieces = [
         element("span", class_=look, style=f"flex-grow:{sums[name]}", data_tip=f"{label} · {number(sums[name])}")
@@ -85,28 +85,28 @@ def _tiles(sums: Mapping[str, int]) -> Markup:
     ]
     flight = sums["in_flight"]
     note = (
-        f"{number(flight)} of the unknown and unconfirmed may yet be explained: by entries of the last hour that are "
-        "not in the ledger yet, or by some from before the time that was asked for."
+        f"{number(flight)} of the unknown and unconfirmed may still be explained: by entries of the last hour that are "
+        "not in the ledger yet, or by entries from before this time."
     )
-    return joined(*tiles, element("p", note, class_="note") if flight else "")
+    return join(*tiles, element("p", note, class_="note") if flight else "")
 
 
-def _listed(found: ReportData) -> list[Markup]:
+def _listed(data: ReportData) -> list[Markup]:
     named = {**_PARTS, **_BESIDE}
     return [
         _ids(named[name][1], some, is_open=name == "lost")
         for name in ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
-        if (some := found.listed[name]).total
+        if (some := data.listed[name]).total
     ]
 
 
 def _ids(label: str, some: TopRows, *, is_open: bool) -> Markup:
     columns = [
-        Column("Entity", lambda row: row["destination"], look="name"),
-        Column("Message id", lambda row: row["id"], look="name"),
-        Column("Copies", lambda row: number(row["count"]), look="number"),
+        TableColumn("Entity", lambda row: row["destination"], css="name"),
+        TableColumn("Message id", lambda row: row["id"], css="name"),
+        TableColumn("Copies", lambda row: number(row["count"]), css="number"),
     ]
-    rest = more(some, "`twinbus ledger reconcile --json` lists them all")
+    rest = more_note(some, "`twinbus ledger reconcile --json` lists them all")
     summary = element("summary", f"{label.capitalize()}: {_messages(some.total)} by id")
     return element("details", summary, table(columns, some.rows), rest, open=is_open or None, class_="ids")
 
@@ -115,8 +115,8 @@ def _incomplete(reasons: TopRows) -> Markup:
     count = f"{number(reasons.total)} reason{'' if reasons.total == 1 else 's'}"
     return element(
         "details",
-        element("summary", f"The ledger does not hold everything, so that what it says may be wrong: {count}"),
+        element("summary", f"The ledger does not hold everything, so this report may be wrong: {count}"),
         element("ul", *(element("li", row["reason"]) for row in reasons.rows)),
-        more(reasons, "`twinbus ledger reconcile` tells them all"),
+        more_note(reasons, "`twinbus ledger reconcile` lists them all"),
         class_="ids",
     )
