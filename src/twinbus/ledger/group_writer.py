@@ -21,14 +21,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from twinbus.ledger.entries import Closed, Gap, Metered, Movement, Operation, State
+from twinbus.ledger.entries import Closed, Gap
 from twinbus.ledger.json_lines import encode_entry
-from twinbus.ledger.running_operation import RunningOperation
+from twinbus.ledger.running_operation import QueueItem, RunningOperation
 from twinbus.ledger.segments import SegmentGoneError, SegmentWriter
 
 _log = logging.getLogger("twinbus.ledger")
@@ -39,8 +39,6 @@ _REMIND_SECONDS: Final = 60.0
 _GROUP_LIMIT: Final = 1000
 # A disk that hangs must not fill the memory.
 _QUEUE_LIMIT: Final = 100_000
-
-QueueItem = RunningOperation | Operation | State | Movement | Metered
 
 
 class GroupWriter:
@@ -68,12 +66,15 @@ class GroupWriter:
         self._segments = segments
         self._group_seconds = group_seconds
         self._buffer_bytes = buffer_bytes
-        self._queue: list[QueueItem] = []
+        self.numbers: Iterator[int] = itertools.count()
+        """Numbers of this writer's entries."""
+        self.queue: list[QueueItem] = []
+        """Entries for the next group. `OperationQueue` says what an append must do."""
         self._flushes: deque[Future[str | None]] = deque()
         # Reentrant: the writer's thread may hold the lock when it collects a Ledger, whose __del__ calls `finish`.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
-        self._asleep = True
+        self.is_asleep = True
         """Whether the thread waits for `_wake`, or does not run yet."""
         self._work_queued = threading.Event()
         self._flush_now = threading.Event()
@@ -93,25 +94,26 @@ class GroupWriter:
 
     # --- from any thread ---------------------------------------------------------------------------------------------
 
-    def put(self, item: QueueItem, /) -> None:
+    def put(self, item: QueueItem) -> None:
         """Queues an entry for the next group."""
-        self._queue.append(item)
-        if self._asleep or len(self._queue) >= _GROUP_LIMIT:
-            self._notify()
+        self.queue.append(item)
+        self.notify()
 
-    def _notify(self) -> None:
-        if len(self._queue) > _QUEUE_LIMIT:
+    def notify(self) -> None:
+        """Wakes the thread if it sleeps or if a group is full, and drops the newest entries if the queue is full."""
+        length = len(self.queue)
+        if length > _QUEUE_LIMIT:
             self._drop_newest()
-        if self._asleep:
+        if self.is_asleep:
             self._wake()
-        elif not self._flush_now.is_set():
+        elif length >= _GROUP_LIMIT:
             self._flush_now.set()
 
     def _drop_newest(self) -> None:
         with self._lock:
-            excess = len(self._queue) - _QUEUE_LIMIT
+            excess = len(self.queue) - _QUEUE_LIMIT
             if excess > 0:
-                del self._queue[-excess:]
+                del self.queue[-excess:]
                 self._unreported.add(excess, _milliseconds(), "the disk is too slow")
 
     def flush(self) -> Future[str | None]:
@@ -137,7 +139,7 @@ class GroupWriter:
         if thread is not None:
             thread.join(timeout)
         is_running = thread is not None and thread.is_alive()
-        is_whole = not (self._queue or self._unwritten or self._unreported.count or is_running)
+        is_whole = not (self.queue or self._unwritten or self._unreported.count or is_running)
         if not is_whole:
             _log.error("ledger: closed, but not everything is in %s: %s", self.directory, self.failure or "too slow")
         return is_whole
@@ -162,7 +164,7 @@ class GroupWriter:
                             _resolve(self._flushes.popleft(), self.failure)
                         return
                     self._thread = thread
-                self._asleep = False
+                self.is_asleep = False
                 self._work_queued.set()
                 return
         if self._thread is None or not self._thread.is_alive():
@@ -170,9 +172,9 @@ class GroupWriter:
 
     def _refuse(self) -> None:
         """Logs and drops what was queued after closing."""
-        if self._queue:
-            _log.error("ledger: %d entries came after closing and are not in %s", len(self._queue), self.directory)
-            self._queue.clear()
+        if self.queue:
+            _log.error("ledger: %d entries came after closing and are not in %s", len(self.queue), self.directory)
+            self.queue.clear()
         while self._flushes:
             _resolve(self._flushes.popleft(), self.failure or "it was closed")
 
@@ -188,7 +190,7 @@ class GroupWriter:
             self._write_group()
         self._write_group()
         self._end()
-        self._asleep = True
+        self.is_asleep = True
         self._refuse()
 
     def _sleep(self) -> None:
@@ -196,15 +198,15 @@ class GroupWriter:
         if self.failure is not None:
             self._flush_now.wait(RETRY_SECONDS)
             return
-        if not self._queue and not self._flushes:
-            self._asleep = True
+        if not self.queue and not self._flushes:
+            self.is_asleep = True
             # Checked again: `put` did not wake this thread for what came before the line above.
-            if not self._queue and not self._flushes and not self._closing:
+            if not self.queue and not self._flushes and not self._closing:
                 left = self._segments.seconds_left()
                 self._work_queued.wait(None if math.isinf(left) else max(left, 0.0))
-            self._asleep = False
+            self.is_asleep = False
             self._work_queued.clear()
-        if self._queue:
+        if self.queue:
             self._flush_now.wait(self._group_seconds)
 
     def _write_group(self) -> None:
@@ -223,8 +225,8 @@ class GroupWriter:
     def _take_queue(self) -> None:
         """Turns the queue into lines. Counts the lines as missing if the buffer has no room for them."""
         with self._lock:  # against `_drop_newest`; an append meanwhile does no harm
-            items = self._queue[:]
-            del self._queue[: len(items)]
+            items = self.queue[:]
+            del self.queue[: len(items)]
         lines = self._lines(items)
         group = "".join(lines).encode()
         if self.failure is not None and len(self._unwritten) + len(group) > self._buffer_bytes:

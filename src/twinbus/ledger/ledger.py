@@ -7,7 +7,6 @@ while the ledger cannot be written (`on_error`).
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import re
@@ -105,10 +104,9 @@ class Ledger:
         `prefix` is what `operation_prefix` returned for the stage, namespace, entity and destination. `ids` and `size`
         are kept as they are: the caller must not change them later.
         """
-        self.check()
-        operation = RunningOperation(self._writer, next(self._numbers), prefix, ids, size)
-        self._writer.put(operation)
-        return operation
+        if self.stops_on_error:
+            self.check()
+        return RunningOperation(self._writer, prefix, ids, size)
 
     def done(
         self,
@@ -275,7 +273,6 @@ class Ledger:
     def _open(self) -> None:
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:63] or "unknown"
         self._name = f"{self.role}-{host}-{os.getpid()}-{secrets.token_hex(8)}"
-        self._numbers = itertools.count()
         options = self.options
         segments = SegmentWriter(
             self.directory,
@@ -300,7 +297,7 @@ class Ledger:
             self._open()
 
     def _new_id(self) -> str:
-        return f"{self._writer.writer_id}-{next(self._numbers)}"
+        return f"{self._writer.writer_id}-{next(self._writer.numbers)}"
 
 
 def _milliseconds() -> int:
