@@ -1,4 +1,4 @@
-"""S9: bodies packed to fit, and back."""
+"""Bodies that are compressed to fit, and decompressed again (S9)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from twinbus.backlog.message_format import AliasError
 
 
 @given(st.binary(max_size=4000), st.integers(0, 10))
-def test_s9_a_packed_body_comes_back_byte_for_byte(sections: bytes, spare: int) -> None:
+def test_s9_a_compressed_body_is_restored_byte_for_byte(sections: bytes, spare: int) -> None:
     assert decompress_body(compress_body(sections), DEFLATE, len(sections) + spare) == sections
 
 
-def test_s9_packing_makes_room() -> None:
+def test_s9_a_compressed_body_is_smaller() -> None:
     assert len(compress_body(b"the same again " * 1000)) < 200
 
 
@@ -29,7 +29,7 @@ def test_s9_a_body_beyond_the_limit_is_an_error(sections: bytes, data: st.DataOb
             decompress_body(compress_body(sections), DEFLATE, limit)
 
 
-def test_s9_a_bomb_is_not_unpacked() -> None:
+def test_s9_a_decompression_bomb_is_refused() -> None:
     with pytest.raises(AliasError, match=r"^x-twinbus-packed marks a body that does not end within 1000 bytes\. Mend"):
         decompress_body(zlib.compress(bytes(10_000_000)), DEFLATE, 1000)
 
@@ -37,17 +37,17 @@ def test_s9_a_bomb_is_not_unpacked() -> None:
 @pytest.mark.parametrize(
     "packed", [b"", b"nonsense", compress_body(b"x" * 100)[:-1], compress_body(b"x" * 100) + b"more"]
 )
-def test_y6_what_is_no_packed_body_is_an_error(packed: bytes) -> None:
+def test_y6_damaged_content_is_an_error(packed: bytes) -> None:
     with pytest.raises(AliasError, match="x-twinbus-packed"):
         decompress_body(packed, DEFLATE, 1000)
 
 
-def test_y6_a_mark_that_is_not_ours_is_an_error() -> None:
+def test_y6_an_unknown_algorithm_is_an_error() -> None:
     with pytest.raises(AliasError, match=r"^x-twinbus-packed is 'zstd', not 'deflate'\. Mend"):
         decompress_body(compress_body(b"x"), "zstd", 10)
 
 
-def test_y6_a_body_that_is_damaged_says_how() -> None:
+def test_y6_the_error_says_how_the_content_is_damaged() -> None:
     with pytest.raises(
         AliasError, match=r"^x-twinbus-packed marks a body that cannot be unpacked \(Error -3 .*\)\. Mend"
     ):

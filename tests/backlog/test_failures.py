@@ -1,4 +1,4 @@
-"""S2: every failure has one name, and one row says whether it counts. The exceptions are the SDK's own."""
+"""Every failure has one kind, and one rule says whether it counts (S2). The exceptions are those of the real SDKs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Silent:
 
 
 def from_sdk(error: Exception) -> BaseException:
-    """As the SDK's sender would raise it."""
+    """Return the exception that the SDK's sender would raise for this one."""
     return PyamqpTransport.create_servicebus_exception(Silent(), error)  # type: ignore[arg-type]  # a logger
 
 
@@ -155,7 +155,7 @@ def test_s2_what_never_counts(error: BaseException, kind: FailureKind) -> None:
     assert kind not in COUNTING_FAILURES
 
 
-def test_s2_the_lists_above_meet_every_kind() -> None:
+def test_s2_the_two_lists_above_contain_every_kind() -> None:
     assert {kind for _, kind in FIRST_LIST} == COUNTING_FAILURES
     assert {kind for _, kind in NEVER} == set(FailureKind) - COUNTING_FAILURES
 
@@ -169,12 +169,12 @@ def test_s2_the_table_is_total_whatever_the_evidence() -> None:
     assert classify(FailureEvidence(("ServiceBusError",), "a:condition", 999, "ENOENT", "text")) is K.INTERNAL
 
 
-def test_s2_every_kind_is_judged_with_a_reason() -> None:
+def test_s2_every_kind_has_a_rule_with_a_reason() -> None:
     assert set(FAILURE_RULES) == set(FailureKind)
     assert all(row.reason for row in FAILURE_RULES.values())
 
 
-def test_s2_what_counts_is_the_services_and_evicts_a_backlog_queue() -> None:
+def test_s2_a_failure_that_counts_is_the_services_and_evicts_a_backlog_queue() -> None:
     assert all(row.responsible is Responsible.SERVICE and row.evicts for row in FAILURE_RULES.values() if row.counts)
 
 
@@ -184,7 +184,7 @@ def test_s2_an_exception_that_the_caller_was_handling_is_no_evidence() -> None:
     assert classify(evidence_of(error)) is K.SERVER_BUSY
 
 
-def test_s2_a_chain_of_causes_that_bites_its_tail_ends() -> None:
+def test_s2_a_cycle_of_causes_is_read_once() -> None:
     one, two = RuntimeError(), OSError()
     one.__cause__, two.__cause__ = two, one
     assert classify(evidence_of(one)) is K.CONNECTION_LOST
@@ -217,15 +217,15 @@ NO = [Condition.UNAUTHORIZED_ACCESS, Condition.ENTITY_DISABLED, Condition.NOT_FO
 
 
 def rejected(condition: str) -> Exception:
-    """As the SDK reads it from a disposition."""
+    """Return the exception that the SDK makes of a rejected disposition."""
     try:
         return amqp.MessageSendFailed(amqp.ErrorCondition(condition.encode()))
     except ValueError:
         return amqp.MessageException(condition.encode())
 
 
-def told_why(error: Exception) -> BaseException:
-    """As the SDK fails a send under way, with the cause that a pair's link adds."""
+def with_cause(error: Exception) -> BaseException:
+    """Return the exception of a send that was running when its link ended, with the cause that `twinbus.sdk` adds."""
     failed = amqp.MessageSendFailed(amqp.ErrorCondition.UnknownError)
     failed.__cause__ = error
     return from_sdk(failed)
@@ -242,11 +242,11 @@ def test_s8_a_condition_is_a_refusal_where_it_answers_and_none_where_it_takes_th
     assert not was_refused(gone.copy("entity"))
     for lost in (amqp.AMQPLinkError, amqp.AMQPSessionError, amqp.AMQPConnectionError):
         assert not was_refused(from_sdk(lost(raw)))
-        assert not was_refused(told_why(lost(raw)))
-        assert classify(evidence_of(told_why(amqp.AMQPLinkError(raw)))) is classify(evidence_of(answer))
+        assert not was_refused(with_cause(lost(raw)))
+        assert classify(evidence_of(with_cause(amqp.AMQPLinkError(raw)))) is classify(evidence_of(answer))
 
 
-def test_s8_the_status_of_a_request_is_an_answer_and_the_end_of_its_link_is_none() -> None:
+def test_s8_the_status_of_a_request_is_an_answer_but_the_end_of_its_link_is_not() -> None:
     with pytest.raises(sdk.ServiceBusError) as answered:
         PyamqpTransport.handle_amqp_mgmt_error(Silent(), "Scheduling failed.", b"com.microsoft:server-busy", "", 503)  # type: ignore[arg-type]  # a logger, and what the SDK passes
     assert was_refused(answered.value)
@@ -262,10 +262,10 @@ def test_s8_the_status_of_a_request_is_an_answer_and_the_end_of_its_link_is_none
         ServiceRequestError("the issuer is away"),
     ],
 )
-def test_s8_a_token_that_is_not_renewed_answers_nothing_that_was_under_way(error: BaseException) -> None:
+def test_s8_a_token_that_cannot_be_renewed_is_no_answer_to_running_operations(error: BaseException) -> None:
     assert not was_refused(error)
 
 
 @pytest.mark.parametrize("error", [from_sdk(ValueError("no message")), sdk.MessageSizeExceededError(message="large")])
-def test_s8_what_cannot_be_sent_has_not_left(error: BaseException) -> None:
+def test_s8_a_message_that_cannot_be_sent_counts_as_refused(error: BaseException) -> None:
     assert was_refused(error)

@@ -1,4 +1,4 @@
-"""S7 both ways."""
+"""Properties of a diverted message become aliases, and back (S7, Y3, Y6)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_UINT = 2**32 - 1
 
 names = st.text(max_size=8) | st.binary(max_size=8)
 values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.uuids()
-sendables = st.builds(
+fields_of_messages = st.builds(
     MessageFields,
     session_id=st.none() | st.text(max_size=128),
     time_to_live=st.none() | st.integers(0, MAX_UINT),
@@ -40,8 +40,10 @@ sendables = st.builds(
 paths = st.text(min_size=1, max_size=260)
 
 
-@given(sendables, paths, st.none() | st.just("deflate"))
-def test_s7_what_was_diverted_comes_back_as_it_was(message: MessageFields, path: str, compression: str | None) -> None:
+@given(fields_of_messages, paths, st.none() | st.just("deflate"))
+def test_s7_a_diverted_message_is_restored_as_it_was(
+    message: MessageFields, path: str, compression: str | None
+) -> None:
     back = restore(divert(message, path, compression))
     kept = message.absolute_expiry_time if message.time_to_live is None else None
     assert (back.path, back.compression) == (path, compression)
@@ -54,7 +56,7 @@ def test_s7_what_was_diverted_comes_back_as_it_was(message: MessageFields, path:
     )
 
 
-@given(sendables, paths)
+@given(fields_of_messages, paths)
 def test_s7_diverting_changes_a_copy_and_nothing_but_what_it_must(message: MessageFields, path: str) -> None:
     before = dict(message.application_properties)
     copy = divert(message, path)
@@ -74,7 +76,7 @@ def test_s7_diverting_changes_a_copy_and_nothing_but_what_it_must(message: Messa
     }
 
 
-@given(sendables, paths)
+@given(fields_of_messages, paths)
 def test_s7_the_aliases_survive_the_wire(message: MessageFields, path: str) -> None:
     copy = divert(message, path)
     carried = {
@@ -105,7 +107,7 @@ def test_s7_an_alias_is_there_only_where_the_property_was_set_and_the_path_alway
     assert divert(PLAIN, "orders") == MessageFields(application_properties={"colour": "red", "x-ms-path": "orders"})
 
 
-def test_s7_what_is_empty_or_zero_was_set_all_the_same() -> None:
+def test_s7_an_empty_or_zero_property_counts_as_set() -> None:
     message = MessageFields(session_id="", time_to_live=0, scheduled_enqueue_time=0)
     assert restore(divert(message, "orders")).message == message
 
@@ -115,7 +117,7 @@ def test_s7_absolute_expiry_time_is_cleared_with_the_time_to_live_and_stays_with
     assert divert(MessageFields(absolute_expiry_time=9), "orders").absolute_expiry_time == 9
 
 
-def test_s9_the_mark_of_a_packed_body_is_ours() -> None:
+def test_s9_the_algorithm_of_a_compressed_body_is_an_alias() -> None:
     copy = divert(PLAIN, "orders", "deflate")
     assert copy.application_properties["x-twinbus-packed"] == "deflate"
     assert restore(copy) == RestoredMessage("orders", PLAIN, "deflate")
@@ -135,7 +137,7 @@ def test_s7_every_name_in_use_is_named() -> None:
         divert(MessageFields(application_properties={"x-ms-timetolive": 1, "x-ms-path": "a"}), "orders")
 
 
-def test_s7_other_names_of_the_same_kind_are_the_callers_own() -> None:
+def test_s7_similar_names_belong_to_the_caller() -> None:
     message = MessageFields(application_properties={"x-ms-via": "a", "X-MS-PATH": "b", b"\xff": 1})
     assert restore(divert(message, "orders")).message == message
 
@@ -172,7 +174,7 @@ def test_s7_a_time_to_live_is_read_as_a_long_or_as_the_old_clients_timespan(ttl:
 
 
 def exactly(text: str) -> str:
-    """The whole text of the error; what follows it is the hint."""
+    """Return a pattern for the whole error text, with its hint."""
     return re.escape(f"{text}. Mend the message and resubmit it.") + "$"
 
 
@@ -227,7 +229,7 @@ def test_y6_a_message_without_a_path_is_an_error() -> None:
         restore(backlog(path=""))
 
 
-def test_y3_names_that_come_as_bytes_are_the_same_names() -> None:
+def test_y3_alias_names_may_be_bytes() -> None:
     message = MessageFields(application_properties={b"x-ms-path": "orders", b"x-ms-sessionid": "s", b"colour": "red"})
     found = restore(message)
     assert found == RestoredMessage(
@@ -235,7 +237,7 @@ def test_y3_names_that_come_as_bytes_are_the_same_names() -> None:
     )
 
 
-def test_y3_what_has_no_alias_stays_as_it_is_in_the_backlog() -> None:
+def test_y3_a_property_without_an_alias_stays_as_it_is_in_the_backlog() -> None:
     message = MessageFields(
         session_id="s",
         time_to_live=1,
@@ -248,7 +250,7 @@ def test_y3_what_has_no_alias_stays_as_it_is_in_the_backlog() -> None:
     )
 
 
-def test_s7_a_reserved_name_is_named_with_what_to_do() -> None:
+def test_s7_the_error_of_a_reserved_name_says_what_to_do() -> None:
     error = AliasInUseError(["x-ms-path"])
     assert error.names == ("x-ms-path",)
     assert str(error).endswith("x-ms-path; rename them")

@@ -1,4 +1,4 @@
-"""P3 and P4: names of backlog queues, and endpoints that are one."""
+"""Paths of backlog queues, and the one spelling of an endpoint (P3, P4)."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_p4_the_path_of_a_backlog_queue() -> None:
         ("orders", None),
     ],
 )
-def test_p4_a_path_is_known_as_a_backlog_queue_of_its_primary(path: str, index: int | None) -> None:
+def test_p4_the_index_of_a_backlog_queue_is_read_from_its_path(path: str, index: int | None) -> None:
     assert backlog_queue_index("contoso", path) == index
 
 
-def test_p6_extras_are_those_beyond_the_count() -> None:
+def test_p6_extra_queues_are_those_with_an_index_beyond_the_count() -> None:
     paths = [f"contoso/x-servicebus-transfer/{index}" for index in (11, 2, 0, 1, 3)]
     assert extra_backlog_queues("contoso", 2, [*paths, "orders"]) == [paths[1], paths[4], paths[0]]
 

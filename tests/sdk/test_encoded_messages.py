@@ -1,4 +1,4 @@
-"""Y10: what the SDK sends alone is what it was given, or it is not sent."""
+"""`lossless_message` returns an object that the SDK encodes with every value and type unchanged, or None (Y10)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sent(raw: bytes) -> bytes:
         {"sequence": [[Long(5)], ["text"]]},
     ],
 )
-def test_y10_usual_messages_are_carried(body: dict[str, Any]) -> None:
+def test_y10_usual_messages_are_unchanged(body: dict[str, Any]) -> None:
     raw = build_message(**body, **COMMON)
     assert parts(split_sections(sent(raw))) == parts(split_sections(raw))
 
@@ -59,12 +59,12 @@ def test_y10_usual_messages_are_carried(body: dict[str, Any]) -> None:
         {"value": Symbol("s")},
     ],
 )
-def test_y10_a_type_the_sdk_does_not_have_or_would_change_is_not_carried(odd: dict[str, Any]) -> None:
+def test_y10_a_message_with_a_type_that_the_sdk_would_change_is_refused(odd: dict[str, Any]) -> None:
     assert lossless_message(build_message(**{"data": b"body"} | odd if "value" not in odd else odd)) is None
 
 
 @given(amqp.bodies, amqp.parts)
-def test_y10_whatever_is_carried_is_carried_as_it_was(body: dict[str, Any], given_parts: dict[str, Any]) -> None:
+def test_y10_every_message_that_is_not_refused_is_unchanged(body: dict[str, Any], given_parts: dict[str, Any]) -> None:
     raw = build_message(**body, **{**given_parts, "header": Header(durable=True)})
     if lossless_message(raw) is not None:
         again, first = split_sections(sent(raw)), split_sections(raw)
