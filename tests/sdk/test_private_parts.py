@@ -73,6 +73,9 @@ PARTS: Final = (
     Part("error policy", "total_retries", "handlers.disable_retries"),
     Part("receiver", "_amqp_transport", "encoded_messages.EncodedReceiver"),
     Part("receiver", "_build_received_message", "encoded_messages.EncodedReceiver", "received", AIO),
+    Part("receiver", "_close_handler", "handlers.call_before_close", ""),
+    Part("receiver", "_iter_next", "handlers.RECEIVE_METHODS", "wait_time"),
+    Part("receiver", "_receive", "handlers.RECEIVE_METHODS", "max_message_count timeout"),
     Part("receiver", "_handle_exception", "encoded_messages.EncodedReceiver.open", "exception", AIO),
     Part("receiver", "_handler", "handlers.has_credit, encoded_messages.EncodedReceiver"),
     Part(

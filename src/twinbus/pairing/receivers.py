@@ -18,7 +18,7 @@ from azure.servicebus.aio import ServiceBusReceiver as AioServiceBusReceiver
 from twinbus.backlog import COUNTING_FAILURES, failure_kind
 from twinbus.ledger import OK, Ledger, Stage
 from twinbus.pairing.recording import OperationRecorder, outcome_of, size_of
-from twinbus.sdk import has_credit
+from twinbus.sdk import RECEIVE_METHODS, call_before_close, has_credit, is_open
 
 # What came back or was raised, and the seconds it took.
 _Ended = Callable[[Any, BaseException | None, float], None]
@@ -45,7 +45,7 @@ class _ReceiverRecording:
         self._ledger = ledger
         self._where = (namespace, entity)
         self._fed = False
-        for name in ("_receive", "_iter_next"):
+        for name in RECEIVE_METHODS:
             _told(receiver, name, self._received, self._asking)
         _told(receiver, "complete_message", self._of_one(Stage.COMPLETE_PRIMARY))
         for name in ("abandon_message", "defer_message", "dead_letter_message"):
@@ -53,7 +53,7 @@ class _ReceiverRecording:
         _told(receiver, "renew_message_lock", self._of_one(Stage.RENEW_PRIMARY))
         _told(receiver, "receive_deferred_messages", self._deferred)
         _told(receiver, "peek_messages", self._peeked)
-        _told(receiver, "_close_handler", _nothing, self._closing)
+        call_before_close(receiver, self._closing)
 
     def _asking(self) -> None:
         if not self._has_credit():
@@ -63,7 +63,7 @@ class _ReceiverRecording:
         if isinstance(error, _EMPTY) or (error is None and found == []):
             return
         if error is not None:
-            if self._receiver._running:  # or it could not be opened, and was asked for nothing
+            if is_open(self._receiver):  # or it could not be opened, and was asked for nothing
                 self._tell(Stage.EMPTY_RECEIVE, (), seconds, error)
             return
         self._fed = True
@@ -94,10 +94,6 @@ class _ReceiverRecording:
     ) -> None:
         result, cause = (OK, None) if error is None else outcome_of(error)
         self._ledger.done(stage, *self._where, (), size, seconds=seconds, result=result, cause=cause)
-
-
-def _nothing(_: Any, error: BaseException | None, seconds: float) -> None:
-    pass
 
 
 def _told(receiver: Any, name: str, ended: _Ended, begun: Callable[[], None] = lambda: None) -> None:

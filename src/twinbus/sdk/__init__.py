@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from twinbus.sdk.encoded_messages import EncodedReceiver, encoded_batch, lossless_message, send_message
     from twinbus.sdk.handlers import (
         CANCELLED_AT_DEADLINE,
+        RECEIVE_METHODS,
         LinkLimits,
         abort_connection,
+        call_before_close,
         disable_retries,
         empty_batch,
         has_credit,
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CANCELLED_AT_DEADLINE",
+    "RECEIVE_METHODS",
     "ConnectionSettings",
     "EncodedReceiver",
     "LinkLimits",
@@ -86,6 +89,7 @@ __all__ = [
     "amqp_messages",
     "attach_aio_credential",
     "batch_messages",
+    "call_before_close",
     "check_confirms_settlement",
     "check_version",
     "client_endpoint",
@@ -133,9 +137,10 @@ _NAMES_BY_MODULE: Final = {
     "concurrent_sends": "allow_concurrent_sends supports_concurrent_sends",
     "encoded_messages": "EncodedReceiver encoded_batch lossless_message send_message",
     "handlers": (
-        "CANCELLED_AT_DEADLINE LinkLimits abort_connection disable_retries empty_batch has_credit hides_pings "
-        "interrupt interrupt_at_deadline is_closed is_open is_retryable keep_alive_of link_limits "
-        "open_aio_link open_sync_link refuse_calls speed_up_opening was_interrupted_at_deadline"
+        "CANCELLED_AT_DEADLINE LinkLimits RECEIVE_METHODS abort_connection call_before_close disable_retries "
+        "empty_batch has_credit hides_pings interrupt interrupt_at_deadline is_closed is_open is_retryable "
+        "keep_alive_of link_limits open_aio_link open_sync_link refuse_calls speed_up_opening "
+        "was_interrupted_at_deadline"
     ),
     "messages": (
         "TransformingBatch amqp_messages batch_messages encoded_body encoded_size message_size "

@@ -29,6 +29,8 @@ _STANDARD_BATCH: Final = 262_144
 _OPENING_FRAMES: Final = 16
 _SILENCE_SECONDS: Final = 0.1
 _PRODUCT: Final = "twinbus"
+RECEIVE_METHODS: Final = ("_receive", "_iter_next")
+"""Methods of a receiver that every receive and every iteration goes through."""
 CANCELLED_AT_DEADLINE: Final = "given up at its deadline"
 """Message of the CancelledError that ends an asyncio call at its deadline."""
 
@@ -232,6 +234,17 @@ def keep_alive_of(handler: Any) -> Any:
 def _stop_keep_alive(handler: Any) -> None:
     if (running := keep_alive_of(handler)) is not None:
         running.cancel()
+
+
+def call_before_close(handler: Any, callback: Callable[[], None]) -> None:
+    """Call `callback` each time before the SDK closes the handler's link."""
+    close = handler._close_handler
+
+    def close_after_callback() -> Any:
+        callback()
+        return close()
+
+    handler._close_handler = close_after_callback
 
 
 # --- ending ----------------------------------------------------------------------------------------------------------
