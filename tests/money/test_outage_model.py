@@ -11,13 +11,13 @@ import pytest
 
 from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.simulation.loop import run
-from tests.syphon.simulation.places import (
-    Entity,
-    Letter,
-    Life,
-    Outage,
-    Queue,
+from tests.syphon.simulation.simulated_namespaces import (
     SimulatedBacklog,
+    SimulatedEntity,
+    SimulatedMessage,
+    SimulatedOutage,
+    SimulatedProcess,
+    SimulatedQueue,
     SimulatedTransport,
     now,
     wall,
@@ -101,7 +101,9 @@ class WholePages(SimulatedBacklog):
 
 
 class Transport(SimulatedTransport):
-    def __init__(self, queues: dict[str, Queue], entities: dict[str, Entity], life: Life) -> None:
+    def __init__(
+        self, queues: dict[str, SimulatedQueue], entities: dict[str, SimulatedEntity], life: SimulatedProcess
+    ) -> None:
         super().__init__(queues, entities, life)
         self._made = {path: WholePages(queue, life) for path, queue in queues.items()}
 
@@ -116,14 +118,16 @@ class Simulated:
         went, chance = model_outage(scenario), Random(7)
         first = scenario.failover_interval.total_seconds()
         per_outage = round(went.diverted)
-        self.outages = [Outage(at, at + scenario.outage.total_seconds(), FailureKind.ENTITY_DISABLED) for at in begins]
+        self.outages = [
+            SimulatedOutage(at, at + scenario.outage.total_seconds(), FailureKind.ENTITY_DISABLED) for at in begins
+        ]
         letters = [
-            Letter(number, "orders", comes=at + first + n / scenario.rate)
+            SimulatedMessage(number, "orders", comes=at + first + n / scenario.rate)
             for index, at in enumerate(begins)
             for n, number in enumerate(range(1 + index * per_outage, 1 + (index + 1) * per_outage))
         ]
-        self.queues = {f"b{n}": Queue(f"b{n}", chance, letters if n == 0 else [], 60.0) for n in range(QUEUES)}
-        self.entities = {"orders": Entity("orders", chance, self.outages)}
+        self.queues = {f"b{n}": SimulatedQueue(f"b{n}", chance, letters if n == 0 else [], 60.0) for n in range(QUEUES)}
+        self.entities = {"orders": SimulatedEntity("orders", chance, self.outages)}
         self._chance = chance
         self._seconds = scenario.period.total_seconds()
 
@@ -134,7 +138,7 @@ class Simulated:
             letter.comes += start
         for outage in self.outages:
             outage.begin, outage.end = outage.begin + start, outage.end + start
-        transport = Transport(self.queues, self.entities, Life())
+        transport = Transport(self.queues, self.entities, SimulatedProcess())
         syphon = Syphon(
             transport, FixedQueues(list(self.queues)), primary="p", secondary="s", wall=wall, chance=self._chance.random
         )

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from tests.syphon.fixed_queues import FixedQueues
-from tests.syphon.ground import ids, taken
+from tests.syphon.two_namespaces import ids, taken
 from twinbus.backlog import backlog_queue_path
 from twinbus.connect import connect
 from twinbus.ledger import Intent, Ledger, Operation, Role, Stage, balance, read_ledger
@@ -53,7 +53,7 @@ def namespaces() -> Iterator[tuple[LocalNamespace, LocalNamespace]]:
 
 
 class Backlog:
-    """One test's: two backlog queues, a destination that takes everything and one that detects duplicates."""
+    """What one test uses: two backlog queues, a destination that takes everything and one that detects duplicates."""
 
     def __init__(self, primary: LocalNamespace, secondary: LocalNamespace, folder: Path) -> None:
         number = next(_numbers)

@@ -47,7 +47,7 @@ from tests.pipeline.driven import (
     syphoned,
 )
 from tests.pipeline.queues import new_queue
-from tests.syphon.ground import ids, numbered
+from tests.syphon.two_namespaces import ids, numbered
 from twinbus.connect import connect
 from twinbus.ledger import balance, read_ledger
 from twinbus.message import Message

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from tests.cli.syphoned import invoke
 from tests.pipeline.backlogs import MOVES, WINDOW, Backlog, killing_when_told, killing_workers, namespaces, watched
 from tests.syphon.fixed_queues import FixedQueues
-from tests.syphon.ground import numbered, until
+from tests.syphon.two_namespaces import numbered, until
 from twinbus.connect import connect
 from twinbus.ledger import Metered, Role, SegmentHeader, Stage, read_ledger
 from twinbus.message import Message

@@ -17,7 +17,7 @@ CLEAN_SCAN = ScanResult(0, None, clean=True)
 
 
 def planner(*queues: str, looked: bool = True, **options: Any) -> BatchPlanner:
-    """At 10, with everything looked through."""
+    """A planner at 10 s that has scanned all its queues."""
     made = BatchPlanner("run", **options)
     made.queues_found(queues, 0.0)
     if looked:

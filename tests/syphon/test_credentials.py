@@ -1,4 +1,4 @@
-"""Whatever a caller has to reach a namespace with, the native transport takes."""
+"""The native transport takes connection strings, clients of azure-servicebus and every kind of credential."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AccessToken(NamedTuple):
 
 
 class Credential:
-    """As azure-identity's are."""
+    """A credential like those of azure-identity."""
 
     def get_token(self, *scopes: str, **_: Any) -> AccessToken:
         assert scopes == (SCOPE,)

@@ -1,5 +1,5 @@
-"""M1: the ledger of everyone who takes part in an outage holds what the namespaces' meters counted (N5), operation by
-operation and exactly; and Y2's idle cost is that of the receives alone.
+"""M1: the ledgers of an outage hold exactly the operations that the namespaces' meters counted (N5). Y2: an idle syphon
+costs its receives only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 
-from tests.syphon.ground import until
+from tests.syphon.two_namespaces import until
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.backlog import Endpoint, primary_name
 from twinbus.connect import connect
@@ -53,7 +53,7 @@ COUNTED = {
     Stage.PEEK_PRIMARY: "peek",
 }
 TOGETHER = {**dict.fromkeys(("abandon", "defer", "dead_letter", "release"), "settle"), "receive_deferred": "receive"}
-"""What the meter tells apart and a stage does not."""
+"""Operations that the meter counts separately and a stage does not."""
 RULES = [
     {"name": "RootManageSharedAccessKey", "claims": ["Manage", "Send", "Listen"], "primary_key": "SAS_KEY_VALUE"},
     {"name": "listener", "claims": ["Listen"], "primary_key": "SAS_KEY_VALUE"},
@@ -86,7 +86,7 @@ class Sides:
     ledger: Path
 
     def stop(self) -> None:
-        """From here on nothing is counted."""
+        """Stop both namespaces: nothing is counted after this."""
         self.primary.namespace.stop()
         self.secondary.namespace.stop()
 
@@ -160,7 +160,7 @@ def messages(count: int, first: int = 0, size: int = 10) -> list[ServiceBusMessa
 
 @asynccontextmanager
 async def syphon(sides: Sides, **given: Any) -> AsyncIterator[Syphon]:
-    """As the command makes it, with the policy of one who has no time."""
+    """A syphon as `twinbus syphon` makes it, with short pauses."""
     with Ledger(sides.ledger, Role.SYPHON) as ledger:
         transport = NativeTransport(sides.primary.text, sides.secondary.text, try_timeout=5.0)
         policy = RetryPolicy(first_pause=0.2, longest_pause=0.4, gone_after=0.3)
@@ -292,7 +292,7 @@ def iterated(sides: Sides, given: SendAvailabilityOptions) -> None:
 
 @pytest.mark.parametrize("transport", [NativeTransport, SdkTransport])
 async def test_y2_an_idle_syphon_costs_its_receives_and_nothing_else(sides: Sides, transport: Any) -> None:
-    """With a key that may only listen: backlog queues are searched for, again and again, and no poll is unbooked."""
+    """With a key that may only listen: backlog queues are searched repeatedly, and every poll is recorded."""
     queues = [f"{sides.primary.name}/x-servicebus-transfer/{index}" for index in range(2)]
     async with AioAdministration.from_connection_string(sides.secondary.text) as administration:
         for queue in queues:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.syphon.fixed_queues import FixedQueues
+from tests.syphon.two_namespaces import TwoNamespaces, config, grounds, ids, numbered, until
 from twinbus.connect import NEXT_AVAILABLE, connect
 from twinbus.ledger import Ledger, Role, Stage, balance, read_ledger
 from twinbus.message import Message
@@ -25,8 +26,6 @@ from twinbus.syphon.transport import HeldMessage
 from twinbus.testing import LocalNamespaces
 from twinbus.values import Long, Timestamp
 
-from .ground import Ground, config, grounds, ids, numbered, until
-
 QUICK = RetryPolicy(first_pause=0.2, longest_pause=0.5, gone_after=1.0)
 TICKS = 10_000_000
 
@@ -38,11 +37,11 @@ def namespaces() -> Iterator[LocalNamespaces]:
 
 
 @pytest.fixture
-def ground(namespaces: LocalNamespaces) -> Iterator[Ground]:
+def ground(namespaces: LocalNamespaces) -> Iterator[TwoNamespaces]:
     yield from grounds(namespaces)
 
 
-async def test_y1_several_syphons_share_the_work(ground: Ground) -> None:
+async def test_y1_several_syphons_share_the_work(ground: TwoNamespaces) -> None:
     await ground.fill(3000)
     one, other = await asyncio.gather(ground.drain(window=200), ground.drain(window=200))
     assert one.total.returned + other.total.returned == 3000
@@ -54,7 +53,7 @@ def test_y2_a_long_poll_takes_15_minutes_which_is_four_receives_an_hour() -> Non
     assert 3600 / SyphonOptions().poll == 4
 
 
-async def test_y2_an_idle_pump_costs_one_receive_for_each_poll(ground: Ground) -> None:
+async def test_y2_an_idle_pump_costs_one_receive_for_each_poll(ground: TwoNamespaces) -> None:
     async with ground.syphon(poll=0.4) as syphon:
         running = asyncio.create_task(syphon.run())
         await until(lambda: syphon.progress().operations.get(Stage.EMPTY_RECEIVE, 0) >= 4)
@@ -66,7 +65,7 @@ async def test_y2_an_idle_pump_costs_one_receive_for_each_poll(ground: Ground) -
     assert progress.operations[Stage.EMPTY_RECEIVE] <= progress.seconds / 0.4 + 1
 
 
-async def test_y2_queues_beyond_the_count_are_found_by_listing_and_by_searching(ground: Ground) -> None:
+async def test_y2_queues_beyond_the_count_are_found_by_listing_and_by_searching(ground: TwoNamespaces) -> None:
     name = "lowered"
     wanted = [f"{name}/x-servicebus-transfer/{index}" for index in (0, 1, 3, 12)]
     administration = AioAdministration.from_connection_string(ground.secondary)
@@ -81,15 +80,15 @@ async def test_y2_queues_beyond_the_count_are_found_by_listing_and_by_searching(
     await transport.close()
 
 
-async def test_y2_every_queue_has_its_pump(namespaces: LocalNamespaces, ground: Ground) -> None:
-    other = Ground(namespaces)
+async def test_y2_every_queue_has_its_pump(namespaces: LocalNamespaces, ground: TwoNamespaces) -> None:
+    other = TwoNamespaces(namespaces)
     await ground.fill(10)
     await other.fill(10, ground.orders, first=10)
     await ground.drain(queues=[ground.queue, other.queue])
     assert ids(await ground.arrived()) == numbered(20)
 
 
-async def test_y3_aliases_are_turned_back_and_removed(ground: Ground) -> None:
+async def test_y3_aliases_are_turned_back_and_removed(ground: TwoNamespaces) -> None:
     at = datetime.now(UTC) + timedelta(hours=1)
     await ground.put(
         ground.diverted("lives", timetolive=Long(3600 * TICKS)),
@@ -110,7 +109,7 @@ async def test_y3_aliases_are_turned_back_and_removed(ground: Ground) -> None:
 
 
 async def test_y3_each_message_is_intended_sent_confirmed_and_only_then_completed(
-    ground: Ground, tmp_path: Path
+    ground: TwoNamespaces, tmp_path: Path
 ) -> None:
     seen: list[MoveStep] = []
     await ground.put(ground.diverted("one"))
@@ -121,7 +120,7 @@ async def test_y3_each_message_is_intended_sent_confirmed_and_only_then_complete
 
 async def test_y3_a_crash_at_any_step_repeats_under_the_same_id_and_loses_nothing(namespaces: LocalNamespaces) -> None:
     async def crash_at(step: MoveStep) -> None:
-        ground = Ground(namespaces, short_lock=True)
+        ground = TwoNamespaces(namespaces, short_lock=True)
         await ground.fill(50)
         crashed = asyncio.Event()
 
@@ -145,7 +144,7 @@ async def test_y3_a_crash_at_any_step_repeats_under_the_same_id_and_loses_nothin
     await asyncio.gather(*map(crash_at, (MoveStep.RECEIVED, MoveStep.INTENDED, MoveStep.SENDING, MoveStep.CONFIRMED)))
 
 
-async def test_y3_a_lost_acknowledgement_repeats_and_duplicate_detection_removes_it(ground: Ground) -> None:
+async def test_y3_a_lost_acknowledgement_repeats_and_duplicate_detection_removes_it(ground: TwoNamespaces) -> None:
     await ground.fill(20, "watchful")
     ground.namespaces["primary"].faults.set("drop-ack", entity="watchful", points=["send"], count=1)
     progress = await ground.drain(try_timeout=1.0, retry_policy=QUICK)
@@ -156,7 +155,7 @@ async def test_y3_a_lost_acknowledgement_repeats_and_duplicate_detection_removes
 
 @pytest.mark.thorough
 async def test_y4_locks_are_renewed_while_the_primary_is_slow(namespaces: LocalNamespaces) -> None:
-    ground = Ground(namespaces, short_lock=True)
+    ground = TwoNamespaces(namespaces, short_lock=True)
     await ground.fill(20)
     slow = namespaces["primary"].faults.set("delay", entity=ground.orders, points=["send"], delay=7.0, count=1)
     progress = await ground.drain(try_timeout=20.0)
@@ -167,7 +166,7 @@ async def test_y4_locks_are_renewed_while_the_primary_is_slow(namespaces: LocalN
 
 
 async def test_y4_a_lock_that_was_lost_is_counted_as_a_possible_duplicate(namespaces: LocalNamespaces) -> None:
-    ground = Ground(namespaces, short_lock=True)
+    ground = TwoNamespaces(namespaces, short_lock=True)
     await ground.fill(5)
     faults = namespaces["primary"].faults, namespaces["secondary"].faults
     slow = faults[0].set("delay", entity=ground.orders, points=["send"], delay=7.0, count=1)
@@ -180,7 +179,9 @@ async def test_y4_a_lock_that_was_lost_is_counted_as_a_possible_duplicate(namesp
 
 
 @pytest.mark.thorough
-async def test_y5_100000_messages_for_a_dead_destination_hold_up_ten_for_a_live_one_no_minute(ground: Ground) -> None:
+async def test_y5_100000_messages_for_a_dead_destination_hold_up_ten_for_a_live_one_no_minute(
+    ground: TwoNamespaces,
+) -> None:
     await ground.fill(100_000, "closed")
     await ground.fill(10, first=100_000)
     async with ground.syphon() as syphon:
@@ -196,7 +197,9 @@ async def test_y5_100000_messages_for_a_dead_destination_hold_up_ten_for_a_live_
 
 
 @pytest.mark.parametrize("kind", ["server-busy", "internal-error", "detach"])
-async def test_y5_what_was_put_aside_arrives_once_its_destination_takes_messages(ground: Ground, kind: str) -> None:
+async def test_y5_what_was_put_aside_arrives_once_its_destination_takes_messages(
+    ground: TwoNamespaces, kind: str
+) -> None:
     faults = ground.namespaces["primary"].faults
     broken = faults.set(kind, entity=ground.orders, points=["send"])
     await ground.fill(2000)
@@ -214,7 +217,7 @@ async def test_y5_what_was_put_aside_arrives_once_its_destination_takes_messages
     assert ids(await ground.arrived()) == numbered(2000)
 
 
-async def test_y5_messages_that_another_syphon_put_aside_are_found_and_moved(ground: Ground) -> None:
+async def test_y5_messages_that_another_syphon_put_aside_are_found_and_moved(ground: TwoNamespaces) -> None:
     await ground.fill(300)
     async with connect(ground.secondary) as bus:
         receiver = await bus.receiver(ground.queue, prefetch=0)
@@ -224,7 +227,7 @@ async def test_y5_messages_that_another_syphon_put_aside_are_found_and_moved(gro
     assert ids(await ground.arrived()) == numbered(300)
 
 
-async def test_y6_what_can_never_be_delivered_is_dead_lettered_with_its_reason(ground: Ground) -> None:
+async def test_y6_what_can_never_be_delivered_is_dead_lettered_with_its_reason(ground: TwoNamespaces) -> None:
     await ground.put(
         Message(b"x", message_id="nowhere"),
         ground.diverted("wrong", timetolive="soon"),
@@ -242,7 +245,9 @@ async def test_y6_what_can_never_be_delivered_is_dead_lettered_with_its_reason(g
     assert (progress.total.returned, progress.total.dead_lettered) == (1, 3)
 
 
-async def test_y6_m1_a_dead_letter_is_recorded_under_the_destination_it_names(ground: Ground, tmp_path: Path) -> None:
+async def test_y6_m1_a_dead_letter_is_recorded_under_the_destination_it_names(
+    ground: TwoNamespaces, tmp_path: Path
+) -> None:
     with Ledger(tmp_path, Role.CLIENT) as client:
         client.begin(Stage.SEND_BACKLOG, "secondary", ground.queue, ["w", "e"], 20, f"primary/{ground.orders}").end()
     await ground.put(ground.diverted("w", sessionid=5), ground.diverted("e", timetolive=Long(1)))
@@ -253,7 +258,9 @@ async def test_y6_m1_a_dead_letter_is_recorded_under_the_destination_it_names(gr
     assert (found.dead_lettered.total(), found.in_backlog.total()) == (2, 0)
 
 
-async def test_y6_a_message_too_large_for_the_primary_is_found_among_others_and_dead_lettered(ground: Ground) -> None:
+async def test_y6_a_message_too_large_for_the_primary_is_found_among_others_and_dead_lettered(
+    ground: TwoNamespaces,
+) -> None:
     from twinbus.backlog import compress_body  # noqa: PLC0415
 
     large = ground.diverted(
@@ -270,7 +277,7 @@ async def test_y6_a_message_too_large_for_the_primary_is_found_among_others_and_
 
 @pytest.mark.thorough
 async def test_y6_a_destination_that_stays_gone_has_its_messages_dead_lettered_one_that_comes_back_has_not(
-    ground: Ground,
+    ground: TwoNamespaces,
 ) -> None:
     await ground.fill(50, "never-made")
     await ground.fill(50, "made-late", first=50)
@@ -289,13 +296,13 @@ async def test_y6_a_destination_that_stays_gone_has_its_messages_dead_lettered_o
     assert ids(await ground.arrived("made-late")) == numbered(50, 50)
 
 
-async def test_y7_time_to_live_starts_anew_on_the_primary(ground: Ground) -> None:
+async def test_y7_time_to_live_starts_anew_on_the_primary(ground: TwoNamespaces) -> None:
     await ground.put(ground.diverted("short", timetolive=Long(TICKS // 2)))
     await asyncio.sleep(0.6)
     assert (await ground.drain()).total.returned == 1
 
 
-async def test_y7_absolute_deducts_the_time_in_the_backlog_and_dead_letters_what_expired(ground: Ground) -> None:
+async def test_y7_absolute_deducts_the_time_in_the_backlog_and_dead_letters_what_expired(ground: TwoNamespaces) -> None:
     await ground.put(
         ground.diverted("short", timetolive=Long(TICKS // 2)),
         ground.diverted("long", timetolive=Long(3600 * TICKS)),
@@ -308,7 +315,7 @@ async def test_y7_absolute_deducts_the_time_in_the_backlog_and_dead_letters_what
     assert (await ground.dead_lettered())["short"][0] == "TTLExpiredException"
 
 
-async def test_y9_paused_it_moves_nothing_and_holds_nothing_until_it_is_resumed(ground: Ground) -> None:
+async def test_y9_paused_it_moves_nothing_and_holds_nothing_until_it_is_resumed(ground: TwoNamespaces) -> None:
     async with ground.syphon() as syphon:
         running = asyncio.create_task(syphon.run())
         await until(lambda: Stage.EMPTY_RECEIVE in syphon.progress().operations)
@@ -328,7 +335,7 @@ async def test_y9_paused_it_moves_nothing_and_holds_nothing_until_it_is_resumed(
     assert syphon.state == "ended"
 
 
-async def test_y9_progress_tells_rate_and_remaining_by_destination(ground: Ground) -> None:
+async def test_y9_progress_tells_rate_and_remaining_by_destination(ground: TwoNamespaces) -> None:
     await ground.fill(100)
     await ground.fill(20, "closed", first=100)
     async with ground.syphon() as syphon:
@@ -344,7 +351,7 @@ async def test_y9_progress_tells_rate_and_remaining_by_destination(ground: Groun
 
 
 @pytest.mark.thorough
-async def test_y9_stopping_finishes_what_is_in_flight_and_gives_back_the_rest(ground: Ground) -> None:
+async def test_y9_stopping_finishes_what_is_in_flight_and_gives_back_the_rest(ground: TwoNamespaces) -> None:
     await ground.fill(5000)
     async with ground.syphon(window=500) as syphon:
         running = asyncio.create_task(syphon.run())
@@ -360,7 +367,7 @@ async def test_y9_stopping_finishes_what_is_in_flight_and_gives_back_the_rest(gr
 
 
 async def test_y5_a_drain_whose_key_the_primary_refuses_says_so_and_ends(
-    ground: Ground, caplog: pytest.LogCaptureFixture
+    ground: TwoNamespaces, caplog: pytest.LogCaptureFixture
 ) -> None:
     await ground.fill(5)
     wrong = ground.primary.replace("SharedAccessKey=", "SharedAccessKey=wrong")
@@ -377,7 +384,7 @@ async def test_y5_a_drain_whose_key_the_primary_refuses_says_so_and_ends(
 
 @pytest.mark.thorough
 async def test_links_to_destinations_that_nothing_is_sent_to_are_closed(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: TwoNamespaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context, "MAX_SENDERS", 2)
     paths = [f"orders-{number}" for number in range(6)]

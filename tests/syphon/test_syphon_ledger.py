@@ -1,4 +1,4 @@
-"""What a syphon's ledger says of sends and completions, so that the balance can find a loss and a duplicate (M1)."""
+"""The entries that a syphon writes for sends and completions let the balance find losses and duplicates (M1)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ LONG = 0xFFFF_FFFF
 def received(
     raw: bytes, *, enqueued: int = NOW, ttl: int | None = None, overlay: dict[str, Any] | None = None
 ) -> bytes:
-    """As the broker of the backlog hands it out."""
+    """The message as the broker of the backlog delivers it."""
     annotations = broker_annotations(11, enqueued, NOW + 60_000, enqueued_seq=11, state=0)
     kept = read_routing_fields(raw).raw
     return b"".join(

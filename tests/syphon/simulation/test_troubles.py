@@ -1,4 +1,4 @@
-"""One trouble at a time, on the simulation's clock: what goes wrong with a load, a rate, a syphon that is to stop."""
+"""One failure at a time, on the simulated clock: of a batch, of a rate limit, of a syphon that has to stop."""
 
 from __future__ import annotations
 
@@ -13,6 +13,19 @@ from typing import Any
 import pytest
 
 from tests.syphon.fixed_queues import FixedQueues
+from tests.syphon.simulation.simulated_namespaces import (
+    MessagePlace,
+    SimulatedBacklog,
+    SimulatedEntity,
+    SimulatedHeld,
+    SimulatedMessage,
+    SimulatedOutage,
+    SimulatedProcess,
+    SimulatedQueue,
+    SimulatedTransport,
+    now,
+    wall,
+)
 from twinbus.backlog import FailureKind
 from twinbus.ledger import Intent, Ledger, LedgerOptions, Operation, Outcome, Role, Stage, read_ledger
 from twinbus.syphon.context import MoveStep, SyphonContext, SyphonOptions
@@ -26,7 +39,6 @@ from twinbus.syphon.syphon_ledger import SyphonLedger
 from twinbus.syphon.transport import BacklogFailedError, HeldMessage
 
 from .loop import run
-from .places import Entity, Grip, Letter, Life, Outage, Queue, SimulatedBacklog, SimulatedTransport, Where, now, wall
 
 LOCK = 30.0
 
@@ -34,14 +46,15 @@ LOCK = 30.0
 class Place:
     """One backlog queue of letters for `paths` in turn, and syphons on it. `breaks`: the first call of it fails."""
 
-    def __init__(self, count: int, *paths: str, where: Where = Where.ACTIVE) -> None:
+    def __init__(self, count: int, *paths: str, where: MessagePlace = MessagePlace.ACTIVE) -> None:
         chance = Random(1)
         self.paths = paths or ("orders",)
         self.letters = [
-            Letter(number, self.paths[number % len(self.paths)], where=where) for number in range(1, count + 1)
+            SimulatedMessage(number, self.paths[number % len(self.paths)], where=where)
+            for number in range(1, count + 1)
         ]
-        self.queue = Queue("b", chance, self.letters, LOCK)
-        self.entities = {path: Entity(path, chance) for path in self.paths}
+        self.queue = SimulatedQueue("b", chance, self.letters, LOCK)
+        self.entities = {path: SimulatedEntity(path, chance) for path in self.paths}
         self.breaks: str | None = None
 
     @asynccontextmanager
@@ -61,13 +74,13 @@ class Place:
         made.stop()
         await running
 
-    def count(self, where: Where) -> int:
+    def count(self, where: MessagePlace) -> int:
         return sum(letter.where is where for letter in self.letters)
 
 
 class _Backlog(SimulatedBacklog):
     def __init__(self, place: Place) -> None:
-        super().__init__(place.queue, Life())
+        super().__init__(place.queue, SimulatedProcess())
         self._place = place
 
     async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
@@ -83,7 +96,7 @@ class _Backlog(SimulatedBacklog):
                 one.letter.holder = None  # type: ignore[attr-defined] # a Grip: its lock is lost
         return await super().renew(held)
 
-    async def receive(self, count: int, wait: float) -> Sequence[Grip]:
+    async def receive(self, count: int, wait: float) -> Sequence[SimulatedHeld]:
         try:
             return await super().receive(count, wait)
         except asyncio.CancelledError:
@@ -95,7 +108,7 @@ class _Backlog(SimulatedBacklog):
 
 class _Transport(SimulatedTransport):
     def __init__(self, place: Place) -> None:
-        super().__init__({"b": place.queue}, place.entities, Life())
+        super().__init__({"b": place.queue}, place.entities, SimulatedProcess())
         self._place = place
 
     def backlog(self, queue: str) -> SimulatedBacklog:
@@ -105,7 +118,7 @@ class _Transport(SimulatedTransport):
 @pytest.mark.parametrize("trouble", ["complete", "renew", "crash"])
 def test_y5_messages_of_a_recall_that_failed_are_scanned_for_again(trouble: str) -> None:
     async def live() -> None:
-        place = Place(2, where=Where.DEFERRED)
+        place = Place(2, where=MessagePlace.DEFERRED)
         crashes = [MoveStep.SENDING] if trouble == "crash" else []
 
         def steps(step: MoveStep, _: Sequence[HeldMessage]) -> None:
@@ -116,11 +129,11 @@ def test_y5_messages_of_a_recall_that_failed_are_scanned_for_again(trouble: str)
         place.breaks = trouble
         if trouble == "renew":
             # Not sent before the lock is lost, and then not once more.
-            place.entities["orders"].outages.append(Outage(now(), now() + 2 * LOCK, FailureKind.TIMEOUT))
+            place.entities["orders"].outages.append(SimulatedOutage(now(), now() + 2 * LOCK, FailureKind.TIMEOUT))
             place.queue.lock = 8.0
         async with place.syphon(steps):
             await asyncio.sleep(RESCAN_AFTER_MISSING + 120)
-            assert place.count(Where.GONE) == 2
+            assert place.count(MessagePlace.GONE) == 2
 
     run(live())
 
@@ -140,7 +153,7 @@ def test_s11_only_confirmed_completions_are_reported_as_moved() -> None:
 def test_y3_a_settlement_that_fails_leaves_the_rest_of_its_batch_held_until_that_is_over() -> None:
     async def live() -> None:
         place, crashed = Place(2, "slow", "orders"), asyncio.Event()
-        place.entities["slow"].outages.append(Outage(now(), now() + 8.0, FailureKind.TIMEOUT))
+        place.entities["slow"].outages.append(SimulatedOutage(now(), now() + 8.0, FailureKind.TIMEOUT))
 
         def steps(step: MoveStep, held: Sequence[HeldMessage]) -> None:
             if step is MoveStep.CONFIRMED and not crashed.is_set():
@@ -152,15 +165,15 @@ def test_y3_a_settlement_that_fails_leaves_the_rest_of_its_batch_held_until_that
             await asyncio.sleep(1.0)
             assert syphon.progress().held == 2
             syphon.stop()
-        assert place.count(Where.DEFERRED) == 1  # put aside before `run` returned
+        assert place.count(MessagePlace.DEFERRED) == 1  # put aside before `run` returned
 
     run(live())
 
 
 def test_y4_a_batch_whose_first_message_is_settled_is_renewed_no_more_often() -> None:
     async def live() -> None:
-        letters = [Letter(number, "orders") for number in (1, 2)]
-        first, second = (Grip(letter, LOCK) for letter in letters)
+        letters = [SimulatedMessage(number, "orders") for number in (1, 2)]
+        first, second = (SimulatedHeld(letter, LOCK) for letter in letters)
         load = HeldBatch([first, second], now(), wall())
         load.settled([first])
         await asyncio.sleep(LOCK / 2)
@@ -171,8 +184,8 @@ def test_y4_a_batch_whose_first_message_is_settled_is_renewed_no_more_often() ->
     run(live())
 
 
-@pytest.mark.parametrize("where", [Where.ACTIVE, Where.DEFERRED])
-def test_y9_a_rate_is_kept_without_hoarding_and_a_stop_is_soon(where: Where) -> None:
+@pytest.mark.parametrize("where", [MessagePlace.ACTIVE, MessagePlace.DEFERRED])
+def test_y9_a_rate_is_kept_without_hoarding_and_a_stop_is_soon(where: MessagePlace) -> None:
     async def live() -> None:
         place, rate, seconds = Place(3000, where=where), 20.0, 60
         async with place.syphon(rate=rate) as syphon:
@@ -200,7 +213,7 @@ def test_y9_a_low_rate_is_left_at_once_for_a_higher_one_and_for_a_stop() -> None
             assert syphon.progress().total.returned <= 1
             syphon.set_rate(None)
             await asyncio.sleep(3.0)
-            assert place.count(Where.GONE) == 100
+            assert place.count(MessagePlace.GONE) == 100
             syphon.set_rate(0.01)
             stopped = now()
         assert now() - stopped < 1.0
@@ -249,7 +262,7 @@ def test_y1_discovery_is_retried_after_growing_pauses_while_the_secondary_is_awa
         ) as syphon:
             running = asyncio.create_task(syphon.run())
             await asyncio.sleep(500)
-            assert place.count(Where.GONE) == 3
+            assert place.count(MessagePlace.GONE) == 3
             # The same once its queues are known, an hour later.
             discovery._failures = len(discovery.asked) + 6
             await asyncio.sleep(3600 + 200)
@@ -264,7 +277,7 @@ def test_y1_discovery_is_retried_after_growing_pauses_while_the_secondary_is_awa
 def test_y5_what_was_deferred_without_an_answer_is_found_again_once_its_lock_would_have_ended() -> None:
     async def main() -> None:
         place = Place(4)
-        place.entities["orders"].outages.append(Outage(now(), now() + 30.0, FailureKind.ENTITY_DISABLED))
+        place.entities["orders"].outages.append(SimulatedOutage(now(), now() + 30.0, FailureKind.ENTITY_DISABLED))
         place.breaks = "defer"
         async with place.syphon() as syphon:
             await asyncio.sleep(RESCAN_AFTER_FAILURE + 60.0)

@@ -11,26 +11,26 @@ from dataclasses import dataclass
 from random import Random
 
 from tests.syphon.fixed_queues import FixedQueues
+from tests.syphon.simulation.simulated_namespaces import (
+    CERTAIN,
+    UNCERTAIN,
+    MessagePlace,
+    SimulatedEntity,
+    SimulatedMessage,
+    SimulatedOutage,
+    SimulatedProcess,
+    SimulatedQueue,
+    SimulatedTransport,
+    ViolationError,
+    now,
+    wall,
+)
 from twinbus.backlog import FailureKind
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.plan import RetryPolicy
 from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
 
 from .loop import run
-from .places import (
-    CERTAIN,
-    UNCERTAIN,
-    Entity,
-    Letter,
-    Life,
-    Outage,
-    Queue,
-    SimulatedTransport,
-    ViolationError,
-    Where,
-    now,
-    wall,
-)
 
 HORIZON = 900.0
 GONE_AFTER = 60.0
@@ -69,22 +69,22 @@ class World:
         self.chance = chance = Random(seed)
         self.calm = chance.random() < 0.3
         paths = [f"q{index}" for index in range(chance.randint(1, 4))]
-        self.entities = {path: Entity(path, chance) for path in paths}
+        self.entities = {path: SimulatedEntity(path, chance) for path in paths}
         self.queues = {f"b{index}": self._queue(f"b{index}", paths) for index in range(chance.randint(1, 3))}
         self.policy = RetryPolicy(first_pause=1.0, longest_pause=chance.choice((4.0, 60.0)), gone_after=GONE_AFTER)
         self.syphons = chance.randint(1, 3)
-        self.lives: list[Life] = []
+        self.lives: list[SimulatedProcess] = []
 
-    def _queue(self, name: str, paths: list[str]) -> Queue:
+    def _queue(self, name: str, paths: list[str]) -> SimulatedQueue:
         chance = self.chance
         letters = [
-            Letter(number, chance.choice(paths), chance.choice((None,) * 30 + ("large", "no path", "odd")))
+            SimulatedMessage(number, chance.choice(paths), chance.choice((None,) * 30 + ("large", "no path", "odd")))
             for number in range(1, chance.randint(1, 60))
         ]
         for letter in letters:
             # Left behind by an earlier life.
-            letter.where = Where.DEFERRED if chance.random() < 0.1 else Where.ACTIVE
-        return Queue(name, chance, letters, lock=chance.choice((5.0, 30.0, LOCK)))
+            letter.where = MessagePlace.DEFERRED if chance.random() < 0.1 else MessagePlace.ACTIVE
+        return SimulatedQueue(name, chance, letters, lock=chance.choice((5.0, 30.0, LOCK)))
 
     def live(self) -> Summary:
         ear, log = Ear(), logging.getLogger("twinbus.syphon")
@@ -103,7 +103,7 @@ class World:
         for queue in self.queues.values():
             times = sorted(self.chance.choice((0.0, self.chance.uniform(0, HORIZON))) for _ in queue.letters)
             for letter, time in zip(queue.letters, times, strict=True):
-                letter.comes = begin + (time if letter.where is Where.ACTIVE else 0.0)
+                letter.comes = begin + (time if letter.where is MessagePlace.ACTIVE else 0.0)
         syphons = [asyncio.create_task(self._syphon(begin)) for _ in range(self.syphons)]
         if not self.calm:
             for queue in self.queues.values():
@@ -121,7 +121,9 @@ class World:
             for _ in range(chance.choice((0, 1, 1, 3))):
                 first = begin + chance.choice((0.0, chance.uniform(0, HORIZON)))
                 kind = chance.choice(UNCERTAIN + CERTAIN)
-                entity.outages.append(Outage(first, min(first + chance.expovariate(1 / 100), begin + HORIZON), kind))
+                entity.outages.append(
+                    SimulatedOutage(first, min(first + chance.expovariate(1 / 100), begin + HORIZON), kind)
+                )
 
     async def _syphon(self, begin: float) -> None:
         """Lives, is killed at any instant and is started again; the last life drains."""
@@ -138,7 +140,7 @@ class World:
         await self._life(drain=True)
 
     async def _life(self, *, drain: bool, seconds: float | None = None, killed: bool = True) -> None:
-        chance, life = self.chance, Life()
+        chance, life = self.chance, SimulatedProcess()
         self.lives.append(life)
         syphon = Syphon(
             SimulatedTransport(self.queues, self.entities, life),
@@ -194,29 +196,34 @@ class World:
             operations,
             max((letter.operations for letter in letters), default=0),
             sum(letter.arrivals > 1 for letter in letters),
-            sum(letter.where is Where.DEAD for letter in letters),
-            sum(letter.where is Where.DEFERRED for letter in letters),
+            sum(letter.where is MessagePlace.DEAD for letter in letters),
+            sum(letter.where is MessagePlace.DEFERRED for letter in letters),
         )
 
-    def _judge_letter(self, letter: Letter) -> None:
-        where = {None: Where.GONE, "large": Where.DEAD, "no path": Where.DEAD, "odd": Where.DEFERRED}[letter.flaw]
+    def _judge_letter(self, letter: SimulatedMessage) -> None:
+        where = {
+            None: MessagePlace.GONE,
+            "large": MessagePlace.DEAD,
+            "no path": MessagePlace.DEAD,
+            "odd": MessagePlace.DEFERRED,
+        }[letter.flaw]
         gone = any(
             outage.kind is FailureKind.ENTITY_NOT_FOUND and outage.end - outage.begin >= GONE_AFTER
             for outage in self.entities[letter.path].outages
         )
-        allowed = {where, Where.DEAD} if gone and letter.flaw is None else {where}
+        allowed = {where, MessagePlace.DEAD} if gone and letter.flaw is None else {where}
         if letter.where not in allowed:
             raise ViolationError(f"seed {self.seed}: {letter} should be {where}")
         if letter.wronged:
             raise ViolationError(f"seed {self.seed}: {letter} was completed before it arrived")
-        if letter.where is Where.GONE and not letter.arrivals:
+        if letter.where is MessagePlace.GONE and not letter.arrivals:
             raise ViolationError(f"seed {self.seed}: {letter} is lost")
         if self.calm and letter.arrivals and letter.arrived > self._latest(letter):
             raise ViolationError(f"seed {self.seed}: {letter} arrived late")
         if letter.arrivals > 1 + letter.excuses:
             raise ViolationError(f"seed {self.seed}: {letter} arrived {letter.arrivals} times without a reason")
 
-    def _latest(self, letter: Letter) -> float:
+    def _latest(self, letter: SimulatedMessage) -> float:
         """It need not wait for another syphon's life, or the next time that somebody looks through the queue."""
         ends = [outage.end for outage in self.entities[letter.path].outages]
         return max(letter.comes, *ends, 0.0) + 2 * self.policy.longest_pause + 2 * LOCK + 60.0

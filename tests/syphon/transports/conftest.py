@@ -44,7 +44,7 @@ def namespaces() -> Iterator[LocalNamespaces]:
 
 
 class World:
-    """A transport, a backlog queue and a destination of its own, and sharp eyes on both sides."""
+    """A transport with a backlog queue and a destination of its own, and connections that look at both sides."""
 
     def __init__(self, transport: Transport, primary: ServiceBusConnection, secondary: ServiceBusConnection) -> None:
         number = next(NUMBERS) % ENOUGH
@@ -55,7 +55,7 @@ class World:
         self.backlog: Backlog = transport.backlog(self.queue)
 
     async def divert(self, *ids: str, **given: Any) -> None:
-        """Messages of these ids into the backlog queue."""
+        """Send messages with these ids to the backlog queue."""
         properties = {PATH_PROPERTY: self.path, **given.pop("application_properties", {})}
         raws = [
             build_message(
@@ -85,7 +85,7 @@ class World:
         return [one.message_id for one in await self.backlog.peek(0, 100)]
 
     async def stolen(self, held: HeldMessage) -> None:
-        """Somebody else had the message meanwhile, as after a lock that expired."""
+        """Another receiver settles the message, as after a lock that expired."""
         token = held.message.lock_token  # type: ignore[attr-defined] # of either transport
         await self.secondary.management(self.queue).settle([token], "completed", {})
 

@@ -148,7 +148,7 @@ async def test_a_backlog_queue_that_is_not_there_says_so(world: World) -> None:
 
 
 class Expired:
-    """A credential whose login is over; it raises what it likes."""
+    """A credential whose login has expired. It raises an error of its own."""
 
     async def get_token(self, *_scopes: str, **_: Any) -> Any:
         raise LookupError("the login expired")

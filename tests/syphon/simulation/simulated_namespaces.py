@@ -1,6 +1,7 @@
-"""The two namespaces of a simulated world: backlog queues with locks, destinations that die and return.
+"""The two namespaces of a simulation: backlog queues with locks, destinations that fail and return.
 
-They answer as brokers do, late, not at all, or after they have done what was asked; and they notice what must never be.
+They answer late, not at all, or after they have carried out a request, as brokers do. They raise ViolationError for
+what must never happen.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def now() -> float:
 
 
 class ViolationError(AssertionError):
-    """Something that must never be was seen."""
+    """Something happened that must never happen."""
 
 
-class Where(Enum):
+class MessagePlace(Enum):
     ACTIVE = "active"
     DEFERRED = "deferred"
     GONE = "completed"
@@ -56,14 +57,14 @@ class Where(Enum):
 
 
 @dataclass(eq=False)
-class Letter:
-    """A message, and what befell it. `excuses`: why it may arrive more than once. `wronged`: completed too soon."""
+class SimulatedMessage:
+    """A message and its history. `excuses`: reasons why it may arrive twice. `wronged`: completed before it arrived."""
 
     number: int
     path: str
     flaw: str | None = None
     comes: float = 0.0
-    where: Where = Where.ACTIVE
+    where: MessagePlace = MessagePlace.ACTIVE
     holder: object = None
     locked_until: float = 0.0
     arrivals: int = 0
@@ -76,13 +77,13 @@ class Letter:
         return self.holder is holder and self.locked_until > now()
 
 
-class Grip:
-    """A lock on a letter: `HeldMessage`."""
+class SimulatedHeld:
+    """A `HeldMessage`: the lock on a simulated message."""
 
     size = 1000
     unanswered = False
 
-    def __init__(self, letter: Letter, lock: float) -> None:
+    def __init__(self, letter: SimulatedMessage, lock: float) -> None:
         self.letter = letter
         letter.holder = self
         letter.locked_until = now() + lock
@@ -105,7 +106,7 @@ class Grip:
 
 
 @dataclass
-class Outage:
+class SimulatedOutage:
     begin: float
     end: float
     kind: FailureKind
@@ -115,12 +116,12 @@ class Outage:
 
 
 @dataclass
-class Entity:
+class SimulatedEntity:
     """A destination on the primary."""
 
     path: str
     chance: Random
-    outages: list[Outage] = field(default_factory=list)
+    outages: list[SimulatedOutage] = field(default_factory=list)
 
     async def take(self, messages: Sequence[OutgoingMessage]) -> None:
         await asyncio.sleep(self.chance.uniform(0.0, 0.05))
@@ -139,26 +140,26 @@ class Entity:
             for message in messages[safe:]:
                 if self.chance.random() < 0.3:
                     self._arrive([message])
-                    letter_of(message.held).excuses += 1
+                    message_of(message.held).excuses += 1
         raise SendFailedError(self.path, struck.kind, messages[safe:], refused=struck.kind in CERTAIN)
 
     @staticmethod
     def _arrive(messages: Sequence[OutgoingMessage]) -> None:
         for message in messages:
-            letter = letter_of(message.held)
+            letter = message_of(message.held)
             letter.arrivals += 1
             letter.arrived = letter.arrived or now()
 
 
-def letter_of(held: HeldMessage) -> Letter:
-    assert isinstance(held, Grip)
+def message_of(held: HeldMessage) -> SimulatedMessage:
+    assert isinstance(held, SimulatedHeld)
     return held.letter
 
 
-class Queue:
+class SimulatedQueue:
     """A backlog queue. `trouble` is how often a call fails, half of those after it was done."""
 
-    def __init__(self, path: str, chance: Random, letters: list[Letter], lock: float) -> None:
+    def __init__(self, path: str, chance: Random, letters: list[SimulatedMessage], lock: float) -> None:
         self.path = path
         self.letters = letters
         self.lock = lock
@@ -175,17 +176,17 @@ class Queue:
             raise BacklogFailedError(self.path, FailureKind.CONNECTION_LOST)
         await asyncio.sleep(self.chance.uniform(0.0, 0.02))
 
-    def free(self, where: Where) -> list[Letter]:
+    def free(self, where: MessagePlace) -> list[SimulatedMessage]:
         return [one for one in self.there(where) if one.locked_until <= now()]
 
-    def there(self, *where: Where) -> list[Letter]:
+    def there(self, *where: MessagePlace) -> list[SimulatedMessage]:
         return [one for one in self.letters if one.where in where and one.comes <= now()]
 
 
 class SimulatedBacklog:
-    """One syphon's view of a queue. Once the syphon is dead nothing it asks for is heard."""
+    """A `Backlog` of one syphon. Requests of a process that was killed are never answered."""
 
-    def __init__(self, queue: Queue, life: Life) -> None:
+    def __init__(self, queue: SimulatedQueue, life: SimulatedProcess) -> None:
         self._queue = queue
         self._life = life
 
@@ -196,60 +197,62 @@ class SimulatedBacklog:
     async def open(self) -> None:
         await self._life.alive()
 
-    async def receive(self, count: int, wait: float) -> Sequence[Grip]:
+    async def receive(self, count: int, wait: float) -> Sequence[SimulatedHeld]:
         end = now() + wait
         await self._begin("receive", 0)
-        while not (found := self._queue.free(Where.ACTIVE)[:count]):
+        while not (found := self._queue.free(MessagePlace.ACTIVE)[:count]):
             if now() >= end:
                 self._queue.operations["empty"] += 1
                 return []
             await asyncio.sleep(min(10.0, max(end - now(), 0.001)))
             await self._life.alive()
         self._queue.operations["receive"] += len(found)
-        grips = [Grip(letter, self._queue.lock) for letter in found]
+        grips = [SimulatedHeld(letter, self._queue.lock) for letter in found]
         for letter in found:
             letter.operations += 1
         await self._queue.answer()
         return grips
 
-    async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[Grip]:
+    async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[SimulatedHeld]:
         await self._begin("receive_deferred", len(numbers))
         wanted = set(numbers)
-        found = [letter for letter in self._queue.free(Where.DEFERRED) if letter.number in wanted]
+        found = [letter for letter in self._queue.free(MessagePlace.DEFERRED) if letter.number in wanted]
         for letter in found:
             letter.operations += 1
-        grips = [Grip(letter, self._queue.lock) for letter in found]
+        grips = [SimulatedHeld(letter, self._queue.lock) for letter in found]
         await self._queue.answer()
         return grips
 
     async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
         await self._begin("peek", 1)
-        there = self._queue.there(Where.ACTIVE, Where.DEFERRED)
+        there = self._queue.there(MessagePlace.ACTIVE, MessagePlace.DEFERRED)
         page = [one for one in there if one.number >= start][: min(count, 7)]
         found = [
-            PeekedMessage(one.number, one.where is Where.DEFERRED, one.path or None, str(one.number), 1000, EPOCH)
+            PeekedMessage(
+                one.number, one.where is MessagePlace.DEFERRED, one.path or None, str(one.number), 1000, EPOCH
+            )
             for one in page
         ]
         await self._queue.answer()
         return found
 
     async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        return await self._settle("complete", held, Where.GONE)
+        return await self._settle("complete", held, MessagePlace.GONE)
 
     async def abandon(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         return await self._settle("abandon", held, None)
 
     async def defer(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
-        return await self._settle("defer", held, Where.DEFERRED)
+        return await self._settle("defer", held, MessagePlace.DEFERRED)
 
     async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
-        return await self._settle("dead_letter", held, Where.DEAD)
+        return await self._settle("dead_letter", held, MessagePlace.DEAD)
 
     async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         await self._begin("renew", len(held))
         lost: list[HeldMessage] = []
         for one in held:
-            letter = letter_of(one)
+            letter = message_of(one)
             if letter.held_by(one):
                 letter.locked_until = now() + self._queue.lock
             else:
@@ -257,7 +260,7 @@ class SimulatedBacklog:
         await self._queue.answer()
         return lost
 
-    async def stop_receiving(self) -> Sequence[Grip]:
+    async def stop_receiving(self) -> Sequence[SimulatedHeld]:
         await self._life.alive()
         return ()
 
@@ -271,7 +274,7 @@ class SimulatedBacklog:
         if self._queue.chance.random() < self._queue.trouble:
             raise BacklogFailedError(self._queue.path, FailureKind.CONNECTION_LOST)
 
-    async def _settle(self, name: str, held: Sequence[HeldMessage], to: Where | None) -> Sequence[HeldMessage]:
+    async def _settle(self, name: str, held: Sequence[HeldMessage], to: MessagePlace | None) -> Sequence[HeldMessage]:
         lost: list[HeldMessage] = []
         try:
             await self._begin(name, len(held))
@@ -279,26 +282,26 @@ class SimulatedBacklog:
             await self._queue.answer()
         except BacklogFailedError:
             for one in held:
-                letter_of(one).excuses += 1
+                message_of(one).excuses += 1
             raise
         return lost
 
     @staticmethod
-    def _settle_each(held: Sequence[HeldMessage], to: Where | None, lost: list[HeldMessage]) -> None:
+    def _settle_each(held: Sequence[HeldMessage], to: MessagePlace | None, lost: list[HeldMessage]) -> None:
         for one in held:
-            letter = letter_of(one)
+            letter = message_of(one)
             letter.operations += 1
             if not letter.held_by(one):
                 letter.excuses += letter.arrivals > 0
                 lost.append(one)
                 continue
             letter.locked_until = 0.0
-            letter.wronged |= to is Where.GONE and not letter.arrivals
+            letter.wronged |= to is MessagePlace.GONE and not letter.arrivals
             letter.where = to or letter.where
 
 
-class Life:
-    """Of one syphon's process."""
+class SimulatedProcess:
+    """The process of one syphon; it can be killed."""
 
     def __init__(self) -> None:
         self.dead = False
@@ -311,17 +314,17 @@ class Life:
 
 
 class SimulatedDestination:
-    def __init__(self, entity: Entity, life: Life) -> None:
+    def __init__(self, entity: SimulatedEntity, life: SimulatedProcess) -> None:
         self._entity = entity
         self._life = life
 
     async def send(self, messages: Sequence[OutgoingMessage]) -> None:
         await self._life.alive()
-        bad = [message for message in messages if letter_of(message.held).flaw == "large"]
+        bad = [message for message in messages if message_of(message.held).flaw == "large"]
         if bad:
             raise SendFailedError(self._entity.path, FailureKind.MESSAGE_TOO_LARGE, messages, refused=True)
         for message in messages:
-            letter_of(message.held).operations += 1
+            message_of(message.held).operations += 1
         await self._entity.take(messages)
         await self._life.alive()
 
@@ -330,7 +333,9 @@ class SimulatedDestination:
 
 
 class SimulatedTransport:
-    def __init__(self, queues: dict[str, Queue], entities: dict[str, Entity], life: Life) -> None:
+    def __init__(
+        self, queues: dict[str, SimulatedQueue], entities: dict[str, SimulatedEntity], life: SimulatedProcess
+    ) -> None:
         self._queues = queues
         self._entities = entities
         self._life = life
@@ -342,7 +347,7 @@ class SimulatedTransport:
         return SimulatedDestination(self._entities[path], self._life)
 
     def restore(self, held: HeldMessage, ttl: TimeToLive, now: datetime) -> OutgoingMessage:
-        letter = letter_of(held)
+        letter = message_of(held)
         if letter.flaw == "no path":
             raise NeverDeliverableError("NoDestination", "x-ms-path is missing")
         if letter.flaw == "odd":

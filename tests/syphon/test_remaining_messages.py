@@ -1,4 +1,4 @@
-"""Y2, Y9: whoever looks on while a syphon is idle is told what is left, and costs nothing."""
+"""Y2, Y9: showing how many messages remain costs no request while a syphon is idle."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Two real namespaces, a backlog queue and a destination for each test, and what tests of a syphon do with them."""
+"""Two real namespaces with a backlog queue and a destination for each test, and steps that tests of a syphon share."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def config() -> dict[str, Any]:
     return {"namespaces": [{"name": "primary", "queues": orders}, {"name": "secondary", "queues": backlog}]}
 
 
-class Ground:
-    """One test's: `queue` on the secondary, `orders` on the primary."""
+class TwoNamespaces:
+    """What one test uses: `queue` on the secondary and `orders` on the primary."""
 
     numbers = itertools.count()
     short = itertools.count(ENOUGH - SHORT)
@@ -56,7 +56,7 @@ class Ground:
         self.secondary = namespaces["secondary"].connection_string
 
     async def fill(self, count: int, path: str | None = None, *, first: int = 0, body: bytes = b"x") -> None:
-        """Into the backlog, as a paired sender diverts them; ids are the numbers from `first`."""
+        """Send messages to the backlog queue as a paired sender diverts them. Ids are the numbers from `first` on."""
         async with connect(self.secondary) as bus:
             sender = await bus.sender(self.queue)
             for start in range(first, first + count, 2000):
@@ -99,7 +99,7 @@ class Ground:
             return await syphon.run()
 
     async def arrived(self, path: str | None = None, wait: float = 0.3) -> list[ReceivedMessage]:
-        """What is on the primary, taken off it."""
+        """Receive and complete everything in an entity of the primary."""
         async with connect(self.primary) as bus:
             return await taken(bus, path or self.orders, wait)
 
@@ -110,7 +110,7 @@ class Ground:
         return {str(one.message_id): (one.dead_letter_reason, one.dead_letter_error_description) for one in found}
 
     async def left(self) -> list[ReceivedMessage]:
-        """What is in the backlog queue still, in any state."""
+        """Peek at everything in the backlog queue, in any state."""
         async with connect(self.secondary) as bus:
             receiver = await bus.receiver(self.queue, prefetch=0)
             return await receiver.peek(0, 250)
@@ -142,8 +142,8 @@ async def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
             await asyncio.sleep(LOOK)
 
 
-def grounds(namespaces: LocalNamespaces) -> Iterator[Ground]:
-    yield Ground(namespaces)
+def grounds(namespaces: LocalNamespaces) -> Iterator[TwoNamespaces]:
+    yield TwoNamespaces(namespaces)
     for endpoint in namespaces:
         endpoint.faults.clear()
     assert "Traceback" not in namespaces.log.read_text()
