@@ -1,4 +1,4 @@
-"""Where time comes from: the one place that reads a clock. Pure parts get instants as arguments."""
+"""Wall clock. Pure parts do not read it: they get the time as an argument."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time in milliseconds since the epoch, for what is stored and spoken; never runs backwards."""
+    """Wall time in milliseconds since the epoch. Never runs backwards."""
 
     def now(self) -> int: ...
 
 
 class SystemClock:
-    """The machine's wall clock. A step back of the machine's clock holds it still instead."""
+    """The machine's wall clock. It stands still while the machine's clock is behind an earlier reading."""
 
     def __init__(self) -> None:
         self._last = 0

@@ -1,22 +1,22 @@
-"""The errors of Twinbus, in families by who acts next. What a condition on the wire becomes is decided elsewhere."""
+"""Base classes of Twinbus's errors, in families by who acts next: the caller, time (retry), or the operator."""
 
 from __future__ import annotations
 
 
 class TwinbusError(Exception):
-    """Everything Twinbus raises on purpose."""
+    """Base of all errors that Twinbus raises on purpose."""
 
 
 class CallerError(TwinbusError):
-    """The caller mends the call; repeated as it is, it fails again."""
+    """The caller must change the call. The same call fails again."""
 
 
 class RetryError(TwinbusError):
-    """Time mends it: the same call may succeed later."""
+    """The same call may succeed later."""
 
 
 class OperatorError(TwinbusError):
-    """A person has to mend something first. The text says what is wrong, the hint what to do about it."""
+    """A person must change something first. `text` says what is wrong, `hint` what to do about it."""
 
     def __init__(self, text: str, hint: str = "") -> None:
         super().__init__(text)

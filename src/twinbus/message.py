@@ -1,4 +1,4 @@
-"""A message as a caller makes it: plain values, in the words of azure-servicebus. Its encoding is not known here."""
+"""A message as a caller writes it: plain values, with the names of azure-servicebus. `twinbus.connect` encodes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MessageId = str | UUID | bytes | int
 
 
 class BodyType(Enum):
-    """The kinds of body that AMQP knows."""
+    """Kinds of body in AMQP."""
 
     DATA = "data"
     SEQUENCE = "sequence"
@@ -24,8 +24,8 @@ class BodyType(Enum):
 class Message:
     """One message to send.
 
-    The body is bytes, text (sent as UTF-8) or a list of bytes with DATA; a list of lists with SEQUENCE; anything
-    AMQP has a type for with VALUE. Values of properties and annotations are plain Python or AMQP types.
+    The body is bytes, text (sent as UTF-8) or a list of bytes for DATA; a list of lists for SEQUENCE; any value with an
+    AMQP type for VALUE. Values of properties and annotations are plain Python values or types of `twinbus.values`.
     """
 
     body: Any = b""
@@ -43,7 +43,7 @@ class Message:
     partition_key: str | None = None
     user_id: bytes | None = None
     time_to_live: timedelta | None = None
-    scheduled_enqueue_time: datetime | None = None  # aware, or taken as UTC
+    scheduled_enqueue_time: datetime | None = None  # without a time zone: UTC
     application_properties: Mapping[str, Any] | None = None
     annotations: Mapping[str, Any] | None = None
     delivery_annotations: Mapping[str, Any] | None = None

@@ -1,9 +1,9 @@
-r"""Text from outside, made safe for a terminal and for a log (X3).
+r"""Makes text from outside safe for a terminal and for a log (X3).
 
-Message ids, reasons, entity paths and the texts of errors are written by others. A terminal obeys escape sequences in
-them: they can move the cursor, change the window's title, hide lines or answer on behalf of the keyboard. Characters
-that change the writing direction, and invisible characters, make one text look like another. `printable` shows all of
-these as `\u001b` and the like. These escapes are those of JSON, so JSON stays valid and keeps its values.
+Others write message ids, reasons, entity paths and error texts. A terminal obeys escape sequences in them: they can
+move the cursor, change the window's title, hide lines or answer on behalf of the keyboard. Characters that change the
+writing direction, and invisible characters, make one text look like another. `printable` replaces all of these by
+escapes such as `\u001b`. The escapes are those of JSON, so JSON stays valid and keeps its values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNSAFE: Final = (
     "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b\u2060-\u2065\u3164\ufeff\uffa0\ufff0-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
     "\u2028\u2029"  # line and paragraph separator
-    "\ud800-\udfff"  # halves of pairs: they cannot be encoded
+    "\ud800-\udfff"  # halves of surrogate pairs: they cannot be encoded
 )
 _LINES: Final = re.compile(f"[{_UNSAFE}]")
 _LINE: Final = re.compile(f"[\t\n{_UNSAFE}]")
@@ -28,10 +28,10 @@ _SHORT: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def printable(text: str, *, newlines: bool = False) -> str:
-    r"""The text with every control, invisible and direction character shown as an escape such as `\u001b`.
+    r"""Return the text with every control, invisible and direction character replaced by an escape such as `\u001b`.
 
-    `newlines` keeps line breaks and tabs, for text of several lines. Ordinary text is returned unchanged. Applying it
-    twice changes nothing more.
+    `newlines` keeps line breaks and tabs, for text of several lines. Ordinary text is returned unchanged. A second
+    call changes nothing more.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -45,6 +45,6 @@ def _escaped(found: re.Match[str]) -> str:
     code = ord(character)
     if code <= 0xFFFF:
         return f"\\u{code:04x}"
-    # JSON writes what is beyond as a pair.
+    # JSON writes such a character as a surrogate pair.
     code -= 0x10000
     return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"

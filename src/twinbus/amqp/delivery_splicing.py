@@ -1,6 +1,8 @@
-"""Bytes spliced into an encoded message: an id on arrival; header, annotations and overlaid properties on delivery.
+"""Splicing: writing what a broker adds into an encoded message, without decoding and encoding the rest.
 
-The messages were validated when they arrived (`read_routing_fields`). Properties, body and footer pass as they came.
+On arrival a message may get an id. On delivery it gets a header with its delivery count, delivery annotations, message
+annotations and perhaps changed application properties. The other bytes stay as the sender wrote them. Every message was
+checked when it arrived (`read_routing_fields`), so lengths are not checked again here.
 """
 
 from collections.abc import Container, Mapping
@@ -33,7 +35,10 @@ from twinbus.values import ULong
 
 @dataclass(slots=True)
 class EncodedEntries:
-    """Encoded keys and values of a map; `count` counts both, as AMQP does. `names` are the texts of keys that win."""
+    """Encoded entries of a map. `count` counts keys and values, as AMQP does.
+
+    `names` are the keys that replace an entry of the sender with the same key.
+    """
 
     count: int
     raw: bytes
@@ -44,13 +49,13 @@ NO_ENTRIES = EncodedEntries(0, b"")
 
 
 def encode_annotations(values: Mapping[str, object]) -> EncodedEntries:
-    """Annotations: the keys are symbols."""
+    """Encode annotations: a map whose keys are symbols."""
     raw = b"".join(encode_symbol(key) + encode(value) for key, value in values.items())
     return EncodedEntries(2 * len(values), raw, frozenset(key.encode() for key in values))
 
 
 def lock_token_annotation(token: UUID) -> EncodedEntries:
-    """The delivery annotation that tells the lock token."""
+    """Return the delivery annotation with the lock token."""
     return EncodedEntries(2, LOCK_TOKEN + token.bytes, _LOCK_TOKEN_NAME)
 
 
@@ -80,6 +85,7 @@ def broker_annotations(
     state: int | None = None,
     deadletter_source: str | None = None,
 ) -> EncodedEntries:
+    """Return the message annotations that a broker adds. Those that are None are left out."""
     raw = _FIRST_TWO(SEQUENCE_KEY, seq, ENQUEUED_KEY, enqueued_ms)
     given = 0
     if locked_until_ms is not None:
@@ -112,7 +118,7 @@ _OPTIONAL_NAMES = (
     b"x-opt-message-state",
     b"x-opt-deadletter-source",
 )
-# By which of the optional annotations are given, one bit each.
+# The names by the set of optional annotations that are given, one bit each.
 _NAMES = tuple(
     frozenset((b"x-opt-sequence-number", b"x-opt-enqueued-time"))
     | {name for bit, name in enumerate(_OPTIONAL_NAMES) if given & 1 << bit}
@@ -123,7 +129,7 @@ _HEADER = b"\x00\x53\x70"
 _NULL = b"\x40"
 _SHORT_TEXT = frozenset((0xA1, 0xA3))
 _LONG_TEXT = frozenset((0xB1, 0xB3))
-# The header of a message whose sender gave none, by delivery count.
+# Headers by delivery count, for messages whose sender wrote none.
 PLAIN_HEADERS = tuple(_HEADER + encode_list_of([_NULL] * 4 + [encode_uint(count)]) for count in range(256))
 
 
@@ -136,7 +142,11 @@ def splice_delivery(
     message_annotations: EncodedEntries = NO_ENTRIES,
     overlay: Mapping[str, object] | None = None,
 ) -> list[bytes]:
-    """The bytes for a receiver. `ttl` None leaves the sender's; `delivery_annotations` None adds no such section."""
+    """Return the parts of the message for a receiver.
+
+    `ttl` None keeps the sender's ttl. `delivery_annotations` None adds none. `overlay` are application properties that
+    replace or extend the sender's.
+    """
     pos = 0
     header = user_delivery = user_message = None
     code, start, end = _section(raw, 0)
@@ -170,7 +180,7 @@ def splice_delivery(
 
 
 def with_message_id(raw: bytes, message_id: str | UUID | bytes | int) -> bytes:
-    """The same message under this id; its other properties stay."""
+    """Return the message with this message id, and otherwise unchanged."""
     field = encode(ULong(message_id) if type(message_id) is int else message_id)
     pos = 0
     while True:
@@ -188,12 +198,12 @@ def _section(raw: bytes, pos: int) -> tuple[int, int, int]:
     if pos >= len(raw):
         return 0, pos, pos
     if raw[pos + 2] > APPLICATION_PROPERTIES and raw[pos + 1] == 0x53:
-        return raw[pos + 2], pos, pos  # body and footer: nothing is spliced there
+        return raw[pos + 2], pos, pos  # Body or footer: nothing is spliced there, so its end is not needed.
     return section_at(raw, pos)
 
 
 def list_field_slices(raw: bytes, start: int) -> list[bytes]:
-    """The fields of the list whose constructor is at `start`, as they stand there."""
+    """Return the encoded fields of the list whose constructor is at `start`."""
     count, pos = read_list_header(raw, start)
     fields = []
     for _ in range(count):
@@ -212,7 +222,10 @@ def _header(raw: bytes, start: int | None, delivery_count: int, ttl: int | None)
 
 
 def drop_keys(raw: bytes, start: int, names: Container[bytes]) -> tuple[EncodedEntries, dict[bytes, int]]:
-    """The map whose constructor is at `start` without the keys of these names, and where the values of those are."""
+    """Return the entries of the map whose constructor is at `start` without those of the given names.
+
+    Also returns the positions of the values that were left out, by name.
+    """
     count, pos = read_map_header(raw, start)
     kept, run = [], pos
     found: dict[bytes, int] = {}
@@ -237,7 +250,7 @@ def drop_keys(raw: bytes, start: int, names: Container[bytes]) -> tuple[EncodedE
 
 
 def _merged(raw: bytes, start: int, ours: EncodedEntries) -> EncodedEntries:
-    """The sender's map and ours; ours wins where both have a key."""
+    """Merge the sender's map with our entries. Ours replace entries with the same key."""
     kept, _ = drop_keys(raw, start, ours.names)
     return EncodedEntries(kept.count + ours.count, kept.raw + ours.raw)
 

@@ -1,6 +1,6 @@
-"""A message written from its parts: for management replies, requests and the client; or with some of them changed.
+"""Writing messages (amqp-core-messaging §3.2): a new one from its sections, or one with some sections replaced.
 
-Every typed field is written as the type the standard gives it (amqp-core-messaging §3.2).
+Every field is written as the type that the standard gives it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,7 +76,10 @@ def build_message(
     application_properties: Mapping[str, object] | None = None,
     footer: Mapping[str, object] | None = None,
 ) -> bytes:
-    """Body: `data`, or `sequence`, or else `value` (null when nothing is given)."""
+    """Return an encoded message. Its body is `data`, or `sequence`, or else `value` (null if nothing is given).
+
+    Raises EncodeError if a value has no AMQP type or is out of range.
+    """
     parts = []
     if header is not None:
         parts.append(b"\x00\x53\x70" + _fields(header, _HEADER_FIELDS))
@@ -108,7 +111,7 @@ def with_sections(
     properties: Properties | None = None,
     application_properties: Mapping[str, object] | None = None,
 ) -> bytes:
-    """The message with these sections in place of its own; None leaves one as it came, as body and footer are."""
+    """Return the message with the given sections replaced. None keeps a section. Body and footer are kept."""
     written = {
         HEADER: None if header is None else _fields(header, _HEADER_FIELDS),
         DELIVERY_ANNOTATIONS: None,
@@ -129,7 +132,7 @@ def with_sections(
 
 
 def batch_payload(messages: Iterable[bytes], before: bytes = b"") -> bytes:
-    """The payload of a transfer of message-format 0x80013700, with these sections before the messages."""
+    """Return the payload of a batch (message-format 0x80013700) of encoded messages, with sections before them."""
     parts = [before]
     for raw in messages:
         parts += (b"\x00\x53\x75" + binary_head(len(raw)), raw)

@@ -1,6 +1,7 @@
-"""Where the sections of an encoded message lie (amqp-core-messaging §3.2); values are decoded only when asked for.
+"""Sections of an encoded message (amqp-core-messaging §3.2).
 
-Decides whether the sections are well formed, in order and complete. Never copies or changes a message.
+`split_sections` finds the sections and checks their types and their order. It does not copy or change the message;
+`Sections` decodes a section when it is first read.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ _LIST = frozenset((0x45, 0xC0, 0xD0))
 _MAP = frozenset((0xC1, 0xD1))
 _BINARY = frozenset((0xA0, 0xB0))
 _ANYTHING = frozenset(range(256))
-_CONTENT = (_LIST, _MAP, _MAP, _LIST, _MAP, _BINARY, _LIST, _ANYTHING, _MAP)  # by section code - HEADER
+# Type codes that a section's value may have, by section code - HEADER.
+_CONTENT = (_LIST, _MAP, _MAP, _LIST, _MAP, _BINARY, _LIST, _ANYTHING, _MAP)
 
 BATCH_FORMAT = 0x80013700  # message-format of a transfer whose data sections are messages
 
@@ -88,19 +90,22 @@ PROPERTY_TYPES: tuple[type | tuple[type, ...], ...] = (
     str,
 )
 
-# How a body of 256 bytes and more usually begins.
+# The usual start of a body of 256 bytes or more.
 _LARGE_DATA = b"\x00\x53\x75\xb0"
 
 
 def section_at(raw: bytes, pos: int) -> tuple[int, int, int]:
-    """Code of the section at `pos`, start of its value, end. The value's constructor is checked against the section."""
+    """Return the code of the section at `pos`, the start of its value, and its end.
+
+    Raises DecodeError if no known section starts there, or its value has a type that the section does not allow.
+    """
     if raw[pos : pos + 4] == _LARGE_DATA and pos + 8 <= len(raw):
         end = pos + 8 + int.from_bytes(raw[pos + 4 : pos + 8])
         if end <= len(raw):
             return DATA, pos + 3, end
     try:
         if raw[pos] != 0:
-            raise DecodeError(f"no section begins at byte {pos} of the message")
+            raise DecodeError(f"no section starts at byte {pos} of the message")
         form = raw[pos + 1]
         if form == 0x53:
             code, start = raw[pos + 2], pos + 3
@@ -119,14 +124,17 @@ def section_at(raw: bytes, pos: int) -> tuple[int, int, int]:
 
 
 def check_order(code: int, last: int) -> None:
-    """§3.2: each section at most once and in order; the body is several data, several sequences, or one value."""
+    """Raise DecodeError if section `code` may not follow section `last`.
+
+    §3.2: each section at most once and in order; the body is several data, several sequences, or one value.
+    """
     in_body = DATA <= code <= VALUE
     if code < last or (code == last and code not in {DATA, SEQUENCE}) or (in_body and last >= DATA and code != last):
         raise DecodeError(f"section 0x{code:02x} of the message may not follow section 0x{last:02x}")
 
 
 def read_list_header(raw: bytes, start: int) -> tuple[int, int]:
-    """Number of fields of the list whose constructor is at `start`, and where the first begins."""
+    """Return the number of fields of the list whose constructor is at `start`, and the start of the first field."""
     form = raw[start]
     if form == 0xC0:
         if raw[start + 1] < 1 or raw[start + 2] > raw[start + 1]:
@@ -142,21 +150,21 @@ def read_list_header(raw: bytes, start: int) -> tuple[int, int]:
 
 
 def read_map_header(raw: bytes, start: int) -> tuple[int, int]:
-    """Number of keys and values of the map whose constructor is at `start`, and where the first begins."""
+    """Return the number of keys and values of the map whose constructor is at `start`, and the start of the first."""
     if raw[start] == 0xC1:
         size, count, pos = raw[start + 1], raw[start + 2], start + 3
-        room = size - 1
+        content_size = size - 1
     else:
         size = int.from_bytes(raw[start + 1 : start + 5])
         count, pos = int.from_bytes(raw[start + 5 : start + 9]), start + 9
-        room = size - 4
-    if room < 0 or count & 1 or count > room:
-        raise DecodeError("a map has an odd number of keys and values, or more than its bytes")
+        content_size = size - 4
+    if content_size < 0 or count & 1 or count > content_size:
+        raise DecodeError("a map has an odd number of keys and values, or more of them than bytes")
     return count, pos
 
 
 class Sections:
-    """The sections of one message, over the untouched bytes."""
+    """Sections of one message. `raw` is the whole message; `spans` and `body` are positions in it."""
 
     __slots__ = ("body", "raw", "spans")
 
@@ -167,12 +175,12 @@ class Sections:
 
     @property
     def body_kind(self) -> str | None:
-        """data, sequence, value; None for a message without a body."""
+        """One of "data", "sequence" and "value"; None for a message without a body."""
         return BODY_KINDS[section_at(self.raw, self.body[0][0])[0]] if self.body else None
 
     @property
     def body_start(self) -> int:
-        """Where the first body section begins, or would."""
+        """Start of the first body section, or where it would be."""
         if self.body:
             return self.body[0][0]
         return self.spans[FOOTER][0] if FOOTER in self.spans else len(self.raw)
@@ -207,14 +215,14 @@ class Sections:
 
     @property
     def data(self) -> list[bytes]:
-        """The payloads of the data sections."""
+        """Contents of the data sections. Raises DecodeError if the body is of another kind."""
         if self.body_kind != "data":
             raise DecodeError(f"the body of the message is {self.body_kind}, not data")
         return [decode(self.raw, start)[0] for _, start, _ in self.body]
 
     @property
     def value(self) -> Any:
-        """The value of an amqp-value body."""
+        """Value of an amqp-value body. Raises DecodeError if the body is of another kind."""
         if self.body_kind != "value":
             raise DecodeError(f"the body of the message is {self.body_kind}, not a value")
         return decode(self.raw, self.body[0][1])[0]
@@ -230,7 +238,7 @@ class Sections:
         if span is None:
             return {}
         found = decode(self.raw, span[1])[0]
-        # §3.2: the keys of every such section are symbols, strings or (reserved) ulongs.
+        # A NumberKeyedMap: §3.2 allows only symbols, strings and (reserved) ulongs as keys of these sections.
         if not isinstance(found, dict):
             raise DecodeError(f"section 0x{code:02x} of the message has too many keys that are numbers or UUIDs")
         return found
@@ -247,6 +255,7 @@ class Sections:
 
 
 def split_sections(raw: bytes) -> Sections:
+    """Find the sections of an encoded message. Raises DecodeError if they are not well formed or out of order."""
     spans: dict[int, Span] = {}
     body: list[Span] = []
     pos, last, total = 0, 0, len(raw)
@@ -262,7 +271,7 @@ def split_sections(raw: bytes) -> Sections:
 
 
 def batch_messages(raw: bytes) -> list[bytes]:
-    """The messages inside a transfer of message-format 0x80013700: each data section is one."""
+    """Return the messages of a batch (message-format 0x80013700): each data section holds one encoded message."""
     found = []
     pos, last, total = 0, 0, len(raw)
     while pos < total:
@@ -272,6 +281,6 @@ def batch_messages(raw: bytes) -> list[bytes]:
         if code == DATA:
             found.append(raw[start + 2 : end] if raw[start] == 0xA0 else raw[start + 5 : end])
         elif SEQUENCE <= code <= VALUE:
-            raise DecodeError("the body of a batch is made of data sections")
+            raise DecodeError("the body of a batch has a section that is not data")
         pos, last = end, code
     return found

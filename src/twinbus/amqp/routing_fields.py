@@ -1,6 +1,7 @@
-"""What a broker needs to know of one incoming message, read in a single pass over its bytes.
+"""The fields of an incoming message that a broker routes and checks by, read in one pass over its bytes.
 
-Every length of the message is checked on the way, so that what was read once may be spliced later without checks.
+The pass checks every length of the message. A message that was read once can therefore be spliced later without checks
+(`delivery_splicing`).
 """
 
 from dataclasses import dataclass
@@ -39,15 +40,25 @@ _TIMES = frozenset((_EXPIRY, _CREATION))
 _WANTED = frozenset((_MESSAGE_ID, _TO, _CONTENT_TYPE, _EXPIRY, _CREATION, _GROUP))
 
 
-# How sections below 256 bytes begin.
-_USUAL = frozenset(
-    b"\x00\x53" + bytes(kind)
-    for kind in ((0x70, 0xC0), (0x71, 0xC1), (0x72, 0xC1), (0x73, 0xC0), (0x74, 0xC1), (0x75, 0xA0), (0x78, 0xC1))
+# The first four bytes of sections of less than 256 bytes.
+_SHORT_SECTIONS = frozenset(
+    b"\x00\x53" + bytes(start)
+    for start in (
+        (0x70, 0xC0),
+        (0x71, 0xC1),
+        (0x72, 0xC1),
+        (0x73, 0xC0),
+        (0x74, 0xC1),
+        (0x75, 0xA0),
+        (0x78, 0xC1),
+    )
 )
 
 
 @dataclass(slots=True)
 class RoutingFields:
+    """Fields of one message. `raw` is the message, with its sections in the order of the standard."""
+
     raw: bytes
     message_id: str | UUID | bytes | int | None = None
     group_id: str | None = None
@@ -64,11 +75,15 @@ class RoutingFields:
 
 
 def read_routing_fields(raw: bytes) -> RoutingFields:
-    envelope = RoutingFields(raw)
+    """Read and check an encoded message. Raises DecodeError if it is not well formed.
+
+    Sections that official clients misplace are moved to where they belong.
+    """
+    fields = RoutingFields(raw)
     pos, last, total = 0, 0, len(raw)
     try:
         while pos < total:
-            if raw[pos : pos + 4] in _USUAL:
+            if raw[pos : pos + 4] in _SHORT_SECTIONS:
                 code, start, end = raw[pos + 2], pos + 3, pos + 5 + raw[pos + 4]
                 if end > total:
                     raise DecodeError("the message ends inside a section")
@@ -76,22 +91,22 @@ def read_routing_fields(raw: bytes) -> RoutingFields:
                 code, start, end = section_at(raw, pos)
             if code <= last or last > APPLICATION_PROPERTIES:
                 if (code == DELIVERY_ANNOTATIONS and last > code) or (last == FOOTER and code < FOOTER):
-                    return read_routing_fields(_in_place(raw))
+                    return read_routing_fields(_in_order(raw))
                 check_order(code, last)
             if code <= APPLICATION_PROPERTIES:
-                _read_section(envelope, code, start, end)
+                _read_section(fields, code, start, end)
             pos, last = end, code
     except (IndexError, struct_error):
         raise DecodeError("the message ends inside a section") from None
     except UnicodeDecodeError:
         raise DecodeError("a property of the message is not valid UTF-8") from None
-    return envelope
+    return fields
 
 
-def _in_place(raw: bytes) -> bytes:
-    """The two sections that official clients misplace, put where the standard has them (§3.2).
+def _in_order(raw: bytes) -> bytes:
+    """Return the message with two sections where the standard has them (§3.2).
 
-    Python's writes delivery annotations last, JavaScript's the footer before the body.
+    The Python SDK writes delivery annotations last, the JavaScript SDK writes the footer before the body.
     """
     pos, spans = 0, []
     while pos < len(raw):
@@ -102,50 +117,50 @@ def _in_place(raw: bytes) -> bytes:
     annotations = [part for code, part in spans if code == DELIVERY_ANNOTATIONS]
     footer = [part for code, part in spans if code == FOOTER]
     if len(first) > 1 or len(annotations) > 1 or len(footer) > 1:
-        raise DecodeError("a section of the message is there twice")
+        raise DecodeError("the message has a section twice")
     rest = [part for code, part in spans if code not in (HEADER, DELIVERY_ANNOTATIONS, FOOTER)]
     return b"".join((*first, *annotations, *rest, *footer))
 
 
-def _read_section(envelope: RoutingFields, code: int, start: int, end: int) -> None:
+def _read_section(fields: RoutingFields, code: int, start: int, end: int) -> None:
     if code == PROPERTIES:
-        _read_properties(envelope, start, end)
+        _read_properties(fields, start, end)
     elif code == APPLICATION_PROPERTIES:
-        envelope.properties_size += end - start
-        _measure_properties(envelope, start, end)
+        fields.properties_size += end - start
+        _measure_properties(fields, start, end)
     elif code == MESSAGE_ANNOTATIONS:
-        envelope.properties_size += end - start
-        _read_annotations(envelope, start, end)
+        fields.properties_size += end - start
+        _read_annotations(fields, start, end)
     elif code == HEADER:
-        _read_header(envelope, start, end)
+        _read_header(fields, start, end)
     elif code == DELIVERY_ANNOTATIONS:
-        envelope.properties_size += end - start
-        _walk_map(envelope.raw, start, end)
+        fields.properties_size += end - start
+        _check_map(fields.raw, start, end)
 
 
-def _read_header(envelope: RoutingFields, start: int, end: int) -> None:
-    raw = envelope.raw
+def _read_header(fields: RoutingFields, start: int, end: int) -> None:
+    raw = fields.raw
     count, pos = read_list_header(raw, start)
     if count > 5:
         raise DecodeError("the header has too many fields")
     for index in range(count):
         if index == 2 and raw[pos] != 0x40:
             if raw[pos] == 0x70:
-                envelope.ttl = _U32(raw, pos + 1)[0]
+                fields.ttl = _U32(raw, pos + 1)[0]
                 pos += 5
             elif raw[pos] in {0x43, 0x52}:
-                envelope.ttl, pos = decode(raw, pos)
+                fields.ttl, pos = decode(raw, pos)
             else:
-                raise DecodeError("the ttl of the message is no uint")
+                raise DecodeError("the ttl of the message is not a uint")
         else:
             width = WIDTHS[raw[pos]]
             pos = pos + 1 + width if width >= 0 else skip(raw, pos)
     if pos != end:
-        raise DecodeError("the header does not end where it says")
+        raise DecodeError("the size of the header does not match its fields")
 
 
-def _read_properties(envelope: RoutingFields, start: int, end: int) -> None:
-    raw = envelope.raw
+def _read_properties(fields: RoutingFields, start: int, end: int) -> None:
+    raw = fields.raw
     count, pos = read_list_header(raw, start)
     if count > len(PROPERTY_TYPES):
         raise DecodeError("the properties have too many fields")
@@ -157,37 +172,37 @@ def _read_properties(envelope: RoutingFields, start: int, end: int) -> None:
             pos = skip(raw, pos)
         elif form in _SHORT_TEXT and index not in _TIMES:
             after = pos + 2 + raw[pos + 1]
-            _set_property(envelope, index, raw[pos + 2 : after].decode())
+            _set_property(fields, index, raw[pos + 2 : after].decode())
             pos = after
         elif form == 0x83 and index in _TIMES:
-            _set_property(envelope, index, _I64(raw, pos + 1)[0])
+            _set_property(fields, index, _I64(raw, pos + 1)[0])
             pos += 9
         else:
             value, pos = decode(raw, pos)
             if not isinstance(value, PROPERTY_TYPES[index]):
                 raise DecodeError(f"field {index} of the properties has a wrong type")
-            _set_property(envelope, index, value)
+            _set_property(fields, index, value)
     if pos != end:
-        raise DecodeError("the properties do not end where they say")
+        raise DecodeError("the size of the properties does not match their fields")
 
 
-def _set_property(envelope: RoutingFields, index: int, value: Any) -> None:
+def _set_property(fields: RoutingFields, index: int, value: Any) -> None:
     if index == _MESSAGE_ID:
-        envelope.message_id = value
+        fields.message_id = value
     elif index == _GROUP:
-        envelope.group_id = value
+        fields.group_id = value
     elif index == _CONTENT_TYPE:
-        envelope.content_type = value
+        fields.content_type = value
     elif index == _TO:
-        envelope.to = value
+        fields.to = value
     elif index == _EXPIRY:
-        envelope.absolute_expiry_time = value
+        fields.absolute_expiry_time = value
     else:
-        envelope.creation_time = value
+        fields.creation_time = value
 
 
-def _measure_properties(envelope: RoutingFields, start: int, end: int) -> None:
-    raw = envelope.raw
+def _measure_properties(fields: RoutingFields, start: int, end: int) -> None:
+    raw = fields.raw
     count, pos = read_map_header(raw, start)
     largest = 0
     for _ in range(count >> 1):
@@ -197,7 +212,7 @@ def _measure_properties(envelope: RoutingFields, start: int, end: int) -> None:
         elif form == 0xB1:
             pos = skip(raw, pos)
         else:
-            raise DecodeError("the key of an application property is no string")
+            raise DecodeError("the key of an application property is not a string")
         form = raw[pos]
         if form == 0xA1:
             after = pos + 2 + raw[pos + 1]
@@ -207,12 +222,12 @@ def _measure_properties(envelope: RoutingFields, start: int, end: int) -> None:
         largest = max(largest, after - pos)
         pos = after
     if pos != end:
-        raise DecodeError("the application properties do not end where they say")
-    envelope.largest_property = largest
+        raise DecodeError("the size of the application properties does not match their entries")
+    fields.largest_property = largest
 
 
-def _read_annotations(envelope: RoutingFields, start: int, end: int) -> None:
-    raw = envelope.raw
+def _read_annotations(fields: RoutingFields, start: int, end: int) -> None:
+    raw = fields.raw
     count, pos = read_map_header(raw, start)
     for _ in range(count >> 1):
         form = raw[pos]
@@ -223,27 +238,27 @@ def _read_annotations(envelope: RoutingFields, start: int, end: int) -> None:
         if key.startswith(_SYSTEM_PREFIX) and raw[after] != 0x40:
             if key == _SCHEDULED:
                 if raw[after] != 0x83:
-                    raise DecodeError("x-opt-scheduled-enqueue-time is no timestamp")
-                envelope.scheduled_enqueue_time = _I64(raw, after + 1)[0]
+                    raise DecodeError("x-opt-scheduled-enqueue-time is not a timestamp")
+                fields.scheduled_enqueue_time = _I64(raw, after + 1)[0]
             elif key == _PARTITION:
-                envelope.partition_key = _text(raw, after)
+                fields.partition_key = _text(raw, after)
             elif key == _VIA:
-                envelope.via_partition_key = _text(raw, after)
+                fields.via_partition_key = _text(raw, after)
         pos = value_end
     if pos != end:
-        raise DecodeError("the message annotations do not end where they say")
+        raise DecodeError("the size of the message annotations does not match their entries")
 
 
 def _text(raw: bytes, pos: int) -> str:
     value, _ = decode(raw, pos)
     if not isinstance(value, str):
-        raise DecodeError("a partition key is no string")
+        raise DecodeError("a partition key is not a string")
     return value
 
 
-def _walk_map(raw: bytes, start: int, end: int) -> None:
+def _check_map(raw: bytes, start: int, end: int) -> None:
     count, pos = read_map_header(raw, start)
     for _ in range(count):
         pos = skip(raw, pos)
     if pos != end:
-        raise DecodeError("the delivery annotations do not end where they say")
+        raise DecodeError("the size of the delivery annotations does not match their entries")
