@@ -20,9 +20,8 @@ from twinbus.backlog import backlog_queue_path
 from twinbus.connect import connect
 from twinbus.ledger import Intent, Ledger, Operation, Role, Stage, balance, read_ledger
 from twinbus.message import Message
-from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
+from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob
 from twinbus.pipeline.syphon_job.lane import SyphonSource
-from twinbus.pipeline.syphon_job.messages import SyphonJob
 from twinbus.syphon import HeldMessage, MoveStep
 from twinbus.testing import LocalNamespace
 

@@ -31,9 +31,8 @@ from twinbus.pipeline.servicebus.offsets import Offset
 from twinbus.pipeline.servicebus.options import SourceOptions
 from twinbus.pipeline.servicebus.source import StreamReader
 from twinbus.pipeline.session import session, start_query
-from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
+from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob
 from twinbus.pipeline.syphon_job.lane import LanePartition, LaneReader, SyphonSource
-from twinbus.pipeline.syphon_job.messages import SyphonJob
 from twinbus.syphon import HeldMessage, MoveStep
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

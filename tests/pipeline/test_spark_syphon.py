@@ -23,9 +23,9 @@ from tests.syphon.two_namespaces import numbered, until
 from twinbus.connect import connect
 from twinbus.ledger import Metered, Role, SegmentHeader, Stage, read_ledger
 from twinbus.message import Message
-from twinbus.pipeline.syphon_job.driver import BacklogPoller, SparkSyphon, SparkSyphonOptions
+from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob
+from twinbus.pipeline.syphon_job.driver import BacklogPoller
 from twinbus.pipeline.syphon_job.lane import LaneReader, SyphonSource
-from twinbus.pipeline.syphon_job.messages import SyphonJob
 from twinbus.syphon import HeldMessage, MoveStep, Progress, ProgressCounter, SyphonLedger, SyphonState
 from twinbus.testing import LocalNamespace
 

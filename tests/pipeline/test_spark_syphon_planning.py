@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from twinbus.backlog import FailureKind
-from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask, ScanResult, SyphonJob
+from twinbus.pipeline.syphon_job import SyphonJob
+from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask, ScanResult
 from twinbus.pipeline.syphon_job.planning import BatchPlanner
 from twinbus.syphon import SCAN_INTERVAL, DestinationMemory, MessageCounts, Readiness
 from twinbus.syphon.plan import DeferredMessages, DestinationRoute, Destinations

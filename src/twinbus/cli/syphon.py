@@ -30,7 +30,7 @@ from twinbus.printable import printable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from twinbus.pipeline.syphon_job.driver import SparkSyphon
+    from twinbus.pipeline.syphon_job import SparkSyphon
     from twinbus.syphon import Discovery, DryRunResult, Progress, Syphon, SyphonOptions, Transport
 
 T = TypeVar("T")
@@ -201,8 +201,7 @@ class _Work:
         self, spark: SparkSession, options: SyphonOptions, ledger: Path | None, shown: Display, lanes: int | None
     ) -> Progress:
         from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
-        from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions  # noqa: PLC0415
-        from twinbus.pipeline.syphon_job.messages import SyphonJob  # noqa: PLC0415
+        from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob  # noqa: PLC0415
 
         job = SyphonJob(
             primary=self.primary,

@@ -1,1 +1,24 @@
-"""The syphon as a job of Structured Streaming (D2): the driver waits and plans, lanes on the executors move."""
+"""The syphon as a Spark job (D2): a driver plans, lanes in Spark's tasks move the messages.
+
+A name loads its module, and with `SparkSyphon` also pyspark, at first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from twinbus.pipeline.syphon_job.driver import SparkSyphon, SparkSyphonOptions
+    from twinbus.pipeline.syphon_job.messages import SyphonJob
+
+__all__ = ["SparkSyphon", "SparkSyphonOptions", "SyphonJob"]
+
+_MODULES: Final = {"SparkSyphon": "driver", "SparkSyphonOptions": "driver", "SyphonJob": "messages"}
+
+if not TYPE_CHECKING:  # a type checker would take any name of a module that has this function
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
