@@ -104,6 +104,7 @@ def test_x3_dead_letters_on_a_terminal_show_their_control_characters(backlog: Ba
     assert "\x1b[1m" in shown, "Rich's own styles are there"
 
 
+@pytest.mark.thorough
 def test_x3_a_table_of_dead_letters_stays_a_table_on_80_columns(backlog: Backlog) -> None:
     code, shown = in_terminal("deadletter", "list", variables=backlog.environment)
     assert code == 0, shown
@@ -113,11 +114,13 @@ def test_x3_a_table_of_dead_letters_stays_a_table_on_80_columns(backlog: Backlog
     assert {len(line) for line in table} == {80}
 
 
+@pytest.mark.thorough
 def test_x3_dead_letters_in_a_pipe_have_no_control_characters(backlog: Backlog) -> None:
     done = run("deadletter", "list", **backlog.environment)
     assert (done.returncode, controls(done.stdout + done.stderr)) == (0, [])
 
 
+@pytest.mark.thorough
 def test_x3_json_of_dead_letters_keeps_every_character_and_shows_none_raw(backlog: Backlog) -> None:
     code, shown = in_terminal("deadletter", "list", "--json", columns=WIDE, variables=backlog.environment)
     piped = run("deadletter", "list", "--json", **backlog.environment)
@@ -142,6 +145,7 @@ def test_x3_resubmitting_a_hostile_id_asks_and_tells_without_control_characters(
     assert ids_of(backlog.dead()) == ["[/]"]
 
 
+@pytest.mark.thorough
 def test_x3_the_question_before_resubmitting_shows_the_new_destination_on_one_line(backlog: Backlog) -> None:
     asked = ("deadletter", "resubmit", "--all", "--to", f"{HOSTILE}\nforged line")
     code, shown = in_terminal(*asked, typed="n\n", columns=WIDE, variables=backlog.environment)
@@ -149,6 +153,7 @@ def test_x3_the_question_before_resubmitting_shows_the_new_destination_on_one_li
     assert printable(f"all for {HOSTILE}\nforged line? ") in shown
 
 
+@pytest.mark.thorough
 def test_x3_a_dry_run_and_a_drain_show_a_hostile_destination_safely(backlog: Backlog) -> None:
     backlog.divert("1", path=HOSTILE, queue=1)
     code, shown = in_terminal("syphon", "--dry-run", variables=backlog.environment)
@@ -161,6 +166,7 @@ def test_x3_a_dry_run_and_a_drain_show_a_hostile_destination_safely(backlog: Bac
     assert controls(piped.stdout + piped.stderr) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("entity", [f"no-such-{HOSTILE}", b"\xff[/]".decode("utf-8", "surrogateescape")])
 def test_x3_a_drill_of_a_hostile_entity_fails_readably(backlog: Backlog, entity: str) -> None:
     arguments = ("drill", "--entity", os.fsencode(entity), "--yes", "--count", "2")
@@ -201,6 +207,7 @@ def test_x3_a_hostile_settings_file_is_refused_readably(tmp_path: Path) -> None:
     assert "pwned" in shown
 
 
+@pytest.mark.thorough
 def test_x3_a_hostile_price_table_is_shown_as_text(tmp_path: Path) -> None:
     prices = tmp_path / f"prices{TITLE}.toml"
     made = run("cost", "prices", "--write", str(prices))
@@ -215,6 +222,7 @@ def test_x3_a_hostile_price_table_is_shown_as_text(tmp_path: Path) -> None:
         assert "[red]c[/]" in shown
 
 
+@pytest.mark.thorough
 def test_x3_a_ledger_names_hostile_messages_readably(tmp_path: Path) -> None:
     folder = tmp_path / f"books{TITLE}[/]"
     queue = "contoso/x-servicebus-transfer/0"
@@ -280,6 +288,7 @@ def test_x3_the_log_of_a_server_shows_what_hostile_peers_say(form: str) -> None:
             json.loads(line)
 
 
+@pytest.mark.thorough
 def test_x3_a_server_in_a_folder_with_a_hostile_name_shows_it_as_text(tmp_path: Path) -> None:
     with serving("--data", str(tmp_path / f"data{TITLE}[red]"), "--namespace", "one=0") as server:
         assert controls(server.printed) == []

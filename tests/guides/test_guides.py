@@ -13,7 +13,8 @@ from twinbus.pairing import CHOICES, EVENTS, RANGES, SendAvailabilityOptions
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
 PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]
-ON_SPARK = ("spark-source",)
+# Pages that `make test` follows; `make test-all` follows every page.
+QUICK = ("README", "five-minutes")
 # By page and beginning: what a reader types that no test can, or that another test runs.
 NOT_FOLLOWED = {
     ("README", "make demo"): "tests/cli/test_demo.py plays it",
@@ -37,7 +38,7 @@ def not_followed(page: Path, text: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=page.stem, marks=[pytest.mark.thorough] if page.stem in ON_SPARK else [])
+        pytest.param(page, id=page.stem, marks=[] if page.stem in QUICK else [pytest.mark.thorough])
         for page in PAGES
         if list(steps(page.read_text(encoding="utf-8")))
     ],

@@ -138,6 +138,7 @@ def test_d1_the_columns_hold_what_the_sender_said(
     }
 
 
+@pytest.mark.thorough
 def test_d1_a_body_of_another_kind_is_read_as_json_and_raw_keeps_it_all(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
 ) -> None:
@@ -148,6 +149,7 @@ def test_d1_a_body_of_another_kind_is_read_as_json_and_raw_keeps_it_all(
     assert all(b"two" in bytes(row.raw) or b"text" in bytes(row.raw) for row in rows)
 
 
+@pytest.mark.thorough
 def test_d1_an_odd_message_is_a_row_and_one_that_cannot_be_shown_a_row_with_the_reason(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
 ) -> None:
@@ -170,6 +172,7 @@ def test_d1_an_odd_message_is_a_row_and_one_that_cannot_be_shown_a_row_with_the_
         assert (bytes(plain.body), plain.raw, plain.error) == (b"2", None, None)
 
 
+@pytest.mark.thorough
 def test_d1_an_entity_that_requires_sessions_is_read_but_not_streamed(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, tmp_path: Path
 ) -> None:
@@ -184,6 +187,7 @@ def test_d1_an_entity_that_requires_sessions_is_read_but_not_streamed(
     assert sorted(row.session_id for row in _read(spark, namespace, queue).collect()) == ["a", "b"]
 
 
+@pytest.mark.thorough
 def test_d1_a_range_of_sequence_numbers_is_read_with_both_its_ends(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
 ) -> None:
@@ -193,10 +197,12 @@ def test_d1_a_range_of_sequence_numbers_is_read_with_both_its_ends(
     assert sorted(row.sequence_number for row in part.collect()) == numbers[5:10]
 
 
+@pytest.mark.thorough
 def test_d1_an_empty_entity_is_an_empty_frame(spark: SparkSession, namespace: LocalNamespace, queue: str) -> None:
     assert _read(spark, namespace, queue).collect() == []
 
 
+@pytest.mark.thorough
 def test_d1_dead_letters_are_read_with_their_reason(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
 ) -> None:
@@ -271,6 +277,7 @@ def test_d1_a_stream_may_leave_what_it_read_to_others(
     assert len(_ids_left(client, queue)) == 30
 
 
+@pytest.mark.thorough
 def test_d1_from_latest_only_what_comes_after_the_start_is_read(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
 ) -> None:
@@ -351,6 +358,7 @@ def test_d1_what_is_read_can_be_written(
     assert _read(spark, namespace, other).select(*kept).collect() == rows.collect()
 
 
+@pytest.mark.thorough
 def test_d1_rows_without_an_id_get_one_each_also_when_they_are_alike(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
 ) -> None:

@@ -198,6 +198,7 @@ def test_d1_a_stream_from_latest_never_removes_what_it_has_not_read(queue: Entit
     assert _ids(queue.received(6)) == [*_names_of("old", 5), "new4"], "one of them is locked"
 
 
+@pytest.mark.thorough
 def test_d1_a_stream_from_a_number_never_removes_what_stands_before(queue: Entity) -> None:
     queue.send(*_names_of("", 10))
     query = queue.query(startingPosition=queue.numbers()[6], maxMessagesPerTrigger=2)
@@ -207,6 +208,7 @@ def test_d1_a_stream_from_a_number_never_removes_what_stands_before(queue: Entit
     assert queue.delivery_counts() == {0}
 
 
+@pytest.mark.thorough
 def test_d1_of_two_streams_on_one_queue_each_removes_only_what_it_read(queue: Entity) -> None:
     queue.send(*_names_of("old", 4))
     late = queue.query(startingPosition="latest")
@@ -224,6 +226,7 @@ def test_d1_of_two_streams_on_one_queue_each_removes_only_what_it_read(queue: En
     assert queue.left() == ["new3"]
 
 
+@pytest.mark.thorough
 def test_d1_what_was_not_active_when_its_batch_was_planned_is_not_removed(queue: Entity) -> None:
     queue.send("deferred")
     deferred = queue.received(1)[0]
@@ -241,6 +244,7 @@ def test_d1_what_was_not_active_when_its_batch_was_planned_is_not_removed(queue:
     assert _ids(queue.receiver.receive_deferred_messages([deferred.sequence_number or 0])) == ["deferred"]
 
 
+@pytest.mark.thorough
 def test_d1_a_message_that_another_receiver_holds_is_removed_once_it_is_given_back(queue: Entity) -> None:
     queue.send("held", "settled", "free")
     query = queue.query()
@@ -269,6 +273,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.thorough
 def test_d1_a_message_that_is_given_back_to_an_idle_queue_is_removed(
     namespace: LocalNamespace, client: ServiceBusClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +294,7 @@ def test_d1_a_message_that_is_given_back_to_an_idle_queue_is_removed(
     assert queue.delivery_counts() == {0}
 
 
+@pytest.mark.thorough
 def test_d1_an_idle_stream_tries_to_complete_once_per_lock_duration(
     namespace: LocalNamespace, client: ServiceBusClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +332,7 @@ def test_d1_an_idle_stream_tries_to_complete_once_per_lock_duration(
     assert queue.left() == ["held", "last"]
 
 
+@pytest.mark.thorough
 def test_d1_a_message_that_another_receiver_defers_after_it_was_read_is_left_to_it(queue: Entity) -> None:
     queue.send("one", "two")
     query = queue.query()
@@ -343,6 +350,7 @@ def test_d1_a_message_that_another_receiver_defers_after_it_was_read_is_left_to_
     assert str(number) not in json.loads(query.offsets[2])["uncompleted"].split("-")
 
 
+@pytest.mark.thorough
 def test_d1_a_dead_letter_with_a_low_number_is_read_and_not_removed_before(queue: Entity) -> None:
     queue.send(*_names_of("", 6))
     held = queue.received(6)
@@ -388,6 +396,7 @@ def _create_again(queue: Entity, *ids: str) -> None:
         sender.send_messages([ServiceBusMessage("", message_id=one) for one in ids])
 
 
+@pytest.mark.thorough
 def test_d1_a_queue_that_was_created_again_keeps_its_messages(queue: Entity, client: ServiceBusClient) -> None:
     queue.send("a", "b")
     query = queue.query()
@@ -400,6 +409,7 @@ def test_d1_a_queue_that_was_created_again_keeps_its_messages(queue: Entity, cli
         assert _ids(receiver.peek_messages(10)) == ["c", "d", "e"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("complete", ["true", "false"])
 def test_d1_a_stream_of_a_queue_that_was_created_again_stops_with_an_error(queue: Entity, complete: str) -> None:
     queue.send(*_names_of("", 5))
@@ -421,6 +431,7 @@ def test_d1_a_stream_of_a_queue_that_was_created_again_stops_with_an_error(queue
     assert fresh.ids == ["new1", "new2"]
 
 
+@pytest.mark.thorough
 def test_d1_a_running_stream_finds_that_its_queue_was_created_again(
     queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,6 +448,7 @@ def test_d1_a_running_stream_finds_that_its_queue_was_created_again(
         query.trigger()
 
 
+@pytest.mark.thorough
 def test_d1_a_queue_that_is_the_same_is_never_taken_for_one_created_again(
     queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,6 +487,7 @@ def test_d1_a_queue_that_is_the_same_is_never_taken_for_one_created_again(
 # --- the size of a batch ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_d1_a_batch_has_so_many_messages_however_their_numbers_lie(queue: Entity) -> None:
     queue.send(*_names_of("", 30))
     for one in queue.received(30):
@@ -487,6 +500,7 @@ def test_d1_a_batch_has_so_many_messages_however_their_numbers_lie(queue: Entity
     assert queue.left() == ["24", "27"]
 
 
+@pytest.mark.thorough
 def test_d1_a_batch_ends_where_its_offset_would_grow_too_long(queue: Entity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_module, "_MOST_RUNS", 2)
     queue.send(*_names_of("", 9))
@@ -504,6 +518,7 @@ def test_d1_a_batch_ends_where_its_offset_would_grow_too_long(queue: Entity, mon
 # --- what stands in front --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_d1_a_stream_that_could_not_complete_what_it_reads_is_refused_at_its_start(
     queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -525,6 +540,7 @@ def _broker(queue: Entity) -> Iterator[Broker]:
         yield made
 
 
+@pytest.mark.thorough
 def test_d1_more_messages_in_front_than_may_be_held_are_neither_locked_nor_removed(
     queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -539,6 +555,7 @@ def test_d1_more_messages_in_front_than_may_be_held_are_neither_locked_nor_remov
     assert len(queue.received(30)) == 30
 
 
+@pytest.mark.thorough
 def test_d1_messages_of_others_between_those_meant_are_held_only_up_to_the_limit(
     queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -615,6 +632,7 @@ def test_d1_a_checkpoint_of_an_earlier_version_opens_and_removes_nothing_it_did_
     assert all(json.loads(offset)["through"] for offset in query.offsets), "an earlier version can go on from there"
 
 
+@pytest.mark.thorough
 def test_d1_what_was_read_with_complete_committed_off_is_never_removed(queue: Entity) -> None:
     queue.send("a", "b")
     query = queue.query(maxMessagesPerTrigger=1)

@@ -19,6 +19,7 @@ DAY = datetime(2026, 9, 22, tzinfo=UTC)
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
 
 
+@pytest.mark.thorough
 def test_d4_what_is_lost_doubled_or_unknown_stands_at_the_top_by_id(troubled: ReportData) -> None:
     found = Document(made(troubled))
     said = "".join(found.said)
@@ -29,6 +30,7 @@ def test_d4_what_is_lost_doubled_or_unknown_stands_at_the_top_by_id(troubled: Re
     assert any("67 delivered, 1 dead-lettered, 1 unknown, 2 lost" in label for label in found.labels), found.labels
 
 
+@pytest.mark.thorough
 def test_d4_a_real_outage_is_an_incident_that_was_restored_and_drained(troubled: ReportData) -> None:
     (real,) = [one for one in troubled.incidents.rows if not one["destination"].startswith("contoso/")]
     assert (real["diverted"], real["returned"], real["processes"]) == (3, 3, 1)
@@ -39,6 +41,7 @@ def test_d4_a_real_outage_is_an_incident_that_was_restored_and_drained(troubled:
     assert any(label.startswith(f"{real['destination']} · cause: ") for label in found.labels)
 
 
+@pytest.mark.thorough
 def test_d4_the_overview_counts_what_the_ledger_holds(troubled: ReportData) -> None:
     first, second = troubled.entities.rows[:2]
     assert [first["destination"], second["destination"]] == ["contoso/orders", f"contoso/{EVIL}".lower()]
@@ -49,6 +52,7 @@ def test_d4_the_overview_counts_what_the_ledger_holds(troubled: ReportData) -> N
     assert (spent["send_backlog"], spent["return_primary"], spent["complete_backlog"]) == (8, 5, 7)
 
 
+@pytest.mark.thorough
 def test_d4_rates_and_depth_are_those_of_a_window_upon_what_waited_before_it(books: Books) -> None:
     tables, hour = books.tables, timedelta(hours=1)
     operations, entries = read_history(tables, tables.version(), F.lit(True))
@@ -67,6 +71,7 @@ def test_d4_rates_and_depth_are_those_of_a_window_upon_what_waited_before_it(boo
     assert build_timeline(operations, entries, TimeWindow(until=DAY)) is None
 
 
+@pytest.mark.thorough
 def test_d4_names_causes_and_ids_stay_texts_whatever_they_hold(troubled: ReportData) -> None:
     found = Document(made(troubled))
     assert found.tags.count("script") == 1
@@ -77,6 +82,7 @@ def test_d4_names_causes_and_ids_stay_texts_whatever_they_hold(troubled: ReportD
     assert any(EVIL_CAUSE in label for label in found.labels), "and where it is pointed at"
 
 
+@pytest.mark.thorough
 def test_d4_nothing_is_loaded_and_only_the_page_s_own_script_may_run(troubled: ReportData) -> None:
     text = made(troubled)
     found = Document(text)
@@ -88,6 +94,7 @@ def test_d4_nothing_is_loaded_and_only_the_page_s_own_script_may_run(troubled: R
     assert "default-src &#x27;none&#x27;" in text
 
 
+@pytest.mark.thorough
 def test_d4_every_drawing_has_a_text_and_the_numbers_are_a_table(troubled: ReportData) -> None:
     found = Document(made(troubled))
     assert found.tags.count("svg") == 4
@@ -99,6 +106,7 @@ def test_d4_every_drawing_has_a_text_and_the_numbers_are_a_table(troubled: Repor
     assert "2026-09-22 00:00:00" in found.said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sums", "said"),
     [
@@ -113,12 +121,14 @@ def test_d4_the_verdict_is_the_worst_that_is_true(troubled: ReportData, sums: di
     assert said in Document(made(replace(troubled, sums=clean | sums))).said
 
 
+@pytest.mark.thorough
 def test_d4_the_page_differs_only_by_the_moment_it_was_made(troubled: ReportData) -> None:
     first, second = made(troubled), made(troubled, second=1)
     assert first != second
     assert MOMENT.sub("", first) == MOMENT.sub("", second)
 
 
+@pytest.mark.thorough
 def test_d4_the_page_is_small_whatever_the_ledger_holds(troubled: ReportData) -> None:
     name = "x" * 1000
     incident = {**troubled.incidents.rows[0], "destination": name, "cause": name}
