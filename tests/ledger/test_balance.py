@@ -155,7 +155,7 @@ def test_a_history_and_its_balance(entries: list[Entry], expected: dict[str, int
     assert counts(balance(entries)) == expected
 
 
-def test_paths_are_case_insensitive_and_entities_and_ids_are_told_apart() -> None:
+def test_paths_are_case_insensitive_and_messages_differ_by_entity_and_id() -> None:
     upper = Operation(
         at=0, id="x", stage=RETURN, namespace="Contoso", entity="Orders", ids=("a",), bytes=1, units=1, seconds=0.1,
         result="ok",
@@ -165,7 +165,7 @@ def test_paths_are_case_insensitive_and_entities_and_ids_are_told_apart() -> Non
     assert found.in_backlog == Counter({MessageKey("contoso/orders", "A"): 1})
 
 
-def test_a_dead_letter_resubmitted_to_another_entity_is_a_message_for_that_one() -> None:
+def test_a_dead_letter_redirected_to_another_entity_is_a_message_of_that_entity() -> None:
     elsewhere = MessageKey("contoso/elsewhere", "a")
     redirected = Movement(
         at=0, id="m", move=Move.REDIRECTED, ids=("a",), source=DESTINATION, destination=elsewhere.destination
@@ -192,7 +192,7 @@ def test_a_dead_letter_redirected_that_was_never_accepted_is_unconfirmed_at_the_
     assert counts(balance(history)) == {"unconfirmed": 1}
 
 
-def test_what_is_redirected_more_often_than_it_was_accepted_is_accepted_as_often_as_it_was() -> None:
+def test_more_redirects_than_acceptances_do_not_add_acceptances() -> None:
     history: list[Entry] = [operation(DIVERT, "a"), operation(DIVERT, "a", result="unknown")]
     history += [*redirection("a", DESTINATION, "contoso/one"), *redirection("a", DESTINATION, "contoso/two")]
     # The same id for an entity that nothing was redirected to is another message.
@@ -212,7 +212,7 @@ def redirection(name: str, source: str, destination: str) -> list[Entry]:
     return [*(replace(operation(stage, name), destination=destination) for stage in (RESUBMIT, COMPLETE)), moved]
 
 
-def test_what_the_ledger_does_not_hold_is_told() -> None:
+def test_missing_entries_segments_and_closings_are_reasons_for_an_incomplete_ledger() -> None:
     def header(segment: int) -> SegmentHeader:
         return SegmentHeader(
             at=0, id=f"h{segment}", writer="w", role=Role.CLIENT, host="h", pid=1, version="1", segment=segment
@@ -296,7 +296,7 @@ SHAPES = st.lists(st.sampled_from(["whole", "halves", "torn", "twice"]), min_siz
 
 
 @given(OPERATIONS, SHAPES, st.lists(st.sampled_from([Move.DEAD_LETTERED, Move.RESUBMITTED]), max_size=2), st.randoms())
-def test_the_balance_holds_in_whichever_way_unknown_operations_went(
+def test_the_balance_holds_whether_or_not_unknown_operations_happened(
     operations: list[Operation], shapes: list[str], moves: list[Move], chance: object
 ) -> None:
     entries: list[Entry] = [movement(move, "a") for move in moves]
@@ -322,7 +322,7 @@ def names(counter: Counter[MessageKey]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_in_a_world_that_loses_nothing_nothing_is_called_lost_and_every_duplicate_is_foreseen(seed: int) -> None:
+def test_in_a_world_without_loss_nothing_is_called_lost_and_every_duplicate_is_announced(seed: int) -> None:
     world = World(seed)
     world.run(150)
     found = balance(world.entries)
@@ -340,7 +340,7 @@ def test_in_a_world_that_loses_nothing_nothing_is_called_lost_and_every_duplicat
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_in_a_world_that_throws_messages_away_those_and_no_others_are_lost_or_unknown(seed: int) -> None:
+def test_in_a_world_that_drops_messages_exactly_those_are_lost_or_unknown(seed: int) -> None:
     world = World(seed, careless=True)
     world.run(150)
     found = balance(world.entries)

@@ -42,7 +42,7 @@ def fill(ledger: Ledger) -> int:
     raise AssertionError("the disk never was full")
 
 
-def test_operations_go_on_and_what_waited_in_memory_is_written_once_there_is_room(
+def test_operations_go_on_and_buffered_entries_are_written_once_there_is_room(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Ledger(small_disk / "ledger") as ledger, caplog.at_level(logging.WARNING, "twinbus.ledger"):
@@ -62,7 +62,7 @@ def test_operations_go_on_and_what_waited_in_memory_is_written_once_there_is_roo
     assert found.incomplete == []
 
 
-def test_what_the_memory_cannot_hold_is_missing_and_a_gap_says_how_many(small_disk: Path) -> None:
+def test_entries_beyond_the_buffer_are_missing_and_a_gap_counts_them(small_disk: Path) -> None:
     with Ledger(small_disk / "ledger", options=LedgerOptions(buffer_bytes=8192)) as ledger:
         sent = fill(ledger)
         for number in range(sent, sent + 500):
@@ -97,7 +97,9 @@ def test_with_stop_an_operation_is_refused_before_it_is_tried_until_there_is_roo
         assert ledger.flush()
 
 
-def test_closing_a_ledger_that_cannot_be_written_is_told(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_a_ledger_that_cannot_be_written_raises_or_logs(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for on_error in ("go_on", "stop"):
         ledger = Ledger(small_disk / on_error, options=LedgerOptions(on_error=on_error))
         (small_disk / "more").write_bytes(b"x" * 30_000)
@@ -114,7 +116,7 @@ def test_closing_a_ledger_that_cannot_be_written_is_told(small_disk: Path, caplo
         assert "closed, but not everything is in" in caplog.text
 
 
-def test_at_a_limit_on_the_size_of_files_another_segment_is_begun(tmp_path: Path) -> None:
+def test_at_a_file_size_limit_the_next_segment_is_opened(tmp_path: Path) -> None:
     program = (
         "import resource, sys; from twinbus.ledger import Ledger, Stage\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
@@ -130,7 +132,7 @@ def test_at_a_limit_on_the_size_of_files_another_segment_is_begun(tmp_path: Path
     assert balance(read_ledger(tmp_path)).delivered.total() == 300
 
 
-def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_that_cannot_be_made_raises_or_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     with Ledger(tmp_path / "file" / "ledger") as ledger:
         assert "cannot be made" in caplog.text

@@ -111,7 +111,7 @@ def test_l7_with_stop_operations_are_refused_from_the_next_flush_until_the_folde
 
 
 @pytest.mark.parametrize("happens", EVERYTHING)
-def test_l7_with_go_on_what_was_in_the_lost_segment_is_booked_as_missing(
+def test_l7_with_go_on_the_entries_of_a_lost_segment_count_as_missing(
     tmp_path: Path, happens: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = tmp_path / "ledger"
@@ -174,7 +174,7 @@ def test_l7_a_folder_that_is_gone_is_noticed_on_closing(
     assert "closed, but not everything is in" in caplog.text
 
 
-def test_l7_a_segment_that_is_gone_when_it_should_be_sealed_is_missing(tmp_path: Path) -> None:
+def test_l7_the_entries_of_a_segment_that_is_gone_at_sealing_count_as_missing(tmp_path: Path) -> None:
     """It is full, so the next group begins another one: what the first one held is booked there."""
     with Ledger(tmp_path, options=LedgerOptions(segment_bytes=4096, group_interval=SLOW)) as ledger:
         send(ledger, *range(100))
@@ -188,7 +188,7 @@ def test_l7_a_segment_that_is_gone_when_it_should_be_sealed_is_missing(tmp_path:
     assert sum(gap.count for gap in gaps(tmp_path)) == 100
 
 
-def test_l7_a_gap_that_went_with_its_segment_is_booked_again(tmp_path: Path) -> None:
+def test_l7_a_gap_entry_that_is_lost_with_its_segment_is_written_again(tmp_path: Path) -> None:
     with Ledger(tmp_path, options=LedgerOptions(group_interval=SLOW)) as ledger:
         for lost in range(2):
             send(ledger, *range(10 * lost, 10 * lost + 10))

@@ -45,7 +45,7 @@ def test_a_field_has_one_type_in_all_kinds() -> None:
     assert {name: types for name, types in found.items() if len(types) > 1} == {}
 
 
-def test_a_field_of_a_later_version_is_passed_over() -> None:
+def test_a_field_of_a_later_version_is_ignored() -> None:
     assert isinstance(decode_entry(json.dumps({**WHOLE, "colour": "red"})), Operation)
 
 
@@ -73,7 +73,7 @@ def test_a_field_of_a_later_version_is_passed_over() -> None:
         ),
     ],
 )
-def test_a_line_that_is_no_entry_says_why(line: str, says: str) -> None:
+def test_a_line_that_is_not_an_entry_raises_an_error_with_the_reason(line: str, says: str) -> None:
     with pytest.raises(EntryError, match=says):
         decode_entry(line)
 
@@ -99,7 +99,7 @@ def test_the_line_of_a_send_stays_as_it_was_published() -> None:
 # --- ids and units ---------------------------------------------------------------------------------------------------
 
 
-def test_no_two_ids_have_one_text() -> None:
+def test_two_different_ids_never_have_the_same_text() -> None:
     number = UUID(int=5)
     ids: list[object] = [
         "5", 5, b"5", number, str(number), f"uuid:{number}", "ulong:5", "binary:35", "string:5", "string:ulong:5",
@@ -135,5 +135,5 @@ def test_m2_a_unit_is_64_kb_or_a_part_of_it_of_every_message(
 
 
 @given(st.lists(st.integers(0, 5 * UNIT_BYTES), min_size=1, max_size=6))
-def test_m2_of_a_size_that_is_not_shared_out_the_dearest_reading_is_taken(sizes: list[int]) -> None:
+def test_m2_a_total_size_costs_at_least_as_much_as_any_distribution_of_it(sizes: list[int]) -> None:
     assert billable_units(len(sizes), sum(sizes)) >= billable_units(len(sizes), sizes)

@@ -45,7 +45,7 @@ def live(directory: Path, name: int, seconds: float) -> int:
     return int(told.splitlines()[-1]) if told.endswith("\n") else 7
 
 
-def test_everything_that_was_flushed_before_a_kill_is_there(tmp_path: Path) -> None:
+def test_everything_flushed_before_a_kill_is_in_the_ledger(tmp_path: Path) -> None:
     chance = Random(4)
     flushed = {name: live(tmp_path, name, chance.uniform(0, 0.2)) for name in range(LIVES)}
     begun: dict[int, set[int]] = {name: set() for name in flushed}

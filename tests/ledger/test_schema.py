@@ -19,13 +19,13 @@ def described(kind: str) -> str:
     return str(found)
 
 
-def test_the_page_has_every_kind_once_and_no_other() -> None:
+def test_the_documentation_has_every_kind_once_and_no_other() -> None:
     assert sorted(re.findall(r"^\*\*`(\w+)`\*\*:", PAGE, re.MULTILINE)) == sorted(ENTRY_KINDS)
     assert f"**version {SCHEMA_VERSION}**" in PAGE
 
 
 @pytest.mark.parametrize("kind", sorted(set(ENTRY_KINDS) - {"operation"}))
-def test_the_page_names_every_field_of_a_kind(kind: str) -> None:
+def test_the_documentation_names_every_field_of_a_kind(kind: str) -> None:
     entry: type[Entry] = ENTRY_KINDS[kind]
     names = {field.name for field in fields(entry)} - EVERYWHERE
     assert {name for name in names if f"`{name}`" not in described(kind)} == set()
@@ -39,11 +39,11 @@ def test_an_operation_has_the_fields_of_intent_and_outcome() -> None:
 
 
 @pytest.mark.parametrize("word", [*Stage, *Move, *Role])
-def test_the_page_names_every_word(word: str) -> None:
+def test_the_documentation_names_every_word(word: str) -> None:
     assert f"`{word}`" in PAGE
 
 
-def test_the_page_gives_an_effect_to_the_stages_that_the_balance_knows() -> None:
+def test_the_documentation_gives_an_effect_to_the_stages_of_the_balance() -> None:
     rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| `") and line.count(" | ") == 2]
     stages = {name: row[2] for row in rows for name in re.findall(r"`(\w+)`", row[0]) if name in set(Stage)}
     assert set(stages) == set(Stage)

@@ -56,7 +56,7 @@ def test_a_segment_begins_with_its_writers_header_is_open_while_written_and_seal
     )  # fmt: skip
 
 
-def test_what_append_took_is_on_the_disk_and_so_is_the_name_of_its_file(
+def test_append_returns_when_the_lines_and_the_name_of_the_file_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: dict[Path, bytes] = {}
@@ -82,7 +82,7 @@ def test_what_append_took_is_on_the_disk_and_so_is_the_name_of_its_file(
     assert only(tmp_path).path in names
 
 
-def test_a_segment_is_rolled_at_its_size_and_at_its_age(tmp_path: Path) -> None:
+def test_a_segment_is_sealed_at_its_size_and_at_its_age(tmp_path: Path) -> None:
     by_size = writer(tmp_path / "size", most_bytes=300)
     for _ in range(40):
         by_size.append(GROUP)
@@ -163,7 +163,7 @@ def test_a_segment_that_could_not_be_made_leaves_nothing_behind(
 # --- the disk budget -------------------------------------------------------------------------------------------------
 
 
-def test_the_oldest_sealed_segments_go_for_the_budget_and_that_is_told(tmp_path: Path) -> None:
+def test_the_oldest_sealed_segments_are_removed_for_the_budget_and_an_entry_reports_it(tmp_path: Path) -> None:
     group = b"x" * 1023 + b"\n"
     one = writer(tmp_path)
     for number in range(40):
@@ -194,7 +194,7 @@ def test_the_budget_is_that_of_one_role_on_one_host(tmp_path: Path) -> None:
     assert not own.exists()
 
 
-def test_what_was_removed_is_told_though_the_segment_that_should_say_so_could_not_be_made(
+def test_removed_segments_are_reported_even_if_the_next_segment_could_not_be_made_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "client-here-1-aaaaaaaaaaaaaaaa-0.jsonl").write_bytes(b"x" * 30_000)
@@ -221,14 +221,14 @@ def abandoned(tmp_path: Path, host: str = "here") -> Path:
     return path
 
 
-def test_an_open_segment_that_nobody_locks_is_cut_after_its_last_whole_line_and_sealed(tmp_path: Path) -> None:
+def test_an_open_segment_without_a_lock_is_cut_after_its_last_whole_line_and_sealed(tmp_path: Path) -> None:
     path = abandoned(tmp_path)
     writer(tmp_path).append(GROUP)
     assert not path.exists()
     assert path.with_suffix("").read_bytes() == GROUP
 
 
-def test_a_torn_line_longer_than_a_look_is_cut_too(tmp_path: Path) -> None:
+def test_a_torn_line_longer_than_one_read_is_cut_too(tmp_path: Path) -> None:
     path = abandoned(tmp_path)
     path.write_bytes(GROUP + b"x" * 200_000)
     writer(tmp_path).append(GROUP)
@@ -243,7 +243,7 @@ def test_an_open_segment_that_is_locked_is_left_alone(tmp_path: Path) -> None:
         assert path.read_bytes() == GROUP + GROUP[:-5]
 
 
-def test_that_of_another_host_is_sealed_only_after_a_long_silence(tmp_path: Path) -> None:
+def test_a_segment_of_another_host_is_sealed_only_after_a_long_silence(tmp_path: Path) -> None:
     path = abandoned(tmp_path, "there")
     writer(tmp_path, "client-here-1-0000000000000000").append(GROUP)
     assert path.exists()
@@ -252,7 +252,7 @@ def test_that_of_another_host_is_sealed_only_after_a_long_silence(tmp_path: Path
     assert not path.exists()
 
 
-def test_a_writer_whose_segment_was_sealed_by_another_goes_on_with_the_next(tmp_path: Path) -> None:
+def test_a_writer_whose_segment_another_writer_sealed_goes_on_with_the_next(tmp_path: Path) -> None:
     one = writer(tmp_path, most_bytes=1)
     one.append(GROUP)
     segment = only(tmp_path)

@@ -62,7 +62,7 @@ def test_m4_a_syphon_that_runs_only_after_an_outage_costs_nothing_idle() -> None
     assert found.bill.units == 0
 
 
-def test_m1_m2_the_four_stages_are_six_operations_and_eight_where_it_was_put_aside() -> None:
+def test_m1_m2_a_diverted_message_costs_six_operations_and_eight_if_it_was_put_aside() -> None:
     found = foreseen()
     assert sum(one.clause for one in found.message_units) == 4
     assert sum(one.billed for one in found.message_units) == 6
@@ -88,7 +88,7 @@ def test_m4_an_outage_is_diverted_from_the_failover_to_the_ping_that_succeeds() 
     assert later.outage.diverted == 10 * 600
 
 
-def test_m4_pings_are_charged_where_the_primary_answers_and_only_the_good_one_where_it_cannot_be_reached() -> None:
+def test_m4_pings_are_charged_if_the_primary_answers_and_only_the_last_one_if_it_is_unreachable() -> None:
     asked = {**DRILL, "entities": 3, "clients": 2}
     assert units(foreseen(**asked), None, Stage.PING) == 3 * 2
     assert units(foreseen(**{**asked, "outage_kind": OutageKind.ANSWERING}), None, Stage.PING) == 3 * 2 * 9
@@ -102,7 +102,7 @@ def test_s3_an_outage_shorter_than_the_failover_interval_diverts_nothing() -> No
     assert found.bill.of(phase=CostPhase.OUTAGE).units == units(found, CostPhase.OUTAGE, Stage.SEND_PRIMARY) == 590 * 4
 
 
-def test_s3_nobody_fails_over_who_does_not_send() -> None:
+def test_s3_without_sends_nothing_fails_over() -> None:
     found = foreseen(**{**DRILL, "rate": 0, "outage_kind": OutageKind.ANSWERING})
     assert found.bill.of(phase=CostPhase.OUTAGE).units == 0
 
@@ -198,19 +198,19 @@ def test_m4_bandwidth_is_charged_in_every_stage_that_carries_the_message() -> No
         ({"outages": 1000}, "outages is 1000"),
     ],
 )
-def test_m4_a_scenario_that_cannot_be_is_refused_by_name(asked: dict[str, Any], said: str) -> None:
+def test_m4_an_impossible_scenario_is_refused_with_the_name_of_the_field(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(ScenarioError, match=said):
         foreseen(**asked)
 
 
-def test_m4_what_is_known_of_the_traffic_takes_the_place_of_rate_and_pings() -> None:
+def test_m4_known_traffic_replaces_rate_and_pings() -> None:
     found = foreseen(**DRILL, sent=1000, diverted=300)
     assert units(found, CostPhase.IDLE, Stage.SEND_PRIMARY) == 1000
     assert units(found, None, Stage.SEND_BACKLOG) == units(found, None, Stage.RETURN_PRIMARY) == 300
     assert units(found, None, Stage.RECEIVE_PRIMARY) == 1300
 
 
-def test_m4_a_bill_of_what_was_used_is_priced_as_a_forecast_is() -> None:
+def test_m4_actual_usage_is_priced_like_a_forecast() -> None:
     found = foreseen(**DRILL)
     used = [replace(line.usage, phase="") for line in found.bill.lines]
     again = bill(used, PRICES, "standard")

@@ -37,7 +37,7 @@ from twinbus.syphon.transport import PeekedMessage
 HOUR = timedelta(hours=1)
 
 
-def test_m4_the_habits_that_a_forecast_counts_are_those_of_the_syphon_and_the_pair() -> None:
+def test_m4_the_constants_of_the_outage_model_are_those_of_the_syphon_and_the_pair() -> None:
     policy, options, scenario = RetryPolicy(), SendAvailabilityOptions(), Scenario()
     assert (policy.first_pause, policy.longest_pause) == (habits.FIRST_PAUSE, habits.LONGEST_PAUSE)
     assert (deferred.SCAN_INTERVAL, transport.PEEK_PAGE_SIZE) == (habits.SCAN_SECONDS, habits.PEEK_PAGE_SIZE)
@@ -48,7 +48,7 @@ def test_m4_the_habits_that_a_forecast_counts_are_those_of_the_syphon_and_the_pa
 
 
 @pytest.mark.parametrize("seconds", [61, 119, 121, 600, 3600, 8 * 3600])
-def test_g2_s3_pings_and_the_restore_fall_where_the_failover_machine_has_them(seconds: int) -> None:
+def test_g2_s3_pings_and_restore_happen_when_the_failover_machine_has_them(seconds: int) -> None:
     scenario = Scenario(outage=timedelta(seconds=seconds), rate=2)
     pings, restored = walked(seconds, chance=0.5)
     went = model_outage(scenario)
@@ -159,7 +159,7 @@ class Simulated:
     ],
     ids=["short", "long", "flapping"],
 )
-def test_m4_a_standing_syphon_makes_the_operations_that_were_foreseen_within_1_percent(
+def test_m4_a_standing_syphon_makes_the_forecast_operations_within_1_percent(
     outage: timedelta, begins: tuple[float, ...], period: timedelta, rate: float
 ) -> None:
     scenario = Scenario(

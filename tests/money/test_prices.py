@@ -49,7 +49,7 @@ def test_m3_every_month_has_its_own_bands() -> None:
     assert scale.cost(Decimal(20), months=Decimal(2)) == 0
 
 
-def test_m3_a_users_own_table_takes_the_place_of_ours(tmp_path: Path) -> None:
+def test_m3_a_users_own_table_replaces_ours(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text(changed("bands = [{ price = 0.05 }]", "bands = [{ price = 0.07 }]"))
     scale = Prices.load(own).tier("basic").operations
@@ -74,14 +74,14 @@ def test_m3_a_users_own_table_takes_the_place_of_ours(tmp_path: Path) -> None:
         ("hours_in_month = 744", "hours_in_month =", "are not TOML"),
     ],
 )
-def test_m3_a_table_that_is_wrong_is_refused_by_its_place(before: str, after: str, said: str) -> None:
+def test_m3_a_wrong_price_table_is_refused_with_the_key(before: str, after: str, said: str) -> None:
     with pytest.raises(PricesError, match=r"own\.toml") as refused:
         Prices.parse(changed(before, after), "own.toml")
     assert said in refused.value.text
     assert "twinbus cost prices --write" in refused.value.hint
 
 
-def test_m3_a_table_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_m3_a_price_table_that_cannot_be_read_is_an_error_that_says_so(tmp_path: Path) -> None:
     with pytest.raises(PricesError, match="No such file"):
         Prices.load(tmp_path / "nowhere.toml")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
@@ -89,7 +89,7 @@ def test_m3_a_table_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         Prices.load(tmp_path / "binary")
 
 
-def test_m3_tiers_and_zones_that_a_table_has_not_are_refused_with_those_it_has() -> None:
+def test_m3_an_unknown_tier_or_zone_is_refused_with_the_known_ones() -> None:
     prices = Prices.default()
     with pytest.raises(PricesError, match="basic, standard, premium"):
         prices.tier("gold")

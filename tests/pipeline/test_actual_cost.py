@@ -114,7 +114,7 @@ def actual(tables: Path, *options: str) -> Any:
 
 
 @pytest.mark.thorough
-def test_m4_d3_the_traffic_that_a_ledger_tells_is_forecast_and_compared_stage_by_stage(tables: Path) -> None:
+def test_m4_d3_the_traffic_of_a_ledger_is_forecast_and_compared_stage_by_stage(tables: Path) -> None:
     found = actual(tables)
     seen = found["forecast"]["scenario"]
     assert (seen["sent"], seen["diverted"], seen["batch"], seen["message_size"]) == (2000, 600, 10, 1000)
@@ -143,7 +143,7 @@ def test_m4_d3_the_traffic_that_a_ledger_tells_is_forecast_and_compared_stage_by
 
 
 @pytest.mark.thorough
-def test_m4_an_earlier_forecast_is_compared_with_what_came_and_the_traffic_explains_it(tables: Path) -> None:
+def test_m4_an_earlier_forecast_is_compared_and_the_traffic_explains_the_difference(tables: Path) -> None:
     found = actual(tables, "--rate=2", "--outage=10m", "--ping-interval=60s", "--other-operations=13000000")
     stages = {one["stage"]: one for one in found["stages"]}
     assert stages["send_backlog"]["forecast"] == 1200
@@ -154,7 +154,7 @@ def test_m4_an_earlier_forecast_is_compared_with_what_came_and_the_traffic_expla
     assert stages["send_backlog"]["actual_cost"] == pytest.approx(float(cost), rel=1e-4)
 
 
-def test_m4_a_window_without_operations_is_told(tables: Path) -> None:
+def test_m4_a_window_without_operations_is_an_error_that_says_so(tables: Path) -> None:
     nothing = run("cost", "actual", str(tables), "--until", "2026-01-01")
     assert nothing.exit_code == 1
     assert "has no operations in this window" in nothing.stderr

@@ -98,7 +98,7 @@ def books(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Inge
     return made
 
 
-def test_d3_every_entry_is_there_once_and_intents_and_outcomes_have_met(books: Ingested) -> None:
+def test_d3_the_tables_have_every_entry_once_and_join_intents_with_outcomes(books: Ingested) -> None:
     entries = {(entry.kind, entry.id): entry for entry in read_ledger(books.ledger, lambda _: None)}
     begun = {name for kind, name in entries if kind == "intent"}
     ended = {name for kind, name in entries if kind == "outcome"}
@@ -113,7 +113,7 @@ def test_d3_every_entry_is_there_once_and_intents_and_outcomes_have_met(books: I
     assert others == Counter(key for key in entries if key[0] not in ("intent", "outcome", "operation"))
 
 
-def test_d3_lines_that_cannot_be_read_are_told_with_file_and_line_as_the_ledger_tells_them(books: Ingested) -> None:
+def test_d3_unreadable_lines_are_reported_with_file_and_line_as_the_ledger_does(books: Ingested) -> None:
     problems: list[str] = []
     read = read_ledger(books.ledger, lambda problem: problems.append(str(problem)))
     assert Counter(why_incomplete(books.tables)) == Counter([*balance(read).incomplete, *problems])
@@ -156,7 +156,9 @@ def test_d3_incidents_agree_with_duckdb(books: Ingested) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("width", [1000, HOUR, 24 * HOUR])
-def test_d4_the_series_agrees_with_duckdb_and_what_was_before_it_is_in_the_depth(books: Ingested, width: int) -> None:
+def test_d4_the_timeline_agrees_with_duckdb_and_its_depth_includes_earlier_messages(
+    books: Ingested, width: int
+) -> None:
     version = books.tables.version()
     first, last = MIDNIGHT + HOUR // 2, MIDNIGHT + 5 * HOUR
     found = timeline.count_buckets(*history_of(books.tables, version, F.lit(True)), width, first, last).collect()
@@ -167,7 +169,7 @@ def test_d4_the_series_agrees_with_duckdb_and_what_was_before_it_is_in_the_depth
     assert all(any(row[name] for row in found) for name in timeline.COUNTS)
 
 
-def test_d4_the_spread_agrees_with_duckdb(books: Ingested) -> None:
+def test_d4_the_latency_histogram_agrees_with_duckdb(books: Ingested) -> None:
     tallies = latency.tally(*history_of(books.tables, books.tables.version(), F.lit(True)))
     found = latency.spread(tallies, TimeWindow()).first()
     assert found is not None
@@ -186,7 +188,7 @@ def test_d4_the_spread_agrees_with_duckdb(books: Ingested) -> None:
     ("first", "last", "width"),
     [(0, 0, 1000), (0, 239_999, 1000), (0, 240_000, 2000), (999, 240_000, 2000), (0, 30 * 24 * HOUR, 6 * HOUR)],
 )
-def test_d4_buckets_are_few_and_such_as_people_count_time_in(first: int, last: int, width: int) -> None:
+def test_d4_buckets_are_few_and_have_widths_that_people_count_time_in(first: int, last: int, width: int) -> None:
     assert timeline.width_for(first, last, 240) == width
     assert timeline.width_for(-(2**62), 2**62, 240) > 0, "any instant may stand in a ledger"
 
@@ -199,7 +201,7 @@ class BrokenOffError(Exception):
 
 
 @pytest.mark.thorough
-def test_d3_a_stream_that_dies_at_any_step_goes_on_from_its_state_and_ends_where_the_batch_does(
+def test_d3_a_stream_that_dies_at_any_step_resumes_and_ends_with_the_result_of_the_batch(
     books: Ingested, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = Tables(spark, tmp_path / "tables")
@@ -251,7 +253,7 @@ def test_d3_a_stream_that_dies_at_any_step_goes_on_from_its_state_and_ends_where
 
 
 @pytest.mark.thorough
-def test_d3_a_ledger_read_anew_from_its_beginning_brings_nothing_twice(books: Ingested, spark: SparkSession) -> None:
+def test_d3_reading_a_ledger_again_from_the_beginning_adds_nothing_twice(books: Ingested, spark: SparkSession) -> None:
     before = {table: books.tables.read(table).count() for table in SCHEMAS}
     for folder in (books.tables.root / "checkpoints").iterdir():
         folder.rename(folder.with_suffix(".before"))
@@ -273,7 +275,7 @@ def write(directory: Path, number: int, entries: list[Entry], *, closed: bool = 
 
 
 @pytest.mark.thorough
-def test_d3_what_may_yet_be_told_at_the_edges_is_in_flight_and_what_came_home_later_is_no_loss(
+def test_d3_messages_at_the_edges_of_a_window_are_in_flight_and_later_returns_are_not_losses(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     before, late = MIDNIGHT - 48 * HOUR, MIDNIGHT + 30 * HOUR
@@ -339,7 +341,7 @@ def redirection(name: str, source: str, destination: str, at: int) -> list[Entry
 
 
 @pytest.mark.thorough
-def test_d3_what_was_redirected_is_accepted_where_it_went_as_often_as_it_was_before(
+def test_d3_a_redirected_message_is_accepted_at_its_new_entity_as_often_as_before(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     later = MIDNIGHT + 24 * HOUR
@@ -388,7 +390,7 @@ def test_d3_what_was_redirected_is_accepted_where_it_went_as_often_as_it_was_bef
 
 
 @pytest.mark.thorough
-def test_d3_operations_of_thousands_of_messages_of_which_many_failed_and_ids_beyond_measure_add_up(
+def test_d3_operations_of_thousands_of_messages_with_many_failures_and_odd_ids_add_up(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     ids = [f"{number}" for number in range(4_000)]
@@ -412,7 +414,7 @@ def test_d3_operations_of_thousands_of_messages_of_which_many_failed_and_ids_bey
 
 
 @pytest.mark.thorough
-def test_d3_an_incident_of_two_processes_lasts_from_the_first_failover_to_the_last_message_home(
+def test_d3_an_incident_of_two_processes_lasts_from_the_first_failover_to_the_last_return(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     minute = 60_000

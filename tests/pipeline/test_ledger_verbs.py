@@ -47,7 +47,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("spark")
-def test_d3_the_verbs_ingest_and_tell_and_a_loss_ends_with_1(ledger: Path, tmp_path: Path) -> None:
+def test_d3_the_verbs_ingest_and_report_and_a_loss_exits_with_1(ledger: Path, tmp_path: Path) -> None:
     code, said = run("reconcile", str(tmp_path / "tables"))
     assert (code, "holds no tables" in said) == (1, True)
     code, said = run("ingest", str(ledger), str(tmp_path / "tables"))
@@ -67,7 +67,7 @@ def test_d3_the_verbs_ingest_and_tell_and_a_loss_ends_with_1(ledger: Path, tmp_p
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("spark")
-def test_d3_d4_cost_incidents_and_latency_are_told_and_land_in_files(
+def test_d3_d4_cost_incidents_and_latency_are_printed_and_written_to_files(
     ledger: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
     folder = tmp_path / "tables"
@@ -115,7 +115,7 @@ def test_the_deprecated_format_json_prints_the_same_as_json_and_a_warning(ledger
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("spark")
-def test_d3_a_ledger_without_entries_has_nothing_to_tell(tmp_path: Path) -> None:
+def test_d3_a_ledger_without_entries_gives_empty_results(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     code, said = run("ingest", str(tmp_path / "ledger"), str(tmp_path / "tables"), "--json")
     assert (code, json.loads(said)) == (0, {"operations": 0, "pending": 0, "entries": 0, "problems": []})
@@ -127,7 +127,7 @@ def test_d3_a_ledger_without_entries_has_nothing_to_tell(tmp_path: Path) -> None
 
 
 @pytest.mark.thorough
-def test_d3_while_another_process_writes_the_tables_a_second_is_refused_in_a_line(
+def test_d3_a_second_process_that_writes_the_tables_is_refused_in_one_line(
     spark: SparkSession, ledger: Path, tmp_path: Path
 ) -> None:
     tables = Tables(spark, tmp_path / "tables")
@@ -141,7 +141,7 @@ def test_d3_while_another_process_writes_the_tables_a_second_is_refused_in_a_lin
 
 
 @pytest.mark.usefixtures("spark")
-def test_d3_a_segment_that_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
+def test_d3_a_segment_that_cannot_be_read_is_reported_in_one_line(tmp_path: Path) -> None:
     segment = tmp_path / "ledger" / segment_name(1)
     segment.mkdir(parents=True)
     code, said = run("ingest", str(segment.parent), str(tmp_path / "tables"))
@@ -200,7 +200,7 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(data)
 
 
-def test_d4_results_land_in_postgresql_and_a_second_one_takes_the_place_of_the_first(
+def test_d4_results_are_written_to_postgresql_and_replace_earlier_ones(
     spark: SparkSession, ledger: Path, tmp_path: Path, postgres: str
 ) -> None:
     tables = str(tmp_path / "tables")

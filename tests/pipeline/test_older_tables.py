@@ -24,9 +24,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("found", sets_with("tables.tar.xz"))
-def test_d3_older_tables_are_read_and_their_stream_goes_on_where_it_stood(
-    spark: SparkSession, found: Path, tmp_path: Path
-) -> None:
+def test_d3_older_tables_are_read_and_their_stream_resumes(spark: SparkSession, found: Path, tmp_path: Path) -> None:
     root, ledger = opened(found, tmp_path)
     said, tables = expected(found / "tables.json"), Tables(spark, root)
     assert tables.version().followed["cost"] == tables.version().number
@@ -44,7 +42,7 @@ def test_d3_older_tables_are_read_and_their_stream_goes_on_where_it_stood(
 
 
 @pytest.mark.parametrize("found", sets_with("tables.tar.xz"))
-def test_l7_a_stream_whose_tables_are_gone_does_not_begin_new_ones_in_the_middle_of_the_ledger(
+def test_l7_a_stream_whose_tables_are_gone_does_not_start_new_ones_in_the_middle_of_the_ledger(
     spark: SparkSession, found: Path, tmp_path: Path
 ) -> None:
     root, ledger = opened(found, tmp_path)
@@ -86,7 +84,7 @@ def ids(rows: DataFrame) -> list[str]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("found", sets_with("servicebus-checkpoint.tar.xz"))
-def test_d1_a_stream_goes_on_from_an_older_checkpoint_of_the_servicebus_source(
+def test_d1_a_stream_resumes_from_an_older_checkpoint_of_the_servicebus_source(
     spark: SparkSession, namespace: LocalNamespace, found: Path, tmp_path: Path
 ) -> None:
     """Sequence numbers of a new queue begin with 1 like those of the old one: only later messages are read."""

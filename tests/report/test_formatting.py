@@ -21,7 +21,7 @@ from twinbus.report.markup import Markup, element
         (61, "1 min 1 s"), (3600, "1 h"), (7500, "2 h 5 min"), (86_399.9, "1 d"), (90_000, "1 d 1 h"), (-2, "−2 s"),
     ],
 )  # fmt: skip
-def test_a_span_has_at_most_two_units(seconds: float | None, said: str) -> None:
+def test_a_duration_has_at_most_two_units(seconds: float | None, said: str) -> None:
     assert duration(seconds) == said
 
 
@@ -45,7 +45,7 @@ def test_an_axis_has_few_marks_within_it_whatever_instants_a_ledger_holds(first:
     assert time_text(first)
 
 
-def test_marks_tell_the_time_and_where_a_day_begins_its_date() -> None:
+def test_marks_show_the_time_and_at_the_start_of_a_day_the_date() -> None:
     midnight = 1_790_035_200_000
     hour = 3_600_000
     assert [said for _, said in time_marks(midnight - hour, midnight + hour, 4)] == [
@@ -62,18 +62,18 @@ def test_an_area_goes_in_steps_along_its_roof_and_back_along_its_ground() -> Non
     assert area([1, 0], [1, 1], 1) == "M0 0V0H2V100H1V0H0Z", "a layer on another"
 
 
-def test_what_is_small_is_seen_all_the_same() -> None:
+def test_a_small_value_stays_visible() -> None:
     assert area([0], [1], 1000) == "M0 100V98.5H1V100H0Z"
 
 
 @given(st.text(), st.text())
-def test_no_text_gets_out_of_its_element_or_attribute(child: str, value: str) -> None:
+def test_text_is_escaped_in_elements_and_attributes(child: str, value: str) -> None:
     found = Document(element("p", child, title=value))
     assert (found.tags, found.handlers, found.unbalanced) == (["p"], [], [])
     str(element("p", child, title=value)).encode("utf-8")
 
 
-def test_markup_stays_and_what_cannot_be_seen_is_marked() -> None:
+def test_markup_is_kept_and_invisible_characters_are_marked() -> None:
     assert element("p", Markup("<b>x</b>"), hidden=True, id=None) == "<p hidden><b>x</b></p>"
     assert (
         element("p", "a\u202eb\x00\ud800")

@@ -116,7 +116,7 @@ def test_d4_every_drawing_has_a_text_and_the_numbers_are_a_table(troubled: Repor
         ({"unknown": 2, "lost": 1}, "1 message lost"),
     ],
 )
-def test_d4_the_verdict_is_the_worst_that_is_true(troubled: ReportData, sums: dict[str, int], said: str) -> None:
+def test_d4_the_verdict_is_the_worst_one_that_applies(troubled: ReportData, sums: dict[str, int], said: str) -> None:
     clean = dict.fromkeys(troubled.sums, 0) | {"accepted": 10}
     assert said in Document(made(replace(troubled, sums=clean | sums))).said
 

@@ -23,7 +23,7 @@ def run(*arguments: str | Path) -> tuple[int, str]:
 
 
 @pytest.mark.thorough
-def test_d4_a_ledger_and_its_tables_have_one_page(books: Books, tmp_path: Path) -> None:
+def test_d4_a_ledger_and_its_tables_give_the_same_page(books: Books, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text("what was there before")
     code, said = run(books.tables.root, "-o", page, "--title", "A title")
@@ -48,7 +48,7 @@ def test_d4_an_empty_ledger_has_a_page_that_says_so(tmp_path: Path) -> None:
     assert document.unbalanced == []
 
 
-def test_what_cannot_work_is_told_before_spark_starts(tmp_path: Path) -> None:
+def test_impossible_arguments_are_refused_before_spark_starts(tmp_path: Path) -> None:
     ledger = write_ledger(tmp_path / "ledger", [])
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "current.json").write_text("{}")

@@ -4,9 +4,9 @@ A segment that is being written is `<writer>-<number>.jsonl.open` and locked. A 
 `<writer>-<number>.jsonl` and is never written again. A segment is sealed at a size, at an age, or when its writer
 closes. `segment_opening` makes the first lines of a segment and deals with segments of other writers.
 
-A process does not notice when a file that it has open is removed or replaced: it writes and syncs without an error, and
-nobody will ever read the file. So after each group the writer compares the file at the segment's path with the one it
-has open (L7).
+A process does not notice when a file that it has open is removed or replaced: it writes and syncs without an error, but
+no reader ever sees the lines. So after each group the writer compares the file at the segment's path with the file that
+it has open (L7).
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ def known_entries(tables: Tables, version: TablesVersion, batch: ParsedBatch) ->
     days = F.col("day").between(
         F.date_from_unix_date(F.lit(max(0, batch.first_day - 1))), F.date_from_unix_date(F.lit(batch.last_day + 1))
     )
-    told = F.when(F.col("whole"), F.array(F.lit(_OPERATION))).otherwise(F.array(F.lit(_INTENT), F.lit(_OUTCOME)))
-    done = tables.read(OPERATIONS, version=version).where(days).select(F.explode(told).alias("kind"), "id")
+    kinds = F.when(F.col("whole"), F.array(F.lit(_OPERATION))).otherwise(F.array(F.lit(_INTENT), F.lit(_OUTCOME)))
+    done = tables.read(OPERATIONS, version=version).where(days).select(F.explode(kinds).alias("kind"), "id")
     others = tables.read(ENTRIES, version=version).where(days).select("kind", "id")
     return done.unionAll(others).unionAll(tables.read(PENDING, version=version).select("kind", "id"))
 

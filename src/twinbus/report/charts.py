@@ -41,7 +41,7 @@ class TimeAxis:
 
     def marks(self) -> list[tuple[float, str]]:
         """Returns position and text of the marks."""
-        return [(self.share(instant), said) for instant, said in time_marks(self.first, self.last, _MARKS)]
+        return [(self.share(instant), label) for instant, label in time_marks(self.first, self.last, _MARKS)]
 
 
 def plot(
@@ -150,6 +150,6 @@ def legend(*entries: tuple[str, str]) -> Markup:
     """Returns the legend: CSS classes and their meanings."""
     return element(
         "p",
-        join(*(element("span", element("i", class_=f"swatch {css}"), said, class_="key") for css, said in entries)),
+        join(*(element("span", element("i", class_=f"swatch {css}"), label, class_="key") for css, label in entries)),
         class_="legend",
     )

@@ -124,7 +124,7 @@ def cost_section(data: ReportData, prices: Prices, scenario: Scenario) -> Markup
     without = (
         "Without charges by the month or by connection. Operations that the monthly base includes cost nothing here."
     )
-    notes = [element("p", said, class_="note") for said in (without, source)]
+    notes = [element("p", note, class_="note") for note in (without, source)]
     drawn = _stages(rows, prices.currency)
     return element("section", heading, element("p", lead), keys, drawn, *notes, class_="card", aria_labelledby="cost")
 
@@ -143,8 +143,8 @@ def _stages(rows: Sequence[RowValues], currency: str) -> Markup:
     ]
     total = {"units": sum(row["units"] for row in rows), "cost": sum((row["cost"] for row in rows), Decimal(0))}
     cells = [
-        element("td", said, class_=column.css, data_label=column.title)
-        for column, said in zip(columns, ("All", "", *(column.cell(total) for column in columns[2:])), strict=True)
+        element("td", content, class_=column.css, data_label=column.title)
+        for column, content in zip(columns, ("All", "", *(column.cell(total) for column in columns[2:])), strict=True)
     ]
     return table(columns, rows, element("tfoot", element("tr", *cells)), class_="bars cost")
 

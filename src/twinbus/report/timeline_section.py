@@ -24,14 +24,14 @@ _RATES: Final = {
 def timeline_section(data: ReportData) -> Markup:
     if data.timeline is None:
         return Markup()
-    line = data.timeline
-    axis = TimeAxis(line.start, line.start + line.width * len(line.waiting), len(line.waiting))
+    timeline = data.timeline
+    axis = TimeAxis(timeline.start, timeline.start + timeline.width * len(timeline.waiting), len(timeline.waiting))
     shades = list(_merged(data.incidents.rows, axis.last))
     lanes = _lanes(data.incidents.rows, axis)
     drawn = element(
         "div",
         *([lanes, time_axis(axis)] if lanes else []),
-        *_panels(line, axis, shades),
+        *_panels(timeline, axis, shades),
         time_axis(axis),
         element("div", class_="cursor", hidden=True),
         class_="stack",
@@ -41,8 +41,8 @@ def timeline_section(data: ReportData) -> Markup:
     )
     behind = element(
         "details",
-        element("summary", f"The numbers, for every {duration(line.width / 1000)}"),
-        _numbers(line),
+        element("summary", f"The numbers, for every {duration(timeline.width / 1000)}"),
+        _numbers(timeline),
     )
     heading = element("h2", "What happened when", id="when")
     return element("section", heading, drawn, behind, class_="card", aria_labelledby="when")
@@ -72,14 +72,14 @@ def _merged(incidents: Sequence[RowValues], last: int) -> Iterator[tuple[int, in
 
 def _lanes(incidents: Sequence[RowValues], axis: TimeAxis) -> Markup | None:
     """Returns one lane per entity: first those that are still failed over, then those with most diverted messages."""
-    told = sorted(
+    begun = sorted(
         (one for one in incidents if one["began"] is not None), key=lambda one: (one["destination"], one["began"])
     )
-    entities = [(entity, list(found)) for entity, found in groupby(told, key=lambda one: str(one["destination"]))]
+    entities = [(entity, list(found)) for entity, found in groupby(begun, key=lambda one: str(one["destination"]))]
     entities.sort(key=lambda pair: (not _is_open(pair[1]), -sum(one["diverted"] for one in pair[1]), pair[0]))
     if not entities:
         return None
-    still = [("trouble open", "not restored, or not home")] if any(one["drained"] is None for one in told) else []
+    still = [("trouble open", "not restored, or not home")] if any(one["drained"] is None for one in begun) else []
     keys = legend(("trouble", "failed over"), ("backlog", "draining"), *still)
     rest = len(entities) - _LANES
     note = element("p", f"… and {number(rest)} more entities: see the incidents", class_="note") if rest > 0 else ""
@@ -94,11 +94,11 @@ def _lane(entity: str, incidents: Sequence[RowValues], axis: TimeAxis) -> Markup
     causes = ", ".join(dict.fromkeys(str(one["cause"]) for one in incidents if one["cause"]))
     times = f"{number(len(incidents))} failover{'' if len(incidents) == 1 else 's'}"
     diverted = f"{number(sum(one['diverted'] for one in incidents))} diverted"
-    said = element("small", " · ".join(filter(None, (times, diverted, causes))))
+    summary = element("small", " · ".join(filter(None, (times, diverted, causes))))
     bars = join(*(_bars(one, axis) for one in incidents))
     return element(
         "div",
-        element("p", element("b", entity), said, class_="who"),
+        element("p", element("b", entity), summary, class_="who"),
         element("div", bars, class_="lane"),
         class_="entity",
     )
@@ -133,7 +133,7 @@ def _drained(one: RowValues) -> tuple[str, str]:
 
 
 def _tip(one: RowValues) -> str:
-    told = {
+    facts = {
         "cause": one["cause"] or "unknown",
         "failed over": time_text(one["began"]),
         "restored": ", ".join(filter(None, _restored(one))),
@@ -141,11 +141,12 @@ def _tip(one: RowValues) -> str:
         "diverted": number(one["diverted"]),
         "returned": number(one["returned"]),
     }
-    return " · ".join((str(one["destination"]), *(f"{name}: {said}" for name, said in told.items())))
+    return " · ".join((str(one["destination"]), *(f"{name}: {text}" for name, text in facts.items())))
 
 
-def _two(said: tuple[str, str]) -> Markup:
-    return element("span", said[0], element("small", said[1]) if said[1] else "")
+def _with_detail(texts: tuple[str, str]) -> Markup:
+    text, detail = texts
+    return element("span", text, element("small", detail) if detail else "")
 
 
 def incidents_section(data: ReportData) -> Markup:
@@ -156,8 +157,8 @@ def incidents_section(data: ReportData) -> Markup:
         TableColumn("Entity", lambda row: row["destination"], css="name"),
         TableColumn("Cause", lambda row: row["cause"] or "–"),
         TableColumn("Failed over", lambda row: "unknown" if row["began"] is None else time_text(row["began"])),
-        TableColumn("Restored", lambda row: _two(_restored(row))),
-        TableColumn("Drained", lambda row: _two(_drained(row))),
+        TableColumn("Restored", lambda row: _with_detail(_restored(row))),
+        TableColumn("Drained", lambda row: _with_detail(_drained(row))),
         number_column("Diverted", "diverted"),
         number_column("Returned", "returned"),
         number_column("Processes", "processes"),
@@ -191,57 +192,57 @@ class _Rate:
     values: Sequence[float]
 
 
-def _rates(line: Timeline) -> dict[str, _Rate]:
-    seconds = line.width / 1000
+def _rates(timeline: Timeline) -> dict[str, _Rate]:
+    seconds = timeline.width / 1000
     found = {}
     for together in (("direct", "diverted"), ("returned",), ("failed",)):
-        unit, length = rate_unit(max(max(line.counts[name]) for name in together) / seconds)
+        unit, length = rate_unit(max(max(timeline.counts[name]) for name in together) / seconds)
         for name in together:
-            values = [count / seconds * length for count in line.counts[name]]
+            values = [count / seconds * length for count in timeline.counts[name]]
             found[name] = _Rate(_RATES[name], unit, values)
     return found
 
 
-def _panels(line: Timeline, axis: TimeAxis, shades: Sequence[tuple[int, int]]) -> Iterator[Markup]:
-    rates = _rates(line)
+def _panels(timeline: Timeline, axis: TimeAxis, shades: Sequence[tuple[int, int]]) -> Iterator[Markup]:
+    rates = _rates(timeline)
 
     def drawn(title: str, *layers: tuple[str, str], keys: Markup | str = "", low: bool = False) -> Markup:
-        told = [(rates[name], look) for name, look in layers]
-        peaks = ", ".join(f"{rate.title} at most {number(max(rate.values))} a {rate.unit}" for rate, _ in told)
-        made = plot(axis, [ChartLayer(look, rate.values) for rate, look in told], shades, peaks, low=low)
-        return join(_titled(f"{title}, messages/{told[0][0].unit}", keys), made)
+        drawn_rates = [(rates[name], css) for name, css in layers]
+        peaks = ", ".join(f"{rate.title} at most {number(max(rate.values))} a {rate.unit}" for rate, _ in drawn_rates)
+        made = plot(axis, [ChartLayer(css, rate.values) for rate, css in drawn_rates], shades, peaks, low=low)
+        return join(_titled(f"{title}, messages/{drawn_rates[0][0].unit}", keys), made)
 
     both = legend(("primary", "by the primary"), ("backlog", "by the backlog"))
     yield drawn("Accepted from senders", ("direct", "primary"), ("diverted", "backlog"), keys=both)
-    if any(line.counts["failed"]):
+    if any(timeline.counts["failed"]):
         yield drawn("Tries that failed or have no known outcome", ("failed", "trouble"), low=True)
-    if any(line.waiting) or any(line.counts["returned"]):
+    if any(timeline.waiting) or any(timeline.counts["returned"]):
         yield drawn("Brought home to the primary", ("returned", "primary"), low=True)
         yield _titled("Backlog: diverted messages that are not home yet")
-        most = f"At most {number(max(line.waiting))} messages, {number(line.waiting[-1])} at the end"
-        yield plot(axis, [ChartLayer("backlog", line.waiting)], shades, most, low=False)
+        most = f"At most {number(max(timeline.waiting))} messages, {number(timeline.waiting[-1])} at the end"
+        yield plot(axis, [ChartLayer("backlog", timeline.waiting)], shades, most, low=False)
 
 
-def _numbers(line: Timeline) -> Markup:
+def _numbers(timeline: Timeline) -> Markup:
     """Returns the numbers of the charts as a table. page.js reads from it what it shows at the pointer."""
-    rates = _rates(line)
-    form = "%Y-%m-%d" if line.width % 86_400_000 == 0 else "%Y-%m-%d %H:%M:%S"
-    said = zip(line.waiting, *(map(number, rate.values) for rate in rates.values()), strict=True)
+    rates = _rates(timeline)
+    form = "%Y-%m-%d" if timeline.width % 86_400_000 == 0 else "%Y-%m-%d %H:%M:%S"
+    values = zip(timeline.waiting, *(map(number, rate.values) for rate in rates.values()), strict=True)
     rows = [
         {
-            "from": time_text(line.start + place * line.width, form),
+            "from": time_text(timeline.start + index * timeline.width, form),
             "waiting": waiting,
-            **dict(zip(rates, told, strict=True)),
+            **dict(zip(rates, texts, strict=True)),
         }
-        for place, (waiting, *told) in enumerate(said)
+        for index, (waiting, *texts) in enumerate(values)
     ]
     columns = [
         TableColumn("From", lambda row: row["from"]),
-        *(_told(f"{rate.title.capitalize()} /{rate.unit}", name) for name, rate in rates.items()),
+        *(_text_column(f"{rate.title.capitalize()} /{rate.unit}", name) for name, rate in rates.items()),
         number_column("Backlog", "waiting"),
     ]
     return table(columns, rows, id="numbers")
 
 
-def _told(title: str, name: str) -> TableColumn:
+def _text_column(title: str, name: str) -> TableColumn:
     return TableColumn(title, lambda row: row[name], css="number")

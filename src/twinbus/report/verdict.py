@@ -25,7 +25,7 @@ _BESIDE: Final = {
 
 
 def verdict_section(data: ReportData) -> Markup:
-    look, sign, sentence, reason = _verdict(data)
+    css, sign, sentence, reason = _verdict(data)
     heading = element(
         "h2", element("span", sign, class_="sign", aria_hidden="true"), element("span", sentence), id="verdict"
     )
@@ -34,7 +34,7 @@ def verdict_section(data: ReportData) -> Markup:
         parts += [_balance(data.sums), _tiles(data.sums), *_listed(data)]
     if data.incomplete.total:
         parts.append(_incomplete(data.incomplete))
-    return element("section", *parts, class_=f"verdict {look}", aria_labelledby="verdict")
+    return element("section", *parts, class_=f"verdict {css}", aria_labelledby="verdict")
 
 
 def _verdict(data: ReportData) -> tuple[str, str, str, str]:
@@ -42,17 +42,17 @@ def _verdict(data: ReportData) -> tuple[str, str, str, str]:
     sums = data.sums
     if not sums["accepted"] and not sums["unconfirmed"] and data.timeline is None:
         return "calm", "–", "Nothing happened", "The ledger has no message and no failover in this time."
-    told = f"{_messages(sums['accepted'])} accepted from senders."
+    accepted = f"{_messages(sums['accepted'])} accepted from senders."
     if sums["lost"]:
-        return "bad", "✕", f"{_messages(sums['lost'])} lost", f"{told} The lost ones are listed below by id."
+        return "bad", "✕", f"{_messages(sums['lost'])} lost", f"{accepted} The lost ones are listed below by id."
     if sums["unknown"] or sums["duplicated"]:
         doubts = [f"{number(sums[name])} {name}" for name in ("unknown", "duplicated") if sums[name]]
-        return "doubtful", "!", f"Nothing surely lost, but {' and '.join(doubts)}", told
+        return "doubtful", "!", f"Nothing surely lost, but {' and '.join(doubts)}", accepted
     waiting = sums["in_backlog"] + sums["dead_lettered"]
     if waiting:
-        return "open", "…", f"Nothing lost; {_messages(waiting)} not home yet", told
+        return "open", "…", f"Nothing lost; {_messages(waiting)} not home yet", accepted
     perhaps = " Some may have been delivered twice: see below." if sums["possibly_duplicated"] else ""
-    return "good", "✓", "Nothing lost, nothing duplicated", f"{told} The primary has every one of them.{perhaps}"
+    return "good", "✓", "Nothing lost, nothing duplicated", f"{accepted} The primary has every one of them.{perhaps}"
 
 
 def _messages(count: int) -> str:
@@ -61,26 +61,28 @@ def _messages(count: int) -> str:
 
 def _balance(sums: Mapping[str, int]) -> Markup:
     """Returns one bar for the accepted messages, divided by what became of them."""
-    said = ", ".join(f"{number(sums[name])} {label}" for name, (_, label, _) in _PARTS.items() if sums[name])
+    shares = ", ".join(f"{number(sums[name])} {label}" for name, (_, label, _) in _PARTS.items() if sums[name])
     pieces = [
-        element("span", class_=look, style=f"flex-grow:{sums[name]}", data_tip=f"{label} · {number(sums[name])}")
-        for name, (look, label, _) in _PARTS.items()
+        element("span", class_=css, style=f"flex-grow:{sums[name]}", data_tip=f"{label} · {number(sums[name])}")
+        for name, (css, label, _) in _PARTS.items()
         if sums[name]
     ]
-    return element("div", *pieces, class_="balance", role="img", aria_label=f"What became of them: {said or 'nothing'}")
+    return element(
+        "div", *pieces, class_="balance", role="img", aria_label=f"What became of them: {shares or 'nothing'}"
+    )
 
 
 def _tiles(sums: Mapping[str, int]) -> Markup:
-    def tile(name: str, look: str, label: str, meaning: str) -> Markup:
+    def tile(name: str, css: str, label: str, meaning: str) -> Markup:
         return element(
             "div",
-            element("dt", element("i", class_=f"swatch {look}"), label),
+            element("dt", element("i", class_=f"swatch {css}"), label),
             element("dd", element("b", number(sums[name])), element("small", meaning)),
             class_="tile" if sums[name] else "tile none",
         )
 
     tiles = [
-        element("dl", *(tile(name, *said) for name, said in group.items()), class_="tiles")
+        element("dl", *(tile(name, *texts) for name, texts in group.items()), class_="tiles")
         for group in (_PARTS, _BESIDE)
     ]
     flight = sums["in_flight"]

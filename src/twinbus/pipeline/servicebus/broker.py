@@ -84,14 +84,14 @@ class Broker:
                 self._loop.run_until_complete(self._bus.close())
             self._loop.close()
 
-    # --- looking -----------------------------------------------------------------------------------------------
+    # --- peeking -----------------------------------------------------------------------------------------------
 
     def first_at_or_after(self, number: int) -> int | None:
-        """The lowest sequence number that is not below `number`."""
+        """Returns the lowest sequence number that is not below `number`."""
         return next((found for found, _ in self.from_number(number, 1) if found is not None), None)
 
     def last_after(self, number: int) -> int | None:
-        """The highest sequence number above `number`, in few looks: strides that double, then halves."""
+        """Returns the highest sequence number above `number`. Needs few peeks: strides that double, then halves."""
         low = self.first_at_or_after(number + 1)
         if low is None:
             return None
@@ -106,7 +106,7 @@ class Broker:
         return low
 
     def from_number(self, first: int, page_size: int = PAGE) -> Iterator[tuple[int | None, ReceivedMessage]]:
-        """Messages from this sequence number on, each with its number, without locking them.
+        """Yields the messages from this sequence number on, each with its number, without locking them.
 
         The number is None where it cannot be read.
         """
@@ -120,18 +120,18 @@ class Broker:
             first = following
 
     def page(self, first: int) -> list[ReceivedMessage]:
-        """At most PAGE messages from this sequence number on, without locking them. Costs one operation."""
+        """Returns at most PAGE messages from this sequence number on, without locking them. Costs one operation."""
         return self._run(self._peek(first, PAGE))
 
     def between(self, first: int, last: int) -> Iterator[ReceivedMessage]:
-        """Messages by their sequence numbers, both ends included, without locking them."""
+        """Yields the messages between two sequence numbers, both included, without locking them."""
         for number, message in self.from_number(first) if first <= last else ():
             if number is not None and number > last:
                 return
             yield message
 
     def these(self, numbers: SequenceNumbers) -> Iterator[tuple[int, ReceivedMessage]]:
-        """Those of these messages that are there, in any state, without locking them."""
+        """Yields those of these messages that exist, in any state, without locking them."""
         wanted, page_size = numbers.at_or_after(0), min(PAGE, len(numbers))
         while wanted is not None:
             page = self._run(self._peek(wanted, page_size))
@@ -147,9 +147,9 @@ class Broker:
             wanted = numbers.at_or_after(following)
 
     def is_out_of_reach(self, number: int) -> bool:
-        """Whether more than MOST_HELD active messages have a lower number.
+        """Returns whether more than MOST_HELD active messages have a lower number.
 
-        Messages in other states cost a look too: it is also out of reach behind four times as many of any state.
+        Peeks at messages in other states cost, too: behind four times as many of any state, it is also out of reach.
         """
         lowest = self.first_at_or_after(0)
         if lowest is None or lowest >= number:
@@ -171,7 +171,7 @@ class Broker:
     # --- completing and sending --------------------------------------------------------------------------------
 
     def check_receiving(self) -> None:
-        """Raises OptionError if the entity lets nobody receive without a session. Costs an attach, and no message."""
+        """Raises SourceOptionError if the entity requires sessions. Costs an attach, and no message."""
         try:
             self._run(self._check_receiving())
         except ServiceBusArgumentError as error:
@@ -189,7 +189,7 @@ class Broker:
             pass
 
     def still_there(self, numbers: SequenceNumbers, newest: int | None) -> SequenceNumbers:
-        """Those of these numbers that an active message has which was not enqueued after `newest` (ms)."""
+        """Returns those of these numbers whose message is active and was not enqueued after `newest` (ms)."""
         return SequenceNumbers.of(number for number, message in self.these(numbers) if _is_meant(message, newest))
 
     def complete(self, numbers: SequenceNumbers, newest: int | None) -> Completion:
@@ -266,8 +266,8 @@ class Broker:
 
     def _connected(self) -> ServiceBusConnection:
         if self._bus is None:
-            told = self._options.ca_file
-            tls = ssl.create_default_context(cafile=told) if told is not None else None
+            ca_file = self._options.ca_file
+            tls = ssl.create_default_context(cafile=ca_file) if ca_file is not None else None
             self._bus = connect(self._options.endpoint(), tls=tls, timeout=self._options.timeout)
         return self._bus
 
@@ -282,12 +282,12 @@ def _is_meant(message: ReceivedMessage, newest: int | None) -> bool:
 
 
 def _lock_seconds(message: ReceivedMessage) -> float:
-    """For how long the message is locked. The shortest lock there is, where the clocks differ too much to tell."""
+    """Returns the lock time of the message; the shortest lock there is if the clocks differ too much."""
     return _granted_seconds(message) or _SHORTEST_LOCK
 
 
 def _granted_seconds(message: ReceivedMessage) -> float | None:
-    """For how long the message is locked; None where the clocks differ too much to tell."""
+    """Returns the lock time of the message; None if the clocks differ too much."""
     until = marks_of(message).locked_until
     seconds = 0.0 if until is None else until / 1000 - time.time()
     return seconds if _SHORTEST_LOCK <= seconds <= _LONGEST_LOCK else None

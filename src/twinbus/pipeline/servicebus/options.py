@@ -1,4 +1,4 @@
-"""What a reader or writer of `servicebus` is told, and that nothing else is. Texts in, typed values out."""
+"""The options of the data source `servicebus`: parses the texts that Spark passes, and refuses unknown options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST, _LATEST = "earliest", "latest"
 
 
 class SourceOptionError(CallerError, ValueError):
-    """An option that is missing, unknown or out of its range. The text never holds a key."""
+    """An option is missing, unknown or out of range. The text never contains a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +44,20 @@ class SourceOptions:
     include_raw: bool = False
     max_messages_per_trigger: int = STREAM_BATCH
     starting_position: int | None = 0
-    """The first sequence number to read; None: only what comes after the start."""
+    """The first sequence number to read; None for only what comes after the start."""
     poll_interval: float = 5.0
     complete_committed: bool = True
 
     @classmethod
-    def parse(cls, told: Mapping[str, str]) -> Self:
+    def parse(cls, texts: Mapping[str, str]) -> Self:
+        """Returns the options. Raises SourceOptionError."""
         values: dict[str, Any] = {}
-        for name, text in told.items():
-            if name.lower() in _SPARKS_OWN:
+        for name, text in texts.items():
+            if name.lower() in _SPARK_OPTIONS:
                 continue
-            known = _KNOWN.get(name.lower())
+            known = _BY_LOWER_NAME.get(name.lower())
             if known is None:
-                raise SourceOptionError(f"servicebus has no option {name!r}; it knows {', '.join(sorted(_SPELLED))}")
+                raise SourceOptionError(f"servicebus has no option {name!r}; it knows {', '.join(sorted(_OPTIONS))}")
             spelled, attribute, read = known
             try:
                 values[attribute] = read(text)
@@ -68,7 +69,7 @@ class SourceOptions:
         return options
 
     def endpoint(self) -> ConnectionString:
-        """Read where it is used: the variable may hold another text on each machine."""
+        """Returns the connection string. Reads the variable now: it may have another value on each machine."""
         text = self.connection_string
         if text is None:
             assert self.connection_string_env is not None
@@ -82,7 +83,7 @@ class SourceOptions:
 
     @property
     def path(self) -> str:
-        """What is read."""
+        """The path of the entity that is read."""
         if self.entity is None:
             raise SourceOptionError("option entity is missing: the queue, or the topic with option subscription")
         return self.entity if self.subscription is None else f"{self.entity}/Subscriptions/{self.subscription}"
@@ -134,7 +135,7 @@ def _position(text: str) -> int | None:
     return 0 if text.lower() == _FIRST else _whole(0)(text)
 
 
-_SPELLED: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+_OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "connectionString": ("connection_string", _text),
     "connectionStringEnv": ("connection_string_env", _text),
     "entity": ("entity", _text),
@@ -151,6 +152,6 @@ _SPELLED: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "pollInterval": ("poll_interval", _seconds),
     "completeCommitted": ("complete_committed", _flag),
 }
-# A sink is handed these beside its own.
-_SPARKS_OWN: Final = frozenset({"checkpointlocation"})
-_KNOWN: Final = {name.lower(): (name, *found) for name, found in _SPELLED.items()}
+# Spark passes these to a sink, too.
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation"})
+_BY_LOWER_NAME: Final = {name.lower(): (name, *found) for name, found in _OPTIONS.items()}

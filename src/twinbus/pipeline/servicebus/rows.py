@@ -1,4 +1,4 @@
-"""A message as a row of Spark, and a row as a message: the columns, their types and their values.
+"""Messages as rows of Spark, and rows as messages: the columns, their types and their values.
 
 Every message becomes a row, whatever its sender put into it: a stream that failed on one message would fail on it again
 after each restart. A column whose value cannot be decoded, or does not fit the column's type, is null. The column
@@ -23,7 +23,7 @@ from twinbus.errors import CallerError
 from twinbus.message import BodyType, Message
 from twinbus.values import Described
 
-# Name, and type in Spark's words.
+# Column names and Spark types.
 _READ: Final = (
     ("sequence_number", "bigint"),
     ("enqueued_time", "timestamp"),
@@ -50,7 +50,7 @@ _READ: Final = (
 )
 READ_SCHEMA: Final = ", ".join(f"`{name}` {kind}" for name, kind in _READ)
 
-# What a writer takes; of the columns that reading gives, those that only the broker sets are not among them.
+# Columns that a writer takes. Columns that only the broker sets are not among them.
 _WRITTEN: Final[Mapping[str, tuple[str, ...]]] = {
     "entity": ("string",),
     "message_id": ("string",),
@@ -91,22 +91,22 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class MessageMarks:
     """What a stream read needs to know of a message before it reads the message."""
 
     number: int | None
-    """The sequence number; None where it cannot be read."""
+    """The sequence number; None if it cannot be read."""
     enqueued: int | None
-    """When the broker took it, in ms."""
+    """Enqueued time in ms."""
     is_active: bool
     locked_until: int | None
-    """Until when it is locked for the receiver that got it, in ms."""
+    """End of the receiver's lock in ms."""
 
 
-def marks_of(message: ReceivedMessage) -> Marks:
+def marks_of(message: ReceivedMessage) -> MessageMarks:
     found = _broker_annotations(message.raw)
     number, enqueued, locked_until = (found.get(name) for name in (_SEQUENCE_NUMBER, _ENQUEUED, _LOCKED_UNTIL))
-    return Marks(
+    return MessageMarks(
         number if isinstance(number, int) else None,
         enqueued if isinstance(enqueued, int) else None,
         found.get(_STATE, 0) == MessageState.ACTIVE,
@@ -161,8 +161,8 @@ def row_of(message: ReceivedMessage, include_raw: bool) -> tuple[Any, ...]:
             values.append(None)
     if _SEQUENCE_NUMBER not in annotations:
         failures.setdefault("the broker's annotations cannot be read", []).append("sequence_number")
-    told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in failures.items())
-    return (*values, message.raw if include_raw or failures else None, told or None)
+    errors = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in failures.items())
+    return (*values, message.raw if include_raw or failures else None, errors or None)
 
 
 def _whole(value: Any, bits: int) -> int | None:
@@ -297,7 +297,7 @@ def _key(key: Any) -> str:
 
 
 def check_columns(columns: Sequence[tuple[str, str]], has_entity: bool) -> None:
-    """Before anything is sent: every column is known and of a type that can be sent."""
+    """Raises ColumnError if a column is unknown or has a type that cannot be sent. Call it before sending."""
     names = [name for name, _ in columns]
     for name, kind in columns:
         wanted = _WRITTEN.get(name)
@@ -308,11 +308,11 @@ def check_columns(columns: Sequence[tuple[str, str]], has_entity: bool) -> None:
         if not kind.startswith(wanted):
             raise ColumnError(f"the column {name!r} is of type {kind}; servicebus takes {' or '.join(wanted)}")
     if "entity" not in names and not has_entity:
-        raise ColumnError("say where to: a column entity, or the option entity")
+        raise ColumnError("the destination is missing: add a column entity, or set the option entity")
 
 
 class RowMessages:
-    """The messages of one task's rows. A row without a message id gets one that a repeated attempt gives it again."""
+    """Makes messages of one task's rows. A row without a message id gets one that a repeated attempt gives it again."""
 
     def __init__(self, seed: str, entity: str | None) -> None:
         self._seed = seed
@@ -348,5 +348,5 @@ class RowMessages:
 
 
 def _aware(instant: datetime | None) -> datetime | None:
-    """Spark hands out instants in the machine's own zone, without saying so."""
+    """Returns a time in UTC. Spark passes times in the zone of the machine, without a zone."""
     return None if instant is None else instant.astimezone(UTC)

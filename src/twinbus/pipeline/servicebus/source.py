@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 _SEND_TOGETHER: Final = 500
 # An offset is written to the checkpoint with each batch. 1,000 runs of numbers take about 20 KB.
 _MOST_RUNS: Final = 1000
-# A stream that reads on but cannot complete fills its queue; after so much of it, somebody has to look.
+# A stream that reads but cannot complete fills its queue. Beyond this, it stops with an error.
 _MOST_UNCOMPLETED: Final = 100_000
 _MOST_UNCOMPLETED_RUNS: Final = 5 * _MOST_RUNS
 # The lock duration of an entity that was created without one, in seconds.
@@ -102,7 +102,7 @@ _NOTHING: Final = RangePartition(0, -1)
 
 
 class ServiceBusDataSource(DataSource):
-    """`spark.read.format("servicebus")` and its kin. The options: `SourceOptions`."""
+    """The data source `servicebus`: `spark.read`, `readStream`, `write`, `writeStream`. Options: `SourceOptions`."""
 
     @classmethod
     def name(cls) -> str:
@@ -144,8 +144,8 @@ class ServiceBusDataSource(DataSource):
         return options
 
 
-def slices(first: int, last: int, count: int) -> list[RangePartition]:
-    """The range in at most `count` parts of about the same length."""
+def split_range(first: int, last: int, count: int) -> list[RangePartition]:
+    """Returns the range in at most `count` parts of about the same length."""
     length = max(1, -(-(last - first + 1) // count))
     return [RangePartition(start, min(start + length - 1, last)) for start in range(first, last + 1, length)]
 
@@ -158,7 +158,7 @@ def _rows(options: SourceOptions, partition: RangePartition, *, active_only: boo
 
 
 class BatchReader(DataSourceReader):
-    """Everything in the entity now, whatever its state, by peeking."""
+    """Reads everything in the entity, whatever its state, by peeking."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -172,7 +172,7 @@ class BatchReader(DataSourceReader):
                 last = broker.last_after(first - 1)
         if first is None or last is None or first > last:
             return [_NOTHING]  # without a partition, Spark would read one of its own making
-        return slices(first, last, options.partitions)
+        return split_range(first, last, options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         assert isinstance(partition, RangePartition)
@@ -180,14 +180,14 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Active messages by their sequence numbers; completed once their batch is committed. The module explains how."""
+    """Reads active messages, and completes them once their batch is committed. The module's text explains how."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._target: int | None = None
         self._looked = float("-inf")
-        self._seen = -1
-        """Up to here a look found nothing to read. A number that is not active now never is again."""
+        self._peeked_through = -1
+        """Up to here a peek found nothing to read. A number that is not active now never is again."""
         self._is_resumed = False
         self._uncompleted = NONE
         """Messages of committed batches that are to be completed."""
@@ -202,7 +202,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """When the last completion ended."""
         self._checked = float("-inf")
         self._check_from = 0
-        """When `_check_same_entity` last looked, and the number at which it goes on."""
+        """When `_check_same_entity` last peeked, and the number at which it goes on."""
 
     # --- planning ----------------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         previous = Offset.of_json(start)
         if not self._is_resumed:
             self._resume(previous)
-        # Each look is an operation that is paid for; Spark asks as often as it can.
+        # Each peek is a charged operation, and Spark calls this as often as it can.
         if self._target is None and time.monotonic() - self._looked < self._options.poll_interval:
             return start
         self._check_uncompleted()
@@ -253,7 +253,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planned.to_json()
 
     def _planned(self, broker: Broker, previous: Offset, limit: ReadLimit) -> tuple[SequenceNumbers, int | None]:
-        """The next batch, and the latest enqueued time in it."""
+        """Returns the next batch, and the latest enqueued time in it."""
         if isinstance(limit, ReadAllAvailable):
             most, most_runs = None, None
         else:
@@ -281,17 +281,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if count == most:
                     break
             elif not runs:
-                self._seen = number
+                self._peeked_through = number
         return SequenceNumbers(runs), newest
 
     def _first(self, previous: Offset) -> tuple[int, SequenceNumbers]:
-        """The number from which to look, and the numbers that were read already."""
+        """Returns the number from which to peek, and the numbers that were already read."""
         if self._options.dead_letter and self._options.complete_committed:
             return self._start(previous), self._uncompleted_after(previous) | previous.read
-        return max(previous.through, self._seen) + 1, NONE
+        return max(previous.through, self._peeked_through) + 1, NONE
 
     def _start(self, previous: Offset) -> int:
-        """The first number of the stream. What was read before and is not to be completed lies before it."""
+        """Returns the first number of the stream. Messages that were read and are not to be completed lie before it."""
         if previous.start is None or (previous.keep and self._options.complete_committed):
             return previous.through + 1
         return previous.start
@@ -333,7 +333,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         batch = Offset.of_json(end)
         if batch.is_of_earlier_version:
-            return slices(Offset.of_json(start).through + 1, batch.through, self._options.partitions)
+            return split_range(Offset.of_json(start).through + 1, batch.through, self._options.partitions)
         return [NumbersPartition(numbers) for numbers in batch.read.parts(self._options.partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
@@ -446,13 +446,13 @@ def _latest(*instants: int | None) -> int | None:
 
 
 @dataclass
-class Sent(WriterCommitMessage):
+class SentCount(WriterCommitMessage):
     """How many messages a task has sent."""
 
     count: int
 
 
-def _send(options: SourceOptions, seed: str, rows: Iterator[Row]) -> Sent:
+def _send(options: SourceOptions, seed: str, rows: Iterator[Row]) -> SentCount:
     waiting: defaultdict[str, list[Message]] = defaultdict(list)
     count = 0
     with Broker(options) as broker:
@@ -462,27 +462,27 @@ def _send(options: SourceOptions, seed: str, rows: Iterator[Row]) -> Sent:
             if len(waiting[entity]) >= _SEND_TOGETHER:
                 broker.send({entity: waiting.pop(entity)})
         broker.send(waiting)
-    return Sent(count)
+    return SentCount(count)
 
 
 class BatchWriter(DataSourceWriter):
-    """Every row is a message. A task that is repeated sends its rows again under the same ids."""
+    """Sends every row as a message. A repeated task sends its rows again with the same ids."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._job = uuid4().hex
 
-    def write(self, iterator: Iterator[Row]) -> Sent:
+    def write(self, iterator: Iterator[Row]) -> SentCount:
         return _send(self._options, f"{self._job}/{_task().partitionId()}", iterator)
 
 
 class StreamWriter(DataSourceStreamWriter):
-    """Like the batch writer; a batch that is repeated, also after a restart, sends the same ids."""
+    """Sends like the batch writer. A repeated batch, also after a restart, sends the same ids."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[Row]) -> Sent:
+    def write(self, iterator: Iterator[Row]) -> SentCount:
         task = _task()
         query, batch = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
         return _send(self._options, f"{query}/{batch}/{task.partitionId()}", iterator)
