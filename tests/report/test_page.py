@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes i
 
 
 @pytest.mark.thorough
-def test_d4_what_is_lost_doubled_or_unknown_stands_at_the_top_by_id(troubled: ReportData) -> None:
+def test_d4_lost_duplicated_and_unknown_messages_are_listed_by_id_at_the_top(troubled: ReportData) -> None:
     found = Document(made(troubled))
     said = "".join(found.said)
     assert "2 messages lost" in said
@@ -42,7 +42,7 @@ def test_d4_a_real_outage_is_an_incident_that_was_restored_and_drained(troubled:
 
 
 @pytest.mark.thorough
-def test_d4_the_overview_counts_what_the_ledger_holds(troubled: ReportData) -> None:
+def test_d4_the_report_data_counts_what_the_ledger_holds(troubled: ReportData) -> None:
     first, second = troubled.entities.rows[:2]
     assert [first["destination"], second["destination"]] == ["contoso/orders", f"contoso/{EVIL}".lower()]
     assert (first["lost"], first["unknown"], first["duplicated"], first["dead_lettered"]) == (1, 1, 1, 1)
@@ -53,7 +53,7 @@ def test_d4_the_overview_counts_what_the_ledger_holds(troubled: ReportData) -> N
 
 
 @pytest.mark.thorough
-def test_d4_rates_and_depth_are_those_of_a_window_upon_what_waited_before_it(books: Books) -> None:
+def test_d4_the_timeline_of_a_window_starts_with_the_depth_before_it(books: Books) -> None:
     tables, hour = books.tables, timedelta(hours=1)
     operations, entries = read_history(tables, tables.version(), F.lit(True))
     whole = build_timeline(operations, entries, TimeWindow(until=DAY + 2 * hour))
@@ -72,7 +72,7 @@ def test_d4_rates_and_depth_are_those_of_a_window_upon_what_waited_before_it(boo
 
 
 @pytest.mark.thorough
-def test_d4_names_causes_and_ids_stay_texts_whatever_they_hold(troubled: ReportData) -> None:
+def test_d4_names_causes_and_ids_stay_text_whatever_they_contain(troubled: ReportData) -> None:
     found = Document(made(troubled))
     assert found.tags.count("script") == 1
     assert "img" not in found.tags
@@ -95,7 +95,7 @@ def test_d4_nothing_is_loaded_and_only_the_page_s_own_script_may_run(troubled: R
 
 
 @pytest.mark.thorough
-def test_d4_every_drawing_has_a_text_and_the_numbers_are_a_table(troubled: ReportData) -> None:
+def test_d4_every_chart_has_a_label_and_its_numbers_are_in_a_table(troubled: ReportData) -> None:
     found = Document(made(troubled))
     assert found.tags.count("svg") == 4
     assert [label for label in found.labels if "at most" in label or "At most" in label]
@@ -122,7 +122,7 @@ def test_d4_the_verdict_is_the_worst_one_that_applies(troubled: ReportData, sums
 
 
 @pytest.mark.thorough
-def test_d4_the_page_differs_only_by_the_moment_it_was_made(troubled: ReportData) -> None:
+def test_d4_two_pages_of_one_ledger_differ_only_in_the_time_they_were_made(troubled: ReportData) -> None:
     first, second = made(troubled), made(troubled, second=1)
     assert first != second
     assert MOMENT.sub("", first) == MOMENT.sub("", second)
