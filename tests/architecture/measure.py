@@ -26,6 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -179,6 +180,7 @@ def print_private_sdk() -> None:
     print("   " + ", ".join(f"{name.removeprefix('src/twinbus/')} {count}" for name, count in sorted(found.items())))
 
 
+@cache
 def private_sdk_names() -> set[str]:
     """Return every private attribute name that azure-servicebus assigns or defines."""
     spec = importlib.util.find_spec("azure.servicebus")
