@@ -39,7 +39,10 @@ def main() -> int:
     failed = []
     for version in arguments.versions:
         python = environment(arguments.folder / version, version)
-        print(f"--- azure-servicebus {installed(python)}", flush=True)
+        found = installed(python)
+        if not found.startswith(f"{version}."):
+            raise SystemExit(f"{arguments.folder / version} has azure-servicebus {found}: remove it and start again")
+        print(f"--- azure-servicebus {found}", flush=True)
         if run_tests(python, arguments.tests, arguments.workers):
             failed.append(version)
     if failed:
